@@ -1,0 +1,130 @@
+"""Control messages: how a controller gives slots their roles and a gateway its leaders (protocol: changing the epoch).
+
+Sent as JSON over a ROUTER socket of the slot or gateway. Every request is answered by a whole status, and a watcher gets
+a status at every change: nothing depends on an event that could be missed.
+
+    controller -> slot      Prepare | Commit | GetStatus | Watch      -> SlotStatus
+    controller -> gateway   SetRoute | GetStatus | Watch              -> GatewayStatus
+"""
+
+from typing import Literal
+
+import msgspec
+
+from strata_planner.contract.roles import Role
+from strata_planner.contract.values import Value
+
+
+class SlotAddress(Value):
+    """Where a slot listens. Role i takes its frames at `data_port + i`, requests (when it leads) at `request_port + i`."""
+
+    host: str
+    control_port: int
+    data_port: int
+    request_port: int
+
+
+class Prepare(Value, tag="prepare"):
+    """Load what these roles need, keep serving the epoch in force. Idempotent; a higher epoch supersedes."""
+
+    epoch: int
+    key: str  # secret of this epoch: connections of its frames authenticate with it
+    roles: tuple[Role, ...]
+    slots: dict[str, SlotAddress]  # every slot of the plan
+
+
+class Commit(Value, tag="commit"):
+    """Switch to the prepared epoch: new neighbours, new key, empty KV."""
+
+    epoch: int
+
+
+class GetStatus(Value, tag="getStatus"):
+    """Answer with the status, change nothing."""
+
+
+class Watch(Value, tag="watch"):
+    """Answer with the status now and again at every change, until the connection ends."""
+
+
+class Leader(Value):
+    """Where a gateway reaches one replica, and how much of the load it should get."""
+
+    replica: int
+    slot: str
+    endpoint: str
+    tokens_per_second: float  # planned capacity: the weight in routing
+
+
+class SetRoute(Value, tag="setRoute"):
+    """The leaders of the committed epoch. Running requests are replayed at them."""
+
+    epoch: int
+    key: str
+    leaders: tuple[Leader, ...]
+    max_model_len: int
+
+
+SlotRequest = Prepare | Commit | GetStatus | Watch
+GatewayRequest = SetRoute | GetStatus | Watch
+
+
+class PrepareState(Value):
+    """How far the newest prepare is. `reason` says why it was refused."""
+
+    epoch: int
+    phase: Literal["none", "loading", "prepared", "refused"]
+    reason: str = ""
+    layers_loaded: int = 0
+    layers_total: int = 0
+
+
+class PeerLoss(Value):
+    """A neighbour this slot cannot reach in the committed epoch."""
+
+    slot: str
+    reason: str
+
+
+class RoleStats(Value):
+    """What one role has done since its commit: for busy shares and for measured beside predicted."""
+
+    replica: int
+    stage: int
+    steps: int
+    busy_seconds: float
+    wall_seconds: float
+    prefill_tokens: int
+    decode_tokens: int
+    frames_dropped: int
+
+
+class SlotStatus(Value, tag="slot"):
+    """The state of a slot. `incarnation` changes when its process is started anew: its roles and KV are gone then."""
+
+    slot: str
+    incarnation: str
+    committed_epoch: int  # 0: none
+    prepare: PrepareState
+    lost_peers: tuple[PeerLoss, ...]
+    private_bytes: int  # private memory of the process now
+    idle_bytes: int  # the same before the first role was loaded
+    roles: tuple[RoleStats, ...]
+    failure: str = ""  # a step failed: the slot needs a new epoch
+
+
+class GatewayStatus(Value, tag="gateway"):
+    """The state of a gateway: the epoch it routes to and the leaders that have said hello in it."""
+
+    incarnation: str
+    epoch: int
+    leaders_connected: int
+    running_requests: int
+
+
+Status = SlotStatus | GatewayStatus
+
+encode = msgspec.json.encode
+slot_request_decoder: msgspec.json.Decoder[SlotRequest] = msgspec.json.Decoder(SlotRequest)
+gateway_request_decoder: msgspec.json.Decoder[GatewayRequest] = msgspec.json.Decoder(GatewayRequest)
+status_decoder: msgspec.json.Decoder[Status] = msgspec.json.Decoder(Status)

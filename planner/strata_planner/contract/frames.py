@@ -1,0 +1,181 @@
+"""Data frames: what passes from stage to stage. A msgpack header, then the raw bytes of the hidden states.
+
+One frame may mix chunked prefill, decode and verification of several sequences: its segments are packed along the
+token axis, so that hidden states are [tokens, hidden] with tokens = the sum of the segments' lengths. Page numbers never
+leave a slot. Encoded as arrays: field order is part of the wire format, new fields go last.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from strata_planner.contract.formats import ComputeType
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """A value of the hot path: positional on the wire."""
+
+
+class Sampling(Message):
+    """How to choose a sequence's next tokens. Draws are keyed by (seed, position): a replay draws the same."""
+
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    seed: int = 0
+    logprobs: int = -1  # most likely tokens to report beside the chosen one; -1: none
+
+
+class Segment(Message):
+    """`length` consecutive tokens of one sequence, the first at position `start`.
+
+    `accepted`: how many of the sequence's earlier tokens are settled; positions from there on may be overwritten.
+    `sample`: logits are wanted after the last token (decode and the last chunk of a prompt).
+    """
+
+    sequence: int
+    start: int
+    length: int
+    accepted: int
+    sample: bool
+
+
+class Open(Message, tag="open"):
+    """A sequence is new: where its sampling parameters reach the last stage."""
+
+    sequence: int
+    sampling: Sampling
+
+
+class Fork(Message, tag="fork"):
+    """Sequence `child` starts as the first `length` positions of `parent`."""
+
+    parent: int
+    child: int
+    length: int
+
+
+class Truncate(Message, tag="truncate"):
+    """Positions from `length` on are forgotten."""
+
+    sequence: int
+    length: int
+
+
+class Free(Message, tag="free"):
+    """The sequence is over: its pages return to the pool."""
+
+    sequence: int
+
+
+KvOperation = Open | Fork | Truncate | Free
+
+
+class FrameHeader(Message, tag="frame"):
+    """Of another epoch: dropped and counted. A gap in `step`: an error. KV operations come before the segments."""
+
+    replica: int
+    epoch: int
+    step: int
+    variant: str  # weight variant; one until nested precisions exist
+    segments: list[Segment]
+    operations: list[KvOperation]
+    dtype: ComputeType
+    hidden: int
+
+
+class SampledToken(Message):
+    """The token chosen after position `position`; `top` holds (token, log probability), most likely first."""
+
+    sequence: int
+    position: int
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class StepResult(Message, tag="result"):
+    """What the last stage sends back to the leader for each frame that carried segments."""
+
+    replica: int
+    epoch: int
+    step: int
+    tokens: list[SampledToken]
+
+
+DataMessage = FrameHeader | StepResult
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+# Between a gateway (DEALER) and a leader (ROUTER).
+
+
+class Submit(Message, tag="submit"):
+    """Run a request, or go on with one: `delivered` are the tokens the client already has."""
+
+    request: str
+    prompt: list[int]
+    delivered: list[int]
+    max_tokens: int  # of the whole answer, delivered ones included
+    stop_tokens: list[int]
+    sampling: Sampling
+
+
+class Abort(Message, tag="abort"):
+    """The client is gone or has enough."""
+
+    request: str
+
+
+class Hello(Message, tag="hello"):
+    """A gateway asks who leads; the leader answers with LeaderHello. Sent after connecting and as a liveness question."""
+
+
+class LeaderHello(Message, tag="leaderHello"):
+    """A leader has committed this epoch. One that says another incarnation or epoch knows none of the old requests."""
+
+    replica: int
+    epoch: int
+    incarnation: str
+    max_tokens: int  # prompt + answer of one request
+    running: int
+    waiting: int
+    kv_usage: float  # share of the admitted page budget in use
+
+
+class TokenEvent(Message):
+    """Token number `index` (from 0) of the answer to `request`; `finish` is set on the last."""
+
+    request: str
+    index: int
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+    finish: FinishReason | None
+
+
+class Tokens(Message, tag="tokens"):
+    """All tokens of one step, and the leader's load after it."""
+
+    replica: int
+    epoch: int
+    events: list[TokenEvent]
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+class Rejected(Message, tag="rejected"):
+    """The request can never run here; `reason` has the value, the rule and the fix."""
+
+    request: str
+    reason: str
+
+
+GatewayMessage = Submit | Abort | Hello
+LeaderMessage = LeaderHello | Tokens | Rejected
+
+encode = msgspec.msgpack.encode
+data_decoder: msgspec.msgpack.Decoder[DataMessage] = msgspec.msgpack.Decoder(DataMessage)
+gateway_message_decoder: msgspec.msgpack.Decoder[GatewayMessage] = msgspec.msgpack.Decoder(GatewayMessage)
+leader_message_decoder: msgspec.msgpack.Decoder[LeaderMessage] = msgspec.msgpack.Decoder(LeaderMessage)

@@ -1,0 +1,144 @@
+"""The Plan: which layers run on which device, at which precision, with which micro-batches, and what that should give.
+
+Made by the planner, stored by the operator (one immutable ConfigMap per epoch), cut into roles for the slots. Frozen and
+versioned; the JSON schema is published by `plan_schema`. Knows nothing of how it was found or how it is run.
+"""
+
+from typing import Any, Self
+
+import msgspec
+
+from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatName
+from strata_planner.contract.values import ContractError, Value, from_json, to_json
+
+PLAN_VERSION = 1
+
+
+class DeviceRef(Value):
+    """One device of a slot. `index` counts the devices of this type on the node, from 0."""
+
+    type: str
+    index: int
+    usable_bytes: int
+
+
+class StageMemory(Value):
+    """Predicted bytes of one stage on its (one) device. `total_bytes` <= the device's usable bytes."""
+
+    weights_bytes: int
+    embedding_bytes: int  # embedding tables, final norm and head, where they sit on this stage
+    kv_bytes: int
+    temporary_bytes: int
+    overhead_bytes: int  # the framework: context, libraries; not part of a slot's growth over an idle one
+    total_bytes: int
+
+
+class StageTimes(Value):
+    """Predicted seconds of one micro-batch on one stage, in each phase, and of handing it to the next stage."""
+
+    prefill_seconds: float
+    decode_seconds: float
+    prefill_transfer_seconds: float
+    decode_transfer_seconds: float
+    source: str  # "roofline", "measured", a profile's name
+
+
+class Stage(Value):
+    """One stage of a pipeline: consecutive layers on the devices of one slot."""
+
+    stage: int
+    slot: str
+    node: str
+    devices: tuple[DeviceRef, ...]
+    tensor_parallel: int
+    leader: bool  # this stage schedules the replica (stage 0)
+    layers: tuple[int, int]  # first and last, inclusive
+    bits: tuple[int, ...]  # per layer
+    format: tuple[FormatName, ...]  # per layer
+    kv_bits: int
+    kv_page_budget: int  # pages of `Plan.page_tokens` tokens; the same number of tokens for every layer of the stage
+    embedding: bool
+    head: bool
+    memory: StageMemory
+    times: StageTimes
+
+
+class Replica(Value):
+    replica: int
+    stages: tuple[Stage, ...]
+
+
+class MicroBatch(Value):
+    """Sequences per micro-batch in the two phases (LLM-PQ's eta and xi) and the most tokens one step may carry."""
+
+    prefill: int
+    decode: int
+    max_step_tokens: int
+
+
+class Prediction(Value):
+    """What the whole plan should give for the workload it was made for."""
+
+    tokens_per_second: float
+    ttft_ms: float
+    tpot_ms: float
+    latency_seconds: float  # LLM-PQ's latency objective: the whole batch, both phases
+    quality_penalty: float  # sum of the sensitivity indicator over layers, before theta
+    sensitivity_source: str
+    bound_by: str
+
+
+class Plan(Value):
+    """The plan in force for one deployment in one epoch. `decode` checks what a schema cannot say."""
+
+    version: int
+    model_uri: str
+    architecture: str
+    num_layers: int
+    compute_type: ComputeType
+    max_model_len: int
+    page_tokens: int
+    micro_batch: MicroBatch
+    replicas: tuple[Replica, ...]
+    prediction: Prediction
+
+    def encode(self) -> bytes:
+        return to_json(self)
+
+    @classmethod
+    def decode(cls, data: bytes | str) -> Self:
+        """Raises ContractError for malformed JSON, another version or an inconsistent plan."""
+        plan = from_json(data, cls)
+        plan.check()
+        return plan
+
+    def check(self) -> None:
+        """The laws of a plan: every layer once and in order, lists as long as their layers. Raises ContractError."""
+        if self.version != PLAN_VERSION:
+            raise ContractError(f"plan version {self.version}; this release reads version {PLAN_VERSION}: plan again")
+        for replica in self.replicas:
+            _check_replica(replica, self.num_layers)
+
+
+def _check_replica(replica: Replica, num_layers: int) -> None:
+    expected = 0
+    for position, stage in enumerate(replica.stages):
+        where = f"replica {replica.replica} stage {stage.stage}"
+        first, last = stage.layers
+        if stage.stage != position or first != expected or last < first:
+            raise ContractError(
+                f"{where}: layers {first}..{last} where stage {position} must start at layer {expected}"
+            )
+        count = last - first + 1
+        if len(stage.bits) != count or len(stage.format) != count:
+            raise ContractError(f"{where}: {len(stage.bits)} bits and {len(stage.format)} formats for {count} layers")
+        if any(BITS_OF_FORMAT[name] != bits for name, bits in zip(stage.format, stage.bits, strict=True)):
+            raise ContractError(f"{where}: formats {stage.format} do not have the bits {stage.bits}")
+        expected = last + 1
+    if expected != num_layers:
+        raise ContractError(f"replica {replica.replica}: {expected} layers are placed; the model has {num_layers}")
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON schema of a Plan, as published in docs/plan.schema.json."""
+    return msgspec.json.schema(Plan)

@@ -1,0 +1,90 @@
+"""Roles: what a plan gives each slot to do. A slot holds a list of roles and gets them only by `prepare`.
+
+`roles_of` cuts a plan into roles; it is called by whoever makes epochs. Slots read roles and never see the plan.
+"""
+
+from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.plan import DeviceRef, MicroBatch, Plan, Replica, Stage
+from strata_planner.contract.values import Value
+
+
+class Neighbour(Value):
+    """A role of another (or the same) slot: its slot's name and the place of the role in that slot's list."""
+
+    slot: str
+    role: int
+
+
+class Role(Value):
+    """One stage of one replica as its slot must run it."""
+
+    replica: int
+    stage: int
+    stages: int  # stages of this replica
+    devices: tuple[DeviceRef, ...]
+    tensor_parallel: int
+    leader: bool
+    layers: tuple[int, int]  # first and last, inclusive
+    bits: tuple[int, ...]
+    format: tuple[FormatName, ...]
+    kv_bits: int
+    kv_page_budget: int  # pages of this slot
+    replica_page_budget: int  # pages of the replica's smallest stage: what the leader may admit
+    page_tokens: int
+    embedding: bool
+    head: bool
+    model_uri: str
+    compute_type: ComputeType
+    max_model_len: int
+    micro_batch: MicroBatch
+    next: Neighbour  # the last stage's next is stage 0: sampled tokens go back to the leader
+    previous: Neighbour
+
+
+def roles_of(plan: Plan) -> dict[str, tuple[Role, ...]]:
+    """Slot name -> its roles, in the order of replicas and stages."""
+    place = _places(plan)
+    roles: dict[str, list[Role]] = {}
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            roles.setdefault(stage.slot, []).append(_role(plan, replica, stage, place))
+    return {slot: tuple(listed) for slot, listed in roles.items()}
+
+
+def _places(plan: Plan) -> dict[tuple[int, int], Neighbour]:
+    """(replica, stage) -> where that role lies."""
+    counts: dict[str, int] = {}
+    places = {}
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            index = counts.get(stage.slot, 0)
+            counts[stage.slot] = index + 1
+            places[replica.replica, stage.stage] = Neighbour(slot=stage.slot, role=index)
+    return places
+
+
+def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int], Neighbour]) -> Role:
+    count = len(replica.stages)
+    return Role(
+        replica=replica.replica,
+        stage=stage.stage,
+        stages=count,
+        devices=stage.devices,
+        tensor_parallel=stage.tensor_parallel,
+        leader=stage.leader,
+        layers=stage.layers,
+        bits=stage.bits,
+        format=stage.format,
+        kv_bits=stage.kv_bits,
+        kv_page_budget=stage.kv_page_budget,
+        replica_page_budget=min(other.kv_page_budget for other in replica.stages),
+        page_tokens=plan.page_tokens,
+        embedding=stage.embedding,
+        head=stage.head,
+        model_uri=plan.model_uri,
+        compute_type=plan.compute_type,
+        max_model_len=plan.max_model_len,
+        micro_batch=plan.micro_batch,
+        next=place[replica.replica, (stage.stage + 1) % count],
+        previous=place[replica.replica, (stage.stage - 1) % count],
+    )
