@@ -15,7 +15,7 @@ from strata_planner.contract.roles import Role
 from strata_planner.contract.values import Value
 
 
-class SlotAddress(Value):
+class SlotAddress(Value, frozen=True):
     """Where a slot listens. Role i takes its frames at `data_port + i`, requests (when it leads) at `request_port + i`."""
 
     host: str
@@ -24,7 +24,7 @@ class SlotAddress(Value):
     request_port: int
 
 
-class Prepare(Value, tag="prepare"):
+class Prepare(Value, frozen=True, tag="prepare"):
     """Load what these roles need, keep serving the epoch in force. Idempotent; a higher epoch supersedes."""
 
     epoch: int
@@ -33,21 +33,21 @@ class Prepare(Value, tag="prepare"):
     slots: dict[str, SlotAddress]  # every slot of the plan
 
 
-class Commit(Value, tag="commit"):
+class Commit(Value, frozen=True, tag="commit"):
     """Switch to the prepared epoch: new neighbours, new key, empty KV."""
 
     epoch: int
 
 
-class GetStatus(Value, tag="getStatus"):
+class GetStatus(Value, frozen=True, tag="getStatus"):
     """Answer with the status, change nothing."""
 
 
-class Watch(Value, tag="watch"):
+class Watch(Value, frozen=True, tag="watch"):
     """Answer with the status now and again at every change, until the connection ends."""
 
 
-class Leader(Value):
+class Leader(Value, frozen=True):
     """Where a gateway reaches one replica, and how much of the load it should get."""
 
     replica: int
@@ -56,7 +56,7 @@ class Leader(Value):
     tokens_per_second: float  # planned capacity: the weight in routing
 
 
-class SetRoute(Value, tag="setRoute"):
+class SetRoute(Value, frozen=True, tag="setRoute"):
     """The leaders of the committed epoch. Running requests are replayed at them."""
 
     epoch: int
@@ -69,7 +69,7 @@ SlotRequest = Prepare | Commit | GetStatus | Watch
 GatewayRequest = SetRoute | GetStatus | Watch
 
 
-class PrepareState(Value):
+class PrepareState(Value, frozen=True):
     """How far the newest prepare is. `reason` says why it was refused."""
 
     epoch: int
@@ -79,14 +79,14 @@ class PrepareState(Value):
     layers_total: int = 0
 
 
-class PeerLoss(Value):
+class PeerLoss(Value, frozen=True):
     """A neighbour this slot cannot reach in the committed epoch."""
 
     slot: str
     reason: str
 
 
-class RoleStats(Value):
+class RoleStats(Value, frozen=True):
     """What one role has done since its commit: for busy shares and for measured beside predicted."""
 
     replica: int
@@ -99,7 +99,7 @@ class RoleStats(Value):
     frames_dropped: int
 
 
-class SlotStatus(Value, tag="slot"):
+class SlotStatus(Value, frozen=True, tag="slot"):
     """The state of a slot. `incarnation` changes when its process is started anew: its roles and KV are gone then."""
 
     slot: str
@@ -113,7 +113,7 @@ class SlotStatus(Value, tag="slot"):
     failure: str = ""  # a step failed: the slot needs a new epoch
 
 
-class GatewayStatus(Value, tag="gateway"):
+class GatewayStatus(Value, frozen=True, tag="gateway"):
     """The state of a gateway: the epoch it routes to and the leaders that have said hello in it."""
 
     incarnation: str

@@ -16,7 +16,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     """A value of the hot path: positional on the wire."""
 
 
-class Sampling(Message):
+class Sampling(Message, frozen=True):
     """How to choose a sequence's next tokens. Draws are keyed by (seed, position): a replay draws the same."""
 
     temperature: float = 1.0  # 0: greedy
@@ -26,7 +26,7 @@ class Sampling(Message):
     logprobs: int = -1  # most likely tokens to report beside the chosen one; -1: none
 
 
-class Segment(Message):
+class Segment(Message, frozen=True):
     """`length` consecutive tokens of one sequence, the first at position `start`.
 
     `accepted`: how many of the sequence's earlier tokens are settled; positions from there on may be overwritten.
@@ -40,14 +40,14 @@ class Segment(Message):
     sample: bool
 
 
-class Open(Message, tag="open"):
+class Open(Message, frozen=True, tag="open"):
     """A sequence is new: where its sampling parameters reach the last stage."""
 
     sequence: int
     sampling: Sampling
 
 
-class Fork(Message, tag="fork"):
+class Fork(Message, frozen=True, tag="fork"):
     """Sequence `child` starts as the first `length` positions of `parent`."""
 
     parent: int
@@ -55,14 +55,14 @@ class Fork(Message, tag="fork"):
     length: int
 
 
-class Truncate(Message, tag="truncate"):
+class Truncate(Message, frozen=True, tag="truncate"):
     """Positions from `length` on are forgotten."""
 
     sequence: int
     length: int
 
 
-class Free(Message, tag="free"):
+class Free(Message, frozen=True, tag="free"):
     """The sequence is over: its pages return to the pool."""
 
     sequence: int
@@ -71,7 +71,7 @@ class Free(Message, tag="free"):
 KvOperation = Open | Fork | Truncate | Free
 
 
-class FrameHeader(Message, tag="frame"):
+class FrameHeader(Message, frozen=True, tag="frame"):
     """Of another epoch: dropped and counted. A gap in `step`: an error. KV operations come before the segments."""
 
     replica: int
@@ -84,7 +84,7 @@ class FrameHeader(Message, tag="frame"):
     hidden: int
 
 
-class SampledToken(Message):
+class SampledToken(Message, frozen=True):
     """The token chosen after position `position`; `top` holds (token, log probability), most likely first."""
 
     sequence: int
@@ -94,7 +94,7 @@ class SampledToken(Message):
     top: list[tuple[int, float]]
 
 
-class StepResult(Message, tag="result"):
+class StepResult(Message, frozen=True, tag="result"):
     """What the last stage sends back to the leader for each frame that carried segments."""
 
     replica: int
@@ -110,7 +110,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 # Between a gateway (DEALER) and a leader (ROUTER).
 
 
-class Submit(Message, tag="submit"):
+class Submit(Message, frozen=True, tag="submit"):
     """Run a request, or go on with one: `delivered` are the tokens the client already has."""
 
     request: str
@@ -121,17 +121,17 @@ class Submit(Message, tag="submit"):
     sampling: Sampling
 
 
-class Abort(Message, tag="abort"):
+class Abort(Message, frozen=True, tag="abort"):
     """The client is gone or has enough."""
 
     request: str
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, tag="hello"):
     """A gateway asks who leads; the leader answers with LeaderHello. Sent after connecting and as a liveness question."""
 
 
-class LeaderHello(Message, tag="leaderHello"):
+class LeaderHello(Message, frozen=True, tag="leaderHello"):
     """A leader has committed this epoch. One that says another incarnation or epoch knows none of the old requests."""
 
     replica: int
@@ -143,7 +143,7 @@ class LeaderHello(Message, tag="leaderHello"):
     kv_usage: float  # share of the admitted page budget in use
 
 
-class TokenEvent(Message):
+class TokenEvent(Message, frozen=True):
     """Token number `index` (from 0) of the answer to `request`; `finish` is set on the last."""
 
     request: str
@@ -154,7 +154,7 @@ class TokenEvent(Message):
     finish: FinishReason | None
 
 
-class Tokens(Message, tag="tokens"):
+class Tokens(Message, frozen=True, tag="tokens"):
     """All tokens of one step, and the leader's load after it."""
 
     replica: int
@@ -165,7 +165,7 @@ class Tokens(Message, tag="tokens"):
     kv_usage: float
 
 
-class Rejected(Message, tag="rejected"):
+class Rejected(Message, frozen=True, tag="rejected"):
     """The request can never run here; `reason` has the value, the rule and the fix."""
 
     request: str

@@ -14,7 +14,7 @@ from strata_planner.contract.values import ContractError, Value, from_json, to_j
 PLAN_VERSION = 1
 
 
-class DeviceRef(Value):
+class DeviceRef(Value, frozen=True):
     """One device of a slot. `index` counts the devices of this type on the node, from 0."""
 
     type: str
@@ -22,7 +22,7 @@ class DeviceRef(Value):
     usable_bytes: int
 
 
-class StageMemory(Value):
+class StageMemory(Value, frozen=True):
     """Predicted bytes of one stage on its (one) device. `total_bytes` <= the device's usable bytes."""
 
     weights_bytes: int
@@ -33,7 +33,7 @@ class StageMemory(Value):
     total_bytes: int
 
 
-class StageTimes(Value):
+class StageTimes(Value, frozen=True):
     """Predicted seconds of one micro-batch on one stage, in each phase, and of handing it to the next stage."""
 
     prefill_seconds: float
@@ -43,7 +43,7 @@ class StageTimes(Value):
     source: str  # "roofline", "measured", a profile's name
 
 
-class Stage(Value):
+class Stage(Value, frozen=True):
     """One stage of a pipeline: consecutive layers on the devices of one slot."""
 
     stage: int
@@ -63,12 +63,12 @@ class Stage(Value):
     times: StageTimes
 
 
-class Replica(Value):
+class Replica(Value, frozen=True):
     replica: int
     stages: tuple[Stage, ...]
 
 
-class MicroBatch(Value):
+class MicroBatch(Value, frozen=True):
     """Sequences per micro-batch in the two phases (LLM-PQ's eta and xi) and the most tokens one step may carry."""
 
     prefill: int
@@ -76,7 +76,7 @@ class MicroBatch(Value):
     max_step_tokens: int
 
 
-class Prediction(Value):
+class Prediction(Value, frozen=True):
     """What the whole plan should give for the workload it was made for."""
 
     tokens_per_second: float
@@ -88,7 +88,7 @@ class Prediction(Value):
     bound_by: str
 
 
-class Plan(Value):
+class Plan(Value, frozen=True):
     """The plan in force for one deployment in one epoch. `decode` checks what a schema cannot say."""
 
     version: int

@@ -8,14 +8,14 @@ from strata_planner.contract.plan import DeviceRef, MicroBatch, Plan, Replica, S
 from strata_planner.contract.values import Value
 
 
-class Neighbour(Value):
+class Neighbour(Value, frozen=True):
     """A role of another (or the same) slot: its slot's name and the place of the role in that slot's list."""
 
     slot: str
     role: int
 
 
-class Role(Value):
+class Role(Value, frozen=True):
     """One stage of one replica as its slot must run it."""
 
     replica: int

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 
-class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """An immutable value; unknown fields are refused when it is decoded."""
 
 
