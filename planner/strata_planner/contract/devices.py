@@ -1,0 +1,28 @@
+"""What a device can do, in the few numbers that a roofline needs. Made by the catalogue or by measuring, read by the costs.
+
+The runtime measures the CPU it runs on (`python -m strata_runtime.measure`) and prints a DeviceProfile; the planner's
+catalogue holds published ones.
+"""
+
+from strata_planner.contract.formats import FormatName
+from strata_planner.contract.values import Value
+
+
+class DeviceProfile(Value, frozen=True):
+    """Rates of one device. Time of a linear: max(operations / (flops * prefill efficiency), bytes / (bandwidth * decode efficiency)).
+
+    `layer_overhead_seconds`: launching one decoder layer, whatever its size. `source`: "published: <where>" or "measured".
+    A format that is absent from the efficiencies cannot run on this device.
+    """
+
+    type: str
+    memory_bytes: int
+    bandwidth_bytes_per_second: float
+    flops_per_second: float  # dense products in the 16-bit compute type
+    float32_flops_per_second: float
+    decode_efficiency: dict[FormatName, float]
+    prefill_efficiency: dict[FormatName, float]
+    layer_overhead_seconds: float
+    source: str
+    compute_capability: str = ""
+    threads: int = 0  # CPU devices: threads the numbers were measured with
