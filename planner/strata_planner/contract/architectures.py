@@ -1,0 +1,191 @@
+"""Which models Strata can run, decided from config.json alone.
+
+Called by the planner before it reads a model's shapes and by the runtime before it loads one, so that both say the same.
+The table is exactly what the parity tests cover (docs/architectures.md). Knows no tensors and no transformers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from strata_planner.contract.formats import FormatName
+from strata_planner.contract.values import ContractError
+
+
+class UnsupportedModelError(ContractError):
+    """The engine lacks something that this model needs. Choose another model; retrying does not help."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What varies between the decoder-only models that the engine runs.
+
+    `windows`: its attention layers take a sliding window. `fused_experts`: the experts of a layer are 3-D parameters,
+    which have no format below 16 bits.
+    """
+
+    windows: bool = False
+    fused_experts: bool = False
+
+
+_PLAIN = Architecture()
+_WINDOWS = Architecture(windows=True)
+_EXPERTS = Architecture(fused_experts=True)
+
+SUPPORTED: dict[str, Architecture] = {
+    "apertus": _PLAIN,
+    "arcee": _PLAIN,
+    "cohere": _PLAIN,
+    "cohere2": _WINDOWS,
+    "ernie4_5": _PLAIN,
+    "exaone4": _WINDOWS,
+    "gemma": _PLAIN,
+    "gemma2": _WINDOWS,
+    "gemma3_text": _WINDOWS,
+    "glm": _PLAIN,
+    "glm4": _PLAIN,
+    "gpt_neox": _PLAIN,
+    "granite": _PLAIN,
+    "granitemoe": _EXPERTS,
+    "helium": _PLAIN,
+    "hunyuan_v1_dense": _PLAIN,
+    "llama": _PLAIN,
+    "ministral": _WINDOWS,
+    "mistral": _WINDOWS,
+    "mixtral": Architecture(windows=True, fused_experts=True),
+    "nemotron": _PLAIN,
+    "olmo": _PLAIN,
+    "olmo2": _PLAIN,
+    "olmo3": _WINDOWS,
+    "olmoe": _EXPERTS,
+    "opt": _PLAIN,
+    "persimmon": _PLAIN,
+    "phi": _PLAIN,
+    "phi3": _WINDOWS,
+    "qwen2": _WINDOWS,
+    "qwen2_moe": _EXPERTS,
+    "qwen3": _WINDOWS,
+    "qwen3_moe": Architecture(windows=True, fused_experts=True),
+    "seed_oss": _PLAIN,
+    "smollm3": _WINDOWS,
+    "stablelm": _PLAIN,
+    "starcoder2": _WINDOWS,
+}
+
+# What else may be asked for, and what the engine lacks to run it.
+_LACKING: dict[str, str] = {
+    "bloom": "ALiBi position biases",
+    "deepseek_v2": "multi-head latent attention",
+    "deepseek_v3": "multi-head latent attention",
+    "falcon": "attention outside transformers' attention interface",
+    "falcon_h1": "state-space layers",
+    "falcon_mamba": "state-space layers",
+    "gpt2": "learned positions other than OPT's",
+    "gpt_bigcode": "learned positions other than OPT's",
+    "gpt_neo": "learned positions other than OPT's",
+    "gpt_oss": "attention sinks",
+    "gptj": "attention outside transformers' attention interface",
+    "jamba": "state-space layers",
+    "kimi_linear": "linear attention",
+    "lfm2": "short convolutions between tokens",
+    "llama4_text": "chunked attention",
+    "mamba": "state-space layers",
+    "mamba2": "state-space layers",
+    "minimax": "linear attention",
+    "mpt": "ALiBi position biases",
+    "qwen3_5_text": "linear attention",
+    "qwen3_next": "linear attention",
+    "recurrent_gemma": "recurrent layers",
+    "rwkv": "recurrent layers",
+    "zamba2": "state-space layers",
+}
+_OTHER_MODALITIES = ("vision_config", "audio_config", "speech_config", "vision_tower", "mm_vision_tower")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+# These rescale the rotary table by the longest sequence of a batch, so that one sequence would change another's text.
+_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")
+
+
+def check_architecture(config: dict[str, Any]) -> None:
+    """Raises UnsupportedModelError, naming `model_type` and everything the engine lacks, unless it can run the model.
+
+    `config`: the parsed config.json. Only what it says is checked, not whether the weights are there.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise UnsupportedModelError("config.json has no model_type: a Hugging Face decoder-only checkpoint is needed")
+    lacking = _lacking(model_type, config)
+    if lacking:
+        raise UnsupportedModelError(
+            f"model_type '{model_type}' is not supported: the engine lacks {', '.join(lacking)}. "
+            f"Supported: {', '.join(sorted(SUPPORTED))}"
+        )
+
+
+def check_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> None:
+    """Raises UnsupportedModelError for a layer format that this (supported) model's layers cannot be stored in."""
+    model_type = str(config.get("model_type"))
+    refused = sorted(set(formats) - set(layer_formats(config, formats)))
+    if refused:
+        raise UnsupportedModelError(
+            f"model_type '{model_type}' has fused experts, which have no format below 16 bits: {', '.join(refused)} "
+            "cannot hold its layers. Allow only 16 bits for this model"
+        )
+
+
+def layer_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> tuple[FormatName, ...]:
+    """Those of `formats` that the decoder layers of this model can be stored in."""
+    architecture = SUPPORTED.get(str(config.get("model_type")), _PLAIN)
+    return tuple(name for name in formats if name == "dense" or not architecture.fused_experts)
+
+
+def _lacking(model_type: str, config: dict[str, Any]) -> list[str]:
+    """Everything that stands in the way, most telling first."""
+    lacking = []
+    if config.get("is_encoder_decoder"):
+        lacking.append("encoder-decoder models")
+    lacking += [f"inputs other than text ({key})" for key in _OTHER_MODALITIES if config.get(key)]
+    if model_type in _LACKING:
+        lacking.append(_LACKING[model_type])
+    elif config.get("kv_lora_rank"):
+        lacking.append("multi-head latent attention (kv_lora_rank)")
+    if model_type not in SUPPORTED and not lacking:
+        lacking.append("a tested adapter for it")
+    return lacking + _lacking_attention(model_type, config) + _lacking_storage(config)
+
+
+def _lacking_attention(model_type: str, config: dict[str, Any]) -> list[str]:
+    lacking = []
+    if config.get("attn_logit_softcapping"):
+        lacking.append(f"soft caps in attention (attn_logit_softcapping {config['attn_logit_softcapping']})")
+    types = set(config.get("layer_types") or ())
+    lacking += [f"layers of type '{name}'" for name in sorted(types - set(_LAYER_TYPES))]
+    architecture = SUPPORTED.get(model_type)
+    if architecture and not architecture.windows and _uses_window(config, types):
+        lacking.append(f"sliding windows in this architecture (sliding_window {config.get('sliding_window')})")
+    if config.get("use_bidirectional_attention"):
+        lacking.append("bidirectional attention")
+    if config.get("alibi"):
+        lacking.append("ALiBi position biases")
+    lacking += [f"rope type '{name}'" for name in sorted(_rope_types(config) & set(_BATCH_DEPENDENT_ROPE))]
+    return lacking
+
+
+def _uses_window(config: dict[str, Any], types: set[str]) -> bool:
+    return bool(config.get("use_sliding_window")) or "sliding_attention" in types
+
+
+def _rope_types(config: dict[str, Any]) -> set[str]:
+    """The rope types named in the old (`rope_scaling`) or new (`rope_parameters`) field, per layer type or for all."""
+    found = set()
+    for field in ("rope_scaling", "rope_parameters"):
+        parameters = config.get(field) or {}
+        for each in (parameters, *parameters.values()):
+            if isinstance(each, dict):
+                found.add(str(each.get("rope_type", each.get("type", "default"))))
+    return found
+
+
+def _lacking_storage(config: dict[str, Any]) -> list[str]:
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return []
+    return [f"reading weights already quantized by '{quantization.get('quant_method', 'unknown')}'"]
