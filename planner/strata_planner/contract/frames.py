@@ -30,14 +30,15 @@ class Segment(Message, frozen=True):
     """`length` consecutive tokens of one sequence, the first at position `start`.
 
     `accepted`: how many of the sequence's earlier tokens are settled; positions from there on may be overwritten.
-    `sample`: logits are wanted after the last token (decode and the last chunk of a prompt).
+    `sample`: after how many of the last tokens a choice is wanted: 1 for decode and the last chunk of a prompt, 0 for
+    earlier chunks, `length` for a verification step.
     """
 
     sequence: int
     start: int
     length: int
     accepted: int
-    sample: bool
+    sample: int
 
 
 class Open(Message, frozen=True, tag="open"):

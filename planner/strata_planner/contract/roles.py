@@ -37,6 +37,7 @@ class Role(Value, frozen=True):
     compute_type: ComputeType
     max_model_len: int
     micro_batch: MicroBatch
+    predicted_bytes: int  # what the plan expects this role to take of its devices
     next: Neighbour  # the last stage's next is stage 0: sampled tokens go back to the leader
     previous: Neighbour
 
@@ -85,6 +86,7 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         compute_type=plan.compute_type,
         max_model_len=plan.max_model_len,
         micro_batch=plan.micro_batch,
+        predicted_bytes=stage.memory.total_bytes,
         next=place[replica.replica, (stage.stage + 1) % count],
         previous=place[replica.replica, (stage.stage - 1) % count],
     )

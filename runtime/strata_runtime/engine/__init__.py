@@ -1,0 +1,1 @@
+"""Requests, scheduler, sampling: what stage 0 decides at every step. Knows no sockets."""
