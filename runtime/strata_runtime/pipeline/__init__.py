@@ -1,0 +1,1 @@
+"""Stages as processes: transport, stage executor, workers, the slot and its epochs."""

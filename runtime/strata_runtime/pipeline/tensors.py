@@ -1,0 +1,23 @@
+"""Hidden states to bytes and back, without a copy on a CPU. Used by workers at both ends of a link."""
+
+import torch
+
+from strata_planner.contract.formats import ComputeType
+
+TORCH_TYPES: dict[ComputeType, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+def to_bytes(hidden: torch.Tensor) -> memoryview:
+    """hidden: [tokens, hidden], any device; the raw bytes in row order."""
+    return memoryview(hidden.detach().cpu().contiguous().view(torch.uint8).numpy()).cast("B")
+
+
+def from_bytes(data: memoryview | bytearray, dtype: ComputeType, hidden: int) -> torch.Tensor:
+    """A tensor [tokens, hidden] over `data`, which must stay alive and is not to be written."""
+    if not len(data):
+        return torch.empty(0, hidden, dtype=TORCH_TYPES[dtype])
+    return torch.frombuffer(data, dtype=TORCH_TYPES[dtype]).view(-1, hidden)
