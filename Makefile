@@ -1,0 +1,46 @@
+# The project's verbs. Each does its own set-up on a machine that has Python 3.11 or later and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test check cluster-test gpu-test bench generate clean
+
+setup: $(READY)  ## install everything into .venv
+
+$(READY): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (torch is large: some minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## plan the quickstart over unlike devices, run it, ask it something
+	@$(BIN)/python -m strata_operator.demo
+
+test: $(READY)  ## unit tests: no cluster, no GPU, no network
+	@$(BIN)/python -m pytest
+
+check: $(READY)  ## style, types, import contracts, chart
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q -m chart tests/operator
+
+cluster-test: $(READY)  ## a real Kubernetes on this machine, and tokens from it (needs root)
+	@scripts/install-system-packages
+	@scripts/build-cluster-tools
+	@$(BIN)/python -m pytest -m cluster tests/cluster
+
+gpu-test: $(READY)  ## what needs a CUDA device; skipped with a message where there is none
+	@$(BIN)/python -m pytest -m gpu tests/gpu
+
+bench: $(READY)  ## every performance claim, as tables and as JSON under build/bench
+	@$(BIN)/python -m benchmarks
+
+generate: $(READY)  ## CRDs and the plan's JSON schema, from their one source
+	@$(BIN)/python -m strata_operator.crds
+	@$(BIN)/python -m strata_planner.contract.schema
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
