@@ -1,0 +1,9 @@
+"""Linear operators at the plan's precision: quantizers, packing, the reference arithmetic and the kernels.
+
+The loader calls `make_linear` for each linear of a layer. Nothing here knows of models, stages or plans.
+"""
+
+from strata_runtime.precision.errors import PrecisionError, WeightNotFiniteError
+from strata_runtime.precision.linear import QuantLinear, make_linear, stored_bytes_of
+
+__all__ = ["PrecisionError", "QuantLinear", "WeightNotFiniteError", "make_linear", "stored_bytes_of"]
