@@ -7,6 +7,7 @@ device. Ties and sums are settled in float32 on the logits as given.
 from collections.abc import Sequence
 
 import torch
+
 from strata_planner.contract.frames import Sampling
 
 _MASK = (1 << 64) - 1
