@@ -14,7 +14,7 @@ from strata_planner.contract.control import Prepare, PrepareState
 from strata_planner.contract.roles import Role
 from strata_runtime.cache import PagedKvCache
 from strata_runtime.errors import RuntimeFaultError
-from strata_runtime.loading import load_stage
+from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.pipeline.epoch import LoadedRole, PreparedEpoch

@@ -75,6 +75,10 @@ class Wakeup:
         except BlockingIOError:
             return
 
+    def close(self) -> None:
+        self.reader.close()
+        self._writer.close()
+
 
 class Slot:
     """Roles by prepare, service by commit, whole statuses to whoever watches."""
@@ -109,6 +113,7 @@ class Slot:
         finally:
             self._end_epoch()
             self._context.destroy(linger=0)
+            self._wakeup.close()
 
     def stop(self) -> None:
         self._stopping = True

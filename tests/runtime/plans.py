@@ -1,0 +1,89 @@
+"""Plans made by hand for tests of the runtime: an even split of a checkpoint's layers over slots."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, ComputeType, FormatName
+from strata_planner.contract.plan import (
+    DeviceRef,
+    MicroBatch,
+    Plan,
+    Prediction,
+    Replica,
+    Stage,
+    StageMemory,
+    StageTimes,
+)
+
+PAGE_TOKENS = 16
+_MEMORY = StageMemory(
+    weights_bytes=0, embedding_bytes=0, kv_bytes=0, temporary_bytes=0, overhead_bytes=0, total_bytes=0
+)
+_TIMES = StageTimes(
+    prefill_seconds=0, decode_seconds=0, prefill_transfer_seconds=0, decode_transfer_seconds=0, source="none"
+)
+_PREDICTION = Prediction(
+    tokens_per_second=1,
+    ttft_ms=0,
+    tpot_ms=0,
+    latency_seconds=0,
+    quality_penalty=0,
+    sensitivity_source="none",
+    bound_by="nothing",
+)
+
+
+def even_plan(
+    model: Path,
+    slots: Sequence[str],
+    *,
+    compute_type: ComputeType = "float32",
+    bits: int = 16,
+    pages: int = 32,
+    micro_batch: tuple[int, int, int] = (4, 4, 64),
+    max_model_len: int = 128,
+    formats: Sequence[FormatName] | None = None,
+) -> Plan:
+    """Layers shared out evenly over `slots`, one stage each; `formats` per layer overrides `bits`."""
+    layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    chosen = list(formats or [DEFAULT_FORMAT_OF_BITS[bits]] * layers)
+    cuts = [layers * place // len(slots) for place in range(len(slots) + 1)]
+    stages = tuple(
+        _stage(place, slots, chosen[cuts[place] : cuts[place + 1]], cuts[place], pages) for place in range(len(slots))
+    )
+    return Plan(
+        version=1,
+        model_uri=str(model),
+        architecture="test",
+        num_layers=layers,
+        compute_type=compute_type,
+        max_model_len=max_model_len,
+        page_tokens=PAGE_TOKENS,
+        micro_batch=MicroBatch(prefill=micro_batch[0], decode=micro_batch[1], max_step_tokens=micro_batch[2]),
+        replicas=(Replica(replica=0, stages=stages),),
+        prediction=_PREDICTION,
+    )
+
+
+_BITS = {name: bits for bits, name in DEFAULT_FORMAT_OF_BITS.items()} | {"w8a8": 8}
+
+
+def _stage(place: int, slots: Sequence[str], formats: Sequence[FormatName], first: int, pages: int) -> Stage:
+    return Stage(
+        stage=place,
+        slot=slots[place],
+        node=slots[place],
+        devices=(DeviceRef(type="cpu", index=0, usable_bytes=1 << 30),),
+        tensor_parallel=1,
+        leader=place == 0,
+        layers=(first, first + len(formats) - 1),
+        bits=tuple(_BITS[name] for name in formats),
+        format=tuple(formats),
+        kv_bits=16,
+        kv_page_budget=pages,
+        embedding=place == 0,
+        head=place == len(slots) - 1,
+        memory=_MEMORY,
+        times=_TIMES,
+    )
