@@ -1,0 +1,178 @@
+"""The controller's end of the control ports: asks slots and gateways for their status, tells them what to do.
+
+Used by `strata up` and by the operator alike. One ZeroMQ DEALER for each question and one for each watch; CURVE keys
+come from the deployment's control key, so that only who holds it can speak (contract/keys.py). Knows no epochs: it carries
+the messages of contract/control.py.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from strata_planner.contract.control import (
+    Commit,
+    GetStatus,
+    Prepare,
+    SetRoute,
+    Status,
+    Watch,
+    encode,
+    status_decoder,
+)
+from strata_planner.contract.keys import curve_secret_key
+
+log = logging.getLogger(__name__)
+
+Message = Prepare | Commit | SetRoute | GetStatus | Watch
+
+ANSWER_SECONDS = 5.0
+ASK_AGAIN_SECONDS = 0.5  # a watch asks by itself this often: a lost change is late by this much, never missed
+SILENCE_SECONDS = 2.0  # after this the other side counts as away
+
+
+class NoAnswerError(ConnectionError):
+    """Nobody answered in time: the process is away, starting, or holds another control key. Try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A control port and the secret that opens it."""
+
+    host: str
+    port: int
+    secret: str
+
+
+async def ask(endpoint: Endpoint, message: Message, timeout_seconds: float = ANSWER_SECONDS) -> Status:
+    """Send one message; the answer is the whole status after it. Raises NoAnswerError."""
+    socket = _connect(endpoint)
+    try:
+        await socket.send(encode(message))
+        return await _receive(socket, timeout_seconds)
+    except TimeoutError as error:
+        raise NoAnswerError(
+            f"no answer from {endpoint.host}:{endpoint.port} in {timeout_seconds:g} s; is it running, with this control key?"
+        ) from error
+    finally:
+        socket.close(linger=0)
+
+
+async def watch(endpoint: Endpoint) -> AsyncIterator[Status | None]:
+    """The status now and after every change; None whenever nobody answers. Never ends by itself."""
+    while True:
+        socket = _connect(endpoint)
+        try:
+            async for status in _listen(socket):
+                yield status
+        finally:
+            socket.close(linger=0)
+        yield None
+
+
+async def _listen(socket: "zmq.asyncio.Socket") -> AsyncIterator[Status]:
+    """Statuses of one connection, until it falls silent or another process answers on it."""
+    await socket.send(encode(Watch()))
+    incarnation = None
+    heard = time.monotonic()
+    while time.monotonic() - heard < SILENCE_SECONDS:
+        try:
+            status = await _receive(socket, ASK_AGAIN_SECONDS)
+        except TimeoutError:
+            await socket.send(encode(GetStatus()))
+            continue
+        heard = time.monotonic()
+        if incarnation not in (None, status.incarnation):
+            return  # started anew: it does not know yet that it is watched
+        incarnation = status.incarnation
+        yield status
+
+
+async def _receive(socket: "zmq.asyncio.Socket", timeout_seconds: float) -> Status:
+    async with asyncio.timeout(timeout_seconds):
+        while True:
+            *_, payload = await socket.recv_multipart()
+            try:
+                return status_decoder.decode(payload)
+            except msgspec.MsgspecError as error:
+                log.warning("a status does not decode: %s", error)
+
+
+def _connect(endpoint: Endpoint) -> "zmq.asyncio.Socket":
+    socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+    client = curve_secret_key(endpoint.secret, "client")
+    socket.curve_secretkey = client
+    socket.curve_publickey = zmq.curve_public(client)
+    socket.curve_serverkey = zmq.curve_public(curve_secret_key(endpoint.secret, "server"))
+    socket.reconnect_ivl = 50  # milliseconds: a process that starts again is found at once
+    socket.reconnect_ivl_max = 500
+    socket.connect(f"tcp://{endpoint.host}:{endpoint.port}")
+    return socket
+
+
+class Links:
+    """Watches many control ports at once and keeps the last status of each; `changed` is called after every change.
+
+    A name whose endpoint changes is watched anew; a name that is gone is forgotten. `statuses` holds only who answers.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+        self.statuses: dict[str, Status] = {}
+
+    def follow(self, endpoints: dict[str, Endpoint]) -> None:
+        """Watch exactly these."""
+        for name in set(self._endpoints) - set(endpoints):
+            self.forget(name)
+        for name, endpoint in endpoints.items():
+            if self._endpoints.get(name) != endpoint:
+                self.forget(name)
+                self._endpoints[name] = endpoint
+                self._tasks[name] = asyncio.create_task(self._watch(name, endpoint))
+
+    def forget(self, name: str) -> None:
+        """It ended: its last status counts no more."""
+        if task := self._tasks.pop(name, None):
+            task.cancel()
+        self._endpoints.pop(name, None)
+        self.statuses.pop(name, None)
+
+    async def send(self, name: str, message: Message) -> None:
+        """Deliver and keep the status that answers; silence is only logged, the next round sends again."""
+        endpoint = self._endpoints.get(name)
+        if endpoint is None:
+            return
+        try:
+            status = await ask(endpoint, message)
+        except NoAnswerError as error:
+            log.warning("%s: %s", name, error)
+            return
+        if self._endpoints.get(name) == endpoint:
+            self.statuses[name] = status
+            self._changed()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        self.follow({})
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, name: str, endpoint: Endpoint) -> None:
+        async for status in watch(endpoint):
+            if status is None and self.statuses.pop(name, None) is None:
+                continue
+            if status is not None:
+                self.statuses[name] = status
+            self._changed()
+
+
+def as_kind(statuses: dict[str, Status], kind: type[Any]) -> dict[str, Any]:
+    """Those of one kind: slots or gateways."""
+    return {name: status for name, status in statuses.items() if isinstance(status, kind)}

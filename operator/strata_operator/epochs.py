@@ -1,0 +1,224 @@
+"""How a deployment passes from one epoch to the next: what is recorded and what is seen -> what to do now.
+
+Called by whoever makes epochs: the supervisor of `strata up` and the operator's reconcile. Pure and level-triggered: it
+looks at what is, never at what happened, so that doing its steps twice changes nothing and a controller that starts
+anew goes on where the last one stopped. Knows nothing of sockets, processes or Kubernetes (protocol: changing the epoch).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strata_planner.contract.control import (
+    Commit,
+    GatewayStatus,
+    Leader,
+    Prepare,
+    SetRoute,
+    SlotAddress,
+    SlotStatus,
+)
+from strata_planner.contract.plan import Plan
+from strata_planner.contract.roles import roles_of
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One plan with its number and the secret that its connections authenticate with."""
+
+    number: int
+    key: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What has been recorded: the newest epoch, and the highest number recorded as committed (0: none)."""
+
+    newest: Epoch | None = None
+    committed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The last status of every slot and gateway that answers now, by name; who does not answer is absent."""
+
+    slots: Mapping[str, SlotStatus]
+    gateways: Mapping[str, GatewayStatus]
+    addresses: Mapping[str, SlotAddress]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateEpoch:
+    """Record a new epoch with a fresh key. If the record exists already another controller won: look again."""
+
+    number: int
+    plan: Plan
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCommit:
+    """Every slot has prepared this epoch: record that it is in force, before anyone is told."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendToSlot:
+    slot: str
+    message: Prepare | Commit
+
+
+@dataclass(frozen=True, slots=True)
+class SendToGateway:
+    gateway: str
+    message: SetRoute
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWithout:
+    """This slot cannot do what the plan asks of it; only another plan helps."""
+
+    slot: str
+    reason: str
+
+
+Step = CreateEpoch | RecordCommit | SendToSlot | SendToGateway | PlanWithout
+
+
+def next_steps(desired: Plan, ledger: Ledger, seen: Observed) -> tuple[Step, ...]:
+    """The first rule that has something to do; nothing when all is as desired or someone must answer first."""
+    reason = why_new_epoch(desired, ledger, seen)
+    if reason or ledger.newest is None:
+        return (CreateEpoch(1 + _highest(ledger, seen), desired, reason),)
+    epoch = ledger.newest
+    if ledger.committed < epoch.number:
+        return _refusals(epoch, seen) or _prepares(epoch, seen) or _record(epoch, seen)
+    return _commits(epoch, seen) or _routes(epoch, seen)
+
+
+def why_new_epoch(desired: Plan, ledger: Ledger, seen: Observed) -> str:
+    """Empty while the newest epoch can be finished or is served; else a sentence for logs and status."""
+    epoch = ledger.newest
+    if epoch is None:
+        return "there is no epoch yet"
+    if epoch.plan != desired:
+        return "the plan has changed"
+    if _highest(ledger, seen) > epoch.number:
+        return f"epoch {_highest(ledger, seen)} is known to a slot or gateway; the newest on record is {epoch.number}"
+    if ledger.committed < epoch.number or not slots_of(epoch.plan) <= set(seen.slots):
+        return ""  # a slot that is away cannot prepare: wait for it, or for another plan
+    return next(filter(None, (_broken(epoch, seen.slots[slot]) for slot in sorted(slots_of(epoch.plan)))), "")
+
+
+def slots_of(plan: Plan) -> set[str]:
+    return {stage.slot for replica in plan.replicas for stage in replica.stages}
+
+
+def is_ready(desired: Plan, ledger: Ledger, seen: Observed) -> bool:
+    """Every slot serves the desired plan, and every gateway (at least one) has spoken with all its leaders."""
+    epoch = ledger.newest
+    if epoch is None or not seen.gateways or next_steps(desired, ledger, seen):
+        return False
+    return all(
+        slot in seen.slots and seen.slots[slot].committed_epoch == epoch.number for slot in slots_of(epoch.plan)
+    ) and all(
+        gateway.epoch == epoch.number and gateway.leaders_connected == len(epoch.plan.replicas)
+        for gateway in seen.gateways.values()
+    )
+
+
+def _broken(epoch: Epoch, status: SlotStatus) -> str:
+    """Why a committed epoch cannot go on at this slot."""
+    if epoch.number not in (status.prepare.epoch, status.committed_epoch):
+        return f"slot {status.slot} was started anew"
+    if status.committed_epoch != epoch.number:
+        return ""  # it has not been told to commit yet: what it says is of an older epoch
+    if status.failure:
+        return f"slot {status.slot} failed: {status.failure}"
+    if status.lost_peers:
+        peer = status.lost_peers[0]
+        return f"slot {status.slot} lost its neighbour {peer.slot}: {peer.reason}"
+    return ""
+
+
+def _highest(ledger: Ledger, seen: Observed) -> int:
+    """Numbers only rise, also after records were lost: no slot may see one twice with different plans."""
+    known = [status.prepare.epoch for status in seen.slots.values()]
+    known += [status.committed_epoch for status in seen.slots.values()]
+    known += [gateway.epoch for gateway in seen.gateways.values()]
+    return max([ledger.newest.number if ledger.newest else 0, ledger.committed, *known])
+
+
+def _holds(epoch: Epoch, status: SlotStatus | None) -> bool:
+    if status is None:
+        return False
+    prepared = status.prepare.epoch == epoch.number and status.prepare.phase == "prepared"
+    return prepared or status.committed_epoch == epoch.number
+
+
+def _refusals(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
+    return tuple(
+        PlanWithout(slot, seen.slots[slot].prepare.reason)
+        for slot in sorted(slots_of(epoch.plan) & set(seen.slots))
+        if seen.slots[slot].prepare.epoch == epoch.number and seen.slots[slot].prepare.phase == "refused"
+    )
+
+
+def _prepares(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
+    """To every slot that answers and lacks it, once the addresses of all are known."""
+    roles = roles_of(epoch.plan)
+    if not set(roles) <= set(seen.addresses):
+        return ()
+    addresses = {slot: seen.addresses[slot] for slot in sorted(roles)}
+    return tuple(
+        SendToSlot(slot, Prepare(epoch=epoch.number, key=epoch.key, roles=roles[slot], slots=addresses))
+        for slot in sorted(set(roles) & set(seen.slots))
+        if seen.slots[slot].prepare.epoch < epoch.number and seen.slots[slot].committed_epoch < epoch.number
+    )
+
+
+def _record(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
+    prepared = all(_holds(epoch, seen.slots.get(slot)) for slot in slots_of(epoch.plan))
+    return (RecordCommit(epoch.number),) if prepared else ()
+
+
+def _commits(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
+    return tuple(
+        SendToSlot(slot, Commit(epoch=epoch.number))
+        for slot in sorted(slots_of(epoch.plan) & set(seen.slots))
+        if _holds(epoch, seen.slots[slot]) and seen.slots[slot].committed_epoch != epoch.number
+    )
+
+
+def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
+    """To every gateway that lacks them, once all slots serve."""
+    serving = all(
+        slot in seen.slots and seen.slots[slot].committed_epoch == epoch.number for slot in slots_of(epoch.plan)
+    )
+    if not serving:
+        return ()
+    route = SetRoute(
+        epoch=epoch.number,
+        key=epoch.key,
+        leaders=_leaders(epoch.plan, seen.addresses),
+        max_model_len=epoch.plan.max_model_len,
+    )
+    return tuple(
+        SendToGateway(name, route) for name, status in sorted(seen.gateways.items()) if status.epoch != epoch.number
+    )
+
+
+def _leaders(plan: Plan, addresses: Mapping[str, SlotAddress]) -> tuple[Leader, ...]:
+    share = plan.prediction.tokens_per_second / max(1, len(plan.replicas))
+    return tuple(
+        Leader(
+            replica=role.replica,
+            slot=slot,
+            endpoint=f"tcp://{addresses[slot].host}:{addresses[slot].request_port + place}",
+            tokens_per_second=share,
+        )
+        for slot, roles in sorted(roles_of(plan).items())
+        for place, role in enumerate(roles)
+        if role.leader
+    )

@@ -1,0 +1,176 @@
+"""A slot and a gateway without models or sockets: they answer control messages as the real ones do."""
+
+import itertools
+
+import msgspec
+
+from strata_planner.contract.control import (
+    Commit,
+    GatewayStatus,
+    GetStatus,
+    PeerLoss,
+    Prepare,
+    PrepareState,
+    SetRoute,
+    SlotAddress,
+    SlotStatus,
+    Watch,
+)
+from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
+from strata_planner.contract.plan import (
+    DeviceRef,
+    MicroBatch,
+    Plan,
+    Prediction,
+    Replica,
+    Stage,
+    StageMemory,
+    StageTimes,
+)
+
+_INCARNATIONS = itertools.count(1)
+_NOTHING = PrepareState(epoch=0, phase="none")
+
+
+class FakeSlot:
+    """Loads when told to (`finish_loading`), refuses with `refuses`, is started anew by `restart`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.refuses = ""
+        self.ever_prepared: set[int] = set()
+        self.restart()
+
+    def restart(self) -> None:
+        self.incarnation = f"{self.name}-{next(_INCARNATIONS)}"
+        self.prepare = _NOTHING
+        self.committed = 0
+        self.ever_committed: list[int] = []
+        self.lost: tuple[PeerLoss, ...] = ()
+        self.failure = ""
+
+    def status(self) -> SlotStatus:
+        return SlotStatus(
+            slot=self.name,
+            incarnation=self.incarnation,
+            committed_epoch=self.committed,
+            prepare=self.prepare,
+            lost_peers=self.lost,
+            private_bytes=0,
+            idle_bytes=0,
+            roles=(),
+            failure=self.failure,
+        )
+
+    def handle(self, message: Prepare | Commit | GetStatus | Watch) -> SlotStatus:
+        if isinstance(message, Prepare) and message.epoch > max(self.prepare.epoch, self.committed):
+            total = sum(role.layers[1] - role.layers[0] + 1 for role in message.roles)
+            self.prepare = PrepareState(epoch=message.epoch, phase="loading", layers_total=total)
+            if self.refuses:
+                self.prepare = PrepareState(epoch=message.epoch, phase="refused", reason=self.refuses)
+        if isinstance(message, Commit) and self._has_prepared(message.epoch) and message.epoch > self.committed:
+            self.committed, self.lost, self.failure = message.epoch, (), ""
+            self.ever_committed.append(message.epoch)
+        return self.status()
+
+    def finish_loading(self) -> None:
+        if self.prepare.phase == "loading":
+            self.prepare = msgspec.structs.replace(
+                self.prepare, phase="prepared", layers_loaded=self.prepare.layers_total
+            )
+            self.ever_prepared.add(self.prepare.epoch)
+
+    def lose(self, peer: str) -> None:
+        if self.committed:
+            self.lost = (PeerLoss(slot=peer, reason="connection closed"),)
+
+    def _has_prepared(self, epoch: int) -> bool:
+        return self.prepare.epoch == epoch and self.prepare.phase == "prepared"
+
+
+class FakeGateway:
+    """Reaches every leader it is told of at once."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.incarnation = f"gateway-{next(_INCARNATIONS)}"
+        self.route: SetRoute | None = None
+
+    def status(self) -> GatewayStatus:
+        return GatewayStatus(
+            incarnation=self.incarnation,
+            epoch=self.route.epoch if self.route else 0,
+            leaders_connected=len(self.route.leaders) if self.route else 0,
+            running_requests=0,
+        )
+
+    def handle(self, message: SetRoute | GetStatus | Watch) -> GatewayStatus:
+        if isinstance(message, SetRoute) and message.epoch > (self.route.epoch if self.route else 0):
+            self.route = message
+        return self.status()
+
+
+def a_plan(*slots: str, layers: int = 4, bits: int = 16, model_uri: str = "file:///models/tiny") -> Plan:
+    """Layers shared out evenly over `slots`, one stage each, on a node named after the slot."""
+    cuts = [layers * place // len(slots) for place in range(len(slots) + 1)]
+    stages = tuple(_stage(place, slots, (cuts[place], cuts[place + 1] - 1), bits) for place in range(len(slots)))
+    return Plan(
+        version=1,
+        model_uri=model_uri,
+        architecture="LlamaForCausalLM",
+        num_layers=layers,
+        compute_type="float32",
+        max_model_len=64,
+        page_tokens=16,
+        micro_batch=MicroBatch(prefill=1, decode=1, max_step_tokens=64),
+        replicas=(Replica(replica=0, stages=stages),),
+        prediction=Prediction(
+            tokens_per_second=10.0,
+            ttft_ms=1.0,
+            tpot_ms=1.0,
+            latency_seconds=1.0,
+            quality_penalty=0.0,
+            sensitivity_source="prior",
+            bound_by=f"time of stage 0 ({slots[0]})",
+        ),
+    )
+
+
+def addresses_of(*slots: str) -> dict[str, SlotAddress]:
+    return {slot: SlotAddress(host=slot, control_port=7000, data_port=7100, request_port=7200) for slot in slots}
+
+
+def _stage(place: int, slots: tuple[str, ...], layers: tuple[int, int], bits: int) -> Stage:
+    count = layers[1] - layers[0] + 1
+    return Stage(
+        stage=place,
+        slot=slots[place],
+        node=slots[place],
+        devices=(DeviceRef(type="cpu", index=0, usable_bytes=1 << 30),),
+        tensor_parallel=1,
+        leader=place == 0,
+        layers=layers,
+        bits=(bits,) * count,
+        format=(DEFAULT_FORMAT_OF_BITS[bits],) * count,
+        kv_bits=16,
+        kv_page_budget=32,
+        embedding=place == 0,
+        head=place == len(slots) - 1,
+        memory=StageMemory(
+            weights_bytes=1 << 20,
+            embedding_bytes=0,
+            kv_bytes=1 << 16,
+            temporary_bytes=0,
+            overhead_bytes=0,
+            total_bytes=(1 << 20) + (1 << 16),
+        ),
+        times=StageTimes(
+            prefill_seconds=0.01,
+            decode_seconds=0.001,
+            prefill_transfer_seconds=0.0,
+            decode_transfer_seconds=0.0,
+            source="roofline",
+        ),
+    )

@@ -1,0 +1,140 @@
+"""The control client against a real socket: questions, watches, silence, another process at the same port, wrong keys."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from strata_operator.control_client import Endpoint, Links, NoAnswerError, ask, watch
+from strata_planner.contract.control import (
+    GetStatus,
+    Prepare,
+    SlotStatus,
+    Watch,
+    encode,
+    slot_request_decoder,
+)
+from strata_planner.contract.keys import curve_secret_key
+from strata_planner.contract.roles import roles_of
+from tests.operator.fakes import FakeSlot, a_plan, addresses_of
+
+SECRET = "a control key"
+
+
+class Served:
+    """A fake slot on a ROUTER socket of its own."""
+
+    def __init__(self, slot: FakeSlot, port: int = 0) -> None:
+        self.slot = slot
+        self.watchers: set[bytes] = set()
+        self._context: zmq.asyncio.Context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.curve_server = True
+        self._socket.curve_secretkey = curve_secret_key(SECRET, "server")
+        self.port = int(self._socket.bind(f"tcp://127.0.0.1:{port or '*'}").addr.rsplit(":", 1)[1])
+        self._task = asyncio.create_task(self._serve())
+
+    async def tell(self) -> None:
+        for identity in self.watchers:
+            await self._socket.send_multipart([identity, encode(self.slot.status())])
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    async def _serve(self) -> None:
+        while True:
+            identity, payload = await self._socket.recv_multipart()
+            request = slot_request_decoder.decode(payload)
+            if isinstance(request, Watch):
+                self.watchers.add(identity)
+            await self._socket.send_multipart([identity, encode(self.slot.handle(request))])
+
+
+@asynccontextmanager
+async def serving(slot: FakeSlot, port: int = 0) -> AsyncIterator[Served]:
+    served = Served(slot, port)
+    try:
+        yield served
+    finally:
+        await served.close()
+
+
+def at(port: int, secret: str = SECRET) -> Endpoint:
+    return Endpoint("127.0.0.1", port, secret)
+
+
+async def test_every_question_is_answered_by_a_whole_status() -> None:
+    plan = a_plan("a", "b")
+    prepare = Prepare(epoch=3, key="k", roles=roles_of(plan)["a"], slots=addresses_of("a", "b"))
+    async with serving(FakeSlot("a")) as served:
+        assert (await ask(at(served.port), GetStatus())).incarnation == served.slot.incarnation
+        status = await ask(at(served.port), prepare)
+    assert isinstance(status, SlotStatus)
+    assert (status.prepare.epoch, status.prepare.phase, status.prepare.layers_total) == (3, "loading", 2)
+
+
+async def test_silence_is_an_error_that_names_the_address() -> None:
+    with pytest.raises(NoAnswerError, match=r"no answer from 127\.0\.0\.1:1 in 0\.2 s"):
+        await ask(at(1), GetStatus(), timeout_seconds=0.2)
+
+
+async def test_another_control_key_gets_no_answer() -> None:
+    async with serving(FakeSlot("a")) as served:
+        with pytest.raises(NoAnswerError):
+            await ask(at(served.port, "another key"), GetStatus(), timeout_seconds=0.3)
+
+
+async def test_a_watch_tells_every_change_and_finds_the_next_process_at_the_same_port() -> None:
+    statuses: asyncio.Queue[SlotStatus] = asyncio.Queue()
+
+    async def collect(port: int) -> None:
+        async for status in watch(at(port)):
+            if isinstance(status, SlotStatus):
+                await statuses.put(status)
+
+    async with serving(FakeSlot("a")) as first:
+        port = first.port
+        task = asyncio.create_task(collect(port))
+        assert (await statuses.get()).failure == ""
+        first.slot.failure = "out of memory"
+        await first.tell()
+        assert (await statuses.get()).failure == "out of memory"
+    async with serving(FakeSlot("a"), port) as second:
+        while (await statuses.get()).incarnation != second.slot.incarnation:
+            pass
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_links_hold_only_who_answers() -> None:
+    changed = asyncio.Event()
+    links = Links(changed.set)
+
+    async def until(present: bool) -> None:  # noqa: FBT001  reads as a sentence
+        while ("a" in links.statuses) != present:
+            changed.clear()
+            await changed.wait()
+
+    async with serving(FakeSlot("a")) as served:
+        links.follow({"a": at(served.port)})
+        await until(present=True)
+    await until(present=False)
+    await links.close()
+
+
+async def test_what_links_send_comes_back_as_the_new_status() -> None:
+    links = Links(lambda: None)
+    async with serving(FakeSlot("a")) as served:
+        links.follow({"a": at(served.port)})
+        roles = roles_of(a_plan("a"))["a"]
+        await links.send("a", Prepare(epoch=1, key="k", roles=roles, slots=addresses_of("a")))
+        status = links.statuses["a"]
+        await links.send("nobody", GetStatus())
+    await links.close()
+    assert isinstance(status, SlotStatus)
+    assert status.prepare.epoch == 1

@@ -1,0 +1,256 @@
+"""Laws of the epochs under crashes, restarts, false alarms and new plans in any order, and whole lives by name."""
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from strata_operator.epochs import (
+    CreateEpoch,
+    Epoch,
+    Ledger,
+    Observed,
+    PlanWithout,
+    RecordCommit,
+    SendToGateway,
+    SendToSlot,
+    Step,
+    is_ready,
+    next_steps,
+    slots_of,
+)
+from strata_planner.contract.control import Commit, Prepare
+from strata_planner.contract.plan import Plan
+from tests.operator.fakes import FakeGateway, FakeSlot, a_plan, addresses_of
+
+SLOTS = ("a", "b", "c")
+PLANS = (a_plan("a", "b"), a_plan("b", "a"), a_plan("a", "b", "c"), a_plan("c"), a_plan("a", "b", bits=8))
+
+
+class World:
+    """Slots, a gateway and the controller's record; `do` carries out one step as a shell would."""
+
+    def __init__(self, desired: Plan) -> None:
+        self.desired = desired
+        self.slots = {name: FakeSlot(name) for name in SLOTS}
+        self.gateway = FakeGateway()
+        self.up = set(SLOTS)
+        self.ledger = Ledger()
+        self.numbers: list[int] = []
+
+    def seen(self) -> Observed:
+        return Observed(
+            slots={name: slot.status() for name, slot in self.slots.items() if name in self.up},
+            gateways={"gateway": self.gateway.status()},
+            addresses=addresses_of(*SLOTS),
+        )
+
+    def steps(self) -> tuple[Step, ...]:
+        return next_steps(self.desired, self.ledger, self.seen())
+
+    def do(self, step: Step) -> None:
+        match step:
+            case CreateEpoch(number=number, plan=plan):
+                self.numbers.append(number)
+                self.ledger = Ledger(Epoch(number, f"key-{number}", plan), self.ledger.committed)
+            case RecordCommit(number=number):
+                self.ledger = Ledger(self.ledger.newest, number)
+            case SendToSlot(slot=slot, message=message):
+                if slot in self.up:
+                    self.slots[slot].handle(message)
+            case SendToGateway(message=route):
+                self.gateway.handle(route)
+            case PlanWithout(slot=slot):
+                self.slots[slot].refuses = ""
+                self.desired = a_plan(*(set(SLOTS) - {slot}))
+
+    def settle(self) -> None:
+        """Everybody is back and loads; the controller goes on until it has nothing to do."""
+        for name in set(SLOTS) - self.up:
+            self.slots[name].restart()
+        self.up = set(SLOTS)
+        for _ in range(50):
+            for slot in self.slots.values():
+                slot.finish_loading()
+            steps = self.steps()
+            if not steps:
+                return
+            for step in steps:
+                self.do(step)
+        raise AssertionError(f"not settled: {self.steps()}")
+
+
+class Epochs(RuleBasedStateMachine):
+    """Any interleaving of the controller's steps with what can go wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(PLANS[0])
+        self.late: list[Step] = []
+
+    @rule()
+    def the_controller_acts(self) -> None:
+        for step in self.world.steps():
+            self.check(step)
+            self.world.do(step)
+
+    @rule()
+    def a_message_is_delayed(self) -> None:
+        self.late += [step for step in self.world.steps() if isinstance(step, SendToSlot | SendToGateway)]
+
+    @precondition(lambda self: self.late)
+    @rule()
+    def a_late_message_arrives(self) -> None:
+        self.world.do(self.late.pop())
+
+    @rule(slot=st.sampled_from(SLOTS))
+    def loaded(self, slot: str) -> None:
+        self.world.slots[slot].finish_loading()
+
+    @rule(slot=st.sampled_from(SLOTS))
+    def dies(self, slot: str) -> None:
+        self.world.up.discard(slot)
+
+    @rule(slot=st.sampled_from(SLOTS))
+    def is_started(self, slot: str) -> None:
+        self.world.slots[slot].restart()
+        self.world.up.add(slot)
+
+    @rule(slot=st.sampled_from(SLOTS), peer=st.sampled_from(SLOTS))
+    def loses_a_peer(self, slot: str, peer: str) -> None:
+        self.world.slots[slot].lose(peer)
+
+    @rule(slot=st.sampled_from(SLOTS))
+    def fails(self, slot: str) -> None:
+        if self.world.slots[slot].committed:
+            self.world.slots[slot].failure = "out of memory"
+
+    @rule(slot=st.sampled_from(SLOTS))
+    def will_refuse(self, slot: str) -> None:
+        self.world.slots[slot].refuses = "too little memory"
+
+    @rule()
+    def the_gateway_is_started_anew(self) -> None:
+        self.world.gateway.restart()
+
+    @rule(plan=st.sampled_from(PLANS))
+    def another_plan_is_wanted(self, plan: Plan) -> None:
+        self.world.desired = plan
+
+    @rule()
+    def records_are_lost(self) -> None:
+        self.world.ledger = Ledger()
+
+    def check(self, step: Step) -> None:
+        newest = self.world.ledger.newest
+        if isinstance(step, SendToSlot) and isinstance(step.message, Commit):
+            assert newest is not None
+            assert step.message.epoch == newest.number == self.world.ledger.committed
+            assert step.message.epoch in self.world.slots[step.slot].ever_prepared
+        if isinstance(step, SendToSlot) and isinstance(step.message, Prepare):
+            assert step.slot in step.message.slots
+            assert self.world.ledger.committed < step.message.epoch
+        if isinstance(step, RecordCommit):
+            assert newest is not None
+            assert all(step.number in self.world.slots[slot].ever_prepared for slot in slots_of(newest.plan))
+        if isinstance(step, SendToGateway):
+            assert newest is not None
+            assert all(self.world.slots[slot].committed == newest.number for slot in slots_of(newest.plan))
+
+    @invariant()
+    def numbers_only_rise_for_a_process(self) -> None:
+        for slot in self.world.slots.values():
+            assert slot.ever_committed == sorted(set(slot.ever_committed))
+
+    def teardown(self) -> None:
+        """What is wanted is served in the end, by all, and then nothing more is sent."""
+        for slot in self.world.slots.values():
+            slot.refuses = ""
+        self.world.settle()
+        newest = self.world.ledger.newest
+        assert newest is not None
+        assert newest.plan == self.world.desired
+        assert all(self.world.slots[slot].committed == newest.number for slot in slots_of(newest.plan))
+        assert is_ready(self.world.desired, self.world.ledger, self.world.seen())
+
+
+Epochs.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestEpochs = Epochs.TestCase
+
+
+def test_the_first_epoch_step_by_step() -> None:
+    world = World(a_plan("a", "b"))
+
+    def names() -> list[str]:
+        steps = world.steps()
+        for step in steps:
+            world.do(step)
+        return [_name(step) for step in steps]
+
+    assert names() == ["create 1: there is no epoch yet"]
+    assert names() == ["prepare 1 at a", "prepare 1 at b"]
+    assert names() == []  # both load
+    world.slots["a"].finish_loading()
+    assert names() == []
+    world.slots["b"].finish_loading()
+    assert names() == ["record 1"]
+    assert names() == ["commit 1 at a", "commit 1 at b"]
+    assert names() == ["route 1 at gateway"]
+    assert names() == []
+    assert is_ready(world.desired, world.ledger, world.seen())
+
+
+def test_a_slot_that_was_started_anew_gets_a_new_epoch_of_the_same_plan() -> None:
+    world = World(a_plan("a", "b"))
+    world.settle()
+    world.up.discard("b")
+    world.slots["a"].lose("b")
+    assert world.steps() == ()  # b is away: it could not prepare
+    world.slots["b"].restart()
+    world.up.add("b")
+    assert [_name(step) for step in world.steps()] == ["create 2: slot a lost its neighbour b: connection closed"]
+    world.settle()
+    assert world.slots["a"].committed == world.slots["b"].committed == 2
+
+
+def test_a_refused_prepare_names_slot_and_reason_and_leaves_the_old_epoch_alone() -> None:
+    world = World(a_plan("a", "b"))
+    world.settle()
+    world.desired = a_plan("a", "b", "c")
+    world.slots["c"].refuses = "needs 9 GiB, has 8"
+    for _ in range(3):
+        for step in world.steps():
+            if not isinstance(step, PlanWithout):
+                world.do(step)
+    assert world.steps() == (PlanWithout("c", "needs 9 GiB, has 8"),)
+    assert world.slots["a"].committed == world.slots["b"].committed == 1
+
+
+def test_a_gateway_that_was_started_anew_learns_the_route() -> None:
+    world = World(a_plan("a", "b"))
+    world.settle()
+    world.gateway.restart()
+    assert [_name(step) for step in world.steps()] == ["route 1 at gateway"]
+
+
+def test_a_leader_is_reached_at_its_slots_request_port_and_place() -> None:
+    world = World(a_plan("b", "a"))
+    world.settle()
+    assert world.gateway.route is not None
+    (leader,) = world.gateway.route.leaders
+    assert (leader.slot, leader.endpoint) == ("b", "tcp://b:7200")
+    assert msgspec.json.decode(msgspec.json.encode(world.gateway.route))["maxModelLen"] == 64
+
+
+def _name(step: Step) -> str:
+    match step:
+        case CreateEpoch():
+            return f"create {step.number}: {step.reason}"
+        case RecordCommit():
+            return f"record {step.number}"
+        case SendToSlot():
+            return f"{type(step.message).__name__.lower()} {step.message.epoch} at {step.slot}"
+        case SendToGateway():
+            return f"route {step.message.epoch} at {step.gateway}"
+        case PlanWithout():
+            return f"without {step.slot}: {step.reason}"
