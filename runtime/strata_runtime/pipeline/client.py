@@ -35,7 +35,7 @@ class SlotClient:
     def ask(self, request: control.SlotRequest) -> SlotStatus:
         """Raises RuntimeFaultError if the slot does not answer in time."""
         self._socket.send(control.encode(request))
-        if not self._socket.poll(PATIENCE_SECONDS * 1000):
+        if not self._socket.poll(int(PATIENCE_SECONDS * 1000)):
             raise RuntimeFaultError(f"slot {self.name} at {self.address} does not answer for {PATIENCE_SECONDS} s")
         status = control.status_decoder.decode(self._socket.recv())
         if not isinstance(status, SlotStatus):
@@ -73,7 +73,7 @@ class LeaderClient:
         self._socket.send(frames.encode(message))
 
     def heard(self, seconds: float) -> bool:
-        return bool(self._socket.poll(seconds * 1000))
+        return bool(self._socket.poll(int(seconds * 1000)))
 
     def receive(self) -> frames.LeaderMessage:
         """Raises RuntimeFaultError if nothing comes in time."""

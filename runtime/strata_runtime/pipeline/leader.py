@@ -93,7 +93,7 @@ class Gateways:
             if event.finish:
                 del self._owner[event.request]
         load = (engine.running, engine.waiting, engine.kv_usage)
-        orphans = []
+        orphans: list[str] = []
         for identity, own in by_owner.items():
             if not self.send(identity, Tokens(role.replica, self._epoch, own, *load)):
                 orphans.extend(event.request for event in own if not event.finish)

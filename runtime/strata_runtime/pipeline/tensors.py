@@ -13,7 +13,7 @@ TORCH_TYPES: dict[ComputeType, torch.dtype] = {
 
 def to_bytes(hidden: torch.Tensor) -> memoryview:
     """hidden: [tokens, hidden], any device; the raw bytes in row order."""
-    return memoryview(hidden.detach().cpu().contiguous().view(torch.uint8).numpy()).cast("B")
+    return hidden.detach().cpu().contiguous().view(torch.uint8).flatten().numpy().data
 
 
 def from_bytes(data: memoryview | bytearray, dtype: ComputeType, hidden: int) -> torch.Tensor:
