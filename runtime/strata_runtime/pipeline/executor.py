@@ -57,17 +57,22 @@ class StageExecutor:
         Raises StepError for a gap in the steps or inputs that do not match the segments.
         """
         started = time.monotonic()
+        outputs = self.compute(header, inputs)
+        if outputs is None:
+            return None
+        result = self._sample(header, outputs) if self.role.head else outputs
+        self._count(header, time.monotonic() - started)
+        return result
+
+    def compute(self, header: FrameHeader, inputs: torch.Tensor) -> torch.Tensor | None:
+        """The same without sampling: hidden states [tokens, hidden], on the last stage logits [rows, vocab] float32."""
         self._check(header, inputs)
         for operation in header.operations:
             self._apply(operation)
         if not header.segments:
             return None
         with torch.inference_mode():
-            batch = self._cache.plan(header.segments)
-            outputs = self._model.forward(inputs, batch)
-            result = self._sample(header, outputs) if self.role.head else outputs
-        self._count(header, time.monotonic() - started)
-        return result
+            return self._model.forward(inputs, self._cache.plan(header.segments))
 
     def _check(self, header: FrameHeader, inputs: torch.Tensor) -> None:
         if header.step != self._next_step:

@@ -71,7 +71,7 @@ class Loading:
         model = load_stage(
             role, resolve_model(role.model_uri), lambda done, _: self._progress(before + done - self._done), device
         )
-        return LoadedRole(role, model, _cache_of(role, model))
+        return LoadedRole(role, model, cache_of(role, model))
 
     def _progress(self, layers: int) -> None:
         if self.superseded:
@@ -97,7 +97,7 @@ def _device(role: Role) -> torch.device:
     return torch.device("cpu") if device.type.lower().startswith("cpu") else torch.device("cuda", device.index)
 
 
-def _cache_of(role: Role, model: StageModel) -> PagedKvCache:
+def cache_of(role: Role, model: StageModel) -> PagedKvCache:
     return PagedKvCache(
         num_layers=model.num_layers,
         first_layer=role.layers[0],
