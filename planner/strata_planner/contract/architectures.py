@@ -154,8 +154,8 @@ def _lacking(model_type: str, config: dict[str, Any]) -> list[str]:
 
 def _lacking_attention(model_type: str, config: dict[str, Any]) -> list[str]:
     lacking = []
-    if config.get("attn_logit_softcapping"):
-        lacking.append(f"soft caps in attention (attn_logit_softcapping {config['attn_logit_softcapping']})")
+    if config.get("attn_logit_softcapping") and model_type not in SUPPORTED:
+        lacking.append("a tested adapter for its soft caps in attention")
     types = set(config.get("layer_types") or ())
     lacking += [f"layers of type '{name}'" for name in sorted(types - set(_LAYER_TYPES))]
     architecture = SUPPORTED.get(model_type)

@@ -1,0 +1,127 @@
+"""Attention over paged keys and values for one packed batch: the reference path, right on every device.
+
+Called once per layer by the loading adapter. Knows no model: queries, keys and values come with their positions applied.
+All queries of a key head are handled together, so that keys and values are never repeated for grouped queries.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from strata_runtime.cache.batch import Batch, ChunkPart, DecodePart
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """What a layer makes of softmax(scale * q k) v: its scale, how far back it sees, the cap on its scores (tanh)."""
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+def attend(
+    batch: Batch, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: AttentionRule
+) -> torch.Tensor:
+    """Store the new keys and values of `layer` (its global number), then let every token see its sequence.
+
+    query: [heads, tokens, head_dim]; key, value: [kv_heads, tokens, head_dim]. Returns [tokens, heads, head_dim].
+    """
+    pool = batch.layers[layer - batch.first_layer]
+    pool.keys.index_copy_(1, batch.places, key)
+    pool.values.index_copy_(1, batch.places, value)
+    parts = batch.parts(rule.window)
+    first = parts[0]
+    if len(parts) == 1 and isinstance(first, DecodePart) and first.rows is None:
+        return _decode(first, pool.pages, query, rule)
+    out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+    for part in parts:
+        if isinstance(part, DecodePart):
+            assert part.rows is not None
+            chosen = query.index_select(1, part.rows)
+            out[part.rows] = _decode(part, pool.pages, chosen, rule)
+        else:
+            own = (key[:, part.rows], value[:, part.rows])
+            out[part.rows] = _chunk(part, pool.pages, (query[:, part.rows], *own), rule)
+    return out
+
+
+def _decode(part: DecodePart, pool: torch.Tensor, query: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+    """pool: [2, kv_heads, pages, page_tokens * head_dim]; query: [heads, B, head_dim] -> [B, heads, head_dim]."""
+    heads, count, width = query.shape
+    kv_heads = pool.shape[1]
+    keys, values = (
+        pool.index_select(2, part.pages)
+        .view(2, kv_heads, count, -1, width)[:, :, :, part.keys]
+        .transpose(1, 2)
+        .unbind(0)
+    )
+    grouped = query.transpose(0, 1).reshape(count, kv_heads, heads // kv_heads, width)
+    if heads == kv_heads and query.dtype is not torch.float32 and not query.is_cuda:
+        # A single row goes through torch's 16-bit matrix-vector product, which takes three times as long as two rows.
+        grouped = grouped.expand(-1, -1, 2, -1)
+        return _softmax_attention(grouped, keys, values, part.mask, rule)[:, :, 0]
+    return _softmax_attention(grouped, keys, values, part.mask, rule).reshape(count, heads, width)
+
+
+def _chunk(
+    part: ChunkPart,
+    pool: torch.Tensor,
+    own: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    rule: AttentionRule,
+) -> torch.Tensor:
+    """own: the chunk's query [heads, n, head_dim], key and value [kv_heads, n, head_dim] -> [n, heads, head_dim]."""
+    query, key, value = own
+    if part.pages is not None:
+        kv_heads, width = key.shape[0], key.shape[2]
+        key, value = pool.index_select(2, part.pages).view(2, kv_heads, -1, width)[:, :, part.keys].unbind(0)
+    out = _softmax_attention(query[None], key[None], value[None], part.mask, rule, causal=part.mask is None)
+    return out[0].transpose(0, 1)
+
+
+def _softmax_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    rule: AttentionRule,
+    *,
+    causal: bool = False,
+) -> torch.Tensor:
+    """query: [B, heads, n, head_dim]; keys, values: [B, kv_heads, keys, head_dim]; mask broadcasts to [B, 1, n, keys]."""
+    if rule.soft_cap is not None:
+        return _soft_capped(query, keys, values, mask, rule, causal=causal)
+    return functional.scaled_dot_product_attention(
+        query,
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=causal,
+        scale=rule.scale,
+        enable_gqa=query.shape[1] != keys.shape[1],
+    )
+
+
+def _soft_capped(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    rule: AttentionRule,
+    *,
+    causal: bool,
+) -> torch.Tensor:
+    """The same with cap * tanh(scores / cap) before the softmax, which the fused kernels do not know (Gemma 2)."""
+    assert rule.soft_cap is not None
+    count, heads, tokens, width = query.shape
+    kv_heads = keys.shape[1]
+    grouped = query.reshape(count, kv_heads, -1, width)
+    scores = (grouped @ keys.transpose(-1, -2)).view(count, heads, tokens, -1) * rule.scale
+    scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
+    if causal:
+        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return (weights.view(count, kv_heads, -1, keys.shape[2]) @ values).view(count, heads, tokens, width)

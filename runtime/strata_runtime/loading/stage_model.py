@@ -1,0 +1,33 @@
+"""The layers of one stage as one function from token ids or hidden states to hidden states or logits.
+
+Made by `load_stage`, called once per step by the stage executor. Knows nothing of sequences: the Batch does.
+"""
+
+import torch
+
+from strata_runtime.cache.batch import Batch
+from strata_runtime.loading.adapter import ModelSlice
+
+
+class StageModel:
+    """One stage of one model. Not for two threads at once."""
+
+    def __init__(self, stage: ModelSlice, *, num_layers: int, device: torch.device) -> None:
+        config = stage.module.config
+        self.hidden_size: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.num_kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.num_layers = num_layers
+        self.dtype = stage.dtype
+        self.device = device
+        self._stage = stage
+
+    def forward(self, inputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """inputs: token ids [tokens] int64 where the stage embeds, else hidden states [tokens, hidden].
+
+        Returns hidden states [tokens, hidden]; where the stage has the head, logits [rows, vocab] float32 of
+        `batch.sample_rows`. The keys and values of all tokens are stored either way.
+        """
+        with torch.inference_mode():
+            return self._stage.compute(inputs, batch)

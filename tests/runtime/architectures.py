@@ -1,0 +1,106 @@
+"""Tiny random models of every supported architecture, for the parity tests of loading and of the engine.
+
+Each entry overrides the fields of the architecture's configuration that make it small: six layers for three stages, grouped
+queries where it has them, and whatever is peculiar to it (windows, soft caps, partial rotation, multipliers) switched on.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from strata_runtime.loading.random_model import make_random_model
+
+_BASE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_HEADS: dict[str, Any] = {"head_dim": 8}
+_TIED: dict[str, Any] = {"tie_word_embeddings": True}
+_SLIDING = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+_WINDOW: dict[str, Any] = {"sliding_window": 5, "layer_types": _SLIDING}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "cohere": {"logit_scale": 0.25, "use_qk_norm": True},
+    "cohere2": _WINDOW | {"logit_scale": 0.25},
+    "ernie4_5": _HEADS,
+    "exaone4": _WINDOW,
+    "gemma": _HEADS | _TIED,
+    "gemma2": _HEADS | _TIED | _WINDOW | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
+    "gemma3_text": _HEADS | _TIED | _WINDOW,
+    "glm": _HEADS | {"attention_bias": True},
+    "glm4": _HEADS | {"attention_bias": True},
+    "gpt_neox": {"num_key_value_heads": 4},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+    },
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "embedding_multiplier": 3.0},
+    "helium": _HEADS,
+    "hunyuan_v1_dense": _HEADS,
+    "llama": {},
+    "ministral": _HEADS | _WINDOW,
+    "mistral": {"sliding_window": 5},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
+    "nemotron": {},
+    "olmo": {"clip_qkv": 0.5},
+    "olmo2": {},
+    "olmo3": _WINDOW,
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "opt": {"ffn_dim": 48, "num_key_value_heads": 4, "word_embed_proj_dim": 16, "do_layer_norm_before": False} | _TIED,
+    "persimmon": {"num_key_value_heads": 4},
+    "phi": {"num_key_value_heads": 2},
+    "phi3": {"sliding_window": 5},
+    "qwen2": _TIED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3},
+    "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 24, "decoder_sparse_step": 2},
+    "qwen3": _HEADS,
+    "qwen3_moe": _HEADS | _EXPERTS,
+    "seed_oss": _HEADS,
+    "smollm3": {"no_rope_layer_interval": 2},
+    "stablelm": {"qk_layernorm": True, "use_qkv_bias": True},
+    "starcoder2": {"sliding_window": 5},
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-tied-bias": ("llama", _TIED | {"attention_bias": True, "mlp_bias": True}),
+    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
+    "llama3-rope": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "opt-norm-before": ("opt", {"ffn_dim": 48, "num_key_value_heads": 4} | _TIED),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
+    "gpt_neox-sequential": ("gpt_neox", {"num_key_value_heads": 4, "use_parallel_residual": False}),
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (name, fields) for name, fields in ARCHITECTURES.items()
+} | VARIANTS
+
+
+def make_tiny_model(folder: Path, name: str, **config: Any) -> Path:
+    """Write the tiny model `name` of MODELS to `folder`; `config` overrides its fields."""
+    model_type, fields = MODELS[name]
+    merged = _BASE | fields | config
+    if model_type == "opt" and "word_embed_proj_dim" not in merged:
+        merged["word_embed_proj_dim"] = merged["hidden_size"]
+    return make_random_model(folder, model_type, **merged)
