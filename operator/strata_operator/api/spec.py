@@ -1,0 +1,320 @@
+"""What a user asks for: the spec of an LLMDeployment. The CRD's schema and its descriptions are generated from here.
+
+Every field is consumed by planning, rendering or reconciling; what is not supported is refused by a rule with a sentence.
+The same noun means the same thing in the planner (workload, precision) and in the rendered objects (gateway, slot).
+"""
+
+import re
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from strata_operator.api.base import ApiType, LabelMap, Name, RawObject, Rule
+from strata_operator.api.status import LLMDeploymentStatus
+
+GROUP = "strata.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "LLMDeployment"
+PLURAL = "llmdeployments"
+
+Bits = Literal[3, 4, 8, 16]
+ComputeTypeName = Literal["bfloat16", "float16", "float32"]
+
+# No regular expression features beyond RE2: the same text is the API server's rule.
+URI_PATTERN = (
+    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
+    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?"
+    r"|file:///.+)$"
+)
+UNSUPPORTED_URI_PATTERN = "^(s3|oci)://"
+
+
+class SecretKeyRef(ApiType):
+    name: Name
+    """A Secret in the namespace of the deployment."""
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+    """The key in it."""
+
+
+class ApiKeysSecretRef(ApiType):
+    name: Name
+    """A Secret in the namespace of the deployment."""
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = "keys"
+    """The key in it whose value lists API keys, one per line."""
+
+
+class ModelCache(ApiType):
+    persistent_volume_claim: Name
+    """An existing claim, writable by the pods of all nodes used: a new plan does not download again."""
+
+
+class ModelSpec(ApiType):
+    uri: Annotated[str, Field(min_length=1, max_length=1024)]
+    """`hf://owner/name[@revision]`, `pvc://claim/path`, or `file:///path` (in a volume of `runtime.pod.volumes`)."""
+    token_secret_ref: SecretKeyRef | None = None
+    """A token for gated models of the Hugging Face Hub."""
+    cache: ModelCache | None = None
+    """Where downloads of `hf://` models are kept; without it each pod downloads into its own scratch space."""
+    max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Most tokens of one request, prompt and answer together; by default the model's own limit."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"!self.uri.matches('{UNSUPPORTED_URI_PATTERN}')",
+            message="s3:// and oci:// are not supported yet; copy the model into a volume and use pvc://claim/path",
+            holds=lambda model: not re.match(UNSUPPORTED_URI_PATTERN, model.uri),
+            path="uri",
+        ),
+        Rule(
+            cel=f"self.uri.matches('{URI_PATTERN}') || self.uri.matches('{UNSUPPORTED_URI_PATTERN}')",
+            message="must be hf://owner/name[@revision], pvc://claim/path or file:///path; write the model's place so",
+            holds=lambda model: (
+                re.match(URI_PATTERN, model.uri) is not None or re.match(UNSUPPORTED_URI_PATTERN, model.uri) is not None
+            ),
+            path="uri",
+        ),
+        Rule(
+            cel="!self.uri.matches('(^|/)[.][.](/|$)')",
+            message="must not step upwards with '..'; write the path in full",
+            holds=lambda model: not re.search(r"(^|/)[.][.](/|$)", model.uri),
+            path="uri",
+        ),
+        Rule(
+            cel="!has(self.tokenSecretRef) || self.uri.startsWith('hf://')",
+            message="only hf:// models use a token; remove it or use an hf:// uri",
+            holds=lambda model: model.token_secret_ref is None or model.uri.startswith("hf://"),
+            path="tokenSecretRef",
+        ),
+        Rule(
+            cel="!has(self.cache) || self.uri.startsWith('hf://')",
+            message="only hf:// models are downloaded; remove the cache or use an hf:// uri",
+            holds=lambda model: model.cache is None or model.uri.startswith("hf://"),
+            path="cache",
+        ),
+    )
+
+
+class WorkloadSpec(ApiType):
+    """What to plan for."""
+
+    prompt_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 512
+    """Tokens of a typical prompt."""
+    output_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 128
+    """Tokens of a typical answer."""
+    concurrency: Annotated[int, Field(ge=1, le=65_536)] = 32
+    """Sequences in flight at once (the global batch of LLM-PQ)."""
+
+
+class ObjectiveSpec(ApiType):
+    goal: Literal["throughput"] = "throughput"
+    """What the plan makes best: the time of the whole workload, against quality."""
+    quality_weight: Annotated[float, Field(ge=0, le=1e12)] = 1.0
+    """The weight of quality against speed (theta of LLM-PQ): 0 is speed alone, more keeps more bits."""
+
+
+class PrecisionSpec(ApiType):
+    allowed: Annotated[tuple[Bits, ...], Field(min_length=1, max_length=4, json_schema_extra={"uniqueItems": True})] = (
+        3,
+        4,
+        8,
+        16,
+    )
+    """Bits that the weights of a layer may have; the plan chooses per layer."""
+    kv_cache_bits: Literal[16] = 16
+    """Bits of the KV cache's entries."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="",  # the list is a set: the API server refuses repetitions by itself
+            message="lists a width twice; name each width once",
+            holds=lambda precision: len(set(precision.allowed)) == len(precision.allowed),
+            path="allowed",
+        ),
+    )
+
+
+class Toleration(ApiType):
+    """As in a pod."""
+
+    key: Annotated[str, Field(max_length=316)] | None = None
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: Annotated[str, Field(max_length=63)] | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.operator != 'Exists' || !has(self.value)",
+            message="operator Exists takes no value; remove the value or use operator Equal",
+            holds=lambda toleration: toleration.operator != "Exists" or toleration.value is None,
+            path="value",
+        ),
+        Rule(
+            cel="self.operator == 'Exists' || has(self.key)",
+            message="operator Equal needs a key; name one or use operator Exists",
+            holds=lambda toleration: toleration.operator == "Exists" or toleration.key is not None,
+            path="key",
+        ),
+    )
+
+
+class PlacementSpec(ApiType):
+    node_selector: LabelMap = Field(default_factory=dict)
+    """Labels that a node must have to be used."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
+    """Taints that the pods of the deployment tolerate, as in a pod."""
+    exclude: Annotated[tuple[Name, ...], Field(max_length=256)] = ()
+    """Names of nodes that must not be used."""
+    min_stages: Annotated[int, Field(ge=1, le=64)] = 1
+    """Fewest stages of the pipeline; more than 1 forces a split."""
+    max_stages: Annotated[int, Field(ge=1, le=64)] = 64
+    """Most stages of the pipeline."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.minStages <= self.maxStages",
+            message="minStages is more than maxStages; lower it or raise maxStages",
+            holds=lambda placement: placement.min_stages <= placement.max_stages,
+            path="minStages",
+        ),
+    )
+
+
+class PlanningOverrides(ApiType):
+    """Estimates that a user may correct."""
+
+    memory_margin_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None
+    """Bytes that the plan leaves free on each device."""
+    usable_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of each device's memory that a plan may use."""
+    link_gbps: Annotated[float, Field(gt=0, le=100_000)] | None = None
+    """Bandwidth between any two nodes, in gigabits per second."""
+
+
+class PlanningSpec(ApiType):
+    time_limit_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
+    """Longest time to look for a better plan; the best one found until then is used."""
+    overrides: PlanningOverrides = PlanningOverrides()
+
+
+class ReplanningSpec(ApiType):
+    grace_period_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
+    """How long a node may be away before a new plan is made without it."""
+
+
+class EnvVar(ApiType):
+    """As in a container."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    value: Annotated[str, Field(max_length=32_768)] | None = None
+    value_from: RawObject | None = None
+
+
+class ResourceAmounts(ApiType):
+    """Requests and limits as in a container."""
+
+    requests: Annotated[dict[str, int | str], Field(max_length=16)] = Field(default_factory=dict)
+    limits: Annotated[dict[str, int | str], Field(max_length=16)] = Field(default_factory=dict)
+
+
+class PodOverlay(ApiType):
+    """What is added to the pods that run the runtime image: slots and gateway."""
+
+    resources: ResourceAmounts = ResourceAmounts()
+    """Added to the container of a slot; what the plan itself asks for (GPUs; CPU and memory of CPU devices) wins."""
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
+    """Environment variables of slots and gateway."""
+    volumes: Annotated[tuple[RawObject, ...], Field(max_length=32)] = ()
+    """Volumes of slots and gateway, as in a pod."""
+    volume_mounts: Annotated[tuple[RawObject, ...], Field(max_length=32)] = ()
+    """Where the containers of slots and gateway mount them, as in a container."""
+    annotations: Annotated[dict[str, Annotated[str, Field(max_length=8192)]], Field(max_length=32)] = Field(
+        default_factory=dict
+    )
+    """Annotations of slot and gateway pods."""
+    priority_class_name: Name | None = None
+    """PriorityClass of slot and gateway pods."""
+
+
+class RuntimeSpec(ApiType):
+    image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^\S+$")] | None = None
+    """Image of slots and gateway; by default that of the operator's release when the deployment was first planned."""
+    compute_type: ComputeTypeName | None = None
+    """Type of activations and unquantized weights; by default what the planner finds best for the model and devices."""
+    pod: PodOverlay = PodOverlay()
+
+
+class GatewayService(ApiType):
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    """Type of the Service that clients reach the OpenAI API through."""
+
+
+class GatewaySpec(ApiType):
+    api_keys_secret_ref: ApiKeysSecretRef | None = None
+    """Clients must present one of these keys; without it the API is open to whoever reaches the Service."""
+    service: GatewayService = GatewayService()
+    resources: ResourceAmounts = ResourceAmounts(requests={"cpu": "250m", "memory": "512Mi"}, limits={"memory": "2Gi"})
+    """Resources of the gateway's container."""
+
+
+class LLMDeploymentSpec(ApiType):
+    """A large language model, served by a pipeline over whatever devices the cluster has."""
+
+    model: ModelSpec
+    """The model to serve."""
+    workload: WorkloadSpec = WorkloadSpec()
+    objective: ObjectiveSpec = ObjectiveSpec()
+    precision: PrecisionSpec = PrecisionSpec()
+    placement: PlacementSpec = PlacementSpec()
+    planning: PlanningSpec = PlanningSpec()
+    replanning: ReplanningSpec = ReplanningSpec()
+    paused: bool = False
+    """The operator leaves a paused deployment as it is: nothing is planned, changed or removed."""
+    runtime: RuntimeSpec = RuntimeSpec()
+    gateway: GatewaySpec = GatewaySpec()
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.model.maxModelLen) || "
+            "self.workload.promptTokens + self.workload.outputTokens <= self.model.maxModelLen",
+            message="promptTokens + outputTokens is more than model.maxModelLen; lower them or raise maxModelLen",
+            holds=lambda spec: (
+                spec.model.max_model_len is None
+                or spec.workload.prompt_tokens + spec.workload.output_tokens <= spec.model.max_model_len
+            ),
+            path="workload",
+        ),
+    )
+
+
+class ObjectMeta(BaseModel):
+    """What is read of a Kubernetes object's metadata; the API server owns the rest, which is left unread."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    name: Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+    """At most 40 of a-z, 0-9 and '-', a letter first: names of Services and pods are made from it."""
+    namespace: Annotated[str, Field(min_length=1, max_length=63)] = "default"
+    uid: str = ""
+    generation: int = 0
+    annotations: dict[str, str] = {}
+    labels: dict[str, str] = {}
+
+
+class LLMDeployment(ApiType):
+    """One object in, a running OpenAI-compatible service out."""
+
+    api_version: Literal["strata.dev/v1alpha1"]
+    kind: Literal["LLMDeployment"]
+    metadata: ObjectMeta
+    spec: LLMDeploymentSpec
+    status: LLMDeploymentStatus = LLMDeploymentStatus()
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace
