@@ -1,0 +1,225 @@
+"""A plan as local processes: starts its slots and a gateway, drives the epochs, replaces what dies.
+
+Called by `strata up` and the demo: `async with LocalDeployment(...) as deployment`, then `await deployment.ready()` and
+`await deployment.supervise()`. It is the controller of its deployment: what it records lives and ends with this process, and
+so does every process it started.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from strata_operator.control_client import Links, as_kind
+from strata_operator.epochs import (
+    CreateEpoch,
+    Epoch,
+    Ledger,
+    Observed,
+    PlanWithout,
+    RecordCommit,
+    SendToGateway,
+    SendToSlot,
+    Step,
+    is_ready,
+    next_steps,
+)
+from strata_operator.local import launcher as launching
+from strata_operator.local.errors import RefusedError
+from strata_operator.local.launcher import Launcher
+from strata_operator.local.ports import check_port
+from strata_operator.local.services import GatewayService, Service, SlotService
+from strata_planner.contract.control import GatewayStatus, SlotStatus
+from strata_planner.contract.keys import new_secret
+from strata_planner.contract.plan import Plan
+from strata_planner.contract.roles import roles_of
+
+log = logging.getLogger(__name__)
+
+EPOCHS_AT_ONCE = 4  # so many new epochs of one plan in `EPOCH_SECONDS` are made without a pause
+EPOCH_SECONDS = 20.0
+REPEAT_SECONDS = 0.2  # before the same steps are tried once more
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What is started: the runtime's modules, by name. Tests put others here."""
+
+    launcher: Sequence[str] = launching.COMMAND
+    slot: str = "strata_runtime.pipeline.slot"
+    gateway: str = "strata_runtime.gateway.__main__"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """How a plan is run on this machine."""
+
+    served_model_name: str
+    logs: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys_file: Path | None = None
+    threads: Mapping[str, int] = field(default_factory=dict)  # by slot; absent: one
+    programs: Programs = Programs()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+class LocalDeployment:
+    """The controller and supervisor of one plan. `progress` is called after every change."""
+
+    def __init__(self, plan: Plan, options: LocalOptions, progress: Callable[[], None] = lambda: None) -> None:
+        self.plan = plan
+        self.options = options
+        self._progress = progress
+        self._changed = asyncio.Event()
+        self._links = Links(self._changed.set)
+        self._ledger = Ledger()
+        self._epochs_made: list[float] = []
+        self._ready = asyncio.Event()
+        self._not_ready_since = time.monotonic()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._launcher: Launcher | None = None
+        secret = new_secret()
+        self._secret = secret
+        modules, logs = options.programs, options.logs
+        self._slots = {
+            name: SlotService(name, modules.slot, logs, secret, roles=len(roles), threads=options.threads.get(name, 1))
+            for name, roles in sorted(roles_of(plan).items())
+        }
+        self._gateway = GatewayService(modules.gateway, logs, secret, _gateway_arguments(plan, options))
+
+    async def __aenter__(self) -> Self:
+        check_port(self.options.host, self.options.port)
+        environment = {"STRATA_CONTROL_KEY": self._secret}
+        launcher = await Launcher.start(environment, self.options.logs / "launcher.log", self.options.programs.launcher)
+        self._launcher = launcher
+        self._tasks = [
+            asyncio.create_task(service.keep_alive(launcher, self._changed.set)) for service in self._services()
+        ]
+        self._tasks.append(asyncio.create_task(self._control()))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End everything that was started, however this came about."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._links.close()
+        if self._launcher is not None:
+            await self._launcher.close()
+
+    async def ready(self) -> None:
+        """Returns once the deployment answers requests. Raises LocalError if it never will."""
+        await self._or_failure(self._ready.wait())
+
+    async def supervise(self) -> None:
+        """Runs until cancelled. Raises LocalError when the deployment cannot be kept alive."""
+        await self._or_failure(asyncio.Event().wait())
+
+    @property
+    def slot_statuses(self) -> dict[str, SlotStatus]:
+        return as_kind(self._links.statuses, SlotStatus)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Name -> process id of everything that runs now."""
+        return {service.name: service.pid for service in self._services() if service.control}
+
+    def _services(self) -> list[Service]:
+        return [*self._slots.values(), self._gateway]
+
+    async def _or_failure(self, wanted: Coroutine[Any, Any, object]) -> None:
+        """Wait for it as long as nothing fails."""
+        waiting = asyncio.create_task(wanted)
+        try:
+            done, _ = await asyncio.wait([waiting, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            waiting.cancel()
+            with suppress(asyncio.CancelledError):
+                await waiting
+
+    async def _control(self) -> None:
+        """Look, act, wait for a change."""
+        steps: tuple[Step, ...] = ()
+        while True:
+            self._changed.clear()
+            self._links.follow({service.name: service.control for service in self._services() if service.control})
+            before, steps = steps, next_steps(self.plan, self._ledger, self._observed())
+            await self._say_ready()
+            self._progress()
+            if steps:
+                await asyncio.sleep(REPEAT_SECONDS if steps == before else 0)
+                await asyncio.gather(*(self._do(step) for step in steps))
+            else:
+                await self._changed.wait()
+
+    def _observed(self) -> Observed:
+        addresses = {name: slot.address for name, slot in self._slots.items() if slot.address is not None}
+        return Observed(
+            slots=self.slot_statuses, gateways=as_kind(self._links.statuses, GatewayStatus), addresses=addresses
+        )
+
+    async def _do(self, step: Step) -> None:
+        match step:
+            case CreateEpoch():
+                await self._pace()
+                log.info("epoch %d: %s", step.number, step.reason)
+                self._ledger = Ledger(Epoch(step.number, new_secret(), step.plan), self._ledger.committed)
+            case RecordCommit(number=number):
+                self._ledger = Ledger(self._ledger.newest, number)
+            case SendToSlot(slot=name, message=message):
+                await self._links.send(name, message)
+            case SendToGateway(gateway=name, message=route):
+                await self._links.send(name, route)
+            case PlanWithout(slot=slot, reason=reason):
+                raise RefusedError(f"slot {slot} refused its part of the plan: {reason}")
+
+    async def _pace(self) -> None:
+        """The first epochs at once; if they keep breaking, one by one with a pause between."""
+        now = time.monotonic()
+        self._epochs_made = [made for made in self._epochs_made if now - made < EPOCH_SECONDS] + [now]
+        if len(self._epochs_made) > EPOCHS_AT_ONCE:
+            log.warning("%d epochs in %g s did not last; pausing", len(self._epochs_made), EPOCH_SECONDS)
+            await asyncio.sleep(EPOCH_SECONDS / EPOCHS_AT_ONCE)
+
+    async def _say_ready(self) -> None:
+        ready = is_ready(self.plan, self._ledger, self._observed())
+        if ready and not self._ready.is_set():
+            await _until_listening(self.options.host, self.options.port)
+            log.info("ready in %.1f s", time.monotonic() - self._not_ready_since)
+            self._ready.set()
+        elif not ready and self._ready.is_set():
+            self._not_ready_since = time.monotonic()
+            self._ready.clear()
+
+
+def _gateway_arguments(plan: Plan, options: LocalOptions) -> list[str]:
+    keys = ["--api-keys-file", str(options.api_keys_file)] if options.api_keys_file else []
+    return [
+        *("--host", options.host, "--port", str(options.port)),
+        *("--model-uri", plan.model_uri, "--served-model-name", options.served_model_name),
+        *keys,
+    ]
+
+
+async def _until_listening(host: str, port: int) -> None:
+    """The gateway's control port may answer a moment before its HTTP port does."""
+    while True:
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            await writer.wait_closed()
+            return
+        await asyncio.sleep(0.02)

@@ -1,0 +1,114 @@
+"""Speaks to the launcher, the parent of all local processes: start this module, tell me when it ends.
+
+The launcher (`python -m strata_runtime.launcher`) has imported torch once for all. It ends every child when its stdin
+ends, so that nothing outlives this process however it ends. Used by the local deployment alone.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from strata_operator.local.errors import CrashedError
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "strata_runtime.launcher")
+END_SECONDS = 10.0  # the launcher itself gives its children 3 s
+
+
+class Child:
+    """One started process. `ended` becomes its exit code, negative for a signal."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def kill(self) -> None:
+        """End it at once, if it has not ended yet."""
+        if not self.ended.done():
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Launcher:
+    """A running launcher; `await Launcher.start(...)`, then `spawn`, at last `close`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._ids = itertools.count()
+        self._starting: dict[str, asyncio.Future[Child]] = {}
+        self._children: dict[int, Child] = {}
+        self._ready = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, environment: Mapping[str, str], log_file: Path, command: Sequence[str] = COMMAND) -> Self:
+        """Returns at once; `spawn` waits until the imports are done."""
+        with log_file.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C is ours to hear: we end the children in order
+            )
+        return cls(process)
+
+    async def spawn(self, module: str, arguments: Sequence[str], log_file: Path) -> Child:
+        """Start `python -m module arguments` as a fork. Raises CrashedError if the launcher is gone."""
+        await asyncio.shield(self._ready)
+        name = str(next(self._ids))
+        self._starting[name] = asyncio.get_running_loop().create_future()
+        request = {"id": name, "module": module, "arguments": list(arguments), "log": str(log_file)}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        return await self._starting[name]
+
+    async def close(self) -> None:
+        """End every child and the launcher; returns when all are gone."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            log.warning("the launcher did not end by itself within %g s", END_SECONDS)
+            for child in self._children.values():
+                child.kill()
+            self._process.kill()
+            await self._process.wait()
+        await self._reader
+        self._starting.clear()
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self._take(json.loads(line))
+        self._lost(CrashedError("the parent of all local processes has ended; they end with it"))
+
+    def _take(self, message: dict[str, int]) -> None:
+        if "ready" in message:
+            self._ready.set_result(None)
+        elif "id" in message:
+            child = self._children[message["pid"]] = Child(message["pid"])
+            self._starting.pop(str(message["id"])).set_result(child)
+        else:
+            self._children.pop(message["pid"]).ended.set_result(message["exit"])
+
+    def _lost(self, error: CrashedError) -> None:
+        """Nobody waits for ever; an error that nobody waits for is no warning either."""
+        for future in (self._ready, *self._starting.values()):
+            if not future.done():
+                future.set_exception(error)
+            if not future.cancelled():
+                future.exception()
+        for child in self._children.values():
+            child.ended.set_result(-signal.SIGKILL)
+        self._children.clear()

@@ -1,0 +1,104 @@
+"""One process of a local deployment that must stay alive: a slot or the gateway, with its ports, log and history.
+
+A service that ends is started again, later each time it ended soon after its start; one that cannot stay alive is given
+up with the last lines of its log. Used by the local deployment alone; knows nothing of epochs.
+"""
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+from strata_operator.control_client import Endpoint
+from strata_operator.local.errors import CrashedError
+from strata_operator.local.launcher import Child, Launcher
+from strata_operator.local.ports import free_port, free_ports
+from strata_planner.contract.control import SlotAddress
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+SOON_SECONDS = 10.0  # who ends within this time of its start did not really run
+QUICK_ENDS = 4  # this many times in a row, then it is given up
+PAUSE_SECONDS = 0.5  # before the second start in a row; twice as long before each further one
+LOG_LINES = 15
+
+
+class Service(ABC):
+    """A process that is kept alive. `control` is None while it is down."""
+
+    def __init__(self, name: str, module: str, logs: Path, secret: str) -> None:
+        self.name = name
+        self.control: Endpoint | None = None
+        self.pid = 0
+        self._module = module
+        self._log_file = logs / f"{name}.log"
+        self._secret = secret
+
+    async def keep_alive(self, launcher: Launcher, changed: Callable[[], None]) -> None:
+        """Start it, and again whenever it ends, until cancelled. Raises CrashedError when that is of no use."""
+        quick_ends = 0
+        while True:
+            started = time.monotonic()
+            child = await self._start(launcher)
+            changed()
+            code = await asyncio.shield(child.ended)
+            self.control = None
+            changed()
+            quick_ends = quick_ends + 1 if time.monotonic() - started < SOON_SECONDS else 0
+            log.warning("%s %s; starting it again", self.name, how_it_ended(code))
+            if quick_ends >= QUICK_ENDS:
+                raise CrashedError(
+                    f"{self.name} {how_it_ended(code)}, {quick_ends} times in a row soon after its start. "
+                    f"Its log ends with:\n{self.last_lines()}"
+                )
+            await asyncio.sleep(PAUSE_SECONDS * (2 ** (quick_ends - 1) - 1) if quick_ends else 0)
+
+    def last_lines(self) -> str:
+        if not self._log_file.exists():
+            return "(nothing)"
+        return "\n".join(self._log_file.read_text(errors="replace").splitlines()[-LOG_LINES:]) or "(nothing)"
+
+    async def _start(self, launcher: Launcher) -> Child:
+        port = free_port(HOST)
+        child = await launcher.spawn(self._module, self._arguments(port), self._log_file)
+        self.pid, self.control = child.pid, Endpoint(HOST, port, self._secret)
+        return child
+
+    @abstractmethod
+    def _arguments(self, control_port: int) -> list[str]: ...
+
+
+class SlotService(Service):
+    """A slot with ports for `roles` roles. Its address is a new one at each start."""
+
+    def __init__(self, name: str, module: str, logs: Path, secret: str, *, roles: int, threads: int) -> None:
+        super().__init__(name, module, logs, secret)
+        self.address: SlotAddress | None = None
+        self._roles = roles
+        self._threads = threads
+
+    def _arguments(self, control_port: int) -> list[str]:
+        data_port, request_port = free_ports(HOST, self._roles), free_ports(HOST, self._roles)
+        self.address = SlotAddress(host=HOST, control_port=control_port, data_port=data_port, request_port=request_port)
+        return [
+            *("--name", self.name, "--host", HOST, "--control-port", str(control_port)),
+            *("--data-port", str(data_port), "--request-port", str(request_port), "--threads", str(self._threads)),
+        ]
+
+
+class GatewayService(Service):
+    """The gateway; its HTTP port is the user's choice and stays the same."""
+
+    def __init__(self, module: str, logs: Path, secret: str, arguments: list[str]) -> None:
+        super().__init__("gateway", module, logs, secret)
+        self._fixed = arguments
+
+    def _arguments(self, control_port: int) -> list[str]:
+        return [*self._fixed, "--control-host", HOST, "--control-port", str(control_port)]
+
+
+def how_it_ended(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

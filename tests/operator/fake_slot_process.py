@@ -1,0 +1,29 @@
+"""A slot process that loads nothing. FAKE_SLOT_REFUSES="b: reason" makes slot b refuse, FAKE_SLOT_CRASHES=b makes it end."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from strata_planner.contract.control import SlotStatus, slot_request_decoder
+from tests.operator.fake_processes import parse, serve
+from tests.operator.fakes import FakeSlot
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(arguments)
+    if os.environ.get("FAKE_SLOT_CRASHES") == options.name:
+        sys.stderr.write("ran out of luck\n")
+        return 3
+    slot = FakeSlot(options.name)
+    slot.incarnation = str(os.getpid())
+    name, _, reason = os.environ.get("FAKE_SLOT_REFUSES", "").partition(": ")
+    slot.refuses = reason if name == options.name else ""
+
+    def settle() -> SlotStatus | None:
+        if slot.prepare.phase != "loading":
+            return None
+        slot.finish_loading()
+        return slot.status()
+
+    serve(options.control_port, slot_request_decoder, slot.handle, settle)
+    return 0
