@@ -14,9 +14,11 @@ from strata_planner.contract.formats import (
     group_size,
     padded_in_features,
 )
-from strata_runtime.precision import packing, reference
+from strata_runtime.precision import packing
 from strata_runtime.precision.errors import PrecisionError, WeightNotFiniteError
+from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, select
 from strata_runtime.precision.quantizers import quantize_channels, quantize_groups
+from strata_runtime.precision.weights import ChannelWeight, GroupWeight
 
 COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -24,25 +26,30 @@ COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 class QuantLinear(nn.Module):
     """[..., K] -> [..., N] in the compute type; the weight is stored once, in integers, as `contract.formats` counts it."""
 
-    def __init__(self, out_features: int, in_features: int, compute_dtype: torch.dtype, bias: Tensor | None) -> None:
+    def __init__(self, shape: tuple[int, int], format_name: FormatName, bias: Tensor | None) -> None:
         super().__init__()
-        self.out_features = out_features
-        self.in_features = in_features
-        self.compute_dtype = compute_dtype
-        self.register_buffer("bias", None if bias is None else bias.detach().to(compute_dtype))
+        self.out_features, self.in_features = shape
+        self.format: FormatName = format_name
         self.bias: Tensor | None
+        self.register_buffer("bias", bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         tokens = inputs.reshape(-1, self.in_features)
-        return self.multiply(tokens).view(*inputs.shape[:-1], self.out_features)
+        out = self.multiply(tokens)
+        if self.bias is not None:
+            out += self.bias
+        return out.view(*inputs.shape[:-1], self.out_features)
 
     def multiply(self, tokens: Tensor) -> Tensor:
-        """tokens [M, K] -> [M, N]."""
+        """tokens [M, K] -> [M, N], without the bias."""
         raise NotImplementedError
 
     def dequantized(self) -> Tensor:
         """The stored weight as float32 [N, K]."""
         raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
 
 
 class ChannelLinear(QuantLinear):
@@ -51,69 +58,56 @@ class ChannelLinear(QuantLinear):
     def __init__(
         self, weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
     ) -> None:
-        super().__init__(weight.shape[0], weight.shape[1], compute_dtype, bias)
-        self.format: FormatName = format_name
+        super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
         stored = quantize_channels(weight, torch.float32 if format_name == "w8a8" else compute_dtype)
-        self.register_buffer("codes", stored.codes)
-        self.register_buffer("scales", stored.scales)
         self.codes: Tensor
         self.scales: Tensor
+        self.register_buffer("codes", stored.codes)
+        self.register_buffer("scales", stored.scales)
+
+    @property
+    def stored(self) -> ChannelWeight:
+        return ChannelWeight(self.codes, self.scales)
 
     def multiply(self, tokens: Tensor) -> Tensor:
-        if self.format == "w8a8":
-            return reference.multiply_quantized(tokens, self.codes, self.scales, self.bias)
-        return reference.multiply(tokens, self.dequantized(), self.bias)
+        stored = self.stored
+        return select(CHANNEL_KERNELS, self.format, tokens, stored).run(tokens, stored)
 
     def dequantized(self) -> Tensor:
-        return reference.dequantize_channels(self.codes, self.scales)
+        return self.stored.dequantized()
 
 
 class GroupLinear(QuantLinear):
-    """Formats `int4` and `int3`. `planes`: the nibbles, or the two bit planes (see `packing`)."""
+    """Formats `int4` and `int3`."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
     ) -> None:
-        super().__init__(weight.shape[0], weight.shape[1], compute_dtype, bias)
-        self.format: FormatName = format_name
-        self.group = group_size(self.in_features)
+        super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
         self.columns = padded_in_features(self.in_features)
         padded = nn.functional.pad(weight, (0, self.columns - self.in_features))
-        stored = quantize_groups(padded, BITS_OF_FORMAT[format_name], self.group, compute_dtype)
-        nibbles = packing.pack_nibbles(stored.codes)
-        if format_name == "int4":
-            self.register_buffer("nibbles", nibbles)
-        else:
-            two, one = packing.split_planes(nibbles, self.out_features, self.columns)
-            self.register_buffer("two_bits", two)
-            self.register_buffer("one_bit", one)
-        self.register_buffer(
-            "scales_and_zeros", torch.stack((stored.scales, stored.zeros), 2).transpose(0, 1).contiguous()
-        )
-        self.nibbles: Tensor
-        self.two_bits: Tensor
-        self.one_bit: Tensor
+        stored = quantize_groups(padded, BITS_OF_FORMAT[format_name], group_size(self.in_features), compute_dtype)
+        pairs = torch.stack((stored.scales, stored.zeros), dim=2).transpose(0, 1).contiguous()
+        planes: tuple[Tensor, ...] = (packing.pack_nibbles(stored.codes),)
+        if format_name == "int3":
+            planes = packing.split_planes(planes[0], self.out_features, self.columns)
+        self.plane_names = tuple(f"plane_{index}" for index in range(len(planes)))
+        for name, plane in zip(self.plane_names, planes, strict=True):
+            self.register_buffer(name, plane)
         self.scales_and_zeros: Tensor
+        self.register_buffer("scales_and_zeros", pairs)
+
+    @property
+    def stored(self) -> GroupWeight:
+        planes = tuple(self.get_buffer(name) for name in self.plane_names)
+        return GroupWeight(planes, self.scales_and_zeros, self.in_features, self.columns)
 
     def multiply(self, tokens: Tensor) -> Tensor:
-        return reference.multiply(tokens, self.dequantized(), self.bias)
+        stored = self.stored
+        return select(GROUP_KERNELS, self.format, tokens, stored).run(tokens, stored)
 
     def dequantized(self) -> Tensor:
-        codes = packing.unpack_nibbles(self._all_nibbles(), self.out_features, self.columns)
-        return reference.dequantize_groups(codes, self.scales_and_zeros)[:, : self.in_features]
-
-    def _all_nibbles(self) -> Tensor:
-        if self.format == "int4":
-            return self.nibbles
-        parts = [
-            packing.join_planes(
-                self.two_bits[packing.byte_range(part, self.columns, bits=2)],
-                self.one_bit[packing.byte_range(part, self.columns, bits=1)],
-                part.blocks,
-            )
-            for part in packing.segments(self.out_features)
-        ]
-        return torch.cat(parts)
+        return self.stored.dequantized()
 
 
 def make_linear(
@@ -134,7 +128,8 @@ def make_linear(
     if format == "dense":
         return _dense(weight, bias, compute_dtype)
     kind = ChannelLinear if format in {"int8", "w8a8"} else GroupLinear
-    return kind(weight.detach(), bias, format, compute_dtype)
+    stored_bias = None if bias is None else bias.detach().to(compute_dtype)
+    return kind(weight.detach(), stored_bias, format, compute_dtype)
 
 
 def stored_bytes_of(module: nn.Module) -> int:

@@ -7,9 +7,9 @@ The rows that are left, as far as 16 divides them, form one block of bytes [K, r
 layout of `aten::_convert_weight_to_int4pack_for_cpu` with AVX-512. The last rows (less than 16, which that kernel refuses)
 follow as bytes [rows, K / 2] holding inputs 2k and 2k + 1: no row is padded.
 
-Planes. The nibbles of one block are cut into four quarters; byte i of the one-bit plane holds the third bits of byte i of all four,
-byte i of the two halves of the two-bit plane the low bits of two quarters each. So three bits become nibbles with a few masks and
-shifts on whole vectors, and the rest is the int4 path.
+Planes. The nibbles of one block are cut into four quarters; byte i of the one-bit plane holds the lowest bits of byte i of all four,
+byte i of each half of the two-bit plane the upper bits of two quarters. So three bits become nibbles with two masks and a few shifts
+on whole vectors, and the rest is the int4 path.
 """
 
 from collections.abc import Iterator
@@ -100,19 +100,24 @@ def split_planes(nibbles: Tensor, out_features: int, in_features: int) -> tuple[
     two, one = [], []
     for part in segments(out_features):
         quarters = nibbles[byte_range(part, in_features, bits=4)].view(part.blocks, 4, -1)
-        low, high = quarters & 0x33, (quarters >> 2) & 0x11
-        two.append((low[:, 0::2] | (low[:, 1::2] << 2)).flatten())
-        one.append((high[:, 0] | (high[:, 1] << 1) | (high[:, 2] << 2) | (high[:, 3] << 3)).flatten())
+        low, high = quarters & 0x11, (quarters >> 1) & 0x33
+        two.append((high[:, 0::2] | (high[:, 1::2] << 2)).flatten())
+        one.append((low[:, 0] | (low[:, 1] << 1) | (low[:, 2] << 2) | (low[:, 3] << 3)).flatten())
     return torch.cat(two), torch.cat(one)
 
 
 def join_planes(two: Tensor, one: Tensor, blocks: int) -> Tensor:
-    """The planes of `blocks` blocks -> their nibbles, uint8 [4 * len(one)]."""
-    one = one.view(blocks, -1)
-    two = two.view(blocks, 2, -1)
-    nibbles = torch.empty(blocks, 4, one.shape[1], dtype=torch.uint8, device=one.device)
-    third = (one << 2, one << 1, one, one >> 1)
-    for quarter in range(4):
-        low = two[:, quarter // 2] if quarter % 2 == 0 else two[:, quarter // 2] >> 2
-        torch.bitwise_or(low & 0x33, third[quarter] & 0x44, out=nibbles[:, quarter])
-    return nibbles.view(-1)
+    """The planes of `blocks` blocks -> their nibbles, uint8 [4 * len(one)].
+
+    Words of eight bytes where the length allows: shifts are several times faster on them, and the masks drop what crosses a byte.
+    """
+    word, ones = (torch.int64, 0x0101010101010101) if one.numel() % (8 * blocks) == 0 else (torch.uint8, 1)
+    one, two = one.view(word).view(blocks, 1, -1), two.view(word).view(blocks, 2, -1)
+    nibbles = one >> torch.arange(4, dtype=word, device=one.device).view(1, 4, 1)
+    nibbles &= 0x11 * ones
+    upper = torch.empty_like(nibbles).view(blocks, 2, 2, -1)
+    torch.bitwise_left_shift(two, 1, out=upper[:, :, 0])
+    torch.bitwise_right_shift(two, 1, out=upper[:, :, 1])
+    upper &= 0x66 * ones
+    nibbles |= upper.view_as(nibbles)
+    return nibbles.view(torch.uint8).view(-1)

@@ -22,10 +22,9 @@ def dequantize_groups(codes: Tensor, scales_and_zeros: Tensor) -> Tensor:
     return torch.addcmul(zeros[..., None], steps, scales[..., None]).reshape(out_features, -1)
 
 
-def multiply(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """tokens [M, K] of the compute type, weight float32 [N, K], bias [N] -> [M, N] in the compute type."""
-    product = torch.nn.functional.linear(tokens.float(), weight, None if bias is None else bias.float())
-    return product.to(tokens.dtype)
+def multiply(tokens: Tensor, weight: Tensor) -> Tensor:
+    """tokens [M, K] of the compute type, weight float32 [N, K] -> [M, N] in the compute type."""
+    return torch.nn.functional.linear(tokens.float(), weight).to(tokens.dtype)
 
 
 def quantize_tokens(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,8 +34,8 @@ def quantize_tokens(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return (values / scales).round_().clamp_(-127, 127).to(torch.int8), scales
 
 
-def multiply_quantized(tokens: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """The `w8a8` format: both sides int8, the sum exact. Products of up to 2^14 over K inputs are exact in float64."""
+def multiply_quantized(tokens: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """The `w8a8` format: both sides int8, the sum exact (products below 2^14 over any number of inputs are exact in float64)."""
     token_codes, token_scales = quantize_tokens(tokens)
-    product = (token_codes.double() @ codes.double().t()).float() * token_scales * scales.float()
-    return (product if bias is None else product + bias.float()).to(tokens.dtype)
+    product = (token_codes.double() @ codes.double().t()).float() * token_scales * scales
+    return product.to(tokens.dtype)

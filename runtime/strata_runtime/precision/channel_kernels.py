@@ -1,0 +1,65 @@
+"""Products with a ChannelWeight (`int8`, `w8a8`). Listed and chosen in `kernels`; each is tested against `reference`.
+
+`int8` here is integer weights times 16-bit activations: codes are exact in every compute type, the scale of an output is applied to its sum.
+"""
+
+import torch
+from torch import Tensor
+
+from strata_runtime.precision import features, reference
+from strata_runtime.precision.weights import ChannelWeight
+
+PACKED_COLUMNS = 16  # `_weight_int8pack_mm` reads past the end of rows that this does not divide
+CUDA_INT_MM_TOKENS = 17  # the least number of rows that `_int_mm` takes on CUDA
+CUDA_INT_MM_QUANTUM = 8  # and what its inputs and outputs must be multiples of
+WEIGHTS_AT_A_TIME = {
+    "cpu": 1 << 21,
+    "cuda": 1 << 26,
+}  # converted at once: temporaries of a few MB on a CPU, however large the operator
+
+
+def packed_runs(tokens: Tensor, weight: ChannelWeight) -> bool:
+    """bfloat16 on a CPU; other types fall to a scalar loop, up to 40 times slower than converting first."""
+    return (
+        tokens.device.type == "cpu"
+        and tokens.dtype == torch.bfloat16
+        and weight.codes.shape[1] % PACKED_COLUMNS == 0
+        and features.int8pack_on_cpu()
+    )
+
+
+def packed(tokens: Tensor, weight: ChannelWeight) -> Tensor:
+    product: Tensor = torch.ops.aten._weight_int8pack_mm(tokens, weight.codes, weight.scales)  # noqa: SLF001 -- torch names its kernels so
+    return product
+
+
+def converted(tokens: Tensor, weight: ChannelWeight) -> Tensor:
+    """Codes to the compute type, some rows at a time, then a dense product."""
+    out_features, in_features = weight.codes.shape
+    step = max(1, WEIGHTS_AT_A_TIME[tokens.device.type] // in_features)
+    out = tokens.new_empty(tokens.shape[0], out_features)
+    for start in range(0, out_features, step):
+        rows = weight.codes[start : start + step].to(tokens.dtype)
+        out[:, start : start + step] = torch.nn.functional.linear(tokens, rows)
+    return out.mul_(weight.scales)
+
+
+def int_mm_runs(tokens: Tensor, weight: ChannelWeight) -> bool:
+    if tokens.device.type == "cpu":
+        return features.int_mm_on_cpu()
+    out_features, in_features = weight.codes.shape
+    return tokens.device.type == "cuda" and out_features % CUDA_INT_MM_QUANTUM == in_features % CUDA_INT_MM_QUANTUM == 0
+
+
+def int_mm(tokens: Tensor, weight: ChannelWeight) -> Tensor:
+    """int8 x int8 with exact int32 sums."""
+    codes, token_scales = reference.quantize_tokens(tokens)
+    count = codes.shape[0]
+    if codes.is_cuda and count < CUDA_INT_MM_TOKENS:
+        codes = torch.nn.functional.pad(codes, (0, 0, 0, CUDA_INT_MM_TOKENS - count))
+    sums = torch._int_mm(codes, weight.codes.t())[:count]  # noqa: SLF001 -- torch names its kernels so
+    return (sums.float() * token_scales * weight.scales).to(tokens.dtype)
+
+
+def int8_reference(tokens: Tensor, weight: ChannelWeight) -> Tensor:
+    return reference.multiply_quantized(tokens, weight.codes, weight.scales)

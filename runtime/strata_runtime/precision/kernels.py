@@ -1,0 +1,71 @@
+"""The kernels of every format, and the rule that picks one.
+
+`select` is called by `linear` on every forward pass. Knows when a kernel runs and when it is the fastest; how it multiplies is in `channel_kernels`
+and `group_kernels`.
+
+The number of tokens chooses only between kernels of equal arithmetic, so that a replay by prefill differs from decode by rounding alone;
+activation quantization is a format of the plan, never a silent choice. Equal arithmetic of `int8`, `int4` and `int3`: activations stay in the
+compute type and sums are float32. The packed kernels multiply by the float32 value of a weight, the others round it to the compute
+type first. The thresholds come from the table in docs/precision.md, which `python -m benchmarks.kernels` prints.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from torch import Tensor
+
+from strata_planner.contract.formats import FormatName
+from strata_runtime.precision import channel_kernels, group_kernels
+from strata_runtime.precision.weights import ChannelWeight, GroupWeight
+
+Arithmetic = Literal["16-bit activations", "8-bit activations"]
+W = TypeVar("W", ChannelWeight, GroupWeight)
+
+ANY_TOKENS = 1 << 62
+
+
+@dataclass(frozen=True)
+class Kernel(Generic[W]):
+    """`run(tokens [M, K], weight) -> [M, N]`, without bias, if `runs(tokens, weight)`; the fastest up to `most_tokens`."""
+
+    name: str
+    format: FormatName
+    arithmetic: Arithmetic
+    runs: Callable[[Tensor, W], bool]
+    run: Callable[[Tensor, W], Tensor]
+    most_tokens: int = ANY_TOKENS
+
+
+def _always(_tokens: Tensor, _weight: ChannelWeight | GroupWeight) -> bool:
+    return True
+
+
+CHANNEL_KERNELS: tuple[Kernel[ChannelWeight], ...] = (
+    Kernel(
+        "int8-packed", "int8", "16-bit activations", channel_kernels.packed_runs, channel_kernels.packed, most_tokens=12
+    ),
+    Kernel("int8-converted", "int8", "16-bit activations", _always, channel_kernels.converted),
+    Kernel("w8a8-int-mm", "w8a8", "8-bit activations", channel_kernels.int_mm_runs, channel_kernels.int_mm),
+    Kernel("w8a8-reference", "w8a8", "8-bit activations", _always, channel_kernels.int8_reference),
+)
+GROUP_KERNELS: tuple[Kernel[GroupWeight], ...] = (
+    Kernel(
+        "int4-packed", "int4", "16-bit activations", group_kernels.packed_runs, group_kernels.packed, most_tokens=40
+    ),
+    Kernel("int4-dequantized", "int4", "16-bit activations", _always, group_kernels.dequantized),
+    Kernel(
+        "int3-packed", "int3", "16-bit activations", group_kernels.packed_runs, group_kernels.packed, most_tokens=40
+    ),
+    Kernel("int3-dequantized", "int3", "16-bit activations", _always, group_kernels.dequantized),
+)
+
+
+def select(kernels: tuple[Kernel[W], ...], format_name: FormatName, tokens: Tensor, weight: W) -> Kernel[W]:
+    """The first kernel of the format that runs here and is meant for so many tokens; the last of each format always is."""
+    count = tokens.shape[0]
+    return next(
+        kernel
+        for kernel in kernels
+        if kernel.format == format_name and count <= kernel.most_tokens and kernel.runs(tokens, weight)
+    )
