@@ -5,11 +5,12 @@ from pathlib import Path
 _ROLLUP = Path("/proc/self/smaps_rollup")
 
 
-def private_bytes() -> int:
-    """Private memory of this process: what would be freed if it ended. 0 where the kernel does not tell (not Linux)."""
+def private_bytes(rollup: Path = _ROLLUP) -> int:
+    """Private memory that a process has written: what only its end or its own doing frees. Pages of mapped files that the
+    system can drop are not counted. 0 where the kernel does not tell (not Linux).
+    """
     try:
-        lines = _ROLLUP.read_text().splitlines()
+        lines = rollup.read_text().splitlines()
     except OSError:
         return 0
-    wanted = ("Private_Clean:", "Private_Dirty:")
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(wanted))
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty:"))
