@@ -15,13 +15,19 @@ from pydantic.alias_generators import to_camel
 class Rule:
     """What a schema cannot say: once for the API server (CEL over the object as it is stored), once for Python.
 
-    `path` names the offending field below the type that carries the rule; the message has the rule and the fix.
+    `path` names the offending field below the type that carries the rule; the message has the rule and the fix. `cel` is
+    empty where the schema says it already, `holds` is left out where Python's types do.
     """
 
     cel: str
     message: str
-    holds: Callable[[Any], bool]
+    holds: Callable[[Any], bool] = lambda _: True
     path: str = ""
+
+    def to_validation(self) -> dict[str, str]:
+        """As an entry of `x-kubernetes-validations`."""
+        where = {"fieldPath": f".{self.path}"} if self.path else {}
+        return {"rule": self.cel, "message": self.message, **where}
 
 
 class RuleError(ValueError):
@@ -30,6 +36,12 @@ class RuleError(ValueError):
     def __init__(self, broken: tuple[Rule, ...]) -> None:
         self.broken = broken
         super().__init__("; ".join(rule.message for rule in broken))
+
+
+def _add_rules(schema: dict[str, Any], model: type[Any]) -> None:
+    validations = [rule.to_validation() for rule in model.rules if rule.cel]
+    if validations:
+        schema["x-kubernetes-validations"] = validations
 
 
 class ApiType(BaseModel):
@@ -46,6 +58,7 @@ class ApiType(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
         protected_namespaces=(),
+        json_schema_extra=_add_rules,
     )
 
     rules: ClassVar[tuple[Rule, ...]] = ()

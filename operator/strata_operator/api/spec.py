@@ -114,7 +114,9 @@ class ObjectiveSpec(ApiType):
 
 
 class PrecisionSpec(ApiType):
-    allowed: Annotated[tuple[Bits, ...], Field(min_length=1, max_length=4, json_schema_extra={"uniqueItems": True})] = (
+    allowed: Annotated[
+        tuple[Bits, ...], Field(min_length=1, max_length=4, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = (
         3,
         4,
         8,
@@ -173,7 +175,8 @@ class PlacementSpec(ApiType):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="self.minStages <= self.maxStages",
+            # The API server checks the default of the object, {}, before it fills in the fields' defaults.
+            cel="!has(self.minStages) || !has(self.maxStages) || self.minStages <= self.maxStages",
             message="minStages is more than maxStages; lower it or raise maxStages",
             holds=lambda placement: placement.min_stages <= placement.max_stages,
             path="minStages",
@@ -288,12 +291,15 @@ class LLMDeploymentSpec(ApiType):
     )
 
 
+NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
+
 class ObjectMeta(BaseModel):
     """What is read of a Kubernetes object's metadata; the API server owns the rest, which is left unread."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", use_attribute_docstrings=True)
 
-    name: Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+    name: Annotated[str, Field(min_length=1, max_length=40, pattern=NAME_PATTERN)]
     """At most 40 of a-z, 0-9 and '-', a letter first: names of Services and pods are made from it."""
     namespace: Annotated[str, Field(min_length=1, max_length=63)] = "default"
     uid: str = ""
@@ -310,6 +316,13 @@ class LLMDeployment(ApiType):
     metadata: ObjectMeta
     spec: LLMDeploymentSpec
     status: LLMDeploymentStatus = LLMDeploymentStatus()
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"self.metadata.name.size() <= 40 && self.metadata.name.matches('{NAME_PATTERN}')",
+            message="metadata.name must be at most 40 of a-z, 0-9 and '-', a letter first: Services are named after it",
+        ),
+    )
 
     @property
     def name(self) -> str:
