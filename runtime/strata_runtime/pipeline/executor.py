@@ -72,7 +72,7 @@ class StageExecutor:
         if not header.segments:
             return None
         with torch.inference_mode():
-            return self._model.forward(inputs, self._cache.plan(header.segments))
+            return self._model.forward(inputs.to(self._model.device), self._cache.plan(header.segments))
 
     def _check(self, header: FrameHeader, inputs: torch.Tensor) -> None:
         if header.step != self._next_step:
