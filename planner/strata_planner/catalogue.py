@@ -1,0 +1,107 @@
+"""The catalogue of device types: published rates, product labels, interconnects. Data in catalogue.yaml, with sources.
+
+Read by `cluster` when it resolves a device's type. Knows no cluster and no model.
+"""
+
+from functools import cache
+from importlib import resources
+
+import yaml
+
+from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.formats import FormatName
+from strata_planner.contract.values import Value, from_builtins
+
+CPU = "cpu"
+_MIB = 1 << 20
+
+
+class ArchitectureEfficiency(Value, frozen=True):
+    """What kernels reach on a GPU architecture (assumed until measured)."""
+
+    decode: dict[FormatName, float]
+    prefill: dict[FormatName, float]
+    layer_overhead_seconds: float
+
+
+class Entry(Value, frozen=True):
+    """One product as its datasheet describes it."""
+
+    labels: tuple[str, ...]
+    architecture: str
+    compute_capability: str
+    memory_mib: int
+    bandwidth_gigabytes_per_second: float
+    fp16_tflops: float
+    fp32_tflops: float
+    peer_gigabytes_per_second: float
+    source: str
+
+
+class CpuEntry(Value, frozen=True):
+    """The assumed processor."""
+
+    memory_mib: int
+    bandwidth_gigabytes_per_second: float
+    fp16_gflops: float
+    fp32_gflops: float
+    peer_gigabytes_per_second: float
+    layer_overhead_seconds: float
+    decode: dict[FormatName, float]
+    prefill: dict[FormatName, float]
+
+
+class Catalogue(Value, frozen=True):
+    architectures: dict[str, ArchitectureEfficiency]
+    devices: dict[str, Entry]
+    cpu: CpuEntry
+
+    def name_of(self, type_or_label: str) -> str | None:
+        """The catalogue name of a device type or product label; None when nothing is known about it."""
+        if type_or_label == CPU or type_or_label in self.devices:
+            return type_or_label
+        return next((name for name, entry in self.devices.items() if type_or_label in entry.labels), None)
+
+    def profile(self, name: str) -> DeviceProfile:
+        """The published profile of a catalogue name, `cpu` included (that one is assumed)."""
+        if name == CPU:
+            return self._cpu_profile()
+        entry = self.devices[name]
+        efficiency = self.architectures[entry.architecture]
+        return DeviceProfile(
+            type=name,
+            memory_bytes=entry.memory_mib * _MIB,
+            bandwidth_bytes_per_second=entry.bandwidth_gigabytes_per_second * 1e9,
+            flops_per_second=entry.fp16_tflops * 1e12,
+            float32_flops_per_second=entry.fp32_tflops * 1e12,
+            decode_efficiency=efficiency.decode,
+            prefill_efficiency=efficiency.prefill,
+            layer_overhead_seconds=efficiency.layer_overhead_seconds,
+            source=f"published: {entry.source}; efficiencies assumed",
+            compute_capability=entry.compute_capability,
+        )
+
+    def peer_bytes_per_second(self, name: str) -> float:
+        """Between two devices of one node, one direction; devices that the catalogue lacks count as PCIe 3.0 x16."""
+        if name == CPU:
+            return self.cpu.peer_gigabytes_per_second * 1e9
+        return self.devices[name].peer_gigabytes_per_second * 1e9 if name in self.devices else 16e9
+
+    def _cpu_profile(self) -> DeviceProfile:
+        return DeviceProfile(
+            type=CPU,
+            memory_bytes=self.cpu.memory_mib * _MIB,
+            bandwidth_bytes_per_second=self.cpu.bandwidth_gigabytes_per_second * 1e9,
+            flops_per_second=self.cpu.fp16_gflops * 1e9,
+            float32_flops_per_second=self.cpu.fp32_gflops * 1e9,
+            decode_efficiency=self.cpu.decode,
+            prefill_efficiency=self.cpu.prefill,
+            layer_overhead_seconds=self.cpu.layer_overhead_seconds,
+            source="assumed",
+        )
+
+
+@cache
+def catalogue() -> Catalogue:
+    text = resources.files("strata_planner").joinpath("catalogue.yaml").read_text(encoding="utf-8")
+    return from_builtins(yaml.safe_load(text), Catalogue)
