@@ -6,13 +6,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.cluster.testbed.cluster import Cluster, bring_up
 from tests.cluster.testbed.nodes import DEFAULT_NODES
 from tests.cluster.testbed.processes import TestbedError
 from tests.cluster.testbed.tools import ToolError, missing, tool_path
-from tests.cluster.testbed.world import World, WorldError, fresh
+from tests.cluster.testbed.world import CHECKOUT, World, WorldError, fresh
 
 
 def main() -> int:
@@ -86,7 +85,7 @@ _VERBS: dict[str, Callable[[World, argparse.Namespace], int]] = {
 def _fill(world: World, arguments: argparse.Namespace) -> int:
     options = [f"--nodes={arguments.nodes}", f"--node-grace-seconds={arguments.node_grace_seconds}"]
     module = [sys.executable, "-m", "tests.cluster.testbed"]
-    return world.enter([*module, f"--name={world.name}", "_bring_up", *options])
+    return world.enter([*module, f"--name={world.name}", "_bring_up", *options], {"PYTHONPATH": str(CHECKOUT)})
 
 
 def _check_tools() -> None:
@@ -118,5 +117,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path.cwd()))
     sys.exit(main())

@@ -78,6 +78,10 @@ class Cluster:
         """`kubectl apply` of objects."""
         self.kubectl("apply", "-f", "-", stdin=_as_list(objects))
 
+    def dry_run(self, *objects: Manifest) -> None:
+        """Let the API server validate and admit objects without keeping them; `TestbedError` with its refusal."""
+        self.kubectl("apply", "--dry-run=server", "-f", "-", stdin=_as_list(objects))
+
     def get(self, *arguments: str) -> Manifest:
         """`kubectl get ... -o json`: an object, or a list with `items`."""
         found: Manifest = json.loads(self.kubectl("get", *arguments, "-o", "json"))
@@ -148,6 +152,13 @@ class Cluster:
         self.kubectl("patch", "node", name, "--type=merge", f"--patch={json.dumps(labels)}")
         offered = {"nvidia.com/gpu": str(gpus)}
         status = {"status": {"capacity": offered, "allocatable": offered}}
+        self.kubectl("patch", "node", name, "--subresource=status", "--type=merge", f"--patch={json.dumps(status)}")
+
+    def remove_gpus(self, name: str) -> None:
+        """Take back what `make_gpu_node` gave."""
+        labels = [label for label in self.get("node", name)["metadata"]["labels"] if label.startswith("nvidia.com/")]
+        self.kubectl("label", "node", name, *(f"{label}-" for label in labels))
+        status = {"status": {"capacity": {"nvidia.com/gpu": None}, "allocatable": {"nvidia.com/gpu": None}}}
         self.kubectl("patch", "node", name, "--subresource=status", "--type=merge", f"--patch={json.dumps(status)}")
 
     def add_fleet(self, products: Sequence[str], *, gpus_per_node: int = 1, prefix: str = "fleet") -> list[str]:

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Where container tools keep state at fixed paths: empty and in memory here, so that nothing lands in the machine's own.
-PRIVATE = ("/run", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers", "/var/log/pods")
+# Where container tools keep state at fixed paths: what they write there goes into the world's directory instead.
+COVERED = ("/var/lib", "/var/log")
 
 
 def main(directory: Path) -> None:
@@ -22,9 +22,9 @@ def main(directory: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     run("mount", "-t", "proc", "proc", "/proc")
-    for path in PRIVATE:
-        Path(path).mkdir(parents=True, exist_ok=True)
-        run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", path)
+    run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+    for path in COVERED:
+        cover(path, directory / "covers" / path.strip("/").replace("/", "-"))
     resolver = directory / "resolv.conf"
     resolver.touch()
     # resolv.conf may be a link to a file below /run, which is empty now.
@@ -35,6 +35,14 @@ def main(directory: Path) -> None:
     record.write_text(f"{outside_pid} {started}\n")
     record.rename(directory / "first-process")
     reap()
+
+
+def cover(path: str, writes: Path) -> None:
+    """Show the machine's folder as it is, and keep what is written to it elsewhere."""
+    upper, work = writes / "upper", writes / "work"
+    for folder in (upper, work):
+        folder.mkdir(parents=True)
+    run("mount", "-t", "overlay", "-o", f"lowerdir={path},upperdir={upper},workdir={work}", "overlay", path)
 
 
 def run(*command: str) -> None:

@@ -34,8 +34,8 @@ class NodeSpec:
 
 DEFAULT_NODES = (
     NodeSpec("node-a", cpus=2.0, memory_bytes=4 * _GiB),
-    NodeSpec("node-b", cpus=1.0, memory_bytes=3 * _GiB),
-    NodeSpec("node-c", cpus=0.5, memory_bytes=2 * _GiB),
+    NodeSpec("node-b", cpus=1.5, memory_bytes=3 * _GiB),
+    NodeSpec("node-c", cpus=1.0, memory_bytes=2 * _GiB),
 )
 
 
@@ -96,9 +96,9 @@ class Node:
                 if sandbox := interface.get("sandbox"):
                     subprocess.run(["ip", "netns", "delete", Path(sandbox).name], check=False, capture_output=True)
             result.unlink()
-        leases = state / "networks" / network.network_name(self.spec.name)
-        if leases.exists():
-            remove_tree(leases)
+        # The record of the last address stays: an address given again at once meets neighbours that remember its old link.
+        for lease in (state / "networks" / network.network_name(self.spec.name)).glob("*.*.*.*"):
+            lease.unlink()
 
     def _check_fits_machine(self) -> None:
         processors, memory_bytes = os.cpu_count() or 1, _machine_memory_bytes()

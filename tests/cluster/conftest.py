@@ -1,0 +1,35 @@
+"""Runs this folder's tests inside a testbed: the one that is up, else a fresh one that ends with the session."""
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.testbed.cluster import Cluster
+from tests.cluster.testbed.world import CHECKOUT, ENVIRONMENT_VARIABLE
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Start the session again inside a testbed when it was started outside of one."""
+    if ENVIRONMENT_VARIABLE in os.environ or config.option.collectonly or config.option.help:
+        return None
+    again = [sys.executable, "-m", "pytest", *config.invocation_params.args]
+    command = [sys.executable, "-m", "tests.cluster.testbed", "run", *again]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, check=False).returncode
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    return Cluster.current()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace for one test."""
+    name = f"test-{secrets.token_hex(4)}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")

@@ -1,0 +1,105 @@
+"""Ending a testbed, in order or by a crash, leaves the machine as it was. A second testbed is made inside the first for it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.testbed import cgroups
+from tests.cluster.testbed.processes import wait_until
+from tests.cluster.testbed.world import World, mounts_below
+
+pytestmark = pytest.mark.cluster
+
+INNER = World("testbed-inner")
+
+
+@pytest.fixture(autouse=True)
+def inner() -> Iterator[None]:
+    yield
+    INNER.destroy()
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.cluster.testbed", f"--name={INNER.name}", *arguments]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def processes() -> list[str]:
+    """The command lines of processes that work for the inner testbed."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_text().replace("\0", " ")
+        except OSError:
+            continue
+        if str(INNER.directory) in line:
+            found.append(line)
+    return found
+
+
+def machine() -> dict[str, object]:
+    """What an ended testbed must not have changed here, besides files, processes and groups."""
+    return {
+        "mounts": sorted(mounts_below(Path("/"))),
+        "processes": processes(),
+        "files": INNER.directory.exists(),
+        "groups": [str(root) for root in cgroups.hierarchies() if (root / f"strata-{INNER.name}").exists()],
+        "links": sorted(name for _, name in socket.if_nameindex() if not name.startswith("veth")),
+        "routes": stable("ip", "route"),
+        "packet rules": stable("iptables-save"),
+    }
+
+
+def stable(*command: str) -> list[str]:
+    """What a command lists, without what changes by itself: counters, comments, pods' links and whether a link has a carrier."""
+    listing = subprocess.run(command, text=True, capture_output=True, check=True).stdout.replace("linkdown", "")
+    return sorted(line.split("[")[0].strip() for line in listing.splitlines() if line[0] != "#" and "veth" not in line)
+
+
+def test_a_testbed_leaves_nothing_when_its_command_has_ended() -> None:
+    before = machine()
+    with start("run", "--nodes=1", "kubectl", "get", "nodes", "--no-headers") as run:
+        output, _ = run.communicate()
+    assert run.returncode == 0, output
+    assert "node-a" in output
+    assert machine() == before
+
+
+def test_a_testbed_ends_with_its_killed_starter_and_the_next_one_sweeps() -> None:
+    before = machine()
+    with start("run", "--nodes=1", "sh", "-c", "echo inside; sleep 600") as run:
+        assert run.stdout is not None
+        while (line := run.stdout.readline()) != "inside\n":
+            assert line, "the testbed ended before its command began"
+        assert processes()
+        run.send_signal(signal.SIGKILL)
+        wait_until(lambda: not processes(), "end of all processes of the killed testbed", 20)
+    assert INNER.directory.exists()
+
+    with start("down") as down:
+        output, _ = down.communicate()
+    assert down.returncode == 0, output
+    assert machine() == before
+
+
+def test_a_second_testbed_of_the_same_name_is_refused() -> None:
+    INNER.create(bound=True)
+    with start("up") as up:
+        output, _ = up.communicate()
+    assert up.returncode == 1
+    assert "is up already" in output
+    assert INNER.first_process is not None
+
+
+def test_a_recorded_id_that_another_process_has_now_is_not_ended() -> None:
+    INNER.directory.mkdir()
+    (INNER.directory / "first-process").write_text(f"{os.getpid()} 1\n")
+    assert INNER.first_process is None
+    INNER.destroy()
+    assert not INNER.directory.exists()
