@@ -34,7 +34,7 @@ from strata_operator.local.errors import RefusedError
 from strata_operator.local.launcher import Launcher
 from strata_operator.local.ports import check_port
 from strata_operator.local.services import GatewayService, Service, SlotService
-from strata_planner.contract.control import GatewayStatus, SlotStatus
+from strata_planner.contract.control import Commit, GatewayStatus, SlotStatus
 from strata_planner.contract.keys import new_secret
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import roles_of
@@ -181,10 +181,19 @@ class LocalDeployment:
                 self._ledger = Ledger(self._ledger.newest, number)
             case SendToSlot(slot=name, message=message):
                 await self._links.send(name, message)
+                if isinstance(message, Commit):
+                    self._check_switch(name, message.epoch)
             case SendToGateway(gateway=name, message=route):
                 await self._links.send(name, route)
             case PlanWithout(slot=slot, reason=reason):
                 raise RefusedError(f"slot {slot} refused its part of the plan: {reason}")
+
+    def _check_switch(self, slot: str, epoch: int) -> None:
+        """A slot that cannot switch (a port was taken meanwhile) is started anew: other ports, a new epoch."""
+        status = self.slot_statuses.get(slot)
+        if status and status.failure and status.prepare.epoch == epoch != status.committed_epoch:
+            log.warning("slot %s cannot switch to epoch %d: %s", slot, epoch, status.failure)
+            self._slots[slot].kill()
 
     async def _pace(self) -> None:
         """The first epochs at once; if they keep breaking, one by one with a pause between."""

@@ -1,12 +1,17 @@
-"""Ports of the local processes: free ones from the kernel, and the check of the one that the user asked for."""
+"""Ports of the local processes: free ones, and the check of the one that the user asked for."""
 
 import contextlib
 import errno
+import random
 import socket
+from pathlib import Path
 
 from strata_operator.local.errors import PortInUseError
 
-ATTEMPTS = 100
+ATTEMPTS = 200
+LOWEST = 20_000
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_given: set[int] = set()  # ports that a process of ours may be about to listen on
 
 
 def free_port(host: str) -> int:
@@ -14,15 +19,24 @@ def free_port(host: str) -> int:
 
 
 def free_ports(host: str, count: int) -> int:
-    """The first of `count` consecutive ports that are free now."""
+    """The first of `count` consecutive ports that are free now and were not given before.
+
+    They lie below those that the kernel gives to outgoing connections, so that none takes them before they are used.
+    """
+    highest = _first_ephemeral() - count
     for _ in range(ATTEMPTS):
-        with contextlib.ExitStack() as held:
-            first = _bind(held, host, 0)
-            with contextlib.suppress(OSError, OverflowError):
-                for port in range(first + 1, first + count):
-                    _bind(held, host, port)
-                return first
-    raise PortInUseError(f"no {count} consecutive free ports on {host}; end a process that listens there")
+        first = random.randint(LOWEST, highest)
+        wanted = set(range(first, first + count))
+        if wanted & _given:
+            continue
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in wanted:
+                _bind(held, host, port)
+            _given.update(wanted)
+            return first
+    raise PortInUseError(
+        f"no {count} consecutive free ports on {host} in {LOWEST}..{highest}; end a process that listens there"
+    )
 
 
 def check_port(host: str, port: int) -> None:
@@ -48,3 +62,8 @@ def _why(host: str, port: int, error: OSError | OverflowError) -> str:
     if isinstance(error, PermissionError):
         return f"port {port} on {host} needs privileges (ports below 1024 do); choose another with --port"
     return f"cannot listen on {host} port {port} ({error}); --host must be an address of this machine, --port 1..65535"
+
+
+def _first_ephemeral() -> int:
+    lowest = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 0
+    return lowest if lowest > LOWEST + ATTEMPTS else 1 << 16

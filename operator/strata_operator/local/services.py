@@ -32,10 +32,14 @@ class Service(ABC):
     def __init__(self, name: str, module: str, logs: Path, secret: str) -> None:
         self.name = name
         self.control: Endpoint | None = None
-        self.pid = 0
+        self._child: Child | None = None
         self._module = module
         self._log_file = logs / f"{name}.log"
         self._secret = secret
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid if self._child else 0
 
     async def keep_alive(self, launcher: Launcher, changed: Callable[[], None]) -> None:
         """Start it, and again whenever it ends, until cancelled. Raises CrashedError when that is of no use."""
@@ -56,6 +60,11 @@ class Service(ABC):
                 )
             await asyncio.sleep(PAUSE_SECONDS * (2 ** (quick_ends - 1) - 1) if quick_ends else 0)
 
+    def kill(self) -> None:
+        """End the process at once; it is started again."""
+        if self._child is not None:
+            self._child.kill()
+
     def last_lines(self) -> str:
         if not self._log_file.exists():
             return "(nothing)"
@@ -64,7 +73,7 @@ class Service(ABC):
     async def _start(self, launcher: Launcher) -> Child:
         port = free_port(HOST)
         child = await launcher.spawn(self._module, self._arguments(port), self._log_file)
-        self.pid, self.control = child.pid, Endpoint(HOST, port, self._secret)
+        self._child, self.control = child, Endpoint(HOST, port, self._secret)
         return child
 
     @abstractmethod

@@ -1,0 +1,124 @@
+"""This machine as the planner's Cluster: its GPUs if it has any, else its processor cut into as many devices as stages.
+
+Called by `strata up` where no cluster file is given; fills in what a cluster file leaves open (threads, measured rates).
+Measuring runs in a process of its own: it needs torch, which this package never imports.
+"""
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from strata_operator.local.errors import LocalError
+from strata_planner.catalogue import CPU
+from strata_planner.cluster import Cluster, Device, Node
+from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.plan import Plan
+from strata_planner.contract.values import from_json
+
+MEASURE = (sys.executable, "-m", "strata_runtime.measure")
+MEASURE_SECONDS = 120
+FREE_MEMORY_SHARE = 0.8  # of what is free now: other programs of this machine go on
+_MIB = 1 << 20
+
+
+def this_machine(min_stages: int) -> Cluster:
+    """GPUs on one node; without GPUs, `min_stages` nodes that share cores and free memory evenly."""
+    gpus = _gpus()
+    if gpus:
+        return Cluster(nodes=(Node(name="local", devices=tuple(gpus)),))
+    threads = max(1, cores() // min_stages)
+    share = int(_free_memory_bytes() * FREE_MEMORY_SHARE) // min_stages
+    return Cluster(
+        nodes=tuple(
+            Node(name=f"cpu{number}", devices=(Device(type=CPU, memory_bytes=share, threads=threads),))
+            for number in range(min_stages)
+        )
+    )
+
+
+def with_threads(cluster: Cluster) -> Cluster:
+    """CPU devices that name no threads share the cores of this machine evenly."""
+    count = sum(device.count for node in cluster.nodes for device in node.devices if device.type == CPU)
+    share = max(1, cores() // max(1, count))
+
+    def fill(device: Device) -> Device:
+        if device.type != CPU or device.threads:
+            return device
+        return msgspec.structs.replace(device, threads=share)
+
+    nodes = tuple(
+        msgspec.structs.replace(node, devices=tuple(fill(device) for device in node.devices)) for node in cluster.nodes
+    )
+    return msgspec.structs.replace(cluster, nodes=nodes)
+
+
+def with_measured_rates(cluster: Cluster) -> Cluster:
+    """CPU devices without a profile of their own get the rates of this processor. Raises LocalError."""
+    for threads in cluster.cpu_threads():
+        cluster = cluster.with_profile(_measure(threads))
+    return cluster
+
+
+def threads_of_slots(plan: Plan, cluster: Cluster) -> dict[str, int]:
+    """CPU threads that each slot of the plan computes with: those of its node's CPU devices that it holds."""
+    threads = {(node.name, device.type): max(1, device.threads) for node in cluster.nodes for device in node.devices}
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    return {stage.slot: max(threads.get((stage.node, device.type), 1) for device in stage.devices) for stage in stages}
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def parse_gpus(lines: Iterable[str]) -> list[Device]:
+    """`nvidia-smi --query-gpu=name,memory.free --format=csv,noheader,nounits` -> devices, equal ones together."""
+    free: dict[str, list[int]] = {}
+    for name, memory in csv.reader(lines, skipinitialspace=True):
+        free.setdefault(name.strip().removeprefix("NVIDIA ").replace(" ", "-"), []).append(int(memory) * _MIB)
+    return [Device(type=name, count=len(each), memory_bytes=min(each)) for name, each in free.items()]
+
+
+def _gpus() -> list[Device]:
+    command = ["nvidia-smi", "--query-gpu=name,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S603  fixed words
+    except (OSError, subprocess.SubprocessError):
+        return []  # no driver, no GPUs
+    return parse_gpus(listed.splitlines())
+
+
+def _measure(threads: int) -> DeviceProfile:
+    command = [*MEASURE, "--threads", str(threads), "--json"]
+    try:
+        measured = subprocess.run(command, capture_output=True, timeout=MEASURE_SECONDS, check=True).stdout  # noqa: S603  our own module
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise LocalError(f"measuring this processor failed: {' '.join(last) or error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise LocalError(f"measuring this processor took more than {MEASURE_SECONDS} s; is it very busy?") from error
+    return from_json(measured, DeviceProfile)
+
+
+def _free_memory_bytes(root: Path = Path("/")) -> int:
+    """What the kernel and this control group (version 2 or 1) would still give."""
+    free = [_meminfo(root / "proc/meminfo").get("MemAvailable", 4 << 30)]
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        group = root / "sys/fs/cgroup"
+        if (group / limit).exists() and (text := (group / limit).read_text().strip()) != "max":
+            free.append(int(text) - int((group / used).read_text()))
+    return max(0, min(free))
+
+
+def _meminfo(path: Path) -> Mapping[str, int]:
+    if not path.exists():
+        return {}
+    fields = (line.split() for line in path.read_text().splitlines())
+    return {name.rstrip(":"): int(kib) * 1024 for name, kib, *_ in fields}

@@ -1,0 +1,85 @@
+"""What people see of a local deployment: the plan as a table, the loading of each slot as a bar."""
+
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from strata_planner.contract.control import SlotStatus
+from strata_planner.contract.plan import Plan, Stage
+from strata_planner.contract.roles import roles_of
+
+_MIB = 1 << 20
+
+
+def plan_table(plan: Plan) -> Table:
+    """A row per stage: device, layers, bits, predicted memory and time of one step."""
+    table = Table(title=f"{plan.architecture}, {plan.num_layers} layers, {plan.compute_type}", title_justify="left")
+    for name in ("stage", "slot", "device", "layers", "bits", "memory", "prefill", "decode"):
+        table.add_column(name, justify="left" if name in {"slot", "device", "bits"} else "right")
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            table.add_row(*_cells(stage))
+    return table
+
+
+def prediction_line(plan: Plan) -> str:
+    predicted = plan.prediction
+    return (
+        f"predicted {predicted.tokens_per_second:.1f} tokens/s, first token {predicted.ttft_ms:.0f} ms, "
+        f"then {predicted.tpot_ms:.1f} ms each; bound by {predicted.bound_by}"
+    )
+
+
+def bits_of(stage: Stage) -> str:
+    """For instance `4x16 3x8`: most bits first."""
+    return " ".join(f"{count}x{bits}" for bits, count in sorted(Counter(stage.bits).items(), reverse=True))
+
+
+class LoadingBars:
+    """A bar per slot while it loads, on stderr; nothing but the last state where stderr is no terminal."""
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        )
+        self._tasks: dict[str, TaskID] = {
+            slot: self._progress.add_task(f"slot {slot}: layers", total=sum(_layers(role.layers) for role in roles))
+            for slot, roles in roles_of(plan).items()
+        }
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, statuses: dict[str, SlotStatus]) -> None:
+        for slot, status in statuses.items():
+            if slot in self._tasks:
+                self._progress.update(self._tasks[slot], completed=status.prepare.layers_loaded)
+
+
+def _cells(stage: Stage) -> tuple[str, ...]:
+    times = stage.times
+    usable = sum(device.usable_bytes for device in stage.devices)
+    return (
+        str(stage.stage),
+        stage.slot,
+        ", ".join(f"{device.type} {device.index}" for device in stage.devices),
+        f"{stage.layers[0]}-{stage.layers[1]}",
+        bits_of(stage),
+        f"{stage.memory.total_bytes / _MIB:.0f} of {usable / _MIB:.0f} MiB",
+        f"{times.prefill_seconds * 1e3:.1f} ms",
+        f"{times.decode_seconds * 1e3:.2f} ms",
+    )
+
+
+def _layers(layers: tuple[int, int]) -> int:
+    return layers[1] - layers[0] + 1

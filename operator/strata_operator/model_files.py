@@ -1,0 +1,85 @@
+"""Where a model's config.json comes from: `file:///path` and `hf://owner/name[@revision]`, read for planning.
+
+Called by the command line and the operator before they plan; the weights themselves are read by the slots alone.
+"""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strata_operator.errors import InvalidInputError, NotReadyError
+
+HUB = "https://huggingface.co"
+HUB_SECONDS = 20
+
+
+def read_config(uri: str, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The model's config.json. Raises InvalidInputError (change the uri) and NotReadyError (the hub does not answer)."""
+    if uri.startswith("hf://"):
+        return _parse(_download(uri, environment), uri)
+    if uri.startswith("pvc://"):
+        raise InvalidInputError(
+            uri, ["a claim is mounted by slots only, so its config.json cannot be read here; use file:/// or hf://"]
+        )
+    return _parse(_read(uri), uri)
+
+
+def local_folder(uri: str) -> Path:
+    """The folder of a `file:///path`."""
+    return Path(uri.removeprefix("file://"))
+
+
+def beside(uri: str, deployment_file: Path) -> str:
+    """A `file:///` uri as it holds on this machine: where there is no such folder, its path is tried below the folder of
+    the deployment's file, so that one object names `/models/x` both in a pod that mounts it and in a checkout.
+    """
+    if not uri.startswith("file:///") or local_folder(uri).is_dir():
+        return uri
+    folder = deployment_file.resolve().parent / uri.removeprefix("file:///")
+    return f"file://{folder}" if folder.is_dir() else uri
+
+
+def _read(uri: str) -> bytes:
+    folder = local_folder(uri)
+    if not folder.is_dir():
+        raise InvalidInputError(
+            uri, [f"there is no folder {folder}; write the path of a model folder with config.json"]
+        )
+    try:
+        return (folder / "config.json").read_bytes()
+    except OSError as error:
+        raise InvalidInputError(
+            uri,
+            [f"{folder}/config.json: {error.strerror}; a model folder holds config.json, tokenizer and safetensors"],
+        ) from error
+
+
+def _download(uri: str, environment: Mapping[str, str]) -> bytes:
+    name, _, revision = uri.removeprefix("hf://").partition("@")
+    address = f"{environment.get('HF_ENDPOINT', HUB)}/{name}/resolve/{revision or 'main'}/config.json"
+    token = environment.get("HF_TOKEN", "")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(address, headers=headers)  # noqa: S310  the hub's address is the administrator's
+    try:
+        with urllib.request.urlopen(request, timeout=HUB_SECONDS) as answer:  # noqa: S310  same
+            return bytes(answer.read())
+    except urllib.error.HTTPError as error:
+        raise InvalidInputError(
+            uri, [f"{address} answers {error.code} {error.reason}; check name, revision and access token"]
+        ) from error
+    except OSError as error:
+        raise NotReadyError(f"{uri}: {address} does not answer: {error}; check the network and try again") from error
+
+
+def _parse(data: bytes, uri: str) -> dict[str, Any]:
+    try:
+        config = json.loads(data)
+    except ValueError as error:
+        raise InvalidInputError(uri, [f"config.json is not valid JSON: {error}"]) from error
+    if not isinstance(config, dict):
+        raise InvalidInputError(uri, ["config.json must hold an object with model_type"])
+    return config
