@@ -27,17 +27,15 @@ def hierarchies() -> list[Path]:
 
 def create(group: str) -> None:
     """Make a group and its parents everywhere, with controllers and processors handed down."""
-    for root in hierarchies():
-        current = root
-        for part in Path(group).parts:
-            parent, current = current, current / part
-            if unified():
-                _hand_down_controllers(parent)
-            current.mkdir(exist_ok=True)
-            # Version 1 gives a new cpuset no processors and no memory, and no process can join it.
-            for file in ("cpuset.cpus", "cpuset.mems"):
-                if root.name == "cpuset" and not (current / file).read_text().strip():
-                    (current / file).write_text((parent / file).read_text())
+    parents = [*reversed(Path(group).parents), Path(group)][1:]
+    for folder in (root / part for root in hierarchies() for part in parents):
+        if unified():
+            _hand_down_controllers(folder.parent)
+        folder.mkdir(exist_ok=True)
+        # Version 1 gives a new cpuset no processors and no memory, and no process can join it.
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            if (folder / file).exists() and not unified() and not (folder / file).read_text().strip():
+                (folder / file).write_text((folder.parent / file).read_text())
 
 
 def _hand_down_controllers(parent: Path) -> None:
@@ -87,12 +85,10 @@ def kill(group: str, timeout_seconds: float = 10) -> None:
 def remove(group: str, timeout_seconds: float = 10) -> None:
     """Remove the group and all below it, everywhere. Its processes must have been ended; nothing happens where there is none."""
     deadline = time.monotonic() + timeout_seconds
-    for root in hierarchies():
-        while (root / group).exists():
-            for folder, _, _ in os.walk(root / group, topdown=False):
-                with contextlib.suppress(OSError):  # the kernel lets go of a killed process's group a moment later
-                    Path(folder).rmdir()
-            if (root / group).exists():
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{root / group} is still in use {timeout_seconds} s after its processes ended")
-                time.sleep(0.02)
+    while present := [root / group for root in hierarchies() if (root / group).exists()]:
+        for folder in (Path(name) for top in present for name, _, _ in os.walk(top, topdown=False)):
+            with contextlib.suppress(OSError):  # the kernel lets go of a killed process's group a moment later
+                folder.rmdir()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{present[0]} is still in use {timeout_seconds} s after its processes ended")
+        time.sleep(0.02)
