@@ -1,0 +1,24 @@
+"""The gateway: OpenAI's HTTP interface in front of the leaders of one deployment.
+
+| module       | what it is                                                                      | kind  |
+|--------------|---------------------------------------------------------------------------------|-------|
+| __main__     | the process: flags, ports, signals                                              | shell |
+| settings     | the flags and the environment as one value                                      | pure  |
+| app          | HTTP routes, OpenAI's error shape                                               | shell |
+| parameters   | request bodies: what is taken, what is refused by name                          | pure  |
+| prompts      | bodies to token ids and generation requests                                     | pure  |
+| shapes       | OpenAI's answers and chunks, completions and chat                               | pure  |
+| answers      | runs a prepared request, whole or as server-sent events                         | shell |
+| choice       | token events to text of one choice                                              | pure  |
+| detokenizer  | tokens to text without half characters                                          | pure  |
+| stop_strings | stop strings across token boundaries                                            | pure  |
+| tokenizer    | the model's tokenizer, chat template and stop tokens                            | pure  |
+| dispatcher   | requests to leaders and back; holds them while there is no leader               | shell |
+| journal      | running requests and the law that no token comes twice or is skipped            | pure  |
+| routing      | which replica gets a request                                                    | pure  |
+| leader_link  | one authenticated connection to a leader                                        | shell |
+| control      | the control port                                                                | shell |
+| metrics      | Prometheus, under vLLM's names where they exist                                 | shell |
+| api_keys     | who may ask                                                                     | pure  |
+| errors       | what can go wrong, by what the caller should do next                            | pure  |
+"""

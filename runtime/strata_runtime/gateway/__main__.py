@@ -1,0 +1,107 @@
+"""The gateway's process: `python -m strata_runtime.gateway --help`.
+
+Started by the operator's Deployment or by `strata up`. Opens its ports first, so that a port in use is told at once, then
+reads the tokenizer, then serves until SIGTERM or SIGINT. Exit codes: 0 asked to end, 2 could not start.
+"""
+
+import asyncio
+import logging
+import math
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import uvicorn
+
+from strata_runtime.errors import InputError
+from strata_runtime.gateway.api_keys import read_api_keys
+from strata_runtime.gateway.app import Gateway, create_app
+from strata_runtime.gateway.control import ControlServer
+from strata_runtime.gateway.dispatcher import Dispatcher
+from strata_runtime.gateway.errors import StartError
+from strata_runtime.gateway.metrics import Metrics
+from strata_runtime.gateway.settings import Settings, read_settings
+from strata_runtime.gateway.tokenizer import load_tokenizer
+from strata_runtime.loading.uri import resolve_model
+from strata_runtime.logs import set_up_logs
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    set_up_logs()
+    try:
+        asyncio.run(serve(read_settings(arguments)))
+    except InputError as error:
+        print(f"strata-gateway: {error}", file=sys.stderr)  # noqa: T201  the log may go elsewhere
+        return 2
+    return 0
+
+
+async def serve(settings: Settings) -> None:
+    """Run until a signal. Raises InputError when it cannot start."""
+    api_keys = read_api_keys(settings.api_keys_file)
+    listener = _listen(settings.host, settings.port)
+    metrics = Metrics(settings.served_model_name)
+    dispatcher = Dispatcher(settings.limits, metrics)
+    control: ControlServer | None = None
+    try:
+        control = ControlServer(dispatcher, settings.control_host, settings.control_port, settings.control_key)
+        tokenizer = load_tokenizer(resolve_model(settings.model_uri))
+        gateway = Gateway(settings.served_model_name, tokenizer, dispatcher, metrics, api_keys, settings.limits)
+        host, port = listener.getsockname()[:2]
+        log.info("gateway of %s: http://%s:%d, control port %d", settings.served_model_name, host, port, control.port)
+        await _serve_http(gateway, listener)
+    finally:
+        listener.close()
+        if control is not None:
+            await control.close()
+        await dispatcher.close()
+
+
+async def _serve_http(gateway: Gateway, listener: socket.socket) -> None:
+    config = uvicorn.Config(create_app(gateway), log_config=None, access_log=False, lifespan="off")
+    config.timeout_graceful_shutdown = math.ceil(gateway.limits.drain_seconds) + 1
+    server = _Server(config)
+    asked_to_end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_end.set)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    ending = asyncio.create_task(asked_to_end.wait())
+    await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    log.info("gateway ends: no new requests, running ones have %g s", gateway.limits.drain_seconds)
+    server.should_exit = True
+    await gateway.dispatcher.drain()
+    await serving
+
+
+class _Server(uvicorn.Server):  # type: ignore[misc]  # checked without uvicorn's types
+    """Signals are handled here: uvicorn's own handling ends the process by the signal instead of with exit code 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise StartError(
+            f"--port {port}: cannot listen at {host}:{port}: {error.strerror or error}; "
+            "choose a free port or end the process that has it"
+        ) from error
+    listener.set_inheritable(True)
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main())

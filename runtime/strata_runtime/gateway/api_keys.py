@@ -1,0 +1,45 @@
+"""API keys: who may ask. Read once at start; a key is compared in constant time."""
+
+import hmac
+from pathlib import Path
+
+from strata_runtime.gateway.errors import StartError, UnauthorizedError
+
+
+class ApiKeys:
+    """The accepted keys; with none everyone may ask."""
+
+    def __init__(self, keys: tuple[str, ...] = ()) -> None:
+        self._keys = tuple(key.encode() for key in keys)
+
+    def check(self, authorization: str | None) -> None:
+        """Check an Authorization header. Raises UnauthorizedError, which never repeats the key."""
+        if not self._keys:
+            return
+        scheme, _, offered = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not offered.strip():
+            raise UnauthorizedError(
+                "no API key: send the header 'Authorization: Bearer <key>' with one of the keys of this deployment",
+                code="missing_api_key",
+            )
+        candidate = offered.strip().encode("utf-8", "surrogateescape")
+        matches = [hmac.compare_digest(key, candidate) for key in self._keys]  # all of them: no early end to time
+        if not any(matches):
+            raise UnauthorizedError(
+                "this API key is not one of this deployment's keys: check the key, or ask its owner for one",
+                code="invalid_api_key",
+            )
+
+
+def read_api_keys(path: Path | None) -> ApiKeys:
+    """One key per line, blank lines ignored. Raises StartError for a file that is unreadable or has no key."""
+    if path is None:
+        return ApiKeys()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"--api-keys-file {path} cannot be read: {error}") from error
+    keys = tuple(key for line in lines if (key := line.strip()))
+    if not keys:
+        raise StartError(f"--api-keys-file {path} has no key: write one per line, or leave the flag out to let all in")
+    return ApiKeys(keys)

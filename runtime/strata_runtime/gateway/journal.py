@@ -1,0 +1,173 @@
+"""The journal: every running request with its prompt and the tokens its client already has.
+
+A pure state machine, driven by `dispatcher`; it knows neither sockets nor clocks. It keeps one law: whatever leaders,
+epochs and links do, a client sees token 0, 1, 2, ... of one consistent answer, none twice and none skipped.
+
+Each time a request is handed to a leader is an *attempt* with a name of its own on the wire. An answer to an older
+attempt therefore names a request that is not known any more, even when the same leader sends it in the same epoch: its
+tokens may have been drawn after a prefix that the client never saw (a replay may round differently).
+"""
+
+from dataclasses import dataclass, field
+
+from strata_planner.contract.frames import Abort, Rejected, Sampling, Submit, TokenEvent, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One answer that a client waits for. `max_tokens` counts the whole answer."""
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_tokens: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message for the leader of `replica`."""
+
+    replica: int
+    message: Submit | Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a batch of token events comes to: (request id, event) for the clients, and messages for leaders."""
+
+    events: list[tuple[str, TokenEvent]]
+    outgoing: list[Outgoing]
+
+
+@dataclass(slots=True)
+class _Entry:
+    request: GenerationRequest
+    delivered: list[int] = field(default_factory=list)
+    attempt: int = 0
+    replica: int | None = None  # None: held, no leader has it
+
+    @property
+    def wire_id(self) -> str:
+        return self.request.id if self.attempt <= 1 else f"{self.request.id}#{self.attempt}"
+
+
+class Journal:
+    """Holds requests from `submit` until their last token, `reject` or `finish`."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.replays = 0  # attempts beyond each request's first
+        self._entries: dict[str, _Entry] = {}
+        self._attempts: dict[str, _Entry] = {}  # by wire id, current attempts only
+        self._orphans: dict[int, list[str]] = {}  # attempts that a lost replica may still run
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def held(self) -> list[str]:
+        """Requests that no leader has, oldest first."""
+        return [entry.request.id for entry in self._entries.values() if entry.replica is None]
+
+    def assigned(self, replica: int) -> int:
+        """How many requests the replica has from here."""
+        return sum(entry.replica == replica for entry in self._entries.values())
+
+    def submit(self, request: GenerationRequest, replica: int | None) -> list[Outgoing]:
+        """Take a new request; `replica` None holds it until `replay`."""
+        assert request.id not in self._entries, f"request {request.id} is already in the journal"
+        entry = _Entry(request)
+        self._entries[request.id] = entry
+        return [] if replica is None else self._attempt(entry, replica)
+
+    def replay(self, request_id: str, replica: int) -> list[Outgoing]:
+        """Hand a held request to a leader: prompt plus the tokens that the client has."""
+        entry = self._entries[request_id]
+        assert entry.replica is None, f"request {request_id} already runs on replica {entry.replica}"
+        return self._attempt(entry, replica)
+
+    def deliver(self, replica: int, tokens: Tokens) -> Delivery:
+        """Sort a leader's events into those that clients get and those that are stale, repeated or too early."""
+        delivery = Delivery([], [])
+        if tokens.epoch != self.epoch:
+            return delivery
+        for event in tokens.events:
+            entry = self._attempts.get(event.request)
+            if entry is None or entry.replica != replica:
+                continue
+            if event.finish in {"abort", "error"}:  # carries no token
+                self._forget(entry)
+            elif event.index > len(entry.delivered):  # tokens were lost: the leader must go back
+                delivery.outgoing.extend([Outgoing(replica, Abort(event.request)), *self._attempt(entry, replica)])
+                continue
+            elif event.index < len(entry.delivered):
+                continue
+            else:
+                entry.delivered.append(event.token)
+                if event.finish is not None:
+                    self._forget(entry)
+            delivery.events.append((entry.request.id, event))
+        return delivery
+
+    def reject(self, replica: int, rejected: Rejected) -> str | None:
+        """The request that a leader refused; None when the refusal is stale."""
+        entry = self._attempts.get(rejected.request)
+        if entry is None or entry.replica != replica:
+            return None
+        self._forget(entry)
+        return entry.request.id
+
+    def finish(self, request_id: str) -> list[Outgoing]:
+        """The client is gone or has enough. Finished requests are forgotten already: nothing happens."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return []
+        self._forget(entry)
+        return [] if entry.replica is None else [Outgoing(entry.replica, Abort(entry.wire_id))]
+
+    def hold(self, replica: int) -> list[str]:
+        """The replica's leader is lost or forgetful: hold its requests. Returns those that are held now."""
+        lost = [entry for entry in self._entries.values() if entry.replica == replica]
+        for entry in lost:
+            self._orphans.setdefault(replica, []).append(entry.wire_id)
+            self._release(entry)
+        return [entry.request.id for entry in lost]
+
+    def welcome(self, replica: int) -> list[Outgoing]:
+        """The replica answers again: it must stop what was taken from it meanwhile."""
+        return [Outgoing(replica, Abort(wire_id)) for wire_id in self._orphans.pop(replica, [])]
+
+    def start_epoch(self, epoch: int) -> list[str]:
+        """Leaders of a new epoch know no request: hold all. Returns those that were running."""
+        assert epoch > self.epoch, f"epoch {epoch} does not follow {self.epoch}"
+        self.epoch = epoch
+        self._orphans.clear()
+        running = [entry for entry in self._entries.values() if entry.replica is not None]
+        for entry in running:
+            self._release(entry)
+        return [entry.request.id for entry in running]
+
+    def _attempt(self, entry: _Entry, replica: int) -> list[Outgoing]:
+        self._release(entry)
+        self.replays += entry.attempt > 0
+        entry.attempt += 1
+        entry.replica = replica
+        self._attempts[entry.wire_id] = entry
+        request = entry.request
+        submit = Submit(
+            request=entry.wire_id,
+            prompt=list(request.prompt),
+            delivered=list(entry.delivered),
+            max_tokens=request.max_tokens,
+            stop_tokens=list(request.stop_tokens),
+            sampling=request.sampling,
+        )
+        return [Outgoing(replica, submit)]
+
+    def _release(self, entry: _Entry) -> None:
+        self._attempts.pop(entry.wire_id, None)
+        entry.replica = None
+
+    def _forget(self, entry: _Entry) -> None:
+        del self._entries[entry.request.id]
+        self._attempts.pop(entry.wire_id, None)

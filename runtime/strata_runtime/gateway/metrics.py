@@ -1,0 +1,94 @@
+"""Prometheus metrics, under vLLM's names where they exist so that dashboards and autoscalers made for it work.
+
+Names and labels: vLLM's "Production Metrics" page and `docs/design/metrics.md`. Filled by `dispatcher`, served by `app`.
+Gauges come from leaders' reports; latencies are measured here, at the client's side of the pipeline.
+"""
+
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+_TOKEN_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """All replicas together. `kv_usage` is the fullest replica's share."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    epoch: int
+    leaders_connected: int
+
+
+class Metrics:
+    """One registry per gateway: nothing is shared with other gateways in the process."""
+
+    def __init__(self, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._model_name = model_name
+        gauge, counter = self._gauge, self._counter
+        self._running = gauge("vllm:num_requests_running", "Requests that leaders run.")
+        self._waiting = gauge("vllm:num_requests_waiting", "Requests that wait at leaders or are held here.")
+        self._kv_usage = gauge(
+            "vllm:kv_cache_usage_perc", "Share of the KV page budget in use, 0 to 1; fullest replica."
+        )
+        self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of the answers that got a first token.")
+        self._generation_tokens = counter("vllm:generation_tokens", "Tokens delivered.")
+        self._first_token = self._histogram("vllm:time_to_first_token_seconds", "Request to first token.", _SECONDS)
+        self._inter_token = self._histogram(
+            "vllm:inter_token_latency_seconds", "Token to next token of one answer.", _TOKEN_SECONDS
+        )
+        self._per_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", _TOKEN_SECONDS
+        )
+        self._latency = self._histogram("vllm:e2e_request_latency_seconds", "Request to last token.", _SECONDS)
+        self._success = Counter(
+            "vllm:request_success",
+            "Answers that ended, by how.",
+            ("model_name", "finished_reason"),
+            registry=self._registry,
+        )
+        self._epoch = gauge("strata_epoch", "The epoch that requests are routed to; 0: no route yet.")
+        self._leaders = gauge("strata_leaders_connected", "Leaders that have said hello in this epoch.")
+        self._replays = counter("strata_replays", "Times that a running request was handed to a leader again.")
+
+    def first_token(self, seconds: float, prompt_tokens: int) -> None:
+        self._first_token.observe(seconds)
+        self._prompt_tokens.inc(prompt_tokens)
+        self._generation_tokens.inc()
+
+    def next_token(self, seconds: float) -> None:
+        self._inter_token.observe(seconds)
+        self._generation_tokens.inc()
+
+    def finished(self, reason: str, seconds: float, seconds_per_token: float | None) -> None:
+        """`seconds_per_token` is None for answers of fewer than two tokens."""
+        self._success.labels(self._model_name, reason).inc()
+        self._latency.observe(seconds)
+        if seconds_per_token is not None:
+            self._per_token.observe(seconds_per_token)
+
+    def replayed(self, times: int) -> None:
+        self._replays.inc(times)
+
+    def render(self, load: Load) -> bytes:
+        """The page that Prometheus scrapes."""
+        self._running.set(load.running)
+        self._waiting.set(load.waiting)
+        self._kv_usage.set(load.kv_usage)
+        self._epoch.set(load.epoch)
+        self._leaders.set(load.leaders_connected)
+        return generate_latest(self._registry)
+
+    def _gauge(self, name: str, help_text: str) -> Gauge:
+        return Gauge(name, help_text, ("model_name",), registry=self._registry).labels(self._model_name)
+
+    def _counter(self, name: str, help_text: str) -> Counter:
+        return Counter(name, help_text, ("model_name",), registry=self._registry).labels(self._model_name)
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        unlabelled = Histogram(name, help_text, ("model_name",), registry=self._registry, buckets=buckets)
+        return unlabelled.labels(self._model_name)

@@ -1,0 +1,122 @@
+"""The model's tokenizer and its token conventions, as the gateway needs them.
+
+Loaded once at start by `__main__`, used for prompts, chat templates, texts and log probabilities. Does not import torch
+for models that ship a `tokenizer.json` (start-up takes half a second instead of two); others are converted by
+transformers' AutoTokenizer, which does.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from strata_runtime.gateway.errors import InvalidRequestError, StartError
+
+log = logging.getLogger(__name__)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The alphabet of byte-level BPE: printable bytes stand for themselves, the others follow from U+0100.
+
+    Source: GPT-2 (Radford et al. 2019), `bytes_to_unicode` of its published code.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF_CHARACTER = _byte_of_character()
+
+
+class Tokenizer:
+    """A transformers tokenizer with the few operations that the gateway uses."""
+
+    def __init__(self, tokenizer: Any, stop_tokens: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._byte_level = _is_byte_level(tokenizer)
+        self.stop_tokens = tuple(stop_tokens)
+        self.vocabulary_size = len(tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """A plain prompt, with the special tokens that the model's own tokenizer adds."""
+        return [int(token) for token in self._tokenizer.encode(text)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text without special tokens; incomplete characters show as U+FFFD."""
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """A conversation through the model's chat template, ready for the assistant's answer."""
+        if not self._tokenizer.chat_template:
+            raise InvalidRequestError(
+                "this model has no chat template, so it cannot answer /v1/chat/completions: "
+                "use /v1/completions, or serve a model whose folder has a chat_template",
+                param="messages",
+            )
+        try:
+            encoded = self._tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+            )
+        except Exception as error:  # templates raise what they like about roles and their order
+            raise InvalidRequestError(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        return [int(token) for token in encoded["input_ids"]]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for, also where they are only a part of a character."""
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        if piece is None:  # ids that pad the model's vocabulary
+            return b""
+        if token in self._tokenizer.all_special_ids:
+            return str(piece).encode()
+        if self._byte_level and all(character in BYTE_OF_CHARACTER for character in piece):
+            return bytes(BYTE_OF_CHARACTER[character] for character in piece)
+        if len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">"):  # byte fallback
+            return bytes.fromhex(piece[3:5])
+        return str(piece).replace("\u2581", " ").encode()  # SentencePiece writes spaces as U+2581
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read the tokenizer and the stop tokens of a model folder in Hugging Face layout. Raises StartError."""
+    try:
+        if (folder / "tokenizer.json").is_file():
+            from transformers import PreTrainedTokenizerFast as Loader  # noqa: PLC0415 (half a second)
+        else:
+            from transformers import AutoTokenizer as Loader  # noqa: PLC0415 (imports torch)
+        tokenizer = Loader.from_pretrained(str(folder))
+    except (OSError, ValueError, ImportError) as error:
+        raise StartError(
+            f"cannot load a tokenizer from {folder}: {error}; "
+            "the model folder must hold tokenizer.json (or the files that AutoTokenizer reads)"
+        ) from error
+    return Tokenizer(tokenizer, read_stop_tokens(folder, tokenizer.eos_token_id))
+
+
+def read_stop_tokens(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
+    """End-of-text ids: those of generation_config.json, else of config.json, else the tokenizer's own."""
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_json(folder / name).get("eos_token_id")
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    if tokenizer_eos is None:
+        log.warning("%s names no end-of-text token: answers end at max_tokens", folder)
+        return ()
+    return (int(tokenizer_eos),)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise StartError(f"{path} is not valid JSON ({error}): restore the model's file") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend is not None and "ByteLevel" in repr(backend.decoder)

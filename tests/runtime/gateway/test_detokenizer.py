@@ -1,0 +1,72 @@
+"""Incremental detokenization: pieces add up to the whole text, and no piece ends in half a character."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import decoders, models
+
+from strata_runtime.gateway.detokenizer import REPLACEMENT, Detokenizer
+from strata_runtime.gateway.tokenizer import Tokenizer
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def pieces_of(decode: Decode, tokens: Sequence[int]) -> list[str]:
+    detokenizer = Detokenizer(decode)
+    return [*(detokenizer.push(token) for token in tokens), detokenizer.flush()]
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> Decode:
+    """Decodes as Llama's first tokenizers do: spaces as U+2581, the first one stripped, bytes as a fallback."""
+    words = ["<unk>", "\u2581hello", "\u2581world", "lo", "\u2581", "!", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = BackendTokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence([
+        decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    ])  # fmt: skip
+    return lambda tokens: str(tokenizer.decode(list(tokens)))
+
+
+@given(data=st.data())
+def test_any_tokens_add_up_to_their_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    tokens = data.draw(st.lists(st.integers(0, tokenizer.vocabulary_size - 1), max_size=40))
+    assert "".join(pieces_of(tokenizer.decode, tokens)) == tokenizer.decode(tokens)
+
+
+@given(text=st.text(max_size=30))
+def test_a_text_never_shows_half_a_character(tokenizer: Tokenizer, text: str) -> None:
+    pieces = pieces_of(tokenizer.decode, tokenizer.encode(text))
+    assert "".join(pieces) == text
+    assert REPLACEMENT in text or not any(REPLACEMENT in piece for piece in pieces)
+
+
+@given(st.lists(st.one_of(st.sampled_from([1, 2, 3, 4, 5]), st.characters(codec="utf-8")), max_size=12))
+def test_sentencepiece_spaces_and_bytes(sentencepiece: Decode, parts: list[int | str]) -> None:
+    tokens: list[int] = []
+    for part in parts:
+        tokens += [part] if isinstance(part, int) else [6 + byte for byte in part.encode()]
+    whole = sentencepiece(tokens)
+    pieces = pieces_of(sentencepiece, tokens)
+    assert "".join(pieces) == whole
+    assert REPLACEMENT in whole or not any(REPLACEMENT in piece for piece in pieces)
+
+
+def test_a_character_comes_with_its_last_byte(tokenizer: Tokenizer) -> None:
+    tokens = [tokenizer.encode("a")[0], *tokenizer.encode("\U0001f99d")]
+    pieces = pieces_of(tokenizer.decode, tokens)
+    assert pieces == ["a", "", "", "", "\U0001f99d", ""]
+
+
+def test_bytes_that_never_become_a_character_do_not_stall_the_text(tokenizer: Tokenizer) -> None:
+    lone = tokenizer.encode("\U0001f99d")[0]
+    pieces = pieces_of(tokenizer.decode, [lone] * 20)
+    assert any(pieces[:8])
+    assert "".join(pieces) == REPLACEMENT * 20
+
+
+def test_text_comes_at_once_when_characters_are_complete(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("hello world, this is a test")
+    assert all(pieces_of(tokenizer.decode, tokens)[:-1])
