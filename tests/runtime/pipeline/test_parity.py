@@ -10,12 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strata_planner.contract.frames import FrameHeader, Open, Sampling, Segment, data_decoder, encode
-from strata_planner.contract.roles import roles_of
-from strata_runtime.loading.load import load_stage
-from strata_runtime.pipeline.executor import StageExecutor
-from strata_runtime.pipeline.load import cache_of
-from strata_runtime.pipeline.tensors import from_bytes, to_bytes
+from strata_planner.contract.frames import Segment
+from strata_runtime.pipeline.chain import StageChain
 from tests.runtime.architectures import MODELS, make_tiny_model
 from tests.runtime.plans import even_plan
 
@@ -29,40 +25,25 @@ FIRST = [Segment(0, 0, 10, 0, 0), Segment(1, 0, 4, 0, 0), Segment(2, 0, 6, 0, 0)
 RAGGED = [Segment(1, 4, 5, 4, 5), Segment(0, 10, 1, 10, 1), Segment(2, 6, 2, 6, 2)]  # chunk, decode, two tokens
 
 
-def executors_of(model: Path) -> list[StageExecutor]:
-    stages = []
-    for roles in roles_of(even_plan(model, NAMES)).values():
-        stage = load_stage(roles[0], model, lambda done, total: None, torch.device("cpu"))
-        stages.append(StageExecutor(roles[0], stage, cache_of(roles[0], stage)))
-    return stages
-
-
-def through(stages: list[StageExecutor], step: int, segments: list[Segment]) -> torch.Tensor:
-    """Logits of all sampled rows, after the stages and the wire between them."""
-    opened = [Open(sequence, Sampling()) for sequence in TOKENS] if step == 0 else []
-    header = FrameHeader(0, 1, step, "", segments, opened, "float32", 0)
-    flow: torch.Tensor | None = torch.tensor(
-        [t for s in segments for t in TOKENS[s.sequence][s.start : s.start + s.length]]
-    )
-    for place, stage in enumerate(stages):
-        assert flow is not None
-        if place:
-            sent = data_decoder.decode(encode(header))
-            assert isinstance(sent, FrameHeader)
-            header, flow = sent, from_bytes(bytearray(to_bytes(flow)), "float32", flow.shape[1])
-        flow = stage.compute(header, flow)
-    assert flow is not None
-    return flow
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_ragged_batch_over_three_stages_equals_the_unsliced_model(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / name, name)
-    stages = executors_of(model)
-    through(stages, 0, FIRST)
-    logits = through(stages, 1, RAGGED)
+    chain = StageChain.load(even_plan(model, NAMES), model)
+    chain.logits(TOKENS, FIRST)
+    logits = chain.logits(TOKENS, RAGGED)
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.inference_mode():
         unsliced = {sequence: whole(torch.tensor([tokens])).logits[0] for sequence, tokens in TOKENS.items()}
     expected = torch.cat([unsliced[s.sequence][s.start : s.start + s.length] for s in RAGGED])
     assert (logits - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+def test_a_text_scored_over_stages_has_the_unsliced_models_log_probabilities(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "llama", "llama")
+    chain = StageChain.load(even_plan(model, NAMES), model)
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for tokens in TOKENS.values():
+        with torch.inference_mode():
+            logs = whole(torch.tensor([tokens])).logits[0].log_softmax(dim=-1)
+        expected = torch.stack([logs[place, token] for place, token in enumerate(tokens[1:])])
+        assert torch.allclose(chain.score(tokens), expected, atol=1e-4)
