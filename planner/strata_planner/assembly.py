@@ -1,0 +1,135 @@
+"""From a solved candidate to the Plan: layers and bits of each stage, KV budgets, predicted memory and times.
+
+Called by `planning`. Every number of a stage comes from the same functions that the search used.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
+from strata_planner.contract.plan import (
+    PLAN_VERSION,
+    DeviceRef,
+    MicroBatch,
+    Plan,
+    Prediction,
+    Replica,
+    Stage,
+    StageMemory,
+    StageTimes,
+)
+from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
+from strata_planner.naming import slot_name
+from strata_planner.prediction import predict
+from strata_planner.request import PlanRequest
+from strata_planner.solve.candidates import Pricer
+from strata_planner.solve.search import Found
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """The layers of one stage: their global numbers and the bits of each."""
+
+    layers: range
+    bits: tuple[int, ...]
+
+
+def assemble(request: PlanRequest, found: Found, pricer: Pricer) -> Plan:
+    slices = _slices(found, pricer)
+    memories = _memories(request, found, pricer, slices)
+    pages = _page_budget(request, found, slices, memories)
+    stages = tuple(_stage(request, found, place, slices[place], memories[place], pages) for place in range(len(slices)))
+    return Plan(
+        version=PLAN_VERSION,
+        model_uri=request.model_uri,
+        architecture=request.model.architecture,
+        num_layers=request.model.num_layers,
+        compute_type=request.compute_type,
+        max_model_len=request.max_model_len,
+        page_tokens=PAGE_TOKENS,
+        micro_batch=MicroBatch(
+            prefill=found.candidate.prefill,
+            decode=found.candidate.decode,
+            max_step_tokens=pricer.max_step_tokens(found.candidate),
+        ),
+        replicas=(Replica(replica=0, stages=stages),),
+        prediction=predict(request, found),
+    )
+
+
+def _slices(found: Found, pricer: Pricer) -> list[_Slice]:
+    """Layers in order. Units of one run on one stage are interchangeable: the finest come first."""
+    slices, first = [], 0
+    for j in range(len(found.candidate.order)):
+        bits: list[int] = []
+        for r, run in enumerate(pricer.layer_runs):
+            mine = sorted(
+                ((b, count) for (at, stage, b), count in found.solution.counts.items() if (at, stage) == (r, j)),
+                reverse=True,
+            )
+            bits += [b for b, count in mine for _ in range(count * run.layers_per_unit)]
+        slices.append(_Slice(range(first, first + len(bits)), tuple(bits)))
+        first += len(bits)
+    return slices
+
+
+def _memories(request: PlanRequest, found: Found, pricer: Pricer, slices: list[_Slice]) -> list[StageMemory]:
+    """Without KV: its budget follows from what the smallest stage has left."""
+    memories = []
+    for place, part in enumerate(slices):
+        head = place == len(slices) - 1
+        temporary = pricer.temporaries(found.candidate, head=head)
+        quantized = any(bits < 16 for bits in part.bits)
+        weights = sum(
+            layer_weights_bytes(request.model.layers[index], DEFAULT_FORMAT_OF_BITS[bits], request.compute_type)
+            for index, bits in zip(part.layers, part.bits, strict=True)
+        )
+        tables = embedding_bytes(request.model, embedding=place == 0, head=head, compute_type=request.compute_type)
+        working = temporary.total if quantized else temporary.without_dequantization
+        overhead = found.candidate.order[place].overhead_bytes
+        memories.append(StageMemory(weights, tables, 0, working, overhead, weights + tables + working))
+    return memories
+
+
+def _page_bytes(request: PlanRequest, part: _Slice) -> int:
+    layers = (request.model.layers[index] for index in part.layers)
+    return PAGE_TOKENS * sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
+
+
+def _page_budget(request: PlanRequest, found: Found, slices: list[_Slice], memories: list[StageMemory]) -> int:
+    """Pages of every stage: what the workload needs, and what the stage with least room left can add to it, up to the whole
+    batch at `max_model_len`. The leader admits by the smallest stage, so more pages elsewhere would lie idle.
+    """
+    room = min(
+        (device.usable_bytes - memory.total_bytes) // _page_bytes(request, part)
+        for device, memory, part in zip(found.candidate.order, memories, slices, strict=True)
+    )
+    assert room >= request.kv_pages, "the solver keeps every stage within its memory"
+    return min(room, request.largest_kv_pages)
+
+
+def _stage(  # noqa: PLR0913, PLR0917, one argument per part of a stage
+    request: PlanRequest, found: Found, place: int, part: _Slice, memory: StageMemory, pages: int
+) -> Stage:
+    device = found.candidate.order[place]
+    kv_bytes = pages * _page_bytes(request, part)
+    costs = found.problem.stages[place]
+    prefill, decode = found.problem.stage_seconds(found.solution.counts, place)
+    return Stage(
+        stage=place,
+        slot=slot_name(request.deployment, device.node, device.type),
+        node=device.node,
+        devices=(DeviceRef(device.type, device.index, device.usable_bytes),),
+        tensor_parallel=1,
+        leader=place == 0,
+        layers=(part.layers[0], part.layers[-1]),
+        bits=part.bits,
+        format=tuple(DEFAULT_FORMAT_OF_BITS[bits] for bits in part.bits),
+        kv_bits=request.kv_bits,
+        kv_page_budget=pages,
+        embedding=place == 0,
+        head=place == len(found.candidate.order) - 1,
+        memory=msgspec.structs.replace(memory, kv_bytes=kv_bytes, total_bytes=memory.total_bytes + kv_bytes),
+        times=StageTimes(prefill, decode, *costs.transfer_seconds, source=f"roofline, {device.profile.source}"),
+    )

@@ -1,0 +1,113 @@
+"""What is asked of the planner: a model on a cluster under a load, with the wishes of `spec`. Checked before any search.
+
+Made by `strata plan`, `strata up` and the operator; read by every part of the search.
+"""
+
+from dataclasses import dataclass
+
+from strata_planner.cluster import Cluster
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, DEFAULT_FORMAT_OF_BITS, ComputeType
+from strata_planner.costs.memory import PAGE_TOKENS
+from strata_planner.errors import InfeasibleError, ModelError, WorkloadError
+from strata_planner.model import Model
+from strata_planner.sensitivity import Sensitivity, prior
+from strata_planner.workload import Workload
+
+KV_BITS = (16,)  # what the runtime's cache stores
+MAX_CHUNK_TOKENS = 2048  # longer prefills are cut into steps of this many tokens
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """`theta`: what a unit of the quality penalty is worth in seconds of the batch's latency (LLM-PQ).
+
+    `max_stages` None: as many as there are devices. `sensitivity` None: the prior.
+    """
+
+    deployment: str
+    model_uri: str
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    max_model_len: int
+    allowed_bits: tuple[int, ...] = (3, 4, 8, 16)
+    kv_bits: int = 16
+    theta: float = 1.0
+    min_stages: int = 1
+    max_stages: int | None = None
+    compute_type: ComputeType = "bfloat16"
+    time_limit_seconds: float = 30.0
+    sensitivity: Sensitivity | None = None
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """The allowed bit-widths that this model's layers have formats for, fewest first."""
+        quantizable = all(linear.quantizable for layer in set(self.model.layers) for linear in layer.linears)
+        return tuple(sorted({bits for bits in self.allowed_bits if quantizable or bits == 16}))
+
+    @property
+    def omega(self) -> Sensitivity:
+        return self.sensitivity or prior(self.model, self.bits)
+
+    @property
+    def kv_pages(self) -> int:
+        """Pages that every stage must hold: the whole batch at its full length, and one sequence of `max_model_len`."""
+        tokens = min(self.max_model_len, self.workload.sequence_tokens)
+        return max(self.workload.concurrency * _pages(tokens), _pages(self.max_model_len))
+
+    @property
+    def largest_kv_pages(self) -> int:
+        """More than this is never of use: every sequence of the batch at `max_model_len`."""
+        return max(self.kv_pages, self.workload.concurrency * _pages(self.max_model_len))
+
+    def check(self) -> None:
+        """Raises InputError for wishes that no cluster could fulfil."""
+        self._check_lengths()
+        self._check_bits()
+        most = self.max_stages
+        if self.min_stages < 1 or (most is not None and most < self.min_stages):
+            raise WorkloadError(
+                f"minStages {self.min_stages} and maxStages {most}: 1 <= minStages <= maxStages is needed"
+            )
+        if not 0 <= self.theta < float("inf"):
+            raise WorkloadError(f"qualityWeight {self.theta}: a number of at least 0 is needed")
+        if self.time_limit_seconds <= 0:
+            raise WorkloadError(f"timeLimitSeconds {self.time_limit_seconds}: more than 0 is needed")
+        if self.min_stages > self.model.num_layers:
+            raise InfeasibleError(
+                [f"minStages {self.min_stages}: the model has {self.model.num_layers} layers, at least one per stage"]
+            )
+        if self.sensitivity:
+            self.sensitivity.check(self.model, self.bits)
+
+    def _check_lengths(self) -> None:
+        limit = self.model.max_positions
+        if self.max_model_len < 1:
+            raise ModelError(f"maxModelLen {self.max_model_len}: at least 1 is needed")
+        if limit and self.max_model_len > limit:
+            raise ModelError(
+                f"maxModelLen {self.max_model_len}: the model has {limit} positions; ask for at most {limit}"
+            )
+        if self.workload.prompt_tokens >= self.max_model_len:
+            raise WorkloadError(
+                f"workload promptTokens {self.workload.prompt_tokens} leaves no room for an answer within maxModelLen "
+                f"{self.max_model_len}: plan for shorter prompts or raise maxModelLen"
+            )
+
+    def _check_bits(self) -> None:
+        unknown = sorted(set(self.allowed_bits) - set(DEFAULT_FORMAT_OF_BITS))
+        if unknown or not self.allowed_bits:
+            raise WorkloadError(f"allowed bits {list(self.allowed_bits)}: choose from {sorted(DEFAULT_FORMAT_OF_BITS)}")
+        if not self.bits:
+            raise ModelError(
+                f"allowed bits {list(self.allowed_bits)}: the fused experts of '{self.model.architecture}' have no format "
+                "below 16 bits; allow 16"
+            )
+        if self.kv_bits not in KV_BITS:
+            raise WorkloadError(f"kvCacheBits {self.kv_bits}: the cache stores 16 bits; use 16")
+        if self.compute_type not in COMPUTE_TYPE_BYTES:
+            raise WorkloadError(f"computeType {self.compute_type}: choose from {', '.join(COMPUTE_TYPE_BYTES)}")
+
+
+def _pages(tokens: int) -> int:
+    return -(-tokens // PAGE_TOKENS)

@@ -1,0 +1,90 @@
+"""A lower bound of a candidate's objective in microseconds, so that most candidates are never solved.
+
+Called by `search`. A Lagrangian relaxation of the ILP: the slowest stage is at least any average of the stages (weights
+chosen so that every device is equally attractive at its fastest bits), memory is pooled over the stages and priced.
+What remains is the cheapest (stage, bits) of each unit.
+"""
+
+import math
+
+from strata_planner.solve.problem import Problem
+
+_PRICES = 24  # memory prices tried; each gives a valid bound, the best is kept
+
+
+def lower_bound(problem: Problem) -> float:
+    """No solution of the candidate has a smaller objective; infinite where even pooled memory does not suffice."""
+    capacity = sum(stage.capacity_bytes for stage in problem.stages)
+    least = sum(run.units * min(run.bytes.values()) for run in problem.runs)
+    if least > capacity or any(stage.capacity_bytes < 0 for stage in problem.stages):
+        return math.inf
+    costs = _unit_costs(problem)
+    if any(not cost for cost in costs):
+        return math.inf
+    fixed = sum(
+        prefill + problem.sum_decode * decode
+        for stage in problem.stages
+        for prefill, decode in (stage.fixed_seconds, stage.transfer_seconds)
+    )
+    return fixed + max(_priced(problem, costs, capacity, price) for price in _prices(problem, costs))
+
+
+def _unit_costs(problem: Problem) -> list[dict[int, float]]:
+    """Per run: bits -> least cost of a unit on any stage, with the stages' shares of the slowest stage added."""
+    shares = [_shares(problem, phase, weight) for phase, weight in enumerate(_weights(problem))]
+    costs: list[dict[int, float]] = []
+    for r, run in enumerate(problem.runs):
+        best: dict[int, float] = {}
+        for j, stage in enumerate(problem.stages):
+            for bits, (prefill, decode) in stage.seconds[r].items():
+                cost = (1 + shares[0][j]) * prefill + (problem.sum_decode + shares[1][j]) * decode
+                best[bits] = min(best.get(bits, math.inf), cost + problem.theta * run.omega[bits])
+        costs.append(best)
+    return costs
+
+
+def _weights(problem: Problem) -> tuple[tuple[float, float], tuple[float, float]]:
+    """For each phase: how often the slowest stage counts, how often the sum."""
+    return (problem.slowest_prefill, 1.0), (problem.slowest_decode, problem.sum_decode)
+
+
+def _shares(problem: Problem, phase: int, weights: tuple[float, float]) -> list[float]:
+    """The weight of the slowest stage, spread over the stages: never negative, summing to that weight."""
+    slowest, total = weights
+    fastest = [
+        max(sum(min(units[bits][phase] for bits in units) for units in stage.seconds if units), 1e-12)
+        for stage in problem.stages
+    ]
+    # Equal cost K on every stage: (total + share) * time = K; stages too slow for that get no share.
+    used = sorted(range(len(fastest)), key=lambda j: fastest[j])
+    while True:
+        level = (slowest + total * len(used)) / sum(1 / fastest[j] for j in used)
+        if total * fastest[used[-1]] <= level or len(used) == 1:
+            break
+        used.pop()
+    shares = [0.0] * len(fastest)
+    for j in used:
+        shares[j] = max(0.0, level / fastest[j] - total)
+    scale = slowest / sum(shares) if sum(shares) else 0.0
+    return [share * scale for share in shares]
+
+
+def _prices(problem: Problem, costs: list[dict[int, float]]) -> list[float]:
+    """Prices of a byte at which some run changes its bits: the bound's maximum lies at one of them (or at 0)."""
+    found = {0.0}
+    for run, cost in zip(problem.runs, costs, strict=True):
+        for low in cost:
+            for high in cost:
+                saved = run.bytes[high] - run.bytes[low]
+                if saved > 0 and cost[low] > cost[high]:
+                    found.add((cost[low] - cost[high]) / saved)
+        if len(found) > _PRICES:
+            break
+    return sorted(found)
+
+
+def _priced(problem: Problem, costs: list[dict[int, float]], capacity: int, price: float) -> float:
+    total = -price * capacity
+    for run, cost in zip(problem.runs, costs, strict=True):
+        total += run.units * min(value + price * run.bytes[bits] for bits, value in cost.items())
+    return total

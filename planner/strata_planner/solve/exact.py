@@ -1,0 +1,179 @@
+"""The exact ILP of LLM-PQ (arXiv 2403.01136, section 4.2, equations 4-16) for one candidate, with PuLP on HiGHS.
+
+Called by `search`; knows only the Problem. A piece per family of constraints, every constraint named.
+
+| paper                | here                  | meaning                                                               |
+|----------------------|-----------------------|-----------------------------------------------------------------------|
+| z[i,j,b]             | units[r,j,b]          | how many units of run r lie on stage j at b bits (0/1 for one unit)   |
+| u[i,j]               | present[r,j]          | run r has a unit on stage j                                           |
+| -                    | quantized[j]          | stage j holds a unit below 16 bits: it needs the dequantization buffer|
+| T_max^pre, T_max^dec | slowest_prefill/decode| the slowest stage or hop of a micro-batch                             |
+| T_pre, T_dec         | in the objective      | sums over the stages, T_dec n-1 times                                 |
+| M[i,b], M_j          | Run.bytes, capacity   | bytes of a unit; what stage j has left for units                      |
+| l[i,j,b]             | StageCosts.seconds    | seconds of a unit for one micro-batch                                 |
+| omega[i,b], theta    | Run.omega, theta      | quality penalty and its weight                                        |
+| eta, xi, B, n        | weights of Problem    | micro-batches, batch, tokens to generate                              |
+
+Two things differ from the paper. Hops between stages count in the sums too (a single sequence waits for them). Stages are
+never empty: fewer stages are another candidate.
+"""
+
+import math
+from dataclasses import dataclass
+
+import pulp
+
+from strata_planner.solve.problem import Key, Problem, Solution, SolutionStatus, StopReason
+
+_RELATIVE_GAP = 1e-6
+# Capacities shrink by this share, so that the solver's tolerance cannot carry a plan over its memory.
+_MEMORY_TOLERANCE = 2e-6
+_SCALE = 1 << 20  # bytes become MiB: coefficients near 1 keep the solver exact
+
+
+@dataclass(frozen=True)
+class _Variables:
+    units: dict[Key, pulp.LpVariable]
+    present: dict[tuple[int, int], pulp.LpVariable]
+    quantized: dict[int, pulp.LpVariable]
+    slowest_prefill: pulp.LpVariable
+    slowest_decode: pulp.LpVariable
+
+
+def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float | None = None) -> Solution:
+    """The best split of this candidate that beats `cutoff`; INFEASIBLE where there is none."""
+    model, variables = _build(problem)
+    if math.isfinite(cutoff):
+        model += model.objective <= cutoff, "beats_incumbent"
+    model.solve(pulp.HiGHS(msg=False, timeLimit=time_limit_seconds, gapRel=_RELATIVE_GAP, threads=1))
+    return _solution(problem, model, variables)
+
+
+def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
+    model = pulp.LpProblem("layers_and_bits", pulp.LpMinimize)
+    variables = _declare(problem)
+    _add_objective(model, problem, variables)
+    _add_every_unit_placed(model, problem, variables)
+    _add_no_empty_stage(model, problem, variables)
+    _add_order(model, problem, variables)
+    _add_memory(model, problem, variables)
+    _add_slowest_stage(model, problem, variables)
+    return model, variables
+
+
+def _declare(problem: Problem) -> _Variables:
+    units = {
+        key: pulp.LpVariable(f"units_{key[0]}_{key[1]}_{key[2]}", 0, problem.runs[key[0]].units, pulp.LpInteger)
+        for key in problem.options
+    }
+    several = len(problem.runs) > 1
+    present = {
+        (r, j): pulp.LpVariable(f"present_{r}_{j}", cat=pulp.LpBinary)
+        for r in range(len(problem.runs) if several else 0)
+        for j in range(len(problem.stages))
+    }
+    quantized = {
+        j: pulp.LpVariable(f"quantized_{j}", cat=pulp.LpBinary)
+        for j, stage in enumerate(problem.stages)
+        if stage.quantized_bytes
+    }
+    slowest = [pulp.LpVariable(f"slowest_{phase}", 0) for phase in ("prefill", "decode")]
+    return _Variables(units, present, quantized, slowest[0], slowest[1])
+
+
+def _on_stage(problem: Problem, variables: _Variables, j: int) -> list[tuple[Key, pulp.LpVariable]]:
+    return [(key, variable) for key, variable in variables.units.items() if key[1] == j]
+
+
+def _add_objective(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:
+    """Equation 4."""
+    terms = []
+    for (r, j, bits), variable in variables.units.items():
+        prefill, decode = problem.stages[j].seconds[r][bits]
+        weight = prefill + problem.sum_decode * decode + problem.theta * problem.runs[r].omega[bits]
+        terms.append((variable, weight))
+    constant = sum(
+        prefill + problem.sum_decode * decode
+        for stage in problem.stages
+        for prefill, decode in (stage.fixed_seconds, stage.transfer_seconds)
+    )
+    slowest = [
+        (variables.slowest_prefill, problem.slowest_prefill),
+        (variables.slowest_decode, problem.slowest_decode),
+    ]
+    model += pulp.LpAffineExpression([*terms, *slowest], constant), "latency_and_quality"
+
+
+def _add_every_unit_placed(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:
+    """Equations 9-11: each unit on one stage at one bit-width."""
+    for r, run in enumerate(problem.runs):
+        mine = [variable for key, variable in variables.units.items() if key[0] == r]
+        model += pulp.lpSum(mine) == run.units, f"run_{r}_placed"
+
+
+def _add_no_empty_stage(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:
+    for j in range(len(problem.stages)):
+        mine = [variable for _, variable in _on_stage(problem, variables, j)]
+        model += pulp.lpSum(mine) >= 1, f"stage_{j}_not_empty"
+
+
+def _add_order(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:
+    """Equations 15-16: a run may not lie before its predecessor. Units of one run are interchangeable and need no order."""
+    if len(problem.runs) == 1:
+        return
+    stages = range(len(problem.stages))
+    for r, run in enumerate(problem.runs):
+        for j in stages:
+            mine = pulp.lpSum(variables.units[key] for key in variables.units if key[:2] == (r, j))
+            row = mine == variables.present[r, j] if run.units == 1 else mine <= run.units * variables.present[r, j]
+            model += row, f"run_{r}_present_on_{j}"
+    single = [run.units == 1 for run in problem.runs]
+    for r in range(1, len(problem.runs)):
+        for j in stages[:-1]:
+            later = [variables.present[r - 1, k] for k in stages[j + 1 :]]
+            if single[r - 1]:  # the rows of one j in one: at most one of them can be 1
+                earlier = [variables.present[r, k] for k in (stages[: j + 1] if single[r] else (j,))]
+                model += pulp.lpSum(earlier + later) <= 1, f"run_{r}_up_to_{j}_after_{r - 1}"
+                continue
+            for k, previous in enumerate(later, j + 1):
+                model += variables.present[r, j] + previous <= 1, f"run_{r}_on_{j}_not_before_{r - 1}_on_{k}"
+
+
+def _add_memory(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:
+    """Equations 12-13."""
+    for j, stage in enumerate(problem.stages):
+        mine = _on_stage(problem, variables, j)
+        used = [(variable, problem.runs[key[0]].bytes[key[2]] / _SCALE) for key, variable in mine]
+        low = [variable for key, variable in mine if key[2] < 16]
+        if j in variables.quantized:
+            used.append((variables.quantized[j], stage.quantized_bytes / _SCALE))
+            count = sum(run.units for run in problem.runs)
+            model += pulp.lpSum(low) <= count * variables.quantized[j], f"stage_{j}_buffer"
+        capacity = stage.capacity_bytes / _SCALE * (1 - _MEMORY_TOLERANCE)
+        model += pulp.LpAffineExpression(used) <= capacity, f"stage_{j}_memory"
+
+
+def _add_slowest_stage(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:
+    """Equations 5-7."""
+    for phase, slowest in enumerate((variables.slowest_prefill, variables.slowest_decode)):
+        for j, stage in enumerate(problem.stages):
+            mine = _on_stage(problem, variables, j)
+            time = pulp.LpAffineExpression([(variable, stage.seconds[key[0]][key[2]][phase]) for key, variable in mine])
+            model += slowest >= time + stage.fixed_seconds[phase], f"stage_{j}_phase_{phase}_time"
+            if stage.transfer_seconds[phase]:
+                model += slowest >= stage.transfer_seconds[phase], f"stage_{j}_phase_{phase}_hop"
+
+
+def _solution(problem: Problem, model: pulp.LpProblem, variables: _Variables) -> Solution:
+    """What the solver holds, rounded and checked: its tolerances must not become a broken plan."""
+    optimal = model.sol_status == pulp.LpSolutionOptimal
+    stop = StopReason.PROVED if model.status != pulp.LpStatusNotSolved else StopReason.TIME_LIMIT
+    values = {key: variable.value() for key, variable in variables.units.items()}
+    if model.sol_status not in {pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible} or None in values.values():
+        infeasible = model.sol_status == pulp.LpSolutionInfeasible
+        return Solution(SolutionStatus.INFEASIBLE if infeasible else SolutionStatus.UNKNOWN, stop)
+    counts = {key: round(value) for key, value in values.items() if round(value)}
+    if not problem.is_feasible(counts):
+        return Solution(SolutionStatus.UNKNOWN, stop)
+    status = SolutionStatus.OPTIMAL if optimal else SolutionStatus.FEASIBLE
+    return Solution(status, stop if optimal else StopReason.TIME_LIMIT, counts, problem.objective(counts))

@@ -1,0 +1,135 @@
+"""One candidate as numbers: a fixed device order and micro-batch pair, to be split into layers and bits.
+
+Built by `candidates`, bounded by `bounds`, solved by `exact`. Knows nothing of models, clusters or solvers. Layers that are
+equal in every cost form one *run* of interchangeable units: a dense model without calibrated sensitivities is a single
+run, and with a table each layer is a run of one unit, which is LLM-PQ's z[i,j,b].
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+Key = tuple[int, int, int]  # run, stage, bits
+Counts = dict[Key, int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """`units` consecutive units of `layers_per_unit` equal layers. Bytes (weights and KV) and omega are of one unit."""
+
+    units: int
+    layers_per_unit: int
+    bytes: Mapping[int, int]
+    omega: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """One stage of the order. `capacity_bytes` is what units may fill: fixed parts are taken off already.
+
+    `seconds[run][bits]` = (prefill, decode) of one unit; bits that the device lacks are absent. `fixed` is what the stage
+    adds to each micro-batch (the head); `transfer` hands the micro-batch on. `quantized_bytes`: the buffer that a stage
+    needs as soon as one of its units is below 16 bits.
+    """
+
+    capacity_bytes: int
+    quantized_bytes: int
+    seconds: tuple[Mapping[int, tuple[float, float]], ...]
+    fixed_seconds: tuple[float, float] = (0.0, 0.0)
+    transfer_seconds: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Weights of the objective: how often the slowest stage counts beside the sum over stages, in each phase."""
+
+    runs: tuple[Run, ...]
+    stages: tuple[StageCosts, ...]
+    slowest_prefill: float  # ceil(B/eta) - 1
+    slowest_decode: float  # (ceil(B/xi) - 1) * (n-1)
+    sum_decode: float  # n - 1
+    theta: float
+
+    @property
+    def options(self) -> list[Key]:
+        """Every (run, stage, bits) that the stage's device can run."""
+        return [
+            (r, j, bits)
+            for r, run in enumerate(self.runs)
+            for j, stage in enumerate(self.stages)
+            for bits in run.bytes
+            if bits in stage.seconds[r]
+        ]
+
+    def stage_seconds(self, counts: Counts, j: int) -> tuple[float, float]:
+        """Prefill and decode seconds of one micro-batch on stage j."""
+        prefill, decode = self.stages[j].fixed_seconds
+        for (r, stage, bits), count in counts.items():
+            if stage == j:
+                unit = self.stages[j].seconds[r][bits]
+                prefill += count * unit[0]
+                decode += count * unit[1]
+        return prefill, decode
+
+    def stage_bytes(self, counts: Counts, j: int) -> int:
+        """Bytes of the units on stage j, with the buffer of quantized ones."""
+        mine = [(r, bits, count) for (r, stage, bits), count in counts.items() if stage == j and count]
+        quantized = any(bits < 16 for _, bits, _ in mine)
+        return sum(count * self.runs[r].bytes[bits] for r, bits, count in mine) + (
+            self.stages[j].quantized_bytes if quantized else 0
+        )
+
+    def latency_seconds(self, counts: Counts) -> float:
+        """LLM-PQ's latency of the whole batch, hops included."""
+        times = [self.stage_seconds(counts, j) for j in range(len(self.stages))]
+        hops = [stage.transfer_seconds for stage in self.stages]
+        return (
+            self.slowest_prefill * max(each[0] for each in times + hops)
+            + self.slowest_decode * max(each[1] for each in times + hops)
+            + sum(each[0] for each in times + hops)
+            + self.sum_decode * sum(each[1] for each in times + hops)
+        )
+
+    def penalty(self, counts: Counts) -> float:
+        """Sum of omega, before theta."""
+        return sum(count * self.runs[r].omega[bits] for (r, _, bits), count in counts.items())
+
+    def objective(self, counts: Counts) -> float:
+        return self.latency_seconds(counts) + self.theta * self.penalty(counts)
+
+    def is_feasible(self, counts: Counts) -> bool:
+        """Every unit once, no stage empty, within memory. (The order of runs is the caller's to keep.)"""
+        placed = [sum(count for (r, _, _), count in counts.items() if r == run) for run in range(len(self.runs))]
+        used = {j for (_, j, _), count in counts.items() if count}
+        return (
+            placed == [run.units for run in self.runs]
+            and used == set(range(len(self.stages)))
+            and all(self.stage_bytes(counts, j) <= stage.capacity_bytes for j, stage in enumerate(self.stages))
+        )
+
+
+class StopReason(Enum):
+    """Why the solver stopped."""
+
+    PROVED = "proved"  # the whole space was covered
+    TIME_LIMIT = "time limit"
+    ORDER_LIMIT = "order limit"  # more device orders than are looked at
+
+
+class SolutionStatus(Enum):
+    """What is held afterwards."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"  # nothing says that there is no better one
+    INFEASIBLE = "infeasible"
+    UNKNOWN = "unknown"  # stopped before anything was found
+
+
+@dataclass(frozen=True)
+class Solution:
+    """`counts`: units per (run, stage, bits), zeros left out; empty without a solution."""
+
+    status: SolutionStatus
+    stop: StopReason
+    counts: Counts = field(default_factory=dict)
+    objective: float = float("inf")
