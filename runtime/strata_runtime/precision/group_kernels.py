@@ -13,6 +13,7 @@ from strata_runtime.precision import features, packing
 from strata_runtime.precision.quantizers import CODE_OFFSET
 from strata_runtime.precision.weights import GroupWeight
 
+HALF_BLOCK = packing.BLOCK_ROWS // 2
 JOINED_AT_A_TIME = 1 << 21  # weights whose planes are joined at once, 1 MB of nibbles
 WEIGHTS_AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 26}  # dequantized at once: temporaries of a few MB on a CPU
 
@@ -42,28 +43,30 @@ def dequantized(tokens: Tensor, weight: GroupWeight) -> Tensor:
     tokens = _padded(tokens, weight)
     out = tokens.new_empty(tokens.shape[0], weight.out_features)
     for part in _pieces(weight, WEIGHTS_AT_A_TIME[tokens.device.type]):
+        columns = out[:, part.start : part.stop]
         if part.rows == packing.BLOCK_ROWS:
-            out[:, part.start : part.stop] = tokens @ _transposed_blocks(weight, part, tokens.dtype)
+            sides = columns.view(tokens.shape[0], part.blocks, 2, HALF_BLOCK).unbind(2)
+            for side, half in zip(sides, _transposed_halves(weight, part, tokens.dtype), strict=True):
+                side.copy_((tokens @ half).view_as(side))
         else:
-            out[:, part.start : part.stop] = _dense(tokens, weight, part)
+            columns.copy_(_dense(tokens, weight, part))
     return out
 
 
-def _transposed_blocks(weight: GroupWeight, part: packing.Segment, dtype: torch.dtype) -> Tensor:
-    """Full blocks -> [columns, rows] of the compute type: the blocks hold inputs outermost, so this way round no byte is transposed."""
-    half = packing.BLOCK_ROWS // 2
-    nibbles = weight.nibbles(part).view(part.blocks, weight.columns, half)
+def _transposed_halves(weight: GroupWeight, part: packing.Segment, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Full blocks -> the first, then the second 32 rows of each: [columns, blocks * 32] of the compute type.
+
+    Inputs stay outermost, as in the block, so that no single nibble is transposed; one copy of runs of 32 bytes makes the rest long
+    vectors, which is what elementwise operators are fast on.
+    """
+    blocks = weight.nibbles(part).view(part.blocks, weight.columns, HALF_BLOCK)
+    nibbles = blocks.transpose(0, 1).contiguous().view(-1, weight.group, part.blocks * HALF_BLOCK)
     pairs = weight.scales_and_zeros[:, part.start : part.stop].float()
-    scales, zeros = (
-        pairs.view(-1, part.blocks, 2, half, 2).permute(4, 2, 1, 0, 3).unsqueeze(4)
-    )  # each [2, blocks, groups, 1, 32]
-    zeros = zeros - CODE_OFFSET * scales
-    result = torch.empty(weight.columns, part.blocks, 2, half, dtype=dtype, device=nibbles.device)
+    scales, zeros = pairs.view(-1, part.blocks, 2, HALF_BLOCK, 2).permute(4, 2, 0, 1, 3).flatten(3).unsqueeze(3)
+    zeros = zeros - CODE_OFFSET * scales  # each [2, groups, 1, blocks * 32]
     for side, codes in enumerate((nibbles & 15, nibbles >> 4)):
-        values = codes.float().view(part.blocks, -1, weight.group, half)
-        torch.addcmul(zeros[side], values, scales[side], out=values)
-        result[:, :, side] = values.view(part.blocks, weight.columns, half).transpose(0, 1)
-    return result.view(weight.columns, -1)
+        values = codes.float()
+        yield torch.addcmul(zeros[side], values, scales[side], out=values).to(dtype).view(weight.columns, -1)
 
 
 def _dense(tokens: Tensor, weight: GroupWeight, part: packing.Segment) -> Tensor:

@@ -43,7 +43,7 @@ def _always(_tokens: Tensor, _weight: ChannelWeight | GroupWeight) -> bool:
 
 CHANNEL_KERNELS: tuple[Kernel[ChannelWeight], ...] = (
     Kernel(
-        "int8-packed", "int8", "16-bit activations", channel_kernels.packed_runs, channel_kernels.packed, most_tokens=12
+        "int8-packed", "int8", "16-bit activations", channel_kernels.packed_runs, channel_kernels.packed, most_tokens=16
     ),
     Kernel("int8-converted", "int8", "16-bit activations", _always, channel_kernels.converted),
     Kernel("w8a8-int-mm", "w8a8", "8-bit activations", channel_kernels.int_mm_runs, channel_kernels.int_mm),
@@ -51,11 +51,11 @@ CHANNEL_KERNELS: tuple[Kernel[ChannelWeight], ...] = (
 )
 GROUP_KERNELS: tuple[Kernel[GroupWeight], ...] = (
     Kernel(
-        "int4-packed", "int4", "16-bit activations", group_kernels.packed_runs, group_kernels.packed, most_tokens=40
+        "int4-packed", "int4", "16-bit activations", group_kernels.packed_runs, group_kernels.packed, most_tokens=48
     ),
     Kernel("int4-dequantized", "int4", "16-bit activations", _always, group_kernels.dequantized),
     Kernel(
-        "int3-packed", "int3", "16-bit activations", group_kernels.packed_runs, group_kernels.packed, most_tokens=40
+        "int3-packed", "int3", "16-bit activations", group_kernels.packed_runs, group_kernels.packed, most_tokens=48
     ),
     Kernel("int3-dequantized", "int3", "16-bit activations", _always, group_kernels.dequantized),
 )

@@ -4,6 +4,8 @@
 planned with real memory. Knows formats and shapes; the kernels know how to multiply.
 """
 
+from math import isfinite
+
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +22,7 @@ from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, sel
 from strata_runtime.precision.quantizers import quantize_channels, quantize_groups
 from strata_runtime.precision.weights import ChannelWeight, GroupWeight
 
+GROUP_HEADROOM = 4  # the zero of a group may lie so many times beyond its largest value
 COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -85,7 +88,8 @@ class GroupLinear(QuantLinear):
     ) -> None:
         super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
         self.columns = padded_in_features(self.in_features)
-        padded = nn.functional.pad(weight, (0, self.columns - self.in_features))
+        missing = self.columns - self.in_features
+        padded = nn.functional.pad(weight, (0, missing)) if missing else weight
         stored = quantize_groups(padded, BITS_OF_FORMAT[format_name], group_size(self.in_features), compute_dtype)
         pairs = torch.stack((stored.scales, stored.zeros), dim=2).transpose(0, 1).contiguous()
         planes: tuple[Tensor, ...] = (packing.pack_nibbles(stored.codes),)
@@ -157,10 +161,20 @@ def _check(weight: Tensor, bias: Tensor | None, format_name: FormatName, compute
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise PrecisionError(f"{name}: bias {list(bias.shape)} must hold one value per output, [{weight.shape[0]}]")
+    limit = torch.finfo(compute_dtype).max / (1 if format_name == "dense" else GROUP_HEADROOM)
     for kind, values in (("weight", weight), ("bias", bias)):
-        if values is not None and not (finite := torch.isfinite(values)).all():
-            broken = int(values.numel() - finite.sum())
+        if values is None:
+            continue
+        # The extremes show NaN and infinity too and, unlike `isfinite`, need no second matrix while a checkpoint streams in.
+        low, high = (extreme.item() for extreme in values.aminmax())
+        if not (isfinite(low) and isfinite(high)):
+            broken = int((~torch.isfinite(values)).sum())
             raise WeightNotFiniteError(
                 f"{name}: {broken} of {values.numel()} values of the {kind} are NaN or infinite; every value must be finite. "
                 "The checkpoint is damaged or was saved from a diverged run: load another copy."
+            )
+        if max(high, -low) > limit:
+            raise PrecisionError(
+                f"{name}: the {kind} reaches {max(high, -low):g}, and {format_name} in {compute_dtype} holds at most {limit:g}; "
+                "compute in bfloat16 or float32."
             )

@@ -53,8 +53,12 @@ def segments(out_features: int) -> Iterator[Segment]:
 
 def pack_nibbles(codes: Tensor) -> Tensor:
     """codes: uint8 [N, K] below 16, K even -> uint8 [N * K / 2]."""
-    parts = [_pack_segment(codes[part.start : part.stop], part).flatten() for part in segments(codes.shape[0])]
-    return torch.cat(parts)
+    out_features, in_features = codes.shape
+    nibbles = torch.empty(out_features * in_features // 2, dtype=torch.uint8, device=codes.device)
+    for part in segments(out_features):
+        packed = _pack_segment(codes[part.start : part.stop], part)
+        nibbles[byte_range(part, in_features, bits=4)].view(packed.shape).copy_(packed)
+    return nibbles
 
 
 def _pack_segment(codes: Tensor, part: Segment) -> Tensor:

@@ -60,3 +60,67 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(name: FormatName, broken
 def test_impossible_shapes_are_refused(weight: torch.Tensor, bias: torch.Tensor | None, rule: str) -> None:
     with pytest.raises(PrecisionError, match=rule):
         make_linear(weight, bias, "int4", torch.float32)
+
+
+def test_values_beyond_the_compute_type_are_refused() -> None:
+    with pytest.raises(PrecisionError, match=r"reaches 60000, and int4 in torch\.float16 holds at most 16376"):
+        make_linear(torch.full((16, 32), 60000.0), None, "int4", torch.float16)
+
+
+@pytest.mark.parametrize("compute", sorted(DTYPES))
+def test_error_falls_with_bits(compute: ComputeType) -> None:
+    weight, tokens = a_weight(192, 256), torch.randn(5, 256, generator=torch.Generator().manual_seed(1))
+    exact = tokens @ weight.t()
+    by_error = sorted(
+        QUANTIZED,
+        key=lambda name: float(
+            (make_linear(weight, None, name, DTYPES[compute])(tokens.to(DTYPES[compute])) - exact).norm()
+        ),
+    )
+    assert by_error == ["int8", "w8a8", "int4", "int3"]
+
+
+@given(shape=SHAPES, name=st.sampled_from(FORMAT_NAMES), count=st.integers(2, 80))
+@settings(max_examples=60, deadline=None)
+def test_a_row_alone_equals_the_row_in_a_batch(shape: tuple[int, int], name: FormatName, count: int) -> None:
+    module = make_linear(a_weight(*shape), a_weight(shape[0], 1)[:, 0], name, torch.float32)
+    tokens = a_weight(count, shape[1], seed=2)
+    together = module(tokens)
+    for row in (0, count - 1):
+        torch.testing.assert_close(module(tokens[row]), together[row], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("count", [1, 100])
+def test_the_same_input_gives_the_same_bits(name: FormatName, count: int) -> None:
+    weight, tokens = a_weight(80, 160), a_weight(count, 160, seed=3).to(torch.bfloat16)
+    first, second = (make_linear(weight, None, name, torch.bfloat16) for _ in range(2))
+    assert torch.equal(first(tokens), second(tokens))
+    assert torch.equal(first(tokens), first(tokens))
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("compute", sorted(DTYPES))
+def test_the_bias_is_added_and_leading_dimensions_kept(name: FormatName, compute: ComputeType) -> None:
+    dtype = DTYPES[compute]
+    weight, bias = a_weight(24, 40), torch.arange(24.0)
+    tokens = a_weight(6, 40).view(2, 3, 40).to(dtype)
+    plain, biased = make_linear(weight, None, name, dtype), make_linear(weight, bias, name, dtype)
+    assert biased(tokens).shape == (2, 3, 24)
+    assert biased(tokens).dtype == dtype
+    torch.testing.assert_close(biased(tokens), plain(tokens) + bias.to(dtype), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("compute", sorted(DTYPES))
+def test_no_tokens_give_no_rows(name: FormatName, compute: ComputeType) -> None:
+    module = make_linear(a_weight(80, 64), None, name, DTYPES[compute])
+    assert module(torch.zeros(0, 64, dtype=DTYPES[compute])).shape == (0, 80)
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_the_module_survives_its_state_dict(name: FormatName) -> None:
+    one, other = (make_linear(a_weight(80, 64, seed=seed), None, name, torch.float32) for seed in (1, 2))
+    other.load_state_dict(one.state_dict())
+    tokens = a_weight(3, 64)
+    assert torch.equal(one(tokens), other(tokens))
