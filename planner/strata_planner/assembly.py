@@ -13,7 +13,6 @@ from strata_planner.contract.plan import (
     DeviceRef,
     MicroBatch,
     Plan,
-    Prediction,
     Replica,
     Stage,
     StageMemory,
@@ -109,9 +108,7 @@ def _page_budget(request: PlanRequest, found: Found, slices: list[_Slice], memor
     return min(room, request.largest_kv_pages)
 
 
-def _stage(  # noqa: PLR0913, PLR0917, one argument per part of a stage
-    request: PlanRequest, found: Found, place: int, part: _Slice, memory: StageMemory, pages: int
-) -> Stage:
+def _stage(request: PlanRequest, found: Found, place: int, part: _Slice, memory: StageMemory, pages: int) -> Stage:
     device = found.candidate.order[place]
     kv_bytes = pages * _page_bytes(request, part)
     costs = found.problem.stages[place]

@@ -38,7 +38,7 @@ class Device(Value, frozen=True):
     threads: int = 0
     overhead_bytes: int | None = None
     usable_fraction: float | None = None
-    profile: dict[str, Any] = {}
+    profile: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Node(Value, frozen=True):
@@ -98,7 +98,7 @@ class Cluster(Value, frozen=True):
     links: tuple[Link, ...] = ()
     default_link: LinkRate = LinkRate()
     intra_node: LinkRate | None = None
-    profiles: dict[str, DeviceProfile] = {}
+    profiles: dict[str, DeviceProfile] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [node.name for node in self.nodes]

@@ -81,7 +81,7 @@ def _declare(problem: Problem) -> _Variables:
     return _Variables(units, present, quantized, slowest[0], slowest[1])
 
 
-def _on_stage(problem: Problem, variables: _Variables, j: int) -> list[tuple[Key, pulp.LpVariable]]:
+def _on_stage(variables: _Variables, j: int) -> list[tuple[Key, pulp.LpVariable]]:
     return [(key, variable) for key, variable in variables.units.items() if key[1] == j]
 
 
@@ -113,7 +113,7 @@ def _add_every_unit_placed(model: pulp.LpProblem, problem: Problem, variables: _
 
 def _add_no_empty_stage(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:
     for j in range(len(problem.stages)):
-        mine = [variable for _, variable in _on_stage(problem, variables, j)]
+        mine = [variable for _, variable in _on_stage(variables, j)]
         model += pulp.lpSum(mine) >= 1, f"stage_{j}_not_empty"
 
 
@@ -142,7 +142,7 @@ def _add_order(model: pulp.LpProblem, problem: Problem, variables: _Variables) -
 def _add_memory(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:
     """Equations 12-13."""
     for j, stage in enumerate(problem.stages):
-        mine = _on_stage(problem, variables, j)
+        mine = _on_stage(variables, j)
         used = [(variable, problem.runs[key[0]].bytes[key[2]] / _SCALE) for key, variable in mine]
         low = [variable for key, variable in mine if key[2] < 16]
         if j in variables.quantized:
@@ -157,7 +157,7 @@ def _add_slowest_stage(model: pulp.LpProblem, problem: Problem, variables: _Vari
     """Equations 5-7."""
     for phase, slowest in enumerate((variables.slowest_prefill, variables.slowest_decode)):
         for j, stage in enumerate(problem.stages):
-            mine = _on_stage(problem, variables, j)
+            mine = _on_stage(variables, j)
             time = pulp.LpAffineExpression([(variable, stage.seconds[key[0]][key[2]][phase]) for key, variable in mine])
             model += slowest >= time + stage.fixed_seconds[phase], f"stage_{j}_phase_{phase}_time"
             if stage.transfer_seconds[phase]:

@@ -1,0 +1,95 @@
+"""A plan as people read it: a table of stages, the prediction, what bound it and how it was found.
+
+Called by `strata plan`, `strata up`, the demo and the benchmarks, which print what these functions return.
+"""
+
+from collections import Counter
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from strata_planner.contract.plan import Plan, Stage
+from strata_planner.planning import PlanOutcome
+from strata_planner.solve.search import SearchStats
+
+
+def render_plan(plan: Plan, outcome: PlanOutcome | None = None) -> RenderableType:
+    """Everything a person needs to judge the plan; with the outcome also how it was found."""
+    parts: list[RenderableType] = [stage_table(plan), *map(Text, summary_lines(plan))]
+    if outcome is not None:
+        parts += [Text(search_line(outcome.stats)), *(Text(f"note: {note}") for note in outcome.notes)]
+    return Group(*parts)
+
+
+def stage_table(plan: Plan) -> Table:
+    """A row per stage of every replica."""
+    table = Table(title=f"{plan.architecture}, {plan.num_layers} layers, {plan.compute_type}", title_justify="left")
+    table.add_column("stage", justify="right")
+    for column in ("device", "node", "layers", "bits"):
+        table.add_column(column)
+    for column in ("memory of usable", "KV tokens", "prefill ms", "decode ms"):
+        table.add_column(column, justify="right")
+    several = len(plan.replicas) > 1
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            number = f"{replica.replica}.{stage.stage}" if several else str(stage.stage)
+            table.add_row(number, *_cells(plan, stage))
+    return table
+
+
+def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
+    parts = "".join(f" + {name}" for name, here in (("embedding", stage.embedding), ("head", stage.head)) if here)
+    usable = sum(device.usable_bytes for device in stage.devices)
+    return (
+        ", ".join(f"{device.type} #{device.index}" for device in stage.devices),
+        stage.node,
+        f"{stage.layers[0]}-{stage.layers[1]} ({len(stage.bits)}){parts}",
+        bits_summary(stage.bits),
+        f"{human_bytes(stage.memory.total_bytes)} of {human_bytes(usable)} ({stage.memory.total_bytes / usable:.0%})",
+        f"{stage.kv_page_budget * plan.page_tokens:,}",
+        f"{stage.times.prefill_seconds * 1e3:.4g}",
+        f"{stage.times.decode_seconds * 1e3:.4g}",
+    )
+
+
+def bits_summary(bits: tuple[int, ...]) -> str:
+    """How many layers at how many bits, for instance "8x16 4x8"."""
+    return " ".join(f"{count}x{each}" for each, count in sorted(Counter(bits).items(), reverse=True))
+
+
+def summary_lines(plan: Plan) -> list[str]:
+    predicted = plan.prediction
+    batch = plan.micro_batch
+    return [
+        (
+            f"predicted: {predicted.tokens_per_second:.4g} tokens/s, first token {predicted.ttft_ms:.4g} ms, "
+            f"then {predicted.tpot_ms:.4g} ms per token"
+        ),
+        (
+            f"whole batch: {predicted.latency_seconds:.4g} s (LLM-PQ's objective); "
+            f"quality penalty {predicted.quality_penalty:.4g}"
+        ),
+        (
+            f"micro-batches: {batch.prefill} sequences in prefill, {batch.decode} in decode, "
+            f"steps of at most {batch.max_step_tokens} tokens"
+        ),
+        f"bound by: {predicted.bound_by}",
+    ]
+
+
+def search_line(stats: SearchStats) -> str:
+    return (
+        f"search: {stats.status.value} in {stats.seconds:.2f} s ({stats.stop.value}); {stats.orders} device orders, "
+        f"{stats.candidates} candidates, {stats.pruned} pruned, {stats.solved} solved"
+    )
+
+
+def human_bytes(count: float) -> str:
+    """Bytes in the largest binary unit that leaves at least 1."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.4g} {unit}"
