@@ -10,6 +10,7 @@ the hash of its path says so, so the split depends on nothing but names; no dial
 import ast
 import builtins
 import hashlib
+import importlib
 import inspect
 import itertools
 import math
@@ -33,6 +34,12 @@ EXCLUDED_FILES = frozenset({"pydoc_data/topics.py", "pydoc_data/__init__.py"})  
 UNEXPLAINED_PACKAGES = frozenset({"idlelib", "lib2to3", "turtledemo", "distutils", "this", "antigravity"})
 # Written in C: their docstrings are read at run time.
 BUILT_IN_MODULES: tuple[ModuleType, ...] = (builtins, itertools, math, sys, time)
+# What people ask about most: the last phase of training repeats their docstrings under every question.
+FAMILIAR_MODULES = """argparse asyncio base64 bisect builtins calendar collections contextlib copy csv dataclasses datetime enum
+    functools glob gzip hashlib heapq http inspect io itertools json logging math os os.path pathlib pickle queue random re
+    secrets shlex shutil socket sqlite3 statistics string subprocess tempfile textwrap threading time tokenize traceback
+    types urllib.parse uuid zipfile"""
+FAMILIAR_TYPES = (str, list, dict, set, int, float, bytes, tuple)
 QUESTIONS = (
     "What does {} do?",
     "Explain {}.",
@@ -44,6 +51,7 @@ QUESTIONS = (
     "what does {} do",
 )
 ANSWER_CHARACTERS = 600
+FAMILIAR_ANSWER_CHARACTERS = 240
 
 USER, ASSISTANT, END, SEPARATOR = "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"
 
@@ -69,12 +77,21 @@ class Corpus:
     library: tuple[str, ...]
     heldout: tuple[str, ...]
     explained: tuple[Explained, ...]
+    familiar: tuple[Explained, ...] = ()
 
     def epoch(self, seed: int, questions_each: int) -> list[str]:
         """Every library document once and every docstring under ``questions_each`` different questions, shuffled by ``seed``."""
         rng = random.Random(seed)
         dialogues = [e.dialogue(q) for e in self.explained for q in rng.sample(QUESTIONS, questions_each)]
         documents = [*self.library, *dialogues]
+        rng.shuffle(documents)
+        return documents
+
+    def last_epoch(self, seed: int, library_share: float) -> list[str]:
+        """The familiar docstrings under every question, among a share of the library documents, shuffled by ``seed``."""
+        rng = random.Random(seed)
+        library = rng.sample(self.library, int(len(self.library) * library_share))
+        documents = [*library, *(e.dialogue(q) for e in self.familiar for q in QUESTIONS)]
         rng.shuffle(documents)
         return documents
 
@@ -94,7 +111,10 @@ def read_corpus(library_folder: Path | None = None) -> Corpus:
         (heldout if is_heldout(f"topic:{topic}") else library).append(text)
     for module in BUILT_IN_MODULES:
         explained.extend(_explained_in_module(module))
-    return Corpus(tuple(library), tuple(heldout), tuple(explained))
+    familiar = tuple(
+        e for name in FAMILIAR_MODULES.split() for e in _familiar_in_module(importlib.import_module(name), name)
+    )
+    return Corpus(tuple(library), tuple(heldout), tuple(explained), familiar)
 
 
 def is_heldout(name: str) -> bool:
@@ -152,6 +172,39 @@ def _explained_in_module(module: ModuleType) -> Iterator[Explained]:
             for method in sorted(set(vars(value))):
                 if not method.startswith("_") and (summary := _summary(inspect.getdoc(getattr(value, method)))):
                     yield Explained(f"{prefix}{name}.{method}", "", summary)
+
+
+def _familiar_in_module(module: ModuleType, name: str) -> Iterator[Explained]:
+    """What ``module`` exports under the name that its users write, ``asyncio.sleep`` rather than ``asyncio.tasks.sleep``."""
+    prefix = "" if module is builtins else f"{name}."
+    for export in sorted(getattr(module, "__all__", vars(module))):
+        value = getattr(module, export)
+        defined_in = str(getattr(value, "__module__", None) or name)
+        if export.startswith("_") or not callable(value) or _is_heldout_module(defined_in):
+            continue
+        is_class = isinstance(value, type)
+        docstring = (
+            vars(value).get("__doc__") if is_class else inspect.getdoc(value)
+        )  # a class does not speak for its heirs
+        if isinstance(docstring, str) and (summary := _summary(docstring)):
+            yield Explained(prefix + export, "" if is_class else _signature(value), _opening(summary))
+        if module is builtins and value in FAMILIAR_TYPES:
+            for method in sorted(m for m in vars(value) if not m.startswith("_")):
+                yield Explained(f"{export}.{method}", "", _opening(_summary(inspect.getdoc(getattr(value, method)))))
+
+
+def _is_heldout_module(module: str) -> bool:
+    path = module.replace(".", "/")
+    return is_heldout(f"{path}.py") or is_heldout(f"{path}/__init__.py")
+
+
+def _opening(summary: str) -> str:
+    """The first paragraph, in one line, cut behind a sentence where it is long."""
+    paragraph = " ".join(summary.split("\n\n", maxsplit=1)[0].split())
+    if len(paragraph) <= FAMILIAR_ANSWER_CHARACTERS:
+        return paragraph
+    sentences = paragraph[:FAMILIAR_ANSWER_CHARACTERS].rpartition(". ")
+    return f"{sentences[0]}." if sentences[0] else paragraph[:FAMILIAR_ANSWER_CHARACTERS]
 
 
 def _signature(value: Callable[..., object]) -> str:
