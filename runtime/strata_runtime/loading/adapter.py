@@ -67,6 +67,7 @@ class ModelSlice:
     def __init__(
         self, config: Any, layers: tuple[int, int], *, embedding: bool, head: bool, dtype: torch.dtype
     ) -> None:
+        config.dtype = dtype  # some activations are built in the type that the configuration names
         self._config = config
         self.dtype = dtype
         self._layers = layers
@@ -110,7 +111,7 @@ class ModelSlice:
             dtype_plan=self.module._get_dtype_plan(self.dtype),  # noqa: SLF001, see the module's docstring
             weight_mapping=self._conversions,
         )
-        with _quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             info, _ = convert_and_load_state_dict_in_model(self.module, renamed, settings)
         problems = [str(each) for each in (*info.mismatched_keys, *info.error_msgs, *info.conversion_errors.values())]
         if problems:
@@ -129,6 +130,13 @@ class ModelSlice:
             for name, child in parent.named_children()
             if type(child) is nn.Linear
         ]
+
+    def own_head(self) -> list[tuple[nn.Module, str, nn.Linear]]:
+        """The head as `linears` gives them, unless it shares its weight with this stage's embedding."""
+        head, table = self.module.get_output_embeddings(), self.module.get_input_embeddings()
+        if type(head) is not nn.Linear or head.weight is getattr(table, "weight", None):
+            return []
+        return [(self.module, name, child) for name, child in self.module.named_children() if child is head]
 
     def finish(self) -> None:
         """Tie what is tied on this stage and switch to inference. Raises InputError if a parameter was never filled."""
@@ -263,8 +271,8 @@ def _set_parameter(module: nn.Module, name: str, value: nn.Parameter) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars: a slot reports its own progress."""
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers: a slot reports its own progress."""
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

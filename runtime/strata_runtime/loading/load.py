@@ -16,6 +16,7 @@ from strata_planner.contract.formats import FormatName
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
 from strata_runtime.loading.adapter import ModelSlice, read_config
+from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.precision import make_linear
@@ -45,21 +46,28 @@ def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None
     stage.load(checkpoint.read(sources.get(None, ()), dtype, device), device)
     for done, (layer, name) in enumerate(zip(range(first, last + 1), role.format, strict=True)):
         stage.load(checkpoint.read(sources[layer], dtype, device), device)
-        _quantize(stage, layer, name, dtype)
+        _store(stage.linears(layer), name, dtype)
         progress(done + 1, last - first + 1)
     stage.finish()
+    _store(stage.own_head(), "dense", dtype)
     _return_freed_memory()
     return StageModel(stage, num_layers=last - first + 1, device=device)
 
 
-def _quantize(stage: ModelSlice, layer: int, name: FormatName, dtype: torch.dtype) -> None:
-    if name == "dense":
-        return
-    for parent, attribute, linear in stage.linears(layer):
+def _store(linears: list[tuple[nn.Module, str, nn.Linear]], name: FormatName, dtype: torch.dtype) -> None:
+    """Replace each linear by one that stores its weight in format `name`."""
+    for parent, attribute, linear in linears:
         parameters = dict(linear.named_parameters())
+        weight = parameters["weight"].data
         bias = parameters["bias"].data if "bias" in parameters else None
-        quantized: nn.Module = make_linear(parameters["weight"].data, bias, name, dtype)
-        setattr(parent, attribute, quantized)
+        if name != "dense":
+            stored: nn.Module = make_linear(weight, bias, name, dtype)
+        elif can_block(dtype, weight.device):
+            stored = BlockedLinear(weight, bias)
+        else:
+            continue
+        setattr(parent, attribute, stored)
+        linear.weight = None  # type: ignore[assignment]  # freed now, not when the whole layer is done
 
 
 def _return_freed_memory() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from strata_runtime.loading.adapter import quiet
+
 
 def make_random_model(
     folder: Path,
@@ -31,7 +33,8 @@ def make_random_model(
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
             _draw(parameter, generator)
-    model.save_pretrained(folder, max_shard_size=shard_bytes)
+    with quiet():
+        model.save_pretrained(folder, max_shard_size=shard_bytes)
     return folder
 
 
