@@ -109,6 +109,8 @@ def _column(name: str, kind: str, path: str, priority: int) -> dict[str, Any]:
 
 def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     schema = _resolved(schema, definitions)
+    if "anyOf" in schema:
+        return _int_or_string(schema)
     made = {key: schema[key] for key in _KEPT if key in schema}
     if "const" in schema:
         made["enum"] = [schema["const"]]
@@ -124,8 +126,6 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
         made |= _object_parts(schema, definitions)
     if "default" in made:
         made = _with_least_default(made)
-    if _is_int_or_string(schema):
-        made = {"x-kubernetes-int-or-string": True}
     return made
 
 
@@ -155,8 +155,11 @@ def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, 
     return {**beside, **({"anyOf": options} if options else {})}
 
 
-def _is_int_or_string(schema: dict[str, Any]) -> bool:
-    return {option.get("type") for option in schema.get("anyOf", [])} == {"integer", "string"}
+def _int_or_string(schema: dict[str, Any]) -> dict[str, Any]:
+    """The one union of the API: a quantity."""
+    numbers, text = schema["anyOf"]
+    assert (numbers["type"], text["type"]) == ("integer", "string"), schema
+    return {"x-kubernetes-int-or-string": True, "maxLength": text["maxLength"], "pattern": text["pattern"]}
 
 
 def _with_least_default(schema: dict[str, Any]) -> dict[str, Any]:

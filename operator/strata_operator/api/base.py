@@ -80,5 +80,10 @@ Text = Annotated[str, Field(max_length=1024)]
 LabelMap = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)]
 """Label keys and values."""
 
+Quantity = (
+    int | Annotated[str, Field(max_length=32, pattern=r"^[0-9]+([.][0-9]*)?([eE][0-9]+|[numkMGTPE]|[KMGTPE]i)?$")]
+)
+"""A Kubernetes quantity: 2, 500m, 4Gi."""
+
 RawObject = dict[str, Any]
 """A part of a pod as Kubernetes defines it: passed on whole and checked by the API server when the pod is applied."""

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from strata_operator.api.base import ApiType, LabelMap, Name, RawObject, Rule
+from strata_operator.api.base import ApiType, LabelMap, Name, Quantity, RawObject, Rule
 from strata_operator.api.status import LLMDeploymentStatus
 
 GROUP = "strata.dev"
@@ -23,7 +23,7 @@ ComputeTypeName = Literal["bfloat16", "float16", "float32"]
 
 # No regular expression features beyond RE2: the same text is the API server's rule.
 URI_PATTERN = (
-    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
+    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?"
     r"|file:///.+)$"
 )
@@ -217,8 +217,8 @@ class EnvVar(ApiType):
 class ResourceAmounts(ApiType):
     """Requests and limits as in a container."""
 
-    requests: Annotated[dict[str, int | str], Field(max_length=16)] = Field(default_factory=dict)
-    limits: Annotated[dict[str, int | str], Field(max_length=16)] = Field(default_factory=dict)
+    requests: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(default_factory=dict)
+    limits: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(default_factory=dict)
 
 
 class PodOverlay(ApiType):
@@ -226,7 +226,12 @@ class PodOverlay(ApiType):
 
     resources: ResourceAmounts = ResourceAmounts()
     """Added to the container of a slot; what the plan itself asks for (GPUs; CPU and memory of CPU devices) wins."""
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
+    env: Annotated[
+        tuple[EnvVar, ...],
+        Field(
+            max_length=64, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+        ),
+    ] = ()
     """Environment variables of slots and gateway."""
     volumes: Annotated[tuple[RawObject, ...], Field(max_length=32)] = ()
     """Volumes of slots and gateway, as in a pod."""
@@ -238,6 +243,21 @@ class PodOverlay(ApiType):
     """Annotations of slot and gateway pods."""
     priority_class_name: Name | None = None
     """PriorityClass of slot and gateway pods."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.env) || self.env.all(each, each.name != 'STRATA_CONTROL_KEY')",
+            message="STRATA_CONTROL_KEY is set by the operator; remove it",
+            holds=lambda pod: all(each.name != "STRATA_CONTROL_KEY" for each in pod.env),
+            path="env",
+        ),
+        Rule(
+            cel="",  # the list is a map by name
+            message="sets a variable twice; keep one",
+            holds=lambda pod: len({each.name for each in pod.env}) == len(pod.env),
+            path="env",
+        ),
+    )
 
 
 class RuntimeSpec(ApiType):

@@ -1,0 +1,105 @@
+"""Names, labels, ports and addresses of a deployment's objects: one place, so that whoever looks for a pod finds it.
+
+Called by render (which makes the objects), inventory (which recognises them) and the controllers (which reach them).
+Names are functions of the deployment and of a slot's identity alone. Knows no plan.
+"""
+
+import hashlib
+import re
+
+from strata_operator.api import LLMDeployment
+from strata_planner.contract.control import SlotAddress
+
+CONTROL_PORT = 7070
+DATA_PORT = 7071
+REQUEST_PORT = 7171
+MOST_ROLES = 100  # data and request ports of a slot are this many, from the first on
+HTTP_PORT = 8000
+
+NAME_LABEL = "app.kubernetes.io/name"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+MANAGER_LABEL = "app.kubernetes.io/managed-by"
+SLOT_LABEL = "strata.dev/slot"
+EPOCH_LABEL = "strata.dev/epoch"
+DEVICE_ANNOTATION = "strata.dev/device"  # on slot pods: the planner's Device that the pod holds, as JSON
+
+APP = "strata"
+SLOT = "slot"
+GATEWAY = "gateway"
+OPERATOR = "operator"
+CONTROL_KEY_VARIABLE = "STRATA_CONTROL_KEY"
+
+# A StatefulSet's pods carry "<name>-<hash of 10>" as a label, and labels have at most 63 characters.
+_LONGEST_SLOT_NAME = 52
+
+
+def labels(deployment: LLMDeployment, component: str) -> dict[str, str]:
+    """What every object of a component carries and selectors choose by."""
+    return {NAME_LABEL: APP, INSTANCE_LABEL: deployment.name, COMPONENT_LABEL: component, MANAGER_LABEL: APP}
+
+
+def slot_labels(deployment: LLMDeployment, slot: str) -> dict[str, str]:
+    return {**labels(deployment, SLOT), SLOT_LABEL: slot_name(deployment, slot)}
+
+
+def slot_name(deployment: LLMDeployment, slot: str) -> str:
+    """The StatefulSet of a slot that the plan calls `slot`; its pod is `<this>-0`.
+
+    Node names hold dots and may be long: what does not fit a label is cut and told apart by a hash.
+    """
+    wanted = f"{deployment.name}-{slot}"
+    fitting = re.sub(r"[^a-z0-9]+", "-", wanted.lower()).strip("-")
+    if fitting == wanted and len(wanted) <= _LONGEST_SLOT_NAME:
+        return wanted
+    digest = hashlib.sha256(wanted.encode()).hexdigest()[:8]
+    return f"{fitting[: _LONGEST_SLOT_NAME - 9].rstrip('-')}-{digest}"
+
+
+def slots_service(deployment: LLMDeployment) -> str:
+    """The headless Service that gives slot pods their host names."""
+    return f"{deployment.name}-slots"
+
+
+def gateway_name(deployment: LLMDeployment) -> str:
+    """The gateway's Deployment, and the Service that clients use."""
+    return f"{deployment.name}-gateway"
+
+
+def gateway_control_service(deployment: LLMDeployment) -> str:
+    """The headless Service of the gateway's control port; it resolves before the gateway is ready."""
+    return f"{deployment.name}-gateway-control"
+
+
+def control_secret(deployment: LLMDeployment) -> str:
+    """The Secret whose `key` authenticates the controller to slots and gateway."""
+    return f"{deployment.name}-control"
+
+
+def epoch_name(deployment: LLMDeployment, epoch: int) -> str:
+    """The ConfigMap that holds an epoch's plan, and the Secret that holds its key."""
+    return f"{deployment.name}-epoch-{epoch}"
+
+
+def service_account(deployment: LLMDeployment) -> str:
+    return f"{deployment.name}-runtime"
+
+
+def slot_address(deployment: LLMDeployment, slot: str) -> SlotAddress:
+    """Where the slot that the plan calls `slot` listens, inside the cluster."""
+    return SlotAddress(
+        host=f"{slot_name(deployment, slot)}-0.{slots_service(deployment)}.{deployment.namespace}.svc",
+        control_port=CONTROL_PORT,
+        data_port=DATA_PORT,
+        request_port=REQUEST_PORT,
+    )
+
+
+def gateway_control_host(deployment: LLMDeployment) -> str:
+    """Where the gateway's control port is reached, at CONTROL_PORT."""
+    return f"{gateway_control_service(deployment)}.{deployment.namespace}.svc"
+
+
+def gateway_url(deployment: LLMDeployment) -> str:
+    """Base address of the OpenAI API inside the cluster."""
+    return f"http://{gateway_name(deployment)}.{deployment.namespace}:{HTTP_PORT}"
