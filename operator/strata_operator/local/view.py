@@ -11,8 +11,20 @@ from rich.table import Table
 from strata_planner.contract.control import SlotStatus
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.contract.roles import roles_of
+from strata_planner.planning import PlanOutcome
 
+FILE_WIDTH = 140  # of the table where no terminal says how wide it is
 _MIB = 1 << 20
+
+
+def show_plan(outcome: PlanOutcome, console: Console) -> None:
+    """Table, prediction and what they rest on."""
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    console.print(plan_table(outcome.plan))
+    console.print(prediction_line(outcome.plan), highlight=False, soft_wrap=True)
+    for note in outcome.notes:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
 
 
 def plan_table(plan: Plan) -> Table:

@@ -1,0 +1,154 @@
+"""The command line `strata`: parses, calls, turns errors into a message on stderr and an exit code. Decides nothing.
+
+Each command imports what it needs when it runs: `strata plan` starts without kopf, kubernetes or ZeroMQ.
+Exit codes: 0 done, 1 it cannot be done (infeasible, refused, crashed), 2 the input is wrong.
+"""
+# ruff: noqa: PLC0415  commands import late, so that each starts fast
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="strata",
+    help="Serve a large language model on unlike devices: plan it, run it here, or let Kubernetes run it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+DeploymentFile = Annotated[
+    Path, typer.Option("-f", "--file", help="The LLMDeployment: exactly the object that `kubectl apply` takes.")
+]
+ClusterFile = Annotated[
+    Path | None, typer.Option("--cluster", help="The devices to plan for, as YAML; without it, those of this machine.")
+]
+
+
+@app.command()
+def plan(
+    file: DeploymentFile,
+    cluster: ClusterFile = None,
+    *,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure this processor instead of assuming its rates (needs the runtime)."),
+    ] = False,
+    shapes_only: Annotated[
+        bool, typer.Option("--shapes-only", help="Plan also for a model that the runtime cannot serve.")
+    ] = False,
+) -> None:
+    """Show which layers would run where, at which precision, and what that should give. Nothing is started.
+
+    The smallest cluster file:
+
+        nodes: [{name: a, devices: [{type: cpu, count: 1, memoryBytes: 400000000}]}]
+
+    Example: `strata plan -f deployment.yaml --cluster cluster.yaml`
+    """
+    from strata_operator.commands import plan as command
+
+    command.run(file, cluster, as_json=json, measure=measure, shapes_only=shapes_only)
+
+
+@app.command()
+def up(
+    file: DeploymentFile,
+    cluster: ClusterFile = None,
+    port: Annotated[int, typer.Option(help="Port of the OpenAI-compatible endpoint.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address of the endpoint.")] = "127.0.0.1",
+    api_keys_file: Annotated[
+        Path | None, typer.Option(help="Keys that clients must present, one per line; without it the endpoint is open.")
+    ] = None,
+    logs: Annotated[
+        Path | None, typer.Option(help="Folder for the processes' logs; by default one that is removed at the end.")
+    ] = None,
+) -> None:
+    """Plan a deployment and run it here, one process per slot, until Ctrl-C or SIGTERM.
+
+    Prints `ready: <url>` once it answers. A process that dies is started again and running requests go on.
+
+    Example: `strata up -f deployment.yaml --port 8000`, then `curl http://127.0.0.1:8000/v1/models`
+    """
+    from strata_operator.commands import up as command
+
+    command.run(command.UpOptions(file, cluster, host, port, api_keys_file, logs))
+
+
+@app.command()
+def demo() -> None:
+    """Plan the quickstart of this checkout over unlike devices, run it, ask it something, stop it.
+
+    Example: `strata demo`
+    """
+    from strata_operator import demo as command
+
+    command.run()
+
+
+@app.command()
+def crds() -> None:
+    """Print the CustomResourceDefinition.
+
+    Example: `strata crds | kubectl apply -f -`
+    """
+    from strata_operator.crds import crd_yaml
+
+    sys.stdout.write(crd_yaml())
+
+
+@app.command()
+def operator(
+    namespace: Annotated[
+        list[str] | None, typer.Option(help="Namespace to watch (repeatable); without it the whole cluster.")
+    ] = None,
+    runtime_image: Annotated[
+        str, typer.Option(envvar="STRATA_RUNTIME_IMAGE", help="Image of slots and gateways that name none.")
+    ] = "",
+    health_port: Annotated[int, typer.Option(help="Port of /healthz; 0: none.")] = 8080,
+    metrics_port: Annotated[int, typer.Option(help="Port of Prometheus metrics; 0: none.")] = 9090,
+    lease_namespace: Annotated[
+        str, typer.Option(envvar="POD_NAMESPACE", help="Namespace of the lease that picks the active operator.")
+    ] = "default",
+    lease_name: Annotated[str, typer.Option(help="Name of that lease.")] = "strata-operator",
+) -> None:
+    """Run the operator: watch LLMDeployments and keep them planned, rendered and served. The chart starts it in a pod.
+
+    Outside a cluster it uses the current kubeconfig context.
+
+    Example: `strata operator --namespace default`
+    """
+    from strata_operator.handlers import OperatorOptions, run
+
+    run(
+        OperatorOptions(
+            namespaces=tuple(namespace or ()),
+            runtime_image=runtime_image,
+            health_port=health_port,
+            metrics_port=metrics_port,
+            lease_namespace=lease_namespace,
+            lease_name=lease_name,
+        )
+    )
+
+
+def main() -> None:
+    """The console script: every error that a user can act on ends here."""
+    from strata_operator.commands.errors import exit_code, message
+
+    try:
+        app()
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise  # ours to repair: the traceback is the report
+        sys.stderr.write(f"strata: {message(error)}\n")
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

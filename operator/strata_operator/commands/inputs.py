@@ -1,0 +1,64 @@
+"""Reads what the commands are given: the deployment, the cluster and the model's config.json, as a question to the planner."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata_operator.api import LLMDeployment, load_deployment
+from strata_operator.errors import InvalidInputError
+from strata_operator.local.machine import this_machine, with_measured_rates, with_threads
+from strata_operator.model_files import beside, read_config
+from strata_operator.planning import request_for
+from strata_planner.cluster import Cluster
+from strata_planner.request import PlanRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A deployment, the devices of this run (threads filled in), and what the planner is asked."""
+
+    deployment: LLMDeployment
+    cluster: Cluster
+    request: PlanRequest
+
+
+def read_question(
+    deployment_file: Path, cluster_file: Path | None, *, measure: bool, shapes_only: bool = False
+) -> Question:
+    """Cheap checks first: both files and the model's config are read before anything is measured."""
+    deployment = load_deployment(read_text(deployment_file), source=str(deployment_file))
+    given = Cluster.from_yaml(read_text(cluster_file)) if cluster_file else None
+    uri = beside(deployment.spec.model.uri, deployment_file)
+    config = read_config(uri)
+    cluster = with_threads(given or this_machine(deployment.spec.placement.min_stages))
+    request_for(deployment, cluster, config, uri, for_serving=not shapes_only).check()
+    if measure:
+        cluster = with_measured_rates(cluster)
+    _say_what_is_for_kubernetes(deployment)
+    return Question(deployment, cluster, request_for(deployment, cluster, config, uri, for_serving=not shapes_only))
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(str(path), [f"{error.strerror}; name a file that can be read"]) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(str(path), [f"not UTF-8 text ({error.reason}); save it as UTF-8 YAML"]) from error
+
+
+def _say_what_is_for_kubernetes(deployment: LLMDeployment) -> None:
+    """Nothing is ignored silently: these fields have no meaning without pods."""
+    placement, runtime = deployment.spec.placement, deployment.spec.runtime
+    unused = {
+        "placement.nodeSelector": placement.node_selector,
+        "placement.tolerations": placement.tolerations,
+        "runtime.image": runtime.image,
+        "model.cache": deployment.spec.model.cache,
+        "model.tokenSecretRef": deployment.spec.model.token_secret_ref,
+    }
+    given = [name for name, value in unused.items() if value]
+    if given:
+        log.warning("not used without Kubernetes: %s", ", ".join(f"spec.{name}" for name in given))

@@ -1,0 +1,24 @@
+"""`strata plan`: the plan as a table for people, or as the contract's JSON for programs."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from strata_operator.commands.inputs import read_question
+from strata_operator.local.run import leave_on_signals, log_to
+from strata_operator.local.view import show_plan
+from strata_planner.planning import make_plan
+
+
+def run(deployment: Path, cluster: Path | None, *, as_json: bool, measure: bool, shapes_only: bool) -> None:
+    """Raises what `commands.errors` knows."""
+    log_to(Console(stderr=True))
+    leave_on_signals()
+    question = read_question(deployment, cluster, measure=measure, shapes_only=shapes_only)
+    outcome = make_plan(question.request)
+    if as_json:
+        sys.stdout.write(msgspec.json.format(outcome.plan.encode(), indent=2).decode() + "\n")
+    else:
+        show_plan(outcome, Console())

@@ -1,0 +1,82 @@
+"""From an LLMDeployment and a Cluster to the planner's question. Shared by the command line and the operator.
+
+Pure: reads no file and asks no API; whoever calls it has read the model's config.json.
+"""
+
+from typing import Any
+
+import msgspec
+
+from strata_operator.api import LLMDeployment
+from strata_planner.cluster import Cluster
+from strata_planner.contract.formats import ComputeType
+from strata_planner.errors import ClusterError
+from strata_planner.model import Model
+from strata_planner.request import PlanRequest
+from strata_planner.workload import Workload
+
+BFLOAT16_SINCE = (8, 0)  # CUDA compute capability
+
+
+def request_for(
+    deployment: LLMDeployment,
+    cluster: Cluster,
+    config: dict[str, Any],
+    model_uri: str | None = None,
+    *,
+    for_serving: bool = True,
+) -> PlanRequest:
+    """What `spec` asks of the planner on this cluster. `model_uri`: where the slots find the model, if not as in `spec`.
+
+    `for_serving` False: only shapes are studied, of a model that the runtime may not be able to run.
+    Raises the planner's InputError and UnsupportedModelError.
+    """
+    spec = deployment.spec
+    model = Model.from_config(config, for_serving=for_serving)
+    workload = Workload(
+        prompt_tokens=spec.workload.prompt_tokens,
+        output_tokens=spec.workload.output_tokens,
+        concurrency=spec.workload.concurrency,
+    )
+    devices = corrected(deployment, cluster)
+    return PlanRequest(
+        deployment=deployment.name,
+        model_uri=model_uri or spec.model.uri,
+        model=model,
+        cluster=devices,
+        workload=workload,
+        max_model_len=spec.model.max_model_len or model.max_positions or workload.sequence_tokens,
+        allowed_bits=tuple(spec.precision.allowed),
+        kv_bits=spec.precision.kv_cache_bits,
+        theta=spec.objective.quality_weight,
+        min_stages=spec.placement.min_stages,
+        max_stages=spec.placement.max_stages,
+        compute_type=spec.runtime.compute_type or compute_type_for(devices),
+        time_limit_seconds=spec.planning.time_limit_seconds,
+    )
+
+
+def corrected(deployment: LLMDeployment, cluster: Cluster) -> Cluster:
+    """Without the excluded nodes, with the user's corrections of memory and links. Raises ClusterError if none is left."""
+    excluded = set(deployment.spec.placement.exclude)
+    nodes = tuple(node for node in cluster.nodes if node.name not in excluded)
+    if not nodes:
+        raise ClusterError(
+            f"none of the {len(cluster.nodes)} nodes may be used: placement.exclude names {', '.join(sorted(excluded))}"
+            if excluded
+            else "the cluster has no nodes; describe at least one with its devices"
+        )
+    links = tuple(link for link in cluster.links if not excluded & {link.source, link.target})
+    overrides = deployment.spec.planning.overrides
+    return msgspec.structs.replace(cluster, nodes=nodes, links=links).with_overrides(
+        memory_margin_bytes=overrides.memory_margin_bytes,
+        usable_memory_fraction=overrides.usable_memory_fraction,
+        link_gbps=overrides.link_gbps,
+    )
+
+
+def compute_type_for(cluster: Cluster) -> ComputeType:
+    """bfloat16, or float16 where a device is older than that."""
+    capabilities = [device.profile.compute_capability for device in cluster.accelerators()]
+    older = any(text and tuple(map(int, text.split("."))) < BFLOAT16_SINCE for text in capabilities)
+    return "float16" if older else "bfloat16"

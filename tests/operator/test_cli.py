@@ -1,0 +1,203 @@
+"""The command line: what each wrong input says, on stderr, with which exit code; and `plan --json` as others script it."""
+
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from strata_operator import cli
+from strata_operator.local.run import SIGNALS
+from strata_planner.contract.plan import Plan
+
+Strata = Callable[..., "Ended"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def strata(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Strata]:
+    """Runs the command line in this process; what it does to signals and logging is undone."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    root = list(logging.getLogger().handlers)
+
+    def run(*arguments: str | Path) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["strata", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), captured.out, captured.err)
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    logging.getLogger().handlers[:] = root
+
+
+CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 300, "hidden_size": 256,
+"intermediate_size": 688, "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 4,
+"max_position_embeddings": 1024, "tie_word_embeddings": false}"""
+DEPLOYMENT = """
+apiVersion: strata.dev/v1alpha1
+kind: LLMDeployment
+metadata: {{name: tiny}}
+spec:
+  model: {{uri: "file://{model}", maxModelLen: {max_model_len}}}
+  workload: {{promptTokens: 32, outputTokens: 32, concurrency: 4}}
+  {more}
+"""
+CLUSTER = """
+nodes:
+- {{name: a, devices: [{{type: {type}, memoryBytes: {memory}, profile: {{layerOverheadSeconds: 0.001}}}}]}}
+- {{name: b, devices: [{{type: {type}, memoryBytes: {memory}, profile: {{layerOverheadSeconds: 0.001}}}}]}}
+"""  # rates are given, so that none are measured
+
+
+class Inputs:
+    """A valid deployment, cluster and model folder; keyword arguments make one of them wrong."""
+
+    def __init__(self, folder: Path) -> None:
+        self.deployment, self.cluster, self.model = folder / "tiny.yaml", folder / "cluster.yaml", folder / "model"
+        self.model.mkdir()
+        self.write()
+
+    def write(
+        self,
+        *,
+        config: str = CONFIG,
+        max_model_len: int = 256,
+        more: str = "",
+        model: str = "",
+        type: str = "cpu",  # noqa: A002  the field's name
+        memory: int = 13_000_000,
+    ) -> "Inputs":
+        (self.model / "config.json").write_text(config)
+        text = DEPLOYMENT.format(model=model or self.model, max_model_len=max_model_len, more=more)
+        self.deployment.write_text(text)
+        self.cluster.write_text(CLUSTER.format(type=type, memory=memory))
+        return self
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return ("-f", str(self.deployment), "--cluster", str(self.cluster))
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Inputs:
+    return Inputs(tmp_path)
+
+
+def test_plan_json_is_the_plan_and_nothing_else(strata: Strata, inputs: Inputs) -> None:
+    ended = strata("plan", *inputs.arguments, "--json")
+    assert ended.code == 0
+    plan = Plan.decode(ended.out)
+    assert [stage.layers for stage in plan.replicas[0].stages] == [(0, 5), (6, 11)]
+    assert plan.model_uri == f"file://{inputs.model}"
+
+
+def test_plan_for_people_shows_stages_and_prediction(strata: Strata, inputs: Inputs) -> None:
+    ended = strata("plan", *inputs.arguments)
+    assert ended.code == 0
+    for part in ("tiny-a-cpu", "tiny-b-cpu", "0-5", "6-11", "6x16", "predicted", "tokens/s"):
+        assert part in ended.out
+
+
+def test_a_model_path_may_hold_below_the_deployments_folder(strata: Strata, inputs: Inputs) -> None:
+    inputs.write(model="/model")
+    ended = strata("plan", *inputs.arguments, "--json")
+    assert Plan.decode(ended.out).model_uri == f"file://{inputs.model}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "says"),
+    [
+        pytest.param({"more": "replicas: 2"}, 2, ["spec.replicas", "no such field"], id="unknown-field"),
+        pytest.param({"more": "objective: {goal: beauty}"}, 2, ["beauty", "goal"], id="impossible-objective"),
+        pytest.param(
+            {"more": "placement: {minStages: 3, maxStages: 2}"}, 2, ["minStages", "maxStages"], id="impossible-split"
+        ),
+        pytest.param({"model": "/nowhere/at/all"}, 2, ["/nowhere/at/all", "there is no folder"], id="missing-model"),
+        pytest.param({"config": "{"}, 2, ["config.json is not valid JSON"], id="malformed-config"),
+        pytest.param(
+            {"config": CONFIG.replace('"llama"', '"mamba"')}, 2, ["mamba"], id="architecture-that-is-not-supported"
+        ),
+        pytest.param({"max_model_len": 4096}, 2, ["maxModelLen 4096", "1024"], id="context-longer-than-the-models"),
+        pytest.param({"type": "abacus"}, 2, ["abacus", "unknown", "T4"], id="unknown-device"),
+        pytest.param({"memory": 1_000_000}, 1, ["GiB at 3 bits", "2 devices"], id="too-little-memory"),
+        pytest.param({"more": "placement: {exclude: [a, b]}"}, 2, ["placement.exclude"], id="nothing-left"),
+    ],
+)
+def test_wrong_input_is_a_sentence_and_an_exit_code(
+    strata: Strata, inputs: Inputs, wrong: dict[str, object], code: int, says: list[str]
+) -> None:
+    inputs.write(**wrong)
+    for command in ("plan", "up"):
+        ended = strata(command, *inputs.arguments, *(("--port", "0") if command == "up" else ("--json",)))
+        assert (ended.code, ended.out) == (code, "")
+        assert ended.err.startswith("strata: ")
+        for part in says:
+            assert part in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param(["plan", "-f", "/nowhere.yaml"], "/nowhere.yaml", id="missing-file"),
+        pytest.param(["plan"], "Missing option", id="missing-option"),
+        pytest.param(["plan", "-f", "x", "--colour"], "No such option", id="unknown-option"),
+        pytest.param(["up", "-f", "x", "--port", "70000"], "port", id="impossible-port"),
+        pytest.param(["fly"], "No such command", id="unknown-command"),
+    ],
+)
+def test_wrong_arguments(strata: Strata, arguments: list[str], says: str) -> None:
+    ended = strata(*arguments)
+    assert ended.code == 2
+    assert says in ended.err
+
+
+def test_a_port_in_use_names_a_free_one(strata: Strata, inputs: Inputs) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = strata("up", *inputs.arguments, "--port", str(port))
+    assert ended.code == 2
+    assert f"port {port} on 127.0.0.1 is in use; choose a free one: --port " in ended.err
+
+
+def test_keys_that_the_object_asks_for_are_not_dropped(strata: Strata, inputs: Inputs) -> None:
+    inputs.write(more="gateway: {apiKeysSecretRef: {name: keys}}")
+    ended = strata("up", *inputs.arguments, "--port", "0")
+    assert ended.code == 2
+    assert "--api-keys-file" in ended.err
+
+
+@pytest.mark.parametrize("command", ["plan", "up", "demo", "crds", "operator"])
+def test_help_teaches_with_an_example(strata: Strata, command: str) -> None:
+    ended = strata(command, "--help")
+    assert ended.code == 0
+    assert f"strata {command}" in ended.out.replace("\n", " ")
+    assert "Example" in ended.out
+
+
+def test_crds_prints_the_definition(strata: Strata) -> None:
+    ended = strata("crds")
+    assert ended.code == 0
+    assert "kind: CustomResourceDefinition" in ended.out
+
+
+def test_planning_starts_without_what_only_others_need() -> None:
+    probe = (
+        "import sys, strata_operator.commands.plan\n"
+        "print([name for name in ('kopf', 'kubernetes', 'torch', 'transformers') if name in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
