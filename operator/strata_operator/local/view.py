@@ -38,6 +38,17 @@ def plan_table(plan: Plan) -> Table:
     return table
 
 
+def measured_table(plan: Plan, statuses: dict[str, SlotStatus]) -> Table:
+    """A row per stage: how busy it was, and the memory it grew by beside what was predicted."""
+    table = Table(title="stages, since their epoch began", title_justify="left")
+    for name in ("stage", "slot", "busy", "steps", "memory predicted", "memory measured"):
+        table.add_column(name, justify="left" if name == "slot" else "right")
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            table.add_row(*_measured_cells(stage, statuses.get(stage.slot)))
+    return table
+
+
 def prediction_line(plan: Plan) -> str:
     predicted = plan.prediction
     return (
@@ -91,6 +102,16 @@ def _cells(stage: Stage) -> tuple[str, ...]:
         f"{times.prefill_seconds * 1e3:.1f} ms",
         f"{times.decode_seconds * 1e3:.2f} ms",
     )
+
+
+def _measured_cells(stage: Stage, status: SlotStatus | None) -> tuple[str, ...]:
+    predicted = f"{(stage.memory.total_bytes - stage.memory.overhead_bytes) / _MIB:.1f} MiB"
+    role = next((role for role in status.roles if role.stage == stage.stage), None) if status else None
+    if status is None or role is None:
+        return (str(stage.stage), stage.slot, "-", "-", predicted, "-")
+    busy = f"{role.busy_seconds / max(role.wall_seconds, 1e-9):.0%}"
+    grown = f"{(status.private_bytes - status.idle_bytes) / _MIB:.1f} MiB"
+    return (str(stage.stage), stage.slot, busy, str(role.steps), predicted, grown)
 
 
 def _layers(layers: tuple[int, int]) -> int:

@@ -1,0 +1,103 @@
+"""`make demo`: plans examples/quickstart.yaml over two unlike devices, runs it, asks it something, measures it, stops it.
+
+Everything is what `strata up` does, followed by a client. Needs a checkout: the examples are not part of the package.
+"""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from strata_operator.commands.errors import exit_code, message
+from strata_operator.commands.inputs import Question, read_question
+from strata_operator.errors import InvalidInputError
+from strata_operator.local.client import drive, stream_chat
+from strata_operator.local.deployment import LocalDeployment, LocalOptions
+from strata_operator.local.machine import threads_of_slots
+from strata_operator.local.ports import free_port
+from strata_operator.local.run import leave_on_signals, log_folder, log_to, run_until_stopped, serve
+from strata_operator.local.view import measured_table, show_plan
+from strata_planner.contract.plan import Plan
+from strata_planner.planning import make_plan
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DEPLOYMENT = EXAMPLES / "quickstart.yaml"
+CLUSTER = EXAMPLES / "clusters" / "two-unlike-cpus.yaml"
+HOST = "127.0.0.1"
+QUESTION = "def read_lines(path):\n"
+ANSWER_TOKENS = 96
+
+
+def run(deployment_file: Path = DEPLOYMENT, cluster_file: Path = CLUSTER) -> None:
+    """Raises what `commands.errors` knows."""
+    begun = time.monotonic()
+    out, progress = Console(), Console(stderr=True)
+    log_to(progress)
+    leave_on_signals()
+    if not deployment_file.exists():
+        raise InvalidInputError(str(deployment_file), ["is not here; run the demo from a checkout of the repository"])
+    out.rule("plan", align="left")
+    question = read_question(deployment_file, cluster_file, measure=True)
+    outcome = make_plan(question.request)
+    show_plan(outcome, out)
+    with log_folder(None) as logs:
+        options = LocalOptions(
+            served_model_name=question.deployment.name,
+            logs=logs,
+            host=HOST,
+            port=free_port(HOST),
+            threads=threads_of_slots(outcome.plan, question.cluster),
+        )
+
+        async def body() -> None:
+            async with serve(outcome.plan, options, progress) as deployment:
+                out.print(f"ready: {options.url}")
+                await _show(deployment, question, out)
+
+        out.rule("start", align="left")
+        run_until_stopped(body)
+    out.print(f"everything has ended; {time.monotonic() - begun:.1f} s in all")
+
+
+async def _show(deployment: LocalDeployment, question: Question, out: Console) -> None:
+    """One streamed answer, then the load that the plan was made for."""
+    url, name = deployment.options.url, deployment.options.served_model_name
+    out.rule("one chat request, streamed", align="left")
+    out.print(QUESTION, end="", markup=False, highlight=False)
+
+    def show(text: str) -> None:
+        out.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+
+    one = await asyncio.to_thread(stream_chat, url, name, QUESTION, ANSWER_TOKENS, show)
+    out.print(f"\n[{one.tokens} tokens, first after {one.first_token_seconds * 1e3:.0f} ms, then "
+              f"{one.seconds_per_token * 1e3:.1f} ms each]", markup=False, highlight=False)  # fmt: skip
+    load = question.request.workload
+    out.rule(
+        f"predicted beside measured: {load.concurrency} requests of {load.prompt_tokens} + {load.output_tokens} tokens",
+        align="left",
+    )
+    measured = await asyncio.to_thread(drive, url, name, load.concurrency, load.prompt_tokens, load.output_tokens)
+    _compare(deployment.plan, measured.tokens_per_second, out)
+    out.print(measured_table(deployment.plan, deployment.slot_statuses))
+
+
+def _compare(plan: Plan, tokens_per_second: float, out: Console) -> None:
+    predicted = plan.prediction.tokens_per_second
+    out.print(
+        f"predicted {predicted:.0f} tokens/s, measured {tokens_per_second:.0f} tokens/s "
+        f"({tokens_per_second / predicted:.2f} of the prediction)",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        run()
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        sys.stderr.write(f"strata: {message(error)}\n")
+        sys.exit(code)
