@@ -82,7 +82,7 @@ class PageTable:
 
     def _take(self, sequence: int, owned: list[int], count: int) -> None:
         if count > len(self._free):
-            if not owned:
+            if sequence not in self._length:
                 del self._owned[sequence]
             raise PoolExhaustedError(
                 f"sequence {sequence} needs {count} more pages of {self.page_tokens} tokens; {len(self._free)} of this "
