@@ -8,6 +8,7 @@ used". Everything else is unknown. Nothing is silently ignored: a client that as
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from strata_runtime.gateway.errors import InvalidRequestError
@@ -164,16 +165,12 @@ def parse_body(data: bytes, kind: type[B]) -> B:
 
 def _decode(data: bytes) -> dict[str, Any]:
     try:
-        content = json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        content = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not valid JSON: {error}; send a JSON object") from error
     if not isinstance(content, dict):
         raise InvalidRequestError(f"the body is a JSON {type(content).__name__}: send a JSON object")
     return content
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _supported(content: dict[str, Any]) -> dict[str, Any]:
@@ -210,8 +207,11 @@ def _check_chat(body: ChatBody) -> None:
 
 
 def _explained(error: ValidationError) -> InvalidRequestError:
-    """The first problem; of a union's alternatives the one that came furthest."""
-    problem = max(error.errors(include_url=False), key=lambda problem: len(problem["loc"]))
+    """The first problem; of a union's alternatives the one that came furthest: past the type, then deepest."""
+    problem = max(
+        error.errors(include_url=False),
+        key=lambda problem: (not problem["type"].endswith("_type"), len(problem["loc"])),
+    )
     path = [str(part) for part in problem["loc"] if not _is_alternative(str(part))]
     param = ".".join(path)
     if problem["type"] == "missing":
@@ -222,6 +222,9 @@ def _explained(error: ValidationError) -> InvalidRequestError:
             param=param,
             code="unknown_parameter",
         )
+    if path[0] == "prompt" and problem["type"].endswith("_type"):
+        rule = "send a string, a list of strings, a list of token ids, or a list of such lists"
+        return InvalidRequestError(f"prompt is not valid: {rule}", param="prompt")
     rule = problem["msg"][:1].lower() + problem["msg"][1:]
     return InvalidRequestError(f"{param}={_shown(problem['input'])} is not valid: {rule}", param=param)
 

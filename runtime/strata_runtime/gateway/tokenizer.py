@@ -89,7 +89,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         tokenizer = Loader.from_pretrained(str(folder))
     except (OSError, ValueError, ImportError) as error:
         raise StartError(
-            f"cannot load a tokenizer from {folder}: {error}; "
+            f"cannot load a tokenizer from {folder}: {' '.join(str(error).split())}; "
             "the model folder must hold tokenizer.json (or the files that AutoTokenizer reads)"
         ) from error
     return Tokenizer(tokenizer, read_stop_tokens(folder, tokenizer.eos_token_id))

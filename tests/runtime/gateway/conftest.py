@@ -1,10 +1,13 @@
 """Fixtures of the gateway's tests."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from strata_runtime.gateway.tokenizer import Tokenizer, load_tokenizer
+from tests.runtime.gateway.fake_leader import FakeLeader
+from tests.runtime.gateway.harness import Harness, a_gateway, a_leader, endless
 from tests.runtime.gateway.models import write_model_folder
 
 
@@ -16,3 +19,18 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(model_folder: Path) -> Tokenizer:
     return load_tokenizer(model_folder)
+
+
+@pytest.fixture
+async def leader(tokenizer: Tokenizer) -> AsyncIterator[FakeLeader]:
+    """Answers without an end of its own; tests give it another `model` before they ask."""
+    async with a_leader(endless(tokenizer)) as one:
+        yield one
+
+
+@pytest.fixture
+async def gateway(tokenizer: Tokenizer, leader: FakeLeader) -> AsyncIterator[Harness]:
+    """A gateway that is connected to `leader`."""
+    async with a_gateway(tokenizer) as harness:
+        await harness.connect(leader)
+        yield harness

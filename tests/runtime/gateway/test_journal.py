@@ -62,9 +62,9 @@ class JournalMachine(RuleBasedStateMachine):
         self.carry(self.journal.submit(a_request(f"r{self.names}"), replica), lose=False)
 
     @rule(replica=maybe_a_replica, lose=st.booleans())
-    def replay(self, replica: int | None, lose: bool = False) -> None:
+    def replay(self, replica: int | None, *, lose: bool = False) -> None:
         for name in self.journal.held() if replica is not None else []:
-            self.carry(self.journal.replay(name, replica), lose)
+            self.carry(self.journal.replay(name, replica), lose=lose)
 
     @rule(replica=st.sampled_from(REPLICAS))
     def step(self, replica: int) -> None:
@@ -81,7 +81,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.wire[replica].append(tokens(self.journal.epoch, *events))
 
     @rule(replica=st.sampled_from(REPLICAS), again=st.booleans(), newest=st.booleans())
-    def arrive(self, replica: int, again: bool, newest: bool) -> None:
+    def arrive(self, replica: int, *, again: bool, newest: bool) -> None:
         wire = self.wire[replica]
         if not wire:
             return
@@ -102,7 +102,7 @@ class JournalMachine(RuleBasedStateMachine):
             self.wire[replica].pop()
 
     @rule(replica=st.sampled_from(REPLICAS), crashed=st.booleans(), replay_at=maybe_a_replica)
-    def lose_leader(self, replica: int, crashed: bool, replay_at: int | None) -> None:
+    def lose_leader(self, replica: int, replay_at: int | None, *, crashed: bool) -> None:
         """The link breaks; the leader may be gone or only out of sight."""
         self.journal.hold(replica)
         if crashed:
@@ -125,7 +125,7 @@ class JournalMachine(RuleBasedStateMachine):
     def forgets_what_is_done(self) -> None:
         assert len(self.journal) == len(self.client) - len(self.done)
 
-    def carry(self, messages: list[Outgoing], lose: bool) -> None:
+    def carry(self, messages: list[Outgoing], *, lose: bool) -> None:
         for outgoing in messages:
             running = self.running[outgoing.replica]
             match outgoing.message:

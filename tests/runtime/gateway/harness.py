@@ -1,0 +1,109 @@
+"""A whole gateway on the test's own event loop, with fake leaders behind it.
+
+Most tests speak ASGI to it; those about streams and connections use a real uvicorn server on a free port.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+
+from strata_runtime.gateway.api_keys import ApiKeys
+from strata_runtime.gateway.app import Gateway, create_app
+from strata_runtime.gateway.dispatcher import Dispatcher
+from strata_runtime.gateway.metrics import Metrics
+from strata_runtime.gateway.settings import Limits
+from strata_runtime.gateway.tokenizer import Tokenizer
+from tests.runtime.gateway.fake_leader import FakeLeader, Model, route_to
+
+MODEL_NAME = "tiny"
+
+
+def scripted(tokenizer: Tokenizer, text: str) -> Model:
+    """Answers everything with this text and the end-of-text token."""
+    tokens = [*tokenizer.encode(text), tokenizer.stop_tokens[0]]
+    return lambda prompt, index: tokens[index]
+
+
+def endless(tokenizer: Tokenizer) -> Model:
+    """Never ends by itself; a function of prompt and position, so that a replay can be told from a fresh start."""
+    return lambda prompt, index: 2 + (sum(prompt) + 31 * index) % (tokenizer.vocabulary_size - 2)
+
+
+@dataclass
+class Harness:
+    """`http` speaks ASGI; `url` is there inside `serving`."""
+
+    gateway: Gateway
+    http: httpx.AsyncClient
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.gateway.dispatcher
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Wait for the gateway's state to change so."""
+        async with asyncio.timeout(10):
+            while not condition():
+                self.dispatcher.changed.clear()
+                await self.dispatcher.changed.wait()
+
+    async def connect(self, *leaders: FakeLeader) -> None:
+        self.dispatcher.set_route(route_to(*leaders))
+        await self.until(lambda: self.dispatcher.status().leaders_connected == len(leaders))
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"model": MODEL_NAME, "prompt": "hello", **body})
+
+    async def chat(self, **body: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": "hello"}]
+        return await self.http.post("/v1/chat/completions", json={"model": MODEL_NAME, "messages": messages, **body})
+
+    async def metric(self, name: str) -> float:
+        """The value of a metric, summed over its labels."""
+        lines = (await self.http.get("/metrics")).text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """The same gateway behind real HTTP; yields its URL."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(self.http._transport.app, log_config=None, lifespan="off")
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server._serve(sockets=[listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+
+
+@contextlib.asynccontextmanager
+async def a_gateway(
+    tokenizer: Tokenizer, *, limits: Limits | None = None, api_keys: ApiKeys | None = None
+) -> AsyncIterator[Harness]:
+    limits = limits or Limits()
+    metrics = Metrics(MODEL_NAME)
+    dispatcher = Dispatcher(limits, metrics)
+    gateway = Gateway(MODEL_NAME, tokenizer, dispatcher, metrics, api_keys or ApiKeys(), limits)
+    transport = httpx.ASGITransport(create_app(gateway))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        try:
+            yield Harness(gateway, http)
+        finally:
+            await dispatcher.close()
+
+
+@contextlib.asynccontextmanager
+async def a_leader(model: Model, **fields: Any) -> AsyncIterator[FakeLeader]:
+    leader = FakeLeader(model, **fields)
+    await leader.start()
+    try:
+        yield leader
+    finally:
+        await leader.stop()

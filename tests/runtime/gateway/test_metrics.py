@@ -1,0 +1,33 @@
+"""GET /metrics: vLLM's names, filled by what really happened."""
+
+import asyncio
+
+from strata_runtime.gateway.tokenizer import Tokenizer
+from tests.runtime.gateway.fake_leader import FakeLeader
+from tests.runtime.gateway.harness import Harness
+
+
+async def test_counters_and_latencies(gateway: Harness, tokenizer: Tokenizer) -> None:
+    await gateway.complete(prompt="hello", n=2, max_tokens=5)
+    assert await gateway.metric("vllm:prompt_tokens_total") == 2 * len(tokenizer.encode("hello"))
+    assert await gateway.metric("vllm:generation_tokens_total") == 10
+    assert await gateway.metric("vllm:time_to_first_token_seconds_count") == 2
+    assert await gateway.metric("vllm:inter_token_latency_seconds_count") == 8
+    assert await gateway.metric("vllm:request_time_per_output_token_seconds_count") == 2
+    assert await gateway.metric("vllm:e2e_request_latency_seconds_count") == 2
+    page = (await gateway.http.get("/metrics")).text
+    assert 'vllm:request_success_total{finished_reason="length",model_name="tiny"} 2.0' in page
+
+
+async def test_gauges_follow_the_leaders(gateway: Harness, leader: FakeLeader) -> None:
+    leader.allow(2)
+    running = asyncio.create_task(gateway.complete(max_tokens=5))
+    await leader.until(lambda: leader.submits)
+    await gateway.until(lambda: gateway.dispatcher.load().running == 1)
+    assert await gateway.metric("vllm:num_requests_running") == 1
+    assert await gateway.metric("vllm:num_requests_waiting") == 0
+    assert await gateway.metric("vllm:kv_cache_usage_perc") == 0.5
+    assert await gateway.metric("strata_epoch") == 1
+    assert await gateway.metric("strata_leaders_connected") == 1
+    leader.allow(None)
+    await running

@@ -1,0 +1,234 @@
+"""Leaders that come, go, and come back: clients see one uninterrupted answer, or a clear refusal."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from openai import AsyncOpenAI, AsyncStream
+from openai.types import Completion
+
+from strata_planner.contract.control import Leader
+from strata_runtime.errors import InputError
+from strata_runtime.gateway.settings import Limits
+from strata_runtime.gateway.tokenizer import Tokenizer
+from tests.runtime.gateway.fake_leader import FakeLeader, route_to
+from tests.runtime.gateway.harness import Harness, a_gateway, a_leader, endless
+
+PROMPT = [5, 6, 7]
+ANSWER = 40
+BEFORE = 12  # tokens until something happens
+
+
+@pytest.fixture
+async def client(gateway: Harness) -> AsyncIterator[AsyncOpenAI]:
+    async with gateway.serving() as url, AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def expected(leader: FakeLeader, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode([leader.model(PROMPT, index) for index in range(ANSWER)])
+
+
+async def start(client: AsyncOpenAI) -> AsyncStream[Completion]:
+    return await client.completions.create(model="tiny", prompt=PROMPT, max_tokens=ANSWER, stream=True)
+
+
+async def text_of(stream: AsyncStream[Completion]) -> str:
+    return "".join([chunk.choices[0].text async for chunk in stream])
+
+
+async def test_a_killed_leader_that_comes_back_goes_on(
+    gateway: Harness, client: AsyncOpenAI, leader: FakeLeader, tokenizer: Tokenizer
+) -> None:
+    leader.allow(BEFORE)
+    stream = await start(client)
+    await gateway.until(lambda: leader.submits)
+    first = (await anext(stream)).choices[0].text
+    await leader.stop()
+    await gateway.until(lambda: gateway.dispatcher.status().leaders_connected == 0)
+    assert (await gateway.http.get("/health")).status_code == 503
+    leader.allow(None)
+    await leader.start()
+    assert first + await text_of(stream) == expected(leader, tokenizer)
+    replayed = leader.submits[-1]
+    assert 0 < len(replayed.delivered) <= BEFORE
+    assert replayed.delivered == [leader.model(PROMPT, index) for index in range(len(replayed.delivered))]
+    assert await gateway.metric("strata_replays_total") == 1
+
+
+async def test_a_new_epoch_replays_at_its_leaders(
+    gateway: Harness, client: AsyncOpenAI, leader: FakeLeader, tokenizer: Tokenizer
+) -> None:
+    leader.allow(BEFORE)
+    stream = await start(client)
+    first = (await anext(stream)).choices[0].text
+    async with a_leader(leader.model, epoch=2, key="another key") as successor:
+        gateway.dispatcher.set_route(route_to(successor))
+        leader.allow(None)  # a zombie of the old epoch: nobody listens to it
+        assert first + await text_of(stream) == expected(leader, tokenizer)
+        assert len(successor.submits) == 1
+    assert gateway.dispatcher.status().epoch == 2
+
+
+async def test_a_new_incarnation_has_forgotten_its_requests(
+    gateway: Harness, client: AsyncOpenAI, leader: FakeLeader, tokenizer: Tokenizer
+) -> None:
+    """The process behind a connection that never broke says another name: as a proxy in between could do."""
+    leader.allow(BEFORE)
+    stream = await start(client)
+    first = (await anext(stream)).choices[0].text
+    leader.incarnation += 1
+    leader._running.clear()
+    leader.allow(None)
+    assert first + await text_of(stream) == expected(leader, tokenizer)
+    assert len(leader.submits) == 2
+
+
+async def test_another_replica_takes_over(gateway: Harness, tokenizer: Tokenizer) -> None:
+    async with (
+        a_leader(endless(tokenizer), epoch=2) as one,
+        a_leader(endless(tokenizer), epoch=2, replica=1) as two,
+        gateway.serving() as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        await gateway.connect(one, two)
+        one.allow(BEFORE)
+        stream = await start(client)
+        first = (await anext(stream)).choices[0].text
+        assert not two.submits
+        await one.stop()
+        assert first + await text_of(stream) == expected(one, tokenizer)
+        assert len(two.submits) == 1
+        await one.start()
+        await one.until(lambda: one.aborts == [one.submits[0].request])  # in case it still had it
+
+
+async def test_requests_spread_over_replicas(gateway: Harness, tokenizer: Tokenizer) -> None:
+    async with (
+        a_leader(endless(tokenizer), epoch=2) as one,
+        a_leader(endless(tokenizer), epoch=2, replica=1) as two,
+    ):
+        await gateway.connect(one, two)
+        assert (await gateway.complete(n=8)).status_code == 200
+        assert (len(one.submits), len(two.submits)) == (4, 4)
+
+
+async def test_lost_tokens_send_the_leader_back(
+    gateway: Harness, client: AsyncOpenAI, leader: FakeLeader, tokenizer: Tokenizer
+) -> None:
+    leader.allow(BEFORE)
+    stream = await start(client)
+    first = (await anext(stream)).choices[0].text
+    leader._running[leader.running[0]].produced += 3
+    leader.allow(None)
+    assert first + await text_of(stream) == expected(leader, tokenizer)
+    assert leader.aborts[0] == leader.submits[0].request
+
+
+async def test_requests_wait_for_a_leader(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    async with a_gateway(tokenizer) as gateway:
+        await leader.stop()
+        gateway.dispatcher.set_route(route_to(leader))
+        waiting = asyncio.create_task(gateway.complete(max_tokens=3))
+        await gateway.until(lambda: gateway.dispatcher.status().running_requests == 1)
+        assert await gateway.metric("vllm:num_requests_waiting") == 1
+        await leader.start()
+        assert (await waiting).json()["usage"]["completion_tokens"] == 3
+
+
+async def test_but_not_for_ever(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    async with a_gateway(tokenizer, limits=Limits(hold_seconds=0.01)) as gateway:
+        await leader.stop()
+        gateway.dispatcher.set_route(route_to(leader))
+        response = await gateway.complete()
+        assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+        assert "--hold-seconds" in response.json()["error"]["message"]
+        assert gateway.dispatcher.status().running_requests == 0
+        await leader.start()
+
+
+async def test_without_a_route(tokenizer: Tokenizer) -> None:
+    async with a_gateway(tokenizer) as gateway:
+        response = await gateway.complete()
+        assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+        health = await gateway.http.get("/health")
+        assert (health.status_code, health.json()["reason"]) == (503, "no controller has set a route yet")
+
+
+async def test_a_zombie_without_the_key_is_never_heard(tokenizer: Tokenizer) -> None:
+    async with (
+        a_leader(endless(tokenizer), key="the old key") as zombie,
+        a_gateway(tokenizer, limits=Limits(hold_seconds=0.3)) as gateway,
+    ):
+        gateway.dispatcher.set_route(msgspec.structs.replace(route_to(zombie), key="the new key"))
+        assert (await gateway.complete()).status_code == 503
+        assert zombie.submits == []
+
+
+async def test_a_leader_of_another_epoch_gets_nothing(tokenizer: Tokenizer) -> None:
+    async with (
+        a_leader(endless(tokenizer), epoch=1) as behind,
+        a_gateway(tokenizer) as gateway,
+    ):
+        gateway.dispatcher.set_route(msgspec.structs.replace(route_to(behind), epoch=2))
+        waiting = asyncio.create_task(gateway.complete(max_tokens=1))
+        behind.epoch = 2  # it commits
+        assert (await waiting).status_code == 200
+
+
+async def test_routes_only_go_forward(gateway: Harness, leader: FakeLeader) -> None:
+    route = route_to(leader)
+    for other in (route, msgspec.structs.replace(route, epoch=0), msgspec.structs.replace(route, max_model_len=1)):
+        gateway.dispatcher.set_route(other)
+        assert (gateway.dispatcher.status().epoch, gateway.dispatcher.max_tokens()) == (1, 512)
+        assert gateway.dispatcher.status().leaders_connected == 1
+
+
+async def test_an_endpoint_that_is_none_leaves_the_route_in_force(gateway: Harness, leader: FakeLeader) -> None:
+    nowhere = Leader(0, "slot-0", "nowhere", 1.0)
+    with pytest.raises(InputError, match=r"nowhere.*tcp://host:port"):
+        gateway.dispatcher.set_route(msgspec.structs.replace(route_to(leader), epoch=2, leaders=(nowhere,)))
+    assert (await gateway.complete(max_tokens=1)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_ends_its_request(gateway: Harness, leader: FakeLeader, *, stream: bool) -> None:
+    leader.allow(BEFORE)
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": ANSWER, "stream": stream}
+    async with gateway.serving() as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        data = msgspec.json.encode(body)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        await leader.until(lambda: leader.submits)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        await leader.until(lambda: leader.aborts == [leader.submits[0].request])
+        await gateway.until(lambda: gateway.dispatcher.status().running_requests == 0)
+
+
+async def test_draining_lets_answers_end_and_takes_no_new_ones(
+    gateway: Harness, client: AsyncOpenAI, leader: FakeLeader, tokenizer: Tokenizer
+) -> None:
+    leader.allow(BEFORE)
+    stream = await start(client)
+    draining = asyncio.create_task(gateway.dispatcher.drain())
+    await asyncio.sleep(0)
+    assert (await gateway.complete()).status_code == 503
+    leader.allow(None)
+    assert await text_of(stream) == expected(leader, tokenizer)
+    await draining
+
+
+async def test_draining_aborts_what_takes_too_long(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    async with a_gateway(tokenizer, limits=Limits(drain_seconds=0.01)) as gateway:
+        await gateway.connect(leader)
+        leader.allow(BEFORE)
+        running = asyncio.create_task(gateway.complete(max_tokens=ANSWER))
+        await leader.until(lambda: leader.submits)
+        await gateway.dispatcher.drain()
+        assert (await running).status_code == 503
+        await leader.until(lambda: leader.aborts)

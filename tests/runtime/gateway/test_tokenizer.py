@@ -1,0 +1,60 @@
+"""The model's token conventions as the gateway reads them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from strata_runtime.gateway.errors import StartError
+from strata_runtime.gateway.tokenizer import Tokenizer, read_stop_tokens
+
+
+@pytest.mark.parametrize("text", ["hello world", " \u00e9t\u00e9 \u4e2d\u6587", "a\n\nb", "</s>"])
+def test_tokens_are_those_of_auto_tokenizer(tokenizer: Tokenizer, model_folder: Path, text: str) -> None:
+    reference = AutoTokenizer.from_pretrained(model_folder)
+    assert tokenizer.encode(text) == reference.encode(text)
+
+
+def test_bytes_of_tokens_add_up_to_the_text(tokenizer: Tokenizer) -> None:
+    text = "\u00e9t\u00e9 \U0001f99d fox"
+    assert b"".join(tokenizer.token_bytes(token) for token in tokenizer.encode(text)).decode() == text
+    assert tokenizer.token_bytes(1) == b"</s>"
+    assert tokenizer.token_bytes(tokenizer.vocabulary_size + 5) == b""
+
+
+@pytest.mark.parametrize(
+    ("generation_config", "config", "tokenizers_own", "expected"),
+    [
+        pytest.param({"eos_token_id": [1, 2]}, {"eos_token_id": 3}, 4, (1, 2), id="generation config first"),
+        pytest.param({}, {"eos_token_id": 3}, 4, (3,), id="then the model's"),
+        pytest.param({}, {}, 4, (4,), id="then the tokenizer's"),
+        pytest.param({}, {}, None, (), id="none"),
+    ],
+)
+def test_stop_tokens(
+    tmp_path: Path, generation_config: dict[str, object], config: dict[str, object],
+    tokenizers_own: int | None, expected: tuple[int, ...],
+) -> None:  # fmt: skip
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation_config))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_stop_tokens(tmp_path, tokenizers_own) == expected
+
+
+def test_broken_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(StartError, match=r"config\.json is not valid JSON"):
+        read_stop_tokens(tmp_path, None)
+
+
+def test_the_process_does_without_torch(model_folder: Path) -> None:
+    """Importing torch would more than double the time to start and take ten times the memory."""
+    program = (
+        "import sys, pathlib, strata_runtime.gateway.__main__ as gateway\n"
+        "tokenizer = gateway.load_tokenizer(pathlib.Path(sys.argv[1]))\n"
+        "tokenizer.encode_chat([{'role': 'user', 'content': 'hello'}])\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(model_folder)], check=True)
