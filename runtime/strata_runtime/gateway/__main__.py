@@ -23,11 +23,13 @@ from strata_runtime.gateway.dispatcher import Dispatcher
 from strata_runtime.gateway.errors import StartError
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.settings import Settings, read_settings
-from strata_runtime.gateway.tokenizer import load_tokenizer
+from strata_runtime.gateway.tokenizer import Tokenizer, load_tokenizer
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.logs import set_up_logs
 
 log = logging.getLogger(__name__)
+
+BACKLOG = 2048
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def serve(settings: Settings) -> None:
     """Run until a signal. Raises InputError when it cannot start."""
+    asked_to_end = _hear_signals()
     api_keys = read_api_keys(settings.api_keys_file)
     listener = _listen(settings.host, settings.port)
     metrics = Metrics(settings.served_model_name)
@@ -49,11 +52,11 @@ async def serve(settings: Settings) -> None:
     control: ControlServer | None = None
     try:
         control = ControlServer(dispatcher, settings.control_host, settings.control_port, settings.control_key)
-        tokenizer = load_tokenizer(resolve_model(settings.model_uri))
+        tokenizer = await asyncio.to_thread(_load_tokenizer, settings.model_uri)
         gateway = Gateway(settings.served_model_name, tokenizer, dispatcher, metrics, api_keys, settings.limits)
         host, port = listener.getsockname()[:2]
         log.info("gateway of %s: http://%s:%d, control port %d", settings.served_model_name, host, port, control.port)
-        await _serve_http(gateway, listener)
+        await _serve_http(gateway, listener, asked_to_end)
     finally:
         listener.close()
         if control is not None:
@@ -61,14 +64,10 @@ async def serve(settings: Settings) -> None:
         await dispatcher.close()
 
 
-async def _serve_http(gateway: Gateway, listener: socket.socket) -> None:
+async def _serve_http(gateway: Gateway, listener: socket.socket, asked_to_end: asyncio.Event) -> None:
     config = uvicorn.Config(create_app(gateway), log_config=None, access_log=False, lifespan="off")
     config.timeout_graceful_shutdown = math.ceil(gateway.limits.drain_seconds) + 1
     server = _Server(config)
-    asked_to_end = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked_to_end.set)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     ending = asyncio.create_task(asked_to_end.wait())
     await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -87,12 +86,25 @@ class _Server(uvicorn.Server):  # type: ignore[misc]  # checked without uvicorn'
         yield
 
 
+def _hear_signals() -> asyncio.Event:
+    asked_to_end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_end.set)
+    return asked_to_end
+
+
+def _load_tokenizer(model_uri: str) -> Tokenizer:
+    return load_tokenizer(resolve_model(model_uri))
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)  # early clients wait for the tokenizer, and the port is taken for all to see
     except OSError as error:
         listener.close()
         raise StartError(

@@ -14,8 +14,8 @@ CHAT_TEMPLATE = (
 TEXT = ["the quick brown fox jumps over the lazy dog", "hello world, this is a test of tokens", "été 中文 emoji"]
 
 
-def write_model_folder(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Path:
-    """Everything the gateway reads of a model."""
+def write_model_folder(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE, config: bool = True) -> Path:
+    """Everything the gateway reads of a model; without `config` the one that is there stays."""
     tokenizer = BpeTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -26,9 +26,10 @@ def write_model_folder(folder: Path, *, chat_template: str | None = CHAT_TEMPLAT
     tokenizer.train_from_iterator(TEXT * 4, trainer)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     if chat_template is not None:
-        config["chat_template"] = chat_template
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 1}))
+        settings["chat_template"] = chat_template
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if config:
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 1}))
     return folder
