@@ -229,7 +229,7 @@ def _taken_by_others(
             taken.setdefault(name, []).append(pod_requests(pod))
     for claim in claims:
         is_own = (claim.namespace, claim.deployment) == (deployment.namespace, deployment.name)
-        if not is_own and (claim.namespace, claim.deployment, claim.statefulset) not in scheduled:
+        if not is_own and (claim.namespace, claim.deployment, claim.slot) not in scheduled:
             taken.setdefault(claim.node, []).append(claim.requests)
     return {name: added(*parts) for name, parts in taken.items()}
 

@@ -1,11 +1,8 @@
 """Names, labels, ports and addresses of a deployment's objects: one place, so that whoever looks for a pod finds it.
 
 Called by render (which makes the objects), inventory (which recognises them) and the controllers (which reach them).
-Names are functions of the deployment and of a slot's identity alone. Knows no plan.
+A slot's StatefulSet has the name that the plan gives the slot (strata_planner.naming). Knows no plan.
 """
-
-import hashlib
-import re
 
 from strata_operator.api import LLMDeployment
 from strata_planner.contract.control import SlotAddress
@@ -29,9 +26,7 @@ SLOT = "slot"
 GATEWAY = "gateway"
 OPERATOR = "operator"
 CONTROL_KEY_VARIABLE = "STRATA_CONTROL_KEY"
-
-# A StatefulSet's pods carry "<name>-<hash of 10>" as a label, and labels have at most 63 characters.
-_LONGEST_SLOT_NAME = 52
+CONTROL_SECRET_KEY = "key"  # noqa: S105  the field of the Secret
 
 
 def labels(deployment: LLMDeployment, component: str) -> dict[str, str]:
@@ -40,20 +35,7 @@ def labels(deployment: LLMDeployment, component: str) -> dict[str, str]:
 
 
 def slot_labels(deployment: LLMDeployment, slot: str) -> dict[str, str]:
-    return {**labels(deployment, SLOT), SLOT_LABEL: slot_name(deployment, slot)}
-
-
-def slot_name(deployment: LLMDeployment, slot: str) -> str:
-    """The StatefulSet of a slot that the plan calls `slot`; its pod is `<this>-0`.
-
-    Node names hold dots and may be long: what does not fit a label is cut and told apart by a hash.
-    """
-    wanted = f"{deployment.name}-{slot}"
-    fitting = re.sub(r"[^a-z0-9]+", "-", wanted.lower()).strip("-")
-    if fitting == wanted and len(wanted) <= _LONGEST_SLOT_NAME:
-        return wanted
-    digest = hashlib.sha256(wanted.encode()).hexdigest()[:8]
-    return f"{fitting[: _LONGEST_SLOT_NAME - 9].rstrip('-')}-{digest}"
+    return {**labels(deployment, SLOT), SLOT_LABEL: slot}
 
 
 def slots_service(deployment: LLMDeployment) -> str:
@@ -88,7 +70,7 @@ def service_account(deployment: LLMDeployment) -> str:
 def slot_address(deployment: LLMDeployment, slot: str) -> SlotAddress:
     """Where the slot that the plan calls `slot` listens, inside the cluster."""
     return SlotAddress(
-        host=f"{slot_name(deployment, slot)}-0.{slots_service(deployment)}.{deployment.namespace}.svc",
+        host=f"{slot}-0.{slots_service(deployment)}.{deployment.namespace}.svc",
         control_port=CONTROL_PORT,
         data_port=DATA_PORT,
         request_port=REQUEST_PORT,

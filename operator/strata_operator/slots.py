@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from strata_operator.api import LLMDeployment
-from strata_operator.names import slot_name
 from strata_operator.requests import CPU, GPU, MEMORY, Amounts, amounts
 from strata_planner.cluster import Cluster, Device
 from strata_planner.contract.plan import DeviceRef, Plan
@@ -26,7 +25,7 @@ SLOT_IDLE_BYTES = 1 << 30
 class Slot:
     """A slot of a plan. `device.count` is how many devices of the type it holds."""
 
-    name: str  # in the plan
+    name: str  # as in the plan; its StatefulSet is called so
     node: str
     device: Device
 
@@ -41,7 +40,7 @@ class Claim:
 
     namespace: str
     deployment: str
-    statefulset: str
+    slot: str
     node: str
     requests: Amounts
 
@@ -72,7 +71,7 @@ def claims_of(deployment: LLMDeployment, plan: Plan, cluster: Cluster) -> tuple[
         Claim(
             namespace=deployment.namespace,
             deployment=deployment.name,
-            statefulset=slot_name(deployment, slot.name),
+            slot=slot.name,
             node=slot.node,
             requests=amounts(device_requests(slot.device)),
         )

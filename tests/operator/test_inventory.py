@@ -38,7 +38,7 @@ def own_slot(node: str, gpus: int = 1) -> PodBuilder:
 
 def claim(deployment: str, slot: str, node: str, **requests: str) -> Claim:
     renamed = {{"gpu": "nvidia.com/gpu"}.get(name, name): value for name, value in requests.items()}
-    return Claim("default", deployment, f"{deployment}-{slot}", node, amounts(renamed))
+    return Claim("default", deployment, slot, node, amounts(renamed))
 
 
 # name -> (things, what is found by node)
@@ -309,7 +309,7 @@ gpu_totals = st.dictionaries(node_names, st.integers(1, 8), min_size=1)
 @given(
     totals=gpu_totals,
     taken=st.lists(others, max_size=6),
-    claims=st.lists(claimed, max_size=6, unique_by=lambda c: c.statefulset),
+    claims=st.lists(claimed, max_size=6, unique_by=lambda c: c.slot),
 )
 def test_what_is_free_and_what_is_taken_never_exceed_what_is_there(
     totals: dict[str, int], taken: list[PodBuilder], claims: list[Claim]
@@ -323,16 +323,13 @@ def test_what_is_free_and_what_is_taken_never_exceed_what_is_there(
         assert found.get((name, "Tesla-T4"), 0) == max(0, total - used)
 
 
-@given(claims=st.lists(claimed, max_size=6, unique_by=lambda c: c.statefulset), scheduled=st.sets(st.integers(0, 9)))
+@given(claims=st.lists(claimed, max_size=6, unique_by=lambda c: c.slot), scheduled=st.sets(st.integers(0, 9)))
 def test_a_claim_counts_once_whether_its_pod_is_scheduled_or_not(claims: list[Claim], scheduled: set[int]) -> None:
     other, nodes = a_deployment("other").build(), [t4(name, 8) for name in "abc"]
     pods = [
-        a_pod()
-        .of_slot(other, each.statefulset.removeprefix("other-"))
-        .on(each.node)
-        .requesting(gpu=str(each.requests["nvidia.com/gpu"]))
+        a_pod().of_slot(other, each.slot).on(each.node).requesting(gpu=str(each.requests["nvidia.com/gpu"]))
         for each in claims
-        if int(each.statefulset[-1]) in scheduled
+        if int(each.slot[-1]) in scheduled
     ]
     assert counts(inventory(*nodes, *claims, *pods)) == counts(inventory(*nodes, *claims))
 

@@ -1,0 +1,70 @@
+"""What every rendered object has in common, and the two smallest objects. Called by the other modules of render."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from strata_operator.api import API_VERSION, KIND, LLMDeployment
+from strata_operator.errors import InvalidInputError
+from strata_operator.names import APP, CONTROL_SECRET_KEY, control_secret, labels, service_account
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """What the operator knows beside the object. `image`: see `image_for`."""
+
+    image: str
+    control_key: str
+    operator_namespace: str
+
+
+def image_for(deployment: LLMDeployment, default: str) -> str:
+    """The runtime image: the user's, else the one recorded in status, else `default` (then to be recorded).
+
+    Raises InvalidInputError when there is none.
+    """
+    image = deployment.spec.runtime.image or deployment.status.image or default
+    if not image:
+        problem = "spec.runtime.image: is required where the operator has no default; name the image that runs slots"
+        raise InvalidInputError(f"{deployment.namespace}/{deployment.name}", [problem])
+    return image
+
+
+def metadata(deployment: LLMDeployment, name: str, own_labels: dict[str, str]) -> Object:
+    return {
+        "name": name,
+        "namespace": deployment.namespace,
+        "labels": own_labels,
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": deployment.name,
+                "uid": deployment.metadata.uid,
+                "controller": True,
+                "blockOwnerDeletion": False,
+            }
+        ],
+    }
+
+
+def service_account_object(deployment: LLMDeployment) -> Object:
+    """Slots and gateway ask nothing of Kubernetes: an account without a token."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata(deployment, service_account(deployment), labels(deployment, APP)),
+        "automountServiceAccountToken": False,
+    }
+
+
+def control_secret_object(deployment: LLMDeployment, key: str) -> Object:
+    """The secret of the control ports. It lives as long as the deployment: pods read it at their start."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(deployment, control_secret(deployment), labels(deployment, APP)),
+        "type": "Opaque",
+        "stringData": {CONTROL_SECRET_KEY: key},
+    }

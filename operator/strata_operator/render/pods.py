@@ -1,0 +1,123 @@
+"""What slot and gateway pods share: the restricted security profile, the model's volumes, the environment.
+
+Called by slot and gateway. The template depends on the deployment's spec and the recorded image, never on a plan.
+"""
+
+from typing import Any
+
+from strata_operator.api import LLMDeployment
+from strata_operator.names import CONTROL_KEY_VARIABLE, CONTROL_SECRET_KEY, control_secret, service_account
+from strata_operator.render.objects import Object
+
+USER_ID = 65532
+MODELS_FOLDER = "/models"
+CACHE_FOLDER = "/cache"
+_SCRATCH = "strata-scratch"
+_MODEL = "strata-model"
+_CACHE = "strata-cache"
+
+POD_SECURITY: Object = {
+    "runAsNonRoot": True,
+    "runAsUser": USER_ID,
+    "runAsGroup": USER_ID,
+    "fsGroup": USER_ID,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Object = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def pod_spec(deployment: LLMDeployment, container: Object) -> Object:
+    """A pod around one container: account, security, volumes; the user's overlay is in it."""
+    overlay = deployment.spec.runtime.pod
+    priority = {"priorityClassName": overlay.priority_class_name} if overlay.priority_class_name else {}
+    return {
+        "serviceAccountName": service_account(deployment),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY,
+        "containers": [container],
+        "volumes": [*_volumes(deployment), *overlay.volumes],
+        **priority,
+    }
+
+
+def container(deployment: LLMDeployment, name: str, image: str, command: list[str]) -> Object:
+    """The part of a container that does not differ between slot and gateway."""
+    overlay = deployment.spec.runtime.pod
+    return {
+        "name": name,
+        "image": image,
+        "command": command,
+        "env": _environment(deployment),
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [*_mounts(deployment), *overlay.volume_mounts],
+    }
+
+
+def tolerations(deployment: LLMDeployment, seconds: int | None) -> list[Object]:
+    """The user's, and those of a node that is away: for `seconds`, or without limit."""
+    limit: Object = {} if seconds is None else {"tolerationSeconds": seconds}
+    away = [
+        {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute", **limit}
+        for state in ("not-ready", "unreachable")
+    ]
+    own = [each.model_dump(by_alias=True, exclude_none=True) for each in deployment.spec.placement.tolerations]
+    return [*own, *away]
+
+
+def _environment(deployment: LLMDeployment) -> list[Object]:
+    """Ours, with the user's in place of ours where a name is the same; the API refuses the control key there."""
+    model = deployment.spec.model
+    ours: list[Object] = [
+        {"name": CONTROL_KEY_VARIABLE, "valueFrom": _secret_key(control_secret(deployment), CONTROL_SECRET_KEY)},
+        {"name": "STRATA_LOG_FORMAT", "value": "json"},
+        {"name": "HOME", "value": "/tmp"},  # noqa: S108  inside the pod, a volume of its own
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+    ]
+    if model.uri.startswith("hf://"):
+        ours.append({"name": "HF_HOME", "value": CACHE_FOLDER})
+    if model.token_secret_ref is not None:
+        secret = model.token_secret_ref
+        ours.append({"name": "HF_TOKEN", "valueFrom": _secret_key(secret.name, secret.key)})
+    users = [each.model_dump(by_alias=True, exclude_none=True) for each in deployment.spec.runtime.pod.env]
+    named = {each["name"]: each for each in [*ours, *users]}
+    return list(named.values())
+
+
+def _secret_key(name: str, key: str) -> Object:
+    return {"secretKeyRef": {"name": name, "key": key}}
+
+
+def _volumes(deployment: LLMDeployment) -> list[Object]:
+    model = deployment.spec.model
+    volumes: list[Object] = [{"name": _SCRATCH, "emptyDir": {}}]
+    if (claim := claim_of(model.uri)) is not None:
+        volumes.append({"name": _MODEL, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    if model.uri.startswith("hf://"):
+        kept: Any = (
+            {"emptyDir": {}}
+            if model.cache is None
+            else {"persistentVolumeClaim": {"claimName": model.cache.persistent_volume_claim}}
+        )
+        volumes.append({"name": _CACHE, **kept})
+    return volumes
+
+
+def _mounts(deployment: LLMDeployment) -> list[Object]:
+    uri = deployment.spec.model.uri
+    mounts: list[Object] = [{"name": _SCRATCH, "mountPath": "/tmp"}]  # noqa: S108  inside the pod
+    if (claim := claim_of(uri)) is not None:
+        mounts.append({"name": _MODEL, "mountPath": f"{MODELS_FOLDER}/{claim}", "readOnly": True})
+    if uri.startswith("hf://"):
+        mounts.append({"name": _CACHE, "mountPath": CACHE_FOLDER})
+    return mounts
+
+
+def claim_of(uri: str) -> str | None:
+    """The claim of a `pvc://claim/path`."""
+    return uri.removeprefix("pvc://").partition("/")[0] if uri.startswith("pvc://") else None

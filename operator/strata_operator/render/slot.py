@@ -1,0 +1,91 @@
+"""A slot as a StatefulSet of one pod, bound to its node and holding its devices. Called by render."""
+
+from strata_operator.api import LLMDeployment
+from strata_operator.names import (
+    CONTROL_PORT,
+    DATA_PORT,
+    DEVICE_ANNOTATION,
+    REQUEST_PORT,
+    SLOT,
+    slot_labels,
+    slots_service,
+)
+from strata_operator.render.objects import Object, RenderOptions, metadata
+from strata_operator.render.pods import container, pod_spec, tolerations
+from strata_operator.requests import MEMORY
+from strata_operator.slots import Slot, device_requests, encode_device
+
+# What a slot on GPUs asks of its host; `runtime.pod.resources` replaces it.
+_HOST_REQUESTS = {"cpu": "1", "memory": "2Gi"}
+
+
+def slot_statefulset(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Object:
+    """Its template changes only with the slot's identity, the spec and the recorded image, and then restarts nothing:
+    `OnDelete` leaves the moment to the controller.
+    """
+    own_labels = slot_labels(deployment, slot.name)
+    annotations = {**deployment.spec.runtime.pod.annotations, DEVICE_ANNOTATION: encode_device(slot.device)}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata(deployment, slot.name, own_labels),
+        "spec": {
+            "serviceName": slots_service(deployment),
+            "replicas": 1,
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "revisionHistoryLimit": 1,
+            "selector": {"matchLabels": own_labels},
+            "template": {
+                "metadata": {"labels": own_labels, "annotations": annotations},
+                "spec": _pod(deployment, slot, options),
+            },
+        },
+    }
+
+
+def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Object:
+    command = [
+        *("python", "-m", "strata_runtime.pipeline.slot"),
+        *("--name", slot.name, "--host", "0.0.0.0"),  # noqa: S104  the pod's own address, behind the NetworkPolicy
+        *("--control-port", str(CONTROL_PORT), "--data-port", str(DATA_PORT), "--request-port", str(REQUEST_PORT)),
+        *("--threads", str(slot.device.threads)),
+    ]
+    listening = {"tcpSocket": {"port": "control"}}
+    made = {
+        **container(deployment, SLOT, options.image, command),
+        "ports": [
+            {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
+            {"name": "data", "containerPort": DATA_PORT, "protocol": "TCP"},
+            {"name": "requests", "containerPort": REQUEST_PORT, "protocol": "TCP"},
+        ],
+        "resources": _resources(deployment, slot),
+        # Importing torch from a cold disk takes a while; from then on the port answers whatever the slot computes.
+        "startupProbe": {**listening, "periodSeconds": 2, "failureThreshold": 150},
+        "readinessProbe": {**listening, "periodSeconds": 5},
+        "livenessProbe": {**listening, "periodSeconds": 10, "failureThreshold": 6},
+    }
+    return {
+        **pod_spec(deployment, made),
+        "affinity": {"nodeAffinity": _only_on(slot.node)},
+        "tolerations": tolerations(deployment, seconds=None),
+        "terminationGracePeriodSeconds": 10,
+    }
+
+
+def _resources(deployment: LLMDeployment, slot: Slot) -> Object:
+    """Devices are the plan's and win; the rest is the user's, or a default for the host side of GPUs."""
+    overlay = deployment.spec.runtime.pod.resources
+    devices = device_requests(slot.device)
+    if slot.is_cpu:
+        limits = {**overlay.limits, MEMORY: devices[MEMORY]}
+        return {"requests": {**overlay.requests, **devices}, "limits": limits}
+    return {
+        "requests": {**_HOST_REQUESTS, **overlay.requests, **devices},
+        "limits": {**overlay.limits, **devices},
+    }
+
+
+def _only_on(node: str) -> Object:
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
