@@ -1,12 +1,15 @@
-"""What goes wrong with the precision of a linear operator.
+"""What goes wrong with the precision of a linear operator; a branch of the tree in `strata_runtime.errors`.
 
-PrecisionError (ValueError)     fix the input: a weight, a shape or a format that cannot be stored
-`-- WeightNotFiniteError        the checkpoint holds NaN or infinity: load another copy of it
+InputError
+└── PrecisionError              fix the input: a weight, a shape or a format that cannot be stored
+    └── WeightNotFiniteError    the checkpoint holds NaN or infinity: load another copy of it
 """
 
+from strata_runtime.errors import InputError
 
-class PrecisionError(ValueError):
-    """A linear operator cannot be stored or computed as asked. Fix the input; retrying does not help."""
+
+class PrecisionError(InputError):
+    """A linear operator cannot be stored or computed as asked."""
 
 
 class WeightNotFiniteError(PrecisionError):
