@@ -1,0 +1,57 @@
+"""Stages of a tiny model, loaded as a slot loads them, and run one after the other without an engine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.frames import Segment
+from strata_planner.contract.roles import Role, roles_of
+from strata_runtime.cache import PagedKvCache
+from strata_runtime.loading.load import load_stage
+from strata_runtime.loading.stage_model import StageModel
+from tests.runtime.plans import even_plan
+
+CPU = torch.device("cpu")
+
+
+def roles(
+    model: Path, count: int, *, compute_type: ComputeType = "float32", formats: Sequence[FormatName] | None = None
+) -> list[Role]:
+    """The model's layers shared out over `count` stages."""
+    slots = [f"s{place}" for place in range(count)]
+    plan = even_plan(model, slots, compute_type=compute_type, formats=formats)
+    return [roles_of(plan)[slot][0] for slot in slots]
+
+
+def load(role: Role, model: Path) -> StageModel:
+    return load_stage(role, model, lambda _done, _total: None, CPU)
+
+
+class Stages:
+    """All stages of a model with a cache each."""
+
+    def __init__(self, model: Path, listed: Sequence[Role]) -> None:
+        self.models = [load(role, model) for role in listed]
+        self.caches = [_cache(role, stage) for role, stage in zip(listed, self.models, strict=True)]
+
+    def step(self, texts: dict[int, torch.Tensor], segments: Sequence[Segment]) -> torch.Tensor:
+        """texts: sequence -> its token ids. Returns the logits [rows, vocab] that the segments ask for."""
+        values = torch.cat([texts[s.sequence][s.start : s.start + s.length] for s in segments])
+        for stage, cache in zip(self.models, self.caches, strict=True):
+            values = stage.forward(values, cache.plan(segments))
+        return values
+
+
+def _cache(role: Role, stage: StageModel) -> PagedKvCache:
+    return PagedKvCache(
+        num_layers=stage.num_layers,
+        first_layer=role.layers[0],
+        pages=role.kv_page_budget,
+        page_tokens=role.page_tokens,
+        kv_heads=stage.num_kv_heads,
+        head_dim=stage.head_dim,
+        dtype=stage.dtype,
+        device=stage.device,
+    )

@@ -1,0 +1,225 @@
+"""Loading a stage: what is read, what is left out, how it is stored, and that slices and schedules change nothing."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from strata_planner.contract.architectures import SUPPORTED, UnsupportedModelError
+from strata_planner.contract.formats import FormatName
+from strata_planner.contract.frames import Segment
+from strata_runtime.errors import InputError
+from strata_runtime.loading import load as load_module
+from strata_runtime.loading.blocked import BlockedLinear, can_block
+from strata_runtime.loading.checkpoint import Checkpoint
+from strata_runtime.loading.load import load_stage
+from strata_runtime.loading.random_model import make_random_model
+from strata_runtime.precision import QuantLinear
+from tests.runtime.architectures import ARCHITECTURES, MODELS, make_tiny_model
+from tests.runtime.loading.parity import parity
+from tests.runtime.loading.stages import CPU, Stages, load, roles
+
+FORMATS: tuple[FormatName, ...] = ("int8", "w8a8", "int4", "int3")
+FUSED_EXPERTS = ("granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+
+
+@pytest.fixture
+def keys_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of all tensors that the test's stages read."""
+    read: list[str] = []
+
+    class Recording(Checkpoint):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(folder)
+            self.keys_read = read
+
+    monkeypatch.setattr(load_module, "Checkpoint", Recording)
+    return read
+
+
+def test_every_supported_architecture_is_tested() -> None:
+    assert set(ARCHITECTURES) == set(SUPPORTED)
+
+
+def test_nothing_of_other_layers_is_read(tmp_path: Path, keys_read: list[str]) -> None:
+    model = make_tiny_model(tmp_path, "llama")
+    for place, role in enumerate(roles(model, 3)):
+        keys_read.clear()
+        load(role, model)
+        layers = {int(key.split(".")[2]) for key in keys_read if key.startswith("model.layers.")}
+        outside = {key for key in keys_read if not key.startswith("model.layers.")}
+        assert layers == {2 * place, 2 * place + 1}
+        assert outside == [{"model.embed_tokens.weight"}, set(), {"model.norm.weight", "lm_head.weight"}][place]
+        assert len(keys_read) == len(set(keys_read))
+
+
+def test_a_tied_head_is_read_where_it_is_needed(tmp_path: Path, keys_read: list[str]) -> None:
+    model = make_tiny_model(tmp_path, "llama-tied-bias")
+    load(roles(model, 2)[1], model)
+    assert "model.embed_tokens.weight" in keys_read
+    (only,) = roles(model, 1)
+    module = load(only, model)._stage.module
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stage_keeps_no_meta_parameter_and_nothing_of_others(name: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, name)
+    middle = load(roles(model, 3)[1], model)
+    module = middle._stage.module
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    assert not [key for key, tensor in tensors.items() if tensor.is_meta]
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    of_two_layers = sum(p.numel() for key, p in whole.named_parameters() if ".layers.2." in key or ".layers.3." in key)
+    assert sum(p.numel() for p in module.parameters()) == of_two_layers
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_ragged_batch_over_three_stages_equals_the_unsliced_model(name: str, tmp_path: Path) -> None:
+    difference, _ = parity(name, tmp_path)
+    assert difference <= 1e-5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_bfloat16_stage_computes_in_bfloat16(name: str, tmp_path: Path) -> None:
+    """Hidden states agree with transformers' own bfloat16 ones; routers may send a token to another expert."""
+    model = make_tiny_model(tmp_path, name)
+    first = Stages(model, roles(model, 2, compute_type="bfloat16")[:1])
+    tokens = torch.tensor([5, 17, 3, 60, 22, 9, 41])
+    hidden = first.step({0: tokens}, [Segment(0, 0, 7, 0, 0)])
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="eager")
+    with torch.inference_mode():
+        expected = whole(tokens[None], output_hidden_states=True).hidden_states[3][0]
+    assert hidden.dtype is torch.bfloat16
+    error = (hidden.float() - expected.float()).norm() / expected.float().norm()
+    assert error < (0.3 if name in FUSED_EXPERTS else 0.03)
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in FUSED_EXPERTS])
+def test_every_architecture_runs_at_mixed_bits(name: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, name)
+    formats: list[FormatName] = ["dense", *FORMATS, "int4"]
+    stages = Stages(model, roles(model, 2, formats=formats))
+    texts = {0: torch.tensor([5, 17, 3, 60]), 1: torch.tensor([11, 4])}
+    logits = stages.step(texts, [Segment(0, 0, 4, 0, 1), Segment(1, 0, 2, 0, 1)])
+    assert logits.shape == (2, 96)
+    assert logits.dtype is torch.float32
+    assert logits.isfinite().all()
+    layers = stages.models[1]._stage.module.base_model
+    quantized = {child.format for child in layers.modules() if isinstance(child, QuantLinear)}
+    assert quantized == {"int4", "int3"}
+    assert type(stages.models[1]._stage.module.get_output_embeddings()) is nn.Linear
+
+
+def test_eight_bits_stay_close_to_sixteen(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "llama", hidden_size=64, intermediate_size=128)
+    texts = {0: torch.arange(3, 40)}
+    whole = Stages(model, roles(model, 1)).step(texts, [Segment(0, 0, 37, 0, 37)])
+    errors = [
+        float(
+            (Stages(model, roles(model, 1, formats=[name] * 6)).step(texts, [Segment(0, 0, 37, 0, 37)]) - whole).norm()
+        )
+        / float(whole.norm())
+        for name in ("int8", "int4", "int3")
+    ]
+    assert errors[0] < 0.03
+    assert errors == sorted(errors)
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(1, 19), unique=True, max_size=6), stages=st.sampled_from([1, 2, 6]))
+def test_any_cut_into_stages_and_chunks_gives_the_same_logits(
+    cuts: list[int], stages: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = _shared_model(tmp_path_factory)
+    tokens = torch.arange(3, 23)
+    pipeline = Stages(model, roles(model, stages))
+    edges = [0, *sorted(cuts), 20]
+    logits = torch.cat(
+        [
+            pipeline.step({0: tokens}, [Segment(0, start, end - start, start, end - start)])
+            for start, end in itertools.pairwise(edges)
+        ]
+    )
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        expected = whole(tokens[None]).logits[0]
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+
+
+def _shared_model(factory: pytest.TempPathFactory) -> Path:
+    folder = factory.getbasetemp() / "ministral"
+    return folder if (folder / "config.json").exists() else make_tiny_model(folder, "ministral")
+
+
+def test_progress_counts_layers(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "llama")
+    seen: list[tuple[int, int]] = []
+    load_stage(roles(model, 2)[0], model, lambda done, total: seen.append((done, total)), CPU)
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_layer_that_the_checkpoint_lacks_is_named_before_anything_is_read(
+    tmp_path: Path, keys_read: list[str]
+) -> None:
+    model = make_tiny_model(tmp_path, "llama", shard_bytes=40_000)
+    index_file = model / "model.safetensors.index.json"
+    index = json.loads(index_file.read_text())
+    del index["weight_map"]["model.layers.3.mlp.down_proj.weight"]
+    index_file.write_text(json.dumps(index))
+    first, second = roles(model, 2)
+    load(first, model)
+    keys_read.clear()
+    with pytest.raises(InputError, match=r"no tensor for 1 parameters .* model\.layers\.3\.mlp\.down_proj\.weight"):
+        load(second, model)
+    assert keys_read == []
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "llama")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+    with pytest.raises(InputError, match=r"does not fit config\.json: .*mlp"):
+        load(roles(model, 1)[0], model)
+
+
+def test_a_role_beyond_the_model_is_refused(tmp_path: Path) -> None:
+    deep = make_tiny_model(tmp_path / "deep", "llama")
+    shallow = make_tiny_model(tmp_path / "shallow", "llama", num_hidden_layers=4)
+    with pytest.raises(InputError, match=r"layers 3\.\.5; .* has 4: plan again"):
+        load(roles(deep, 2)[1], shallow)
+
+
+def test_fused_experts_below_sixteen_bits_are_refused_by_name(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "mixtral")
+    with pytest.raises(UnsupportedModelError, match=r"'mixtral' has fused experts, .*: int4 cannot hold"):
+        load(roles(model, 1, formats=["int4"] * 6)[0], model)
+
+
+def test_random_models_are_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small |= {"vocab_size": 32, "num_key_value_heads": 1}
+    one, two, other = (
+        make_random_model(tmp_path / str(place), "llama", seed=seed, dtype=torch.bfloat16, **small)
+        for place, seed in enumerate((1, 1, 2))
+    )
+    read = [(folder / "model.safetensors").read_bytes() for folder in (one, two, other)]
+    assert read[0] == read[1] != read[2]
+
+
+@pytest.mark.skipif(not can_block(torch.bfloat16, CPU), reason="this CPU does not multiply bfloat16")
+@pytest.mark.parametrize("tokens", [1, 3, 16, 40])
+@pytest.mark.parametrize("shape", [(48, 32), (96, 100)], ids=str)
+def test_the_blocked_layout_multiplies_as_nn_linear_does(tokens: int, shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(shape, generator=generator).bfloat16()
+    bias = torch.randn(shape[0], generator=generator).bfloat16()
+    inputs = torch.randn((1, tokens, shape[1]), generator=generator).bfloat16()
+    expected = nn.functional.linear(inputs, weight, bias)
+    torch.testing.assert_close(BlockedLinear(weight, bias)(inputs), expected, atol=0, rtol=2**-7)
