@@ -57,10 +57,21 @@ class Catalogue(Value, frozen=True):
     cpu: CpuEntry
 
     def name_of(self, type_or_label: str) -> str | None:
-        """The catalogue name of a device type or product label; None when nothing is known about it."""
-        if type_or_label == CPU or type_or_label in self.devices:
-            return type_or_label
-        return next((name for name, entry in self.devices.items() if type_or_label in entry.labels), None)
+        """The catalogue name of a device type or product label; None when nothing is known about it.
+
+        Capitals and the maker's prefix do not matter: nvidia-smi, device plugins and people write them differently.
+        """
+        wanted = _plain(type_or_label)
+        if wanted == CPU:
+            return CPU
+        return next(
+            (
+                name
+                for name, entry in self.devices.items()
+                if wanted in {_plain(each) for each in (name, *entry.labels)}
+            ),
+            None,
+        )
 
     def profile(self, name: str) -> DeviceProfile:
         """The published profile of a catalogue name, `cpu` included (that one is assumed)."""
@@ -99,6 +110,10 @@ class Catalogue(Value, frozen=True):
             layer_overhead_seconds=self.cpu.layer_overhead_seconds,
             source="assumed",
         )
+
+
+def _plain(label: str) -> str:
+    return label.strip().replace(" ", "-").lower().removeprefix("nvidia-").removeprefix("tesla-")
 
 
 @cache

@@ -12,6 +12,7 @@ from rich.text import Text
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.planning import PlanOutcome
 from strata_planner.solve.search import SearchStats
+from strata_planner.units import human_bytes
 
 
 def render_plan(plan: Plan, outcome: PlanOutcome | None = None) -> RenderableType:
@@ -83,13 +84,3 @@ def search_line(stats: SearchStats) -> str:
         f"search: {stats.status.value} in {stats.seconds:.2f} s ({stats.stop.value}); {stats.orders} device orders, "
         f"{stats.candidates} candidates, {stats.pruned} pruned, {stats.solved} solved"
     )
-
-
-def human_bytes(count: float) -> str:
-    """Bytes in the largest binary unit that leaves at least 1."""
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.4g} {unit}"

@@ -12,13 +12,15 @@ Flag = bool | tuple[str, bool]  # a constant, or a config key with its default
 
 @dataclass(frozen=True)
 class Family:
-    """Biases, norms and fused projections of one family. `norms`: vectors of the hidden size in each layer.
+    """Biases, norms and fused projections of one family. `grouped_queries` False: a key head per query head, whatever
+    config.json says. `norms`: vectors of the hidden size in each layer.
 
     `qk_norm`: normalisation of queries and keys per head ("head": one vector for all heads), over their whole width
     ("full"), or for each head its own ("heads"); with `qk_norm_key` only where that config key is true.
     """
 
     gated: bool = True
+    grouped_queries: bool = True
     fused_qkv: bool = False
     fused_gate_up: bool = False
     qkv_bias: Flag = ("attention_bias", False)
@@ -45,6 +47,7 @@ FAMILIES: dict[str, Family] = {
     "arcee": Family(gated=False),
     "bloom": Family(
         gated=False,
+        grouped_queries=False,
         fused_qkv=True,
         qkv_bias=True,
         out_bias=True,
@@ -66,6 +69,7 @@ FAMILIES: dict[str, Family] = {
     "glm4": Family(fused_gate_up=True, out_bias=False, norms=4),
     "gpt2": Family(
         gated=False,
+        grouped_queries=False,
         fused_qkv=True,
         qkv_bias=True,
         out_bias=True,
@@ -76,6 +80,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt_neox": Family(
         gated=False,
+        grouped_queries=False,
         fused_qkv=True,
         qkv_bias=("attention_bias", True),
         out_bias=("attention_bias", True),
@@ -90,6 +95,7 @@ FAMILIES: dict[str, Family] = {
     "olmoe": _FULL_NORMS,
     "opt": Family(
         gated=False,
+        grouped_queries=False,
         qkv_bias=("enable_bias", True),
         out_bias=("enable_bias", True),
         mlp_bias=("enable_bias", True),
@@ -99,6 +105,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "persimmon": Family(
         gated=False,
+        grouped_queries=False,
         fused_qkv=True,
         qkv_bias=True,
         out_bias=True,

@@ -141,7 +141,8 @@ class _Reader:
         self.hidden = self.number("hidden_size", "n_embd", "d_model")
         self.num_layers = self.number("num_hidden_layers", "n_layer", "num_layers")
         self.heads = self.number("num_attention_heads", "n_head")
-        self.kv_heads = self.number("num_key_value_heads", "num_kv_heads", default=self.heads)
+        grouped = ("num_key_value_heads", "num_kv_heads") if self.family.grouped_queries else ()
+        self.kv_heads = self.number(*grouped, default=self.heads)
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise ModelError(f"num_key_value_heads {self.kv_heads} must divide num_attention_heads {self.heads}")
         self.head_dim = self.number("head_dim", default=self.hidden // self.heads)
@@ -152,6 +153,7 @@ class _Reader:
         self.max_positions = self.number(*names, default=unbounded)
 
     def number(self, *names: str, default: int | None = None) -> int:
+        """The first of `names` that config.json gives; raises ModelError unless it is a whole number of at least 1."""
         value = next((self._config[name] for name in names if self._config.get(name) is not None), default)
         if isinstance(value, bool) or not isinstance(value, int) or value < (0 if value == default else 1):
             raise ModelError(f"config.json: {names[0]} is {value!r}; a whole number of at least 1 is needed")
@@ -225,7 +227,10 @@ class _Reader:
 
     def _norms(self) -> int:
         family = self.family
-        total = family.norms * self._norm(self.hidden) + family.other_per_layer
+        shared = self.model_type == "stablelm" and bool(
+            self._config.get("use_parallel_residual")
+        )  # one for both halves
+        total = (family.norms - shared) * self._norm(self.hidden) + family.other_per_layer
         if not family.qk_norm or (family.qk_norm_key and not self._config.get(family.qk_norm_key)):
             return total
         if family.qk_norm == "head":

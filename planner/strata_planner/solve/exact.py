@@ -26,8 +26,8 @@ import pulp
 from strata_planner.solve.problem import Key, Problem, Solution, SolutionStatus, StopReason
 
 _RELATIVE_GAP = 1e-6
-# Capacities shrink by this share, so that the solver's tolerance cannot carry a plan over its memory.
-_MEMORY_TOLERANCE = 2e-6
+# Shares of the capacity kept free: none at first, a little where the solver's tolerance carried a plan over its memory.
+_MEMORY_MARGINS = (0.0, 2e-6)
 _SCALE = 1 << 20  # bytes become MiB: coefficients near 1 keep the solver exact
 
 
@@ -42,42 +42,46 @@ class _Variables:
 
 def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float | None = None) -> Solution:
     """The best split of this candidate that beats `cutoff`; INFEASIBLE where there is none."""
-    model, variables = _build(problem)
-    if math.isfinite(cutoff):
-        model += model.objective <= cutoff, "beats_incumbent"
-    model.solve(pulp.HiGHS(msg=False, timeLimit=time_limit_seconds, gapRel=_RELATIVE_GAP, threads=1))
-    return _solution(problem, model, variables)
+    for margin in _MEMORY_MARGINS:
+        model, variables = _build(problem, margin)
+        if math.isfinite(cutoff):
+            model += model.objective <= cutoff, "beats_incumbent"
+        model.solve(pulp.HiGHS(msg=False, timeLimit=time_limit_seconds, gapRel=_RELATIVE_GAP, threads=1))
+        solution = _solution(problem, model, variables)
+        if not solution.counts or problem.is_feasible(solution.counts):
+            return solution
+    return Solution(SolutionStatus.UNKNOWN, StopReason.PROVED)
 
 
-def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
+def _build(problem: Problem, margin: float) -> tuple[pulp.LpProblem, _Variables]:
     model = pulp.LpProblem("layers_and_bits", pulp.LpMinimize)
-    variables = _declare(problem)
+    variables = _declare(model, problem)
     _add_objective(model, problem, variables)
     _add_every_unit_placed(model, problem, variables)
     _add_no_empty_stage(model, problem, variables)
     _add_order(model, problem, variables)
-    _add_memory(model, problem, variables)
+    _add_memory(model, problem, variables, margin)
     _add_slowest_stage(model, problem, variables)
     return model, variables
 
 
-def _declare(problem: Problem) -> _Variables:
+def _declare(model: pulp.LpProblem, problem: Problem) -> _Variables:
     units = {
-        key: pulp.LpVariable(f"units_{key[0]}_{key[1]}_{key[2]}", 0, problem.runs[key[0]].units, pulp.LpInteger)
+        key: model.add_variable(f"units_{key[0]}_{key[1]}_{key[2]}", 0, problem.runs[key[0]].units, pulp.LpInteger)
         for key in problem.options
     }
     several = len(problem.runs) > 1
     present = {
-        (r, j): pulp.LpVariable(f"present_{r}_{j}", cat=pulp.LpBinary)
+        (r, j): model.add_variable(f"present_{r}_{j}", cat=pulp.LpBinary)
         for r in range(len(problem.runs) if several else 0)
         for j in range(len(problem.stages))
     }
     quantized = {
-        j: pulp.LpVariable(f"quantized_{j}", cat=pulp.LpBinary)
+        j: model.add_variable(f"quantized_{j}", cat=pulp.LpBinary)
         for j, stage in enumerate(problem.stages)
         if stage.quantized_bytes
     }
-    slowest = [pulp.LpVariable(f"slowest_{phase}", 0) for phase in ("prefill", "decode")]
+    slowest = [model.add_variable(f"slowest_{phase}", 0) for phase in ("prefill", "decode")]
     return _Variables(units, present, quantized, slowest[0], slowest[1])
 
 
@@ -139,7 +143,7 @@ def _add_order(model: pulp.LpProblem, problem: Problem, variables: _Variables) -
                 model += variables.present[r, j] + previous <= 1, f"run_{r}_on_{j}_not_before_{r - 1}_on_{k}"
 
 
-def _add_memory(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:
+def _add_memory(model: pulp.LpProblem, problem: Problem, variables: _Variables, margin: float) -> None:
     """Equations 12-13."""
     for j, stage in enumerate(problem.stages):
         mine = _on_stage(variables, j)
@@ -149,7 +153,7 @@ def _add_memory(model: pulp.LpProblem, problem: Problem, variables: _Variables) 
             used.append((variables.quantized[j], stage.quantized_bytes / _SCALE))
             count = sum(run.units for run in problem.runs)
             model += pulp.lpSum(low) <= count * variables.quantized[j], f"stage_{j}_buffer"
-        capacity = stage.capacity_bytes / _SCALE * (1 - _MEMORY_TOLERANCE)
+        capacity = stage.capacity_bytes / _SCALE * (1 - margin)
         model += pulp.LpAffineExpression(used) <= capacity, f"stage_{j}_memory"
 
 
@@ -165,7 +169,7 @@ def _add_slowest_stage(model: pulp.LpProblem, problem: Problem, variables: _Vari
 
 
 def _solution(problem: Problem, model: pulp.LpProblem, variables: _Variables) -> Solution:
-    """What the solver holds, rounded and checked: its tolerances must not become a broken plan."""
+    """What the solver holds, rounded. Whether its tolerances broke a constraint is the caller's to check."""
     optimal = model.sol_status == pulp.LpSolutionOptimal
     stop = StopReason.PROVED if model.status != pulp.LpStatusNotSolved else StopReason.TIME_LIMIT
     values = {key: variable.value() for key, variable in variables.units.items()}
@@ -173,7 +177,5 @@ def _solution(problem: Problem, model: pulp.LpProblem, variables: _Variables) ->
         infeasible = model.sol_status == pulp.LpSolutionInfeasible
         return Solution(SolutionStatus.INFEASIBLE if infeasible else SolutionStatus.UNKNOWN, stop)
     counts = {key: round(value) for key, value in values.items() if round(value)}
-    if not problem.is_feasible(counts):
-        return Solution(SolutionStatus.UNKNOWN, stop)
     status = SolutionStatus.OPTIMAL if optimal else SolutionStatus.FEASIBLE
     return Solution(status, stop if optimal else StopReason.TIME_LIMIT, counts, problem.objective(counts))

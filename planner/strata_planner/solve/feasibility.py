@@ -16,9 +16,9 @@ from strata_planner.request import PlanRequest
 from strata_planner.solve.candidates import Candidate, Pricer
 from strata_planner.solve.orders import Fleet, Order, fleet_of, orders
 from strata_planner.solve.problem import Counts, Problem
+from strata_planner.units import human_bytes
 from strata_planner.workload import Workload
 
-_GIB = 1 << 30
 _ORDERS_TRIED = 200
 _MOST_ADDED_DEVICES = 8
 
@@ -87,7 +87,7 @@ def _shortage(request: PlanRequest, fleet: Fleet) -> str:
     where = f"{stages} device{'s' * (stages > 1)}"
     if stages < len(devices):
         where = f"the largest {where} (maxStages {request.max_stages})"
-    text = f"needs {needed / _GIB:.4g} GiB at {min(request.bits)} bits; the cluster has {usable / _GIB:.4g} GiB usable on {where}"
+    text = f"needs {human_bytes(needed)} at {min(request.bits)} bits; the cluster has {human_bytes(usable)} usable on {where}"
     return text if needed > usable else f"{text}, but whole layers do not fit into the devices one by one"
 
 

@@ -1,0 +1,73 @@
+"""Builders for the planner's tests: small models, devices with round numbers, requests with sensible defaults."""
+
+from typing import Any
+
+from strata_planner.cluster import Cluster, Device, LinkRate, Node
+from strata_planner.contract.devices import DeviceProfile
+from strata_planner.model import Model
+from strata_planner.request import PlanRequest
+from strata_planner.workload import Workload
+
+MIB = 1 << 20
+
+
+def a_config(**changes: Any) -> dict[str, Any]:
+    """A Llama of 6 layers with 1.3M parameters."""
+    return {
+        "model_type": "llama",
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    } | changes
+
+
+def a_model(**changes: Any) -> Model:
+    return Model.from_config(a_config(**changes))
+
+
+def a_profile(**changes: Any) -> DeviceProfile:
+    """A slow processor without launch overhead, on which every format is as good as its bytes."""
+    even = {"dense": 0.5, "int8": 0.5, "int4": 0.5, "int3": 0.5}
+    fields: dict[str, Any] = {
+        "type": "cpu",
+        "memory_bytes": 64 * MIB,
+        "bandwidth_bytes_per_second": 1e9,
+        "flops_per_second": 1e10,
+        "float32_flops_per_second": 5e9,
+        "decode_efficiency": even,
+        "prefill_efficiency": even,
+        "layer_overhead_seconds": 0.0,
+        "source": "measured",
+    }
+    return DeviceProfile(**(fields | changes))
+
+
+def a_cluster(*memory_mib: float, speeds: tuple[float, ...] = (), link: LinkRate | None = None) -> Cluster:
+    """One processor per node, named a, b, ...; `speeds` multiply its rates."""
+    nodes = tuple(
+        Node(chr(ord("a") + index), (_a_device(memory, speeds[index] if speeds else 1.0),))
+        for index, memory in enumerate(memory_mib)
+    )
+    return Cluster(nodes, default_link=link or LinkRate(gbps=10, latency_ms=0.1), profiles={"cpu": a_profile()})
+
+
+def _a_device(memory_mib: float, speed: float) -> Device:
+    rates = {"bandwidthBytesPerSecond": 1e9 * speed, "flopsPerSecond": 1e10 * speed}
+    return Device("cpu", memory_bytes=int(memory_mib * MIB), usable_fraction=1.0, profile=rates)
+
+
+def a_request(cluster: Cluster | None = None, **changes: Any) -> PlanRequest:
+    fields: dict[str, Any] = {
+        "deployment": "chat",
+        "model_uri": "file:///models/small",
+        "model": a_model(),
+        "cluster": cluster or a_cluster(64, 64),
+        "workload": Workload(prompt_tokens=32, output_tokens=16, concurrency=4),
+        "max_model_len": 64,
+    }
+    return PlanRequest(**(fields | changes))

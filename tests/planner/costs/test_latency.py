@@ -1,0 +1,70 @@
+"""The roofline: what bounds which phase, and in which direction it moves."""
+
+import pytest
+
+from strata_planner.cluster import LinkRate
+from strata_planner.costs.communication import hidden_states_seconds
+from strata_planner.costs.latency import Phase, Rates, decode_phase, head_seconds, layer_seconds, prefill_phase
+from strata_planner.model import Model
+from strata_planner.workload import Workload
+from tests.planner.builders import a_config, a_model, a_profile
+
+LAYER = a_model().layers[0]
+LOAD = Workload(prompt_tokens=512, output_tokens=100, concurrency=8)
+
+
+def rates(**changes: object) -> Rates:
+    return Rates(a_profile(**changes), "bfloat16", 16)
+
+
+def test_decoding_one_sequence_is_bound_by_bandwidth() -> None:
+    phase = decode_phase(LOAD, 1)
+    slow, fast = (layer_seconds(LAYER, "dense", rates(bandwidth_bytes_per_second=each), phase) for each in (1e9, 2e9))
+    assert slow == pytest.approx(2 * fast)
+    assert layer_seconds(LAYER, "dense", rates(flops_per_second=1e15), phase) == pytest.approx(slow)
+
+
+def test_prefill_is_bound_by_arithmetic() -> None:
+    phase = prefill_phase(LOAD, 4)
+    slow, fast = (layer_seconds(LAYER, "dense", rates(flops_per_second=each), phase) for each in (1e9, 2e9))
+    assert slow == pytest.approx(2 * fast, rel=1e-3)
+
+
+def test_fewer_bits_decode_faster_at_equal_efficiency() -> None:
+    times = [layer_seconds(LAYER, name, rates(), decode_phase(LOAD, 1)) for name in ("dense", "int8", "int4", "int3")]
+    assert times == sorted(times, reverse=True)
+
+
+def test_decode_reads_the_context_at_half_the_generation() -> None:
+    assert decode_phase(LOAD, 3) == Phase(sequences=3, tokens=1, context=562)
+
+
+def test_float32_computes_at_its_own_rate() -> None:
+    phase = prefill_phase(LOAD, 4)
+    half = layer_seconds(LAYER, "dense", rates(), phase)
+    full = layer_seconds(LAYER, "dense", Rates(a_profile(), "float32", 16), phase)
+    assert full == pytest.approx(2 * half, rel=0.01)
+
+
+def test_every_layer_pays_its_launch() -> None:
+    phase = decode_phase(LOAD, 1)
+    with_launch = layer_seconds(LAYER, "dense", rates(layer_overhead_seconds=0.5), phase)
+    assert with_launch == pytest.approx(layer_seconds(LAYER, "dense", rates(), phase) + 0.5)
+
+
+def test_one_token_reads_only_its_own_experts() -> None:
+    config = a_config(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2)
+    layer = Model.from_config(config).layers[0]
+    one, many = (layer_seconds(layer, "dense", rates(flops_per_second=1e15), Phase(n, 1, 0)) for n in (1, 64))
+    expert = 3 * 384 * 128 * 2 / (1e9 * 0.5)
+    assert one < 2.5 * expert + 1e-3
+    assert many > 7 * expert
+
+
+def test_the_head_is_one_linear() -> None:
+    assert head_seconds(a_model(), rates(), 1) == pytest.approx((512 * 128 + 640) * 2 / 0.5e9)
+
+
+def test_a_hop_is_latency_and_bytes() -> None:
+    link = LinkRate(gbps=8, latency_ms=2)
+    assert hidden_states_seconds(a_model(), link, 1000, "bfloat16") == pytest.approx(0.002 + 256_000 / 1e9)

@@ -1,0 +1,90 @@
+"""Bytes counted by hand, and the laws of the temporaries."""
+
+from itertools import pairwise
+
+import pytest
+
+from strata_planner.contract.formats import FormatName
+from strata_planner.costs.memory import (
+    StepShape,
+    embedding_bytes,
+    kv_bytes_per_token,
+    layer_weights_bytes,
+    temporaries,
+)
+from strata_planner.model import Model
+from tests.planner.builders import a_model
+
+# One layer of the builder's Llama: q 128x128, k and v 64x128, o 128x128, gate and up 384x128, down 128x384.
+WEIGHTS = 128 * 128 * 2 + 64 * 128 * 2 + 384 * 128 * 3
+OUTPUTS = 128 + 64 + 64 + 128 + 384 + 384 + 128
+GROUPS = 128 + 64 + 64 + 128 + 384 + 384 + 3 * 128
+NORMS = 2 * 128
+BYTES: dict[FormatName, int] = {
+    "dense": 2 * WEIGHTS + 2 * NORMS,
+    "int8": WEIGHTS + 2 * OUTPUTS + 2 * NORMS,
+    "int4": WEIGHTS // 2 + 4 * GROUPS + 2 * NORMS,
+    "int3": WEIGHTS * 3 // 8 + 4 * GROUPS + 2 * NORMS,
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), BYTES.items())
+def test_layer_weights(name: FormatName, expected: int) -> None:
+    assert layer_weights_bytes(a_model().layers[0], name, "bfloat16") == expected
+
+
+def test_biases_stay_in_the_compute_type() -> None:
+    plain, biased = (a_model(attention_bias=bias).layers[0] for bias in (False, True))
+    extra = 128 + 64 + 64 + 128
+    for name in BYTES:
+        difference = layer_weights_bytes(biased, name, "float32") - layer_weights_bytes(plain, name, "float32")
+        assert difference == 4 * extra
+
+
+def test_fused_experts_stay_dense() -> None:
+    layer = Model.from_config(
+        {
+            "model_type": "mixtral",
+            "hidden_size": 64,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "vocab_size": 16,
+            "max_position_embeddings": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        }
+    ).layers[0]
+    experts = 4 * 3 * 64 * 32
+    low, high = (layer_weights_bytes(layer, name, "bfloat16") for name in ("int4", "dense"))
+    assert high > low > 2 * experts
+
+
+def test_kv_of_one_token() -> None:
+    layer = a_model().layers[0]
+    assert kv_bytes_per_token(layer, 16, "bfloat16") == 2 * 2 * 32 * 2
+    assert kv_bytes_per_token(layer, 16, "float32") == 2 * 2 * 32 * 4
+
+
+def test_a_tied_table_lies_where_it_is_used() -> None:
+    tied, apart = a_model(tie_word_embeddings=True), a_model()
+    table, norm = 512 * 128 * 2, 128 * 2
+
+    def both(model: Model, *, embedding: bool, head: bool) -> int:
+        return embedding_bytes(model, embedding=embedding, head=head, compute_type="bfloat16")
+
+    assert both(tied, embedding=True, head=True) == table + norm
+    assert both(apart, embedding=True, head=True) == 2 * table + norm
+    assert both(tied, embedding=True, head=False) == table
+    assert both(tied, embedding=False, head=True) == table + norm
+    assert both(tied, embedding=False, head=False) == 0
+
+
+def test_temporaries_grow_with_the_step_and_only_the_head_has_logits() -> None:
+    model = a_model()
+    totals = [temporaries(model, StepShape(tokens, 4, 64), "bfloat16", head=False).total for tokens in (1, 16, 256)]
+    assert all(less < more for less, more in pairwise(totals))
+    with_head = temporaries(model, StepShape(16, 4, 64), "bfloat16", head=True)
+    assert with_head.logits > 0 == temporaries(model, StepShape(16, 4, 64), "bfloat16", head=False).logits
+    assert with_head.without_dequantization <= with_head.total
+    assert with_head.dequantization == 384 * 128 * 2

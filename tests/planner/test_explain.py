@@ -1,0 +1,37 @@
+"""The plan as people read it."""
+
+import io
+
+from rich.console import Console
+
+from strata_planner.explain import bits_summary, render_plan
+from strata_planner.planning import make_plan
+from strata_planner.units import human_bytes
+from tests.planner.builders import a_cluster, a_request
+
+
+def test_the_table_names_what_matters() -> None:
+    outcome = make_plan(a_request(a_cluster(64, 64), min_stages=2, theta=1e6))
+    console = Console(width=160, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(render_plan(outcome.plan, outcome))
+    text = captured.get()
+    for expected in (
+        "cpu #0",
+        "embedding",
+        "head",
+        "x16",
+        "tokens/s",
+        "bound by:",
+        "search: optimal",
+        "note: sensitivity",
+    ):
+        assert expected in text, expected
+
+
+def test_bits_are_summed_up() -> None:
+    assert bits_summary((16, 16, 4, 8, 4, 4)) == "2x16 1x8 3x4"
+
+
+def test_bytes_are_readable() -> None:
+    assert [human_bytes(each) for each in (512, 1536, 3 << 20, 5 << 30)] == ["512 B", "1.5 KiB", "3 MiB", "5 GiB"]

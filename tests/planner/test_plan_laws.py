@@ -1,0 +1,155 @@
+"""Laws that every plan keeps, whatever the devices, the load and the wishes."""
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from strata_planner.contract.formats import BITS_OF_FORMAT
+from strata_planner.contract.plan import Plan
+from strata_planner.errors import InfeasibleError, PlannerError
+from strata_planner.planning import PlanOutcome, make_plan
+from strata_planner.request import PlanRequest
+from strata_planner.solve.problem import SolutionStatus
+from strata_planner.workload import Workload
+from tests.planner.builders import a_cluster, a_request
+
+laws = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+memories = st.lists(st.floats(1.0, 12.0), min_size=1, max_size=3)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> PlanRequest:
+    memory = draw(memories)
+    speeds = tuple(draw(st.sampled_from([0.5, 1.0, 4.0])) for _ in memory)
+    workload = Workload(draw(st.integers(1, 60)), draw(st.integers(1, 40)), draw(st.integers(1, 9)))
+    return a_request(
+        a_cluster(*memory, speeds=speeds),
+        workload=workload,
+        max_model_len=64,
+        theta=draw(st.sampled_from([0.0, 0.01, 1.0, 100.0])),
+        allowed_bits=draw(st.sampled_from([(16,), (4, 8), (3, 4, 8, 16)])),
+        compute_type=draw(st.sampled_from(["bfloat16", "float32"])),
+        min_stages=draw(st.integers(1, len(memory))),
+    )
+
+
+def planned(request: PlanRequest) -> PlanOutcome | None:
+    try:
+        return make_plan(request)
+    except InfeasibleError:
+        return None
+
+
+@laws
+@given(requests())
+def test_a_plan_is_whole_and_within_memory(request: PlanRequest) -> None:
+    outcome = planned(request)
+    assume(outcome is not None)
+    assert outcome is not None
+    plan = outcome.plan
+    plan.check()  # every layer once, in order
+    stages = plan.replicas[0].stages
+    assert request.min_stages <= len(stages)
+    assert [stage.embedding for stage in stages] == [stage.stage == 0 for stage in stages]
+    assert [stage.head for stage in stages] == [stage.stage == len(stages) - 1 for stage in stages]
+    for stage in stages:
+        memory = stage.memory
+        parts = memory.weights_bytes + memory.embedding_bytes + memory.kv_bytes + memory.temporary_bytes
+        assert memory.total_bytes == parts <= stage.devices[0].usable_bytes
+        assert stage.kv_page_budget >= request.kv_pages
+        assert set(stage.bits) <= set(request.allowed_bits)
+        assert [BITS_OF_FORMAT[name] for name in stage.format] == list(stage.bits)
+    assert len({(stage.slot, stage.devices[0].index) for stage in stages}) == len(stages)
+    assert 1 <= plan.micro_batch.prefill <= plan.micro_batch.decode <= request.workload.concurrency
+
+
+@laws
+@given(requests())
+def test_a_plan_survives_json(request: PlanRequest) -> None:
+    outcome = planned(request)
+    if outcome:
+        assert Plan.decode(outcome.plan.encode()) == outcome.plan
+
+
+def objective(request: PlanRequest) -> float:
+    outcome = planned(request)
+    if outcome is None:
+        return float("inf")
+    assert outcome.stats.status is SolutionStatus.OPTIMAL
+    predicted = outcome.plan.prediction
+    return predicted.latency_seconds + request.theta * predicted.quality_penalty
+
+
+@laws
+@given(memories, st.floats(1.0, 3.0), st.sampled_from([0.0, 1.0, 50.0]))
+def test_more_memory_is_never_worse(memory: list[float], factor: float, theta: float) -> None:
+    less = objective(a_request(a_cluster(*memory), theta=theta))
+    more = objective(a_request(a_cluster(*(each * factor for each in memory)), theta=theta))
+    assert more <= less * (1 + 1e-5)
+
+
+@laws
+@given(memories, st.floats(1.0, 12.0))
+def test_one_more_device_is_never_worse(memory: list[float], another: float) -> None:
+    few = objective(a_request(a_cluster(*memory[:2])))
+    assert objective(a_request(a_cluster(*memory[:2], another))) <= few * (1 + 1e-5)
+
+
+@laws
+@given(memories, st.floats(0.0, 10.0), st.floats(1.0, 1000.0))
+def test_a_larger_theta_never_lowers_quality(memory: list[float], theta: float, factor: float) -> None:
+    plans = [planned(a_request(a_cluster(*memory), theta=each)) for each in (theta, theta * factor + 1.0)]
+    assume(None not in plans)
+    penalties = [each.plan.prediction.quality_penalty for each in plans if each]
+    assert penalties[1] <= penalties[0] * (1 + 1e-4) + 1e-9
+
+
+def test_bits_rise_with_theta() -> None:
+    def bits(theta: float) -> float:
+        stages = make_plan(a_request(a_cluster(64, 64), theta=theta)).plan.replicas[0].stages
+        return sum(each for stage in stages for each in stage.bits) / 6
+
+    assert bits(0.0) < bits(1e6) == 16
+
+
+def test_a_model_that_fits_one_device_is_not_split_for_a_single_sequence() -> None:
+    request = a_request(a_cluster(64, 64), workload=Workload(8, 8, 1))
+    assert len(make_plan(request).plan.replicas[0].stages) == 1
+
+
+def test_min_stages_splits_it_all_the_same() -> None:
+    request = a_request(a_cluster(64, 64), workload=Workload(8, 8, 1), min_stages=2)
+    assert len(make_plan(request).plan.replicas[0].stages) == 2
+
+
+def test_max_stages_is_kept() -> None:
+    request = a_request(a_cluster(64, 64, 64), min_stages=2, max_stages=2)
+    assert len(make_plan(request).plan.replicas[0].stages) == 2
+
+
+def test_the_faster_device_gets_more_layers() -> None:
+    request = a_request(a_cluster(64, 64, speeds=(1.0, 5.0)), min_stages=2)
+    layers = {stage.node: len(stage.bits) for stage in make_plan(request).plan.replicas[0].stages}
+    assert layers["b"] > layers["a"]
+
+
+def test_a_tight_device_mixes_precisions() -> None:
+    """Small enough for some layers at 16 bits only: the answer must use the room it has."""
+    outcome = make_plan(a_request(a_cluster(1.1, 1.1), theta=1e3, workload=Workload(16, 16, 2)))
+    used = {bits for stage in outcome.plan.replicas[0].stages for bits in stage.bits}
+    assert len(used) > 1
+    assert outcome.plan.prediction.bound_by.startswith("memory of stage")
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 0.02, 30.0])
+def test_a_time_limit_never_gives_a_broken_plan(seconds: float) -> None:
+    request = a_request(a_cluster(64, 64, 64), time_limit_seconds=seconds)
+    try:
+        make_plan(request).plan.check()
+    except PlannerError as error:
+        message = str(error)
+    else:
+        message = "timeLimitSeconds"
+    assert "timeLimitSeconds" in message
