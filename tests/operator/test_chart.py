@@ -1,0 +1,217 @@
+"""The chart: what Helm makes of it, as data. Needs the helm binary (scripts/build-cluster-tools helm), else is skipped."""
+
+import copy
+import functools
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from strata_operator import crds, names
+from strata_operator.cli import app
+from strata_operator.render import RenderOptions, render
+from tests.cluster.testbed import tools
+from tests.operator.builders import a_deployment
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm/strata"
+
+
+def helm_path() -> str | None:
+    """The binary of the test cluster's tools, else whatever is installed."""
+    built = tools.expected_path(tools.named("helm"))
+    return str(built) if built.exists() else shutil.which("helm")
+
+
+HELM = helm_path()
+pytestmark = pytest.mark.skipif(HELM is None, reason="helm is not built; run scripts/build-cluster-tools helm")
+
+
+def helm(*arguments: str, values: str = "{}") -> subprocess.CompletedProcess[str]:
+    command = [str(HELM), *arguments, "--namespace", "strata-system", "--values", "-"]
+    return subprocess.run(command, input=values, capture_output=True, text=True, check=False, timeout=60)
+
+
+@functools.cache
+def rendered(values: str) -> tuple[dict[str, Any], ...]:
+    """The chart's objects with these values (JSON)."""
+    made = helm("template", "strata", str(CHART), values=values)
+    assert made.returncode == 0, made.stderr
+    return tuple(each for each in yaml.safe_load_all(made.stdout) if each)
+
+
+def of_kind(kind: str, **values: Any) -> list[dict[str, Any]]:
+    return copy.deepcopy([each for each in rendered(json.dumps(values)) if each["kind"] == kind])
+
+
+def operator_pod(**values: Any) -> dict[str, Any]:
+    (deployment,) = of_kind("Deployment", **values)
+    return dict(deployment["spec"]["template"]["spec"])
+
+
+def test_lint() -> None:
+    linted = helm("lint", "--strict", str(CHART))
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+WRONG_VALUES = {
+    "an unknown value": {"replicaCount": 2},
+    "an unknown value below": {"image": {"repository": "x", "name": "y"}},
+    "a port of root's": {"ports": {"metrics": 80}},
+    "text for a number": {"replicas": "two"},
+    "an impossible namespace": {"watchNamespaces": ["A_B"]},
+    "an unknown log level": {"logLevel": "LOUD"},
+}
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_wrong_values_are_refused(name: str) -> None:
+    made = helm("template", "strata", str(CHART), values=json.dumps(WRONG_VALUES[name]))
+    assert made.returncode != 0
+    assert "values don't meet the specifications of the schema" in made.stderr
+
+
+def test_every_value_is_described_by_the_schema() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    assert values.keys() | {"global"} == schema["properties"].keys()
+
+
+def test_the_operator_keeps_the_restricted_profile() -> None:
+    pod = operator_pod()
+    (box,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert box["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"startupProbe", "livenessProbe", "readinessProbe", "resources"} <= box.keys()
+
+
+def test_the_operator_leaves_a_lost_node_after_five_seconds() -> None:
+    limits = {each["key"]: each["tolerationSeconds"] for each in operator_pod()["tolerations"]}
+    assert limits == {"node.kubernetes.io/not-ready": 5, "node.kubernetes.io/unreachable": 5}
+
+
+def test_the_operator_is_told_its_ports_namespaces_and_image() -> None:
+    (box,) = operator_pod(watchNamespaces=["a", "b"], runtimeImage={"repository": "r", "tag": "t"})["containers"]
+    assert box["command"] == ["strata", "operator"]
+    assert {"--health-port=8081", "--metrics-port=8080", "--namespace=a", "--namespace=b"} <= set(box["args"])
+    environment = {each["name"]: each.get("value") for each in box["env"]}
+    assert environment["STRATA_RUNTIME_IMAGE"] == "r:t"
+    assert "POD_NAMESPACE" in environment
+
+
+def test_the_operators_arguments_are_those_of_its_command_line() -> None:
+    shown = (
+        CliRunner().invoke(app, ["operator", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).output
+    )
+    (box,) = operator_pod(watchNamespaces=["a"])["containers"]
+    for argument in box["args"]:
+        assert argument.partition("=")[0] in shown
+
+
+def test_what_a_user_adds_reaches_the_pod() -> None:
+    pod = operator_pod(
+        volumes=[{"name": "v", "emptyDir": {}}],
+        volumeMounts=[{"name": "v", "mountPath": "/v"}],
+        env=[{"name": "A", "value": "b"}],
+        nodeSelector={"pool": "system"},
+        tolerations=[{"operator": "Exists"}],
+        command=["python"],
+    )
+    assert {"name": "v", "emptyDir": {}} in pod["volumes"]
+    assert {"name": "v", "mountPath": "/v"} in pod["containers"][0]["volumeMounts"]
+    assert {"name": "A", "value": "b"} in pod["containers"][0]["env"]
+    assert pod["nodeSelector"] == {"pool": "system"}
+    assert {"operator": "Exists"} in pod["tolerations"]
+    assert pod["containers"][0]["command"] == ["python"]
+
+
+def test_the_definition_is_installed_and_kept() -> None:
+    (definition,) = of_kind("CustomResourceDefinition")
+    assert definition["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert definition == crds.crd()
+    assert "annotations" not in of_kind("CustomResourceDefinition", crds={"keep": False})[0]["metadata"]
+    assert of_kind("CustomResourceDefinition", crds={"install": False}) == []
+
+
+def grants(role: dict[str, Any]) -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_no_role_grants_everything_or_touches_finalizers() -> None:
+    for role in of_kind("ClusterRole") + of_kind("Role"):
+        for group, resource, verb in grants(role):
+            assert "*" not in {group, resource, verb}
+            assert not resource.endswith("/finalizers")
+            assert (resource, verb) != ("llmdeployments", "delete")
+
+
+API_OF_KIND = {
+    "ServiceAccount": ("", "serviceaccounts"),
+    "Secret": ("", "secrets"),
+    "Service": ("", "services"),
+    "ConfigMap": ("", "configmaps"),
+    "StatefulSet": ("apps", "statefulsets"),
+    "Deployment": ("apps", "deployments"),
+    "NetworkPolicy": ("networking.k8s.io", "networkpolicies"),
+    "PodDisruptionBudget": ("policy", "poddisruptionbudgets"),
+}
+
+
+def test_the_operator_may_apply_whatever_is_rendered() -> None:
+    (role,) = of_kind("ClusterRole")
+    options = RenderOptions(image="i", control_key="k", operator_namespace="n")
+    kinds = {each["kind"] for each in render(a_deployment().build(), (), options)} | {"StatefulSet", "ConfigMap"}
+    for kind in kinds:
+        group, resource = API_OF_KIND[kind]
+        for verb in ("get", "create", "patch", "delete"):
+            assert (group, resource, verb) in grants(role)
+
+
+def test_served_namespaces_limit_what_may_be_written() -> None:
+    (everywhere,) = of_kind("ClusterRole", watchNamespaces=["a", "b"])
+    assert {verb for _, _, verb in grants(everywhere)} == {"get", "list", "watch"}
+    assert not any(resource == "secrets" for _, resource, _ in grants(everywhere))
+    writing = [role for role in of_kind("Role", watchNamespaces=["a", "b"]) if role["metadata"]["namespace"] in "ab"]
+    assert {role["metadata"]["namespace"] for role in writing} == {"a", "b"}
+    assert all(("apps", "statefulsets", "patch") in grants(role) for role in writing)
+
+
+def test_policies_of_deployments_let_these_pods_in() -> None:
+    (deployment,) = of_kind("Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert labels[names.NAME_LABEL] == names.APP
+    assert labels[names.COMPONENT_LABEL] == names.OPERATOR
+
+
+def test_monitors_and_policy_are_behind_flags() -> None:
+    assert of_kind("ServiceMonitor") == of_kind("NetworkPolicy") == []
+    assert len(of_kind("ServiceMonitor", serviceMonitor={"enabled": True})) == 2
+    (policy,) = of_kind("NetworkPolicy", networkPolicy={"enabled": True})
+    ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    assert {443, 6443, 53, names.CONTROL_PORT} == ports
+
+
+@pytest.mark.parametrize("image", ["operator", "runtime"])
+def test_every_image_that_the_chart_names_has_a_dockerfile(image: str) -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    named = {values["image"]["repository"], values["runtimeImage"]["repository"]}
+    text = (ROOT / f"docker/{image}.Dockerfile").read_text(encoding="utf-8")
+    assert f"strata-{image}" in named
+    assert f"-t strata-{image}:" in text
+    assert "USER 65532:65532" in text
