@@ -92,7 +92,7 @@ class Dispatcher:
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self.incarnation = secrets.token_hex(8)
-        self.changed = asyncio.Event()  # set whenever the status may differ; the control server clears it
+        self.changed = asyncio.Event()  # set when status or load may differ; the control server clears it
         self._limits = limits
         self._metrics = metrics
         self._context = zmq.asyncio.Context()
@@ -231,6 +231,7 @@ class Dispatcher:
             self._rejected(link, message)
             return
         link.update(message)
+        self.changed.set()
         delivery = self._journal.deliver(link.leader.replica, message)
         for request_id, event in delivery.events:
             self._deliver(request_id, event)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models
@@ -30,12 +30,14 @@ def sentencepiece() -> Decode:
     return lambda tokens: str(tokenizer.decode(list(tokens)))
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(data=st.data())
 def test_any_tokens_add_up_to_their_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocabulary_size - 1), max_size=40))
     assert "".join(pieces_of(tokenizer.decode, tokens)) == tokenizer.decode(tokens)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(text=st.text(max_size=30))
 def test_a_text_never_shows_half_a_character(tokenizer: Tokenizer, text: str) -> None:
     pieces = pieces_of(tokenizer.decode, tokenizer.encode(text))
@@ -43,6 +45,7 @@ def test_a_text_never_shows_half_a_character(tokenizer: Tokenizer, text: str) ->
     assert REPLACEMENT in text or not any(REPLACEMENT in piece for piece in pieces)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.one_of(st.sampled_from([1, 2, 3, 4, 5]), st.characters(codec="utf-8")), max_size=12))
 def test_sentencepiece_spaces_and_bytes(sentencepiece: Decode, parts: list[int | str]) -> None:
     tokens: list[int] = []

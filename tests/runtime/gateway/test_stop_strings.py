@@ -1,6 +1,6 @@
 """Stop strings: the same cut however the text comes in pieces."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_runtime.gateway.stop_strings import StopStrings
@@ -18,6 +18,7 @@ def expected(text: str, stop_strings: list[str]) -> str:
     return text
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(texts, max_size=6), stops)
 def test_the_cut_does_not_depend_on_the_pieces(pieces: list[str], stop_strings: list[str]) -> None:
     screen = StopStrings(stop_strings)
@@ -32,6 +33,7 @@ def test_the_cut_does_not_depend_on_the_pieces(pieces: list[str], stop_strings: 
     assert shown == expected("".join(pieces), stop_strings)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(texts, stops)
 def test_nothing_is_shown_that_may_have_to_be_taken_back(text: str, stop_strings: list[str]) -> None:
     screen = StopStrings(stop_strings)
