@@ -131,6 +131,17 @@ class ModelSlice:
             if type(child) is nn.Linear
         ]
 
+    def tie(self) -> None:
+        """One table for embedding and head where both are here and the checkpoint did not bring two different ones."""
+        if not (self._embedding and self._head):
+            return
+        for name, source in self._tied.items():
+            own, shared = self.module.get_parameter(name), self.module.get_parameter(source)
+            if shared.is_meta:
+                _set_parameter(self.module, source, own)
+            elif own.is_meta or torch.equal(own, shared):
+                _set_parameter(self.module, name, shared)
+
     def own_head(self) -> list[tuple[nn.Module, str, nn.Linear]]:
         """The head as `linears` gives them, unless it shares its weight with this stage's embedding."""
         head, table = self.module.get_output_embeddings(), self.module.get_input_embeddings()
@@ -139,9 +150,7 @@ class ModelSlice:
         return [(self.module, name, child) for name, child in self.module.named_children() if child is head]
 
     def finish(self) -> None:
-        """Tie what is tied on this stage and switch to inference. Raises InputError if a parameter was never filled."""
-        if self._embedding and self._head:
-            self._tie()
+        """Switch to inference. Raises InputError if a parameter was never filled."""
         empty = [name for name, value in _parameters_and_buffers(self.module) if value.is_meta]
         if empty:
             raise InputError(f"{len(empty)} parameters were not filled, for instance {empty[0]}: report this model")
@@ -219,15 +228,6 @@ class ModelSlice:
         prefix, _, rest = name.partition(".layers.")
         number = rest.partition(".")[0]
         return int(number) if prefix and number.isdigit() else None
-
-    def _tie(self) -> None:
-        """One table for embedding and head, unless the checkpoint brought two different ones."""
-        for name, source in self._tied.items():
-            own, shared = self.module.get_parameter(name), self.module.get_parameter(source)
-            if shared.is_meta:
-                _set_parameter(self.module, source, own)
-            elif own.is_meta or torch.equal(own, shared):
-                _set_parameter(self.module, name, shared)
 
 
 def _on_meta(config: Any, dtype: torch.dtype) -> Any:

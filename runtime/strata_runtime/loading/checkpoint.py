@@ -1,18 +1,20 @@
 """A safetensors checkpoint: which tensor lies in which file, whether the files are whole, and reading single tensors.
 
-Used by `load_stage`. Files are opened only when one of their tensors is wanted, and closed again after each batch of
-tensors, so that no file stays mapped. Knows no model. Format: https://huggingface.co/docs/safetensors (8 bytes of header
-length, a JSON header with offsets, the data).
+Used by `load_stage`. Only the bytes of wanted tensors are read, straight into memory of their own: a mapped file would
+count as the slot's memory while it streams. Knows no model. Format: https://huggingface.co/docs/safetensors (8 bytes of
+header length, a JSON header with each tensor's type, shape and offsets, the data).
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
+from io import FileIO
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from strata_runtime.errors import InputError
 
@@ -20,6 +22,28 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a tensor lies: bytes begin..end-1 of its file."""
+
+    type: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
 class Checkpoint:
@@ -29,6 +53,7 @@ class Checkpoint:
         """Reads the index alone. Raises InputError where there is no safetensors checkpoint."""
         self.folder = folder
         self.keys_read: list[str] = []
+        self._headers: dict[str, dict[str, _Entry]] = {}
         self._file_of = _files(folder)
 
     @property
@@ -38,7 +63,7 @@ class Checkpoint:
     def check(self, keys: Iterable[str]) -> None:
         """Before any byte of data is read: the files of `keys` are there, whole, and hold them. Raises InputError."""
         for name, wanted in self._by_file(keys).items():
-            header = _checked_header(self.folder / name)
+            header = self._header(name)
             absent = [key for key in wanted if key not in header]
             if absent:
                 raise InputError(
@@ -50,13 +75,19 @@ class Checkpoint:
         """The tensors in memory of their own, floating-point ones in `dtype`."""
         tensors = {}
         for name, wanted in self._by_file(keys).items():
-            with safe_open(self.folder / name, framework="pt", device="cpu") as file:
+            header = self._header(name)
+            with FileIO(self.folder / name) as file:
                 for key in wanted:
-                    mapped = file.get_slice(key)[...]
-                    target = dtype if mapped.is_floating_point() else mapped.dtype
-                    tensors[key] = mapped.to(device=device, dtype=target, copy=True)
+                    stored = _read(file, key, header[key])
+                    target = dtype if stored.is_floating_point() else stored.dtype
+                    tensors[key] = stored.to(device=device, dtype=target)
                     self.keys_read.append(key)
         return tensors
+
+    def _header(self, name: str) -> dict[str, _Entry]:
+        if name not in self._headers:
+            self._headers[name] = _checked_header(self.folder / name)
+        return self._headers[name]
 
     def _by_file(self, keys: Iterable[str]) -> dict[str, list[str]]:
         grouped = defaultdict(list)
@@ -76,13 +107,13 @@ def _files(folder: Path) -> dict[str, str]:
         return weight_map
     if (folder / _SINGLE).is_file():
         header = _checked_header(folder / _SINGLE)
-        return {key: _SINGLE for key in header if key != _METADATA}
+        return dict.fromkeys(header, _SINGLE)
     raise InputError(
         f"{folder} has neither {_INDEX} nor {_SINGLE}: only safetensors checkpoints are read; convert other formats first"
     )
 
 
-def _checked_header(path: Path) -> dict[str, Any]:
+def _checked_header(path: Path) -> dict[str, _Entry]:
     """The file's header, if the file is as long as it says."""
     if not path.is_file():
         raise InputError(f"shard {path} is missing: fetch the checkpoint again")
@@ -95,13 +126,37 @@ def _checked_header(path: Path) -> dict[str, Any]:
                 f"has {actual}: fetch it again"
             )
         try:
-            header: dict[str, Any] = json.loads(file.read(length))
-        except ValueError as error:
+            listed = json.loads(file.read(length))
+            header = {key: _entry(value, _LENGTH_BYTES + length) for key, value in listed.items() if key != _METADATA}
+        except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"shard {path} has no readable header ({error}): fetch it again") from error
-    data = max((entry["data_offsets"][1] for key, entry in header.items() if key != _METADATA), default=0)
-    expected = _LENGTH_BYTES + length + data
+    expected = max((entry.end for entry in header.values()), default=_LENGTH_BYTES + length)
     if actual != expected:
         raise InputError(
             f"shard {path} has {actual} bytes where its header says {expected}: it was cut off or changed; fetch it again"
         )
     return header
+
+
+def _entry(value: dict[str, Any], data: int) -> _Entry:
+    begin, end = value["data_offsets"]
+    return _Entry(value["dtype"], tuple(value["shape"]), data + begin, data + end)
+
+
+def _read(file: FileIO, key: str, entry: _Entry) -> torch.Tensor:
+    if entry.type not in _TYPES:
+        raise InputError(f"{file.name}: tensor {key} has type {entry.type}; readable are {', '.join(_TYPES)}")
+    flat = torch.empty(prod(entry.shape), dtype=_TYPES[entry.type])
+    if flat.nbytes != entry.end - entry.begin:
+        raise InputError(
+            f"{file.name}: tensor {key} of {entry.shape} takes {entry.end - entry.begin} bytes: damaged file"
+        )
+    target: memoryview = flat.view(torch.uint8).numpy().data
+    file.seek(entry.begin)
+    done = 0
+    while done < len(target):
+        count = file.readinto(target[done:])
+        if not count:
+            raise InputError(f"{file.name} ends within tensor {key}: it was cut off while it was read; fetch it again")
+        done += count
+    return flat.view(entry.shape)

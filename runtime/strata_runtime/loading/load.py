@@ -44,12 +44,13 @@ def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None
     checkpoint.check(key for keys in sources.values() for key in keys)
     stage.initialise_buffers(device)
     stage.load(checkpoint.read(sources.get(None, ()), dtype, device), device)
+    stage.tie()
+    _store(stage.own_head(), "dense", dtype)
     for done, (layer, name) in enumerate(zip(range(first, last + 1), role.format, strict=True)):
         stage.load(checkpoint.read(sources[layer], dtype, device), device)
         _store(stage.linears(layer), name, dtype)
         progress(done + 1, last - first + 1)
     stage.finish()
-    _store(stage.own_head(), "dense", dtype)
     _return_freed_memory()
     return StageModel(stage, num_layers=last - first + 1, device=device)
 
