@@ -57,10 +57,10 @@ def _take_once(
         progress(f"linears in {name}")
         linears[name] = _linear(module, weight[:PREFILL_TOKENS].to(dtype))
     progress("an empty layer")
-    return Timings(size, bandwidth, flops, float32_flops, linears, _best_seconds([empty] * 50, device))
+    return Timings(size, bandwidth, flops, float32_flops, linears, best_seconds([empty] * 50, device))
 
 
-def _best_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
+def best_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
     """Seconds of one call, the best of several rounds through all of them."""
     calls[0]()
     # One thread's own time leaves out what other programs of a busy machine took; several threads wait for each other in it.
@@ -87,27 +87,27 @@ def _wait(device: torch.device) -> None:
 def _bandwidth(weight: Tensor) -> float:
     """Bytes a second of a 16-bit matrix-vector product over weights that no cache holds."""
     token = weight[:1].clone()
-    copies = [weight.clone() for _ in range(_copies(weight.nbytes, weight.device))]
+    copies = [weight.clone() for _ in range(copies_beyond_cache(weight.nbytes, weight.device))]
     calls = [partial(nn.functional.linear, token, each) for each in copies]
-    return weight.nbytes / _best_seconds(calls, weight.device)
+    return weight.nbytes / best_seconds(calls, weight.device)
 
 
 def _flops(weight: Tensor) -> float:
     tokens = weight[: 2 * PREFILL_TOKENS].clone()
-    seconds = _best_seconds([partial(nn.functional.linear, tokens, weight)], weight.device)
+    seconds = best_seconds([partial(nn.functional.linear, tokens, weight)], weight.device)
     return 2 * tokens.shape[0] * weight.numel() / seconds
 
 
 def _linear(module: nn.Module, tokens: Tensor) -> LinearSeconds:
     """tokens: [PREFILL_TOKENS, inputs]."""
     modules = [module]
-    while len(modules) < _copies(stored_bytes_of(module), tokens.device):
+    while len(modules) < copies_beyond_cache(stored_bytes_of(module), tokens.device):
         modules.append(copy.deepcopy(module))
-    decode = _best_seconds([partial(each, tokens[:1]) for each in modules], tokens.device)
-    return LinearSeconds(decode, _best_seconds([partial(module, tokens)], tokens.device))
+    decode = best_seconds([partial(each, tokens[:1]) for each in modules], tokens.device)
+    return LinearSeconds(decode, best_seconds([partial(module, tokens)], tokens.device))
 
 
-def _copies(size_bytes: int, device: torch.device) -> int:
+def copies_beyond_cache(size_bytes: int, device: torch.device) -> int:
     """How many weights of that size are twice the last cache."""
     cache = 0
     if device.type == "cuda":

@@ -36,7 +36,7 @@ def packed(tokens: Tensor, weight: ChannelWeight) -> Tensor:
 def converted(tokens: Tensor, weight: ChannelWeight) -> Tensor:
     """Codes to the compute type, some rows at a time, then a dense product."""
     out_features, in_features = weight.codes.shape
-    step = max(1, WEIGHTS_AT_A_TIME[tokens.device.type] // in_features)
+    step = max(1, WEIGHTS_AT_A_TIME.get(tokens.device.type, 1 << 21) // in_features)
     out = tokens.new_empty(tokens.shape[0], out_features)
     for start in range(0, out_features, step):
         rows = weight.codes[start : start + step].to(tokens.dtype)

@@ -42,7 +42,7 @@ def dequantized(tokens: Tensor, weight: GroupWeight) -> Tensor:
     """A few blocks of the weight to the compute type, then a dense product."""
     tokens = _padded(tokens, weight)
     out = tokens.new_empty(tokens.shape[0], weight.out_features)
-    for part in _pieces(weight, WEIGHTS_AT_A_TIME[tokens.device.type]):
+    for part in _pieces(weight, WEIGHTS_AT_A_TIME.get(tokens.device.type, 1 << 20)):
         columns = out[:, part.start : part.stop]
         if part.rows == packing.BLOCK_ROWS:
             sides = columns.view(tokens.shape[0], part.blocks, 2, HALF_BLOCK).unbind(2)
