@@ -60,6 +60,7 @@ def _build(problem: Problem, margin: float) -> tuple[pulp.LpProblem, _Variables]
     _add_every_unit_placed(model, problem, variables)
     _add_no_empty_stage(model, problem, variables)
     _add_order(model, problem, variables)
+    _add_symmetry(model, problem, variables)
     _add_memory(model, problem, variables, margin)
     _add_slowest_stage(model, problem, variables)
     return model, variables
@@ -141,6 +142,22 @@ def _add_order(model: pulp.LpProblem, problem: Problem, variables: _Variables) -
                 continue
             for k, previous in enumerate(later, j + 1):
                 model += variables.present[r, j] + previous <= 1, f"run_{r}_on_{j}_not_before_{r - 1}_on_{k}"
+
+
+def _add_symmetry(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:
+    """Of equal stages that share a single run the earlier gets at least as many units at the fewest bits: swapping their
+    contents changes nothing, so only one of the two splits is looked at.
+    """
+    if len(problem.runs) > 1:
+        return
+    last: dict[tuple[object, ...], int] = {}
+    for j, stage in enumerate(problem.stages):
+        earlier = last.get(stage.signature)
+        last[stage.signature] = j
+        if earlier is not None and stage.seconds[0]:
+            bits = min(stage.seconds[0])
+            row = variables.units[0, earlier, bits] >= variables.units[0, j, bits]
+            model += row, f"stage_{earlier}_equals_{j}"
 
 
 def _add_memory(model: pulp.LpProblem, problem: Problem, variables: _Variables, margin: float) -> None:

@@ -38,6 +38,12 @@ class StageCosts:
     fixed_seconds: tuple[float, float] = (0.0, 0.0)
     transfer_seconds: tuple[float, float] = (0.0, 0.0)
 
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Equal for stages that units cannot tell apart."""
+        seconds = tuple(tuple(sorted(each.items())) for each in self.seconds)
+        return (self.capacity_bytes, self.quantized_bytes, self.fixed_seconds, seconds)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -60,6 +66,23 @@ class Problem:
             for bits in run.bytes
             if bits in stage.seconds[r]
         ]
+
+    @property
+    def signature(self) -> tuple[object, ...] | None:
+        """Equal for problems that differ at most in their hops: with a single run the order of the stages does not matter.
+
+        None with several runs, whose order does.
+        """
+        if len(self.runs) > 1:
+            return None
+        weights = (self.slowest_prefill, self.slowest_decode, self.sum_decode)
+        return (*weights, *sorted(stage.signature for stage in self.stages))
+
+    @property
+    def hops(self) -> tuple[float, ...]:
+        """All that the hops add to the objective: the slowest and the sum, in both phases. Less is never worse."""
+        prefill, decode = zip(*(stage.transfer_seconds for stage in self.stages), strict=True)
+        return max(prefill), max(decode), sum(prefill), sum(decode)
 
     def stage_seconds(self, counts: Counts, j: int) -> tuple[float, float]:
         """Prefill and decode seconds of one micro-batch on stage j."""

@@ -52,6 +52,7 @@ class Search:
         self._started = time.monotonic()
         self._best: Found | None = None
         self._orders = 0
+        self._hops: dict[tuple[object, ...], list[tuple[float, ...]]] = {}
         self._solved = 0
         self._stop = StopReason.PROVED
 
@@ -99,10 +100,21 @@ class Search:
                 break
             self._orders += 1
             for candidate in self.pricer.micro_batches(order):
-                bound = lower_bound(self.pricer.problem(candidate))
-                if math.isfinite(bound):
+                problem = self.pricer.problem(candidate)
+                bound = lower_bound(problem)
+                if math.isfinite(bound) and not self._is_dominated(problem):
                     ranked.append((bound, len(ranked), candidate))
         return sorted(ranked, key=lambda each: each[:2])
+
+    def _is_dominated(self, problem: Problem) -> bool:
+        """Whether a candidate seen before has the same stages in another order and no slower hops."""
+        if problem.signature is None:
+            return False
+        seen = self._hops.setdefault(problem.signature, [])
+        if any(all(a <= b for a, b in zip(hops, problem.hops, strict=True)) for hops in seen):
+            return True
+        seen.append(problem.hops)
+        return False
 
     def _cutoff(self) -> float:
         return self._best.solution.objective * (1 - _IMPROVEMENT) if self._best else math.inf

@@ -1,0 +1,1 @@
+"""Every performance claim as a command: `python -m benchmarks.<name> [--json FILE]`, all of them: `python -m benchmarks`."""

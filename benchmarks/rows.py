@@ -1,0 +1,106 @@
+"""Rows of a benchmark: what was measured, beside which peer, against which goal. Shared by all benchmarks.
+
+`run` is a benchmark's main: measure, print the table, write the JSON. `is_met` is the one place that says whether a goal is
+reached. A listed row that is absent or has no value counts as not met.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+# Rows that were promised, by benchmark: what `run` looks for.
+LISTED: dict[str, tuple[str, ...]] = {
+    "pipeline": (
+        "overlap",
+        "hop_latency",
+        "generate_1",
+        "generate_16",
+        "memory",
+        "recovery_seconds",
+        "plan_cluster_3",
+        "plan_cluster_5",
+    ),
+    "plan_clusters": ("plan_cluster_3", "plan_cluster_5"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. A goal is one of `ratio` where there is a ratio, else of `value`; without a goal the row is reported."""
+
+    name: str
+    value: float | None
+    unit: str
+    peer: str | None = None
+    peer_value: float | None = None
+    ratio: float | None = None
+    goal: float | None = None
+    lower_is_better: bool = False
+
+    @property
+    def met(self) -> bool:
+        return is_met(self)
+
+    def as_json(self) -> dict[str, object]:
+        keys = ("name", "value", "unit", "peer", "peer_value", "ratio", "goal", "met")
+        return {key: getattr(self, key) for key in keys}
+
+
+def is_met(row: Row) -> bool:
+    """Whether the row has a value and reaches its goal, if it has one."""
+    if row.value is None:
+        return False
+    if row.goal is None:
+        return True
+    judged = row.value if row.ratio is None else row.ratio
+    return judged <= row.goal if row.lower_is_better else judged >= row.goal
+
+
+def with_absent(rows: Sequence[Row], listed: Sequence[str]) -> list[Row]:
+    """The rows, and an empty one for each listed name that is not among them."""
+    names = {row.name for row in rows}
+    return [*rows, *(Row(name, None, "absent") for name in listed if name not in names)]
+
+
+def table(title: str, rows: Sequence[Row]) -> Table:
+    shown = Table(title=title, title_justify="left")
+    shown.add_column("row")
+    for column in ("value", "unit", "peer", "peer value", "ratio", "goal", "met"):
+        shown.add_column(column, justify="left" if column in {"unit", "peer"} else "right")
+    for row in rows:
+        sign = "<=" if row.lower_is_better else ">="
+        goal = "reported" if row.goal is None else f"{sign} {row.goal:g}"
+        met = "yes" if row.met else "no"
+        shown.add_row(
+            row.name,
+            _number(row.value),
+            row.unit,
+            row.peer or "",
+            _number(row.peer_value),
+            _number(row.ratio),
+            goal,
+            met,
+        )
+    return shown
+
+
+def run(name: str, measure: Callable[[], Sequence[Row]], arguments: Sequence[str] | None = None) -> list[Row]:
+    """The main of a benchmark: measures, prints, writes `--json FILE`."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    chosen = parser.parse_args(arguments)
+    rows = with_absent(measure(), LISTED.get(name, ()))
+    Console(width=150).print(table(name, rows))
+    if chosen.json:
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        chosen.json.write_text(json.dumps([row.as_json() for row in rows], indent=2) + "\n", encoding="utf-8")
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.4g}"
