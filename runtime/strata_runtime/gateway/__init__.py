@@ -12,13 +12,13 @@
 | choice       | token events to text of one choice                                              | pure  |
 | detokenizer  | tokens to text without half characters                                          | pure  |
 | stop_strings | stop strings across token boundaries                                            | pure  |
-| tokenizer    | the model's tokenizer, chat template and stop tokens                            | pure  |
+| tokenizer    | the model's tokenizer, chat template and stop tokens                            | files |
 | dispatcher   | requests to leaders and back; holds them while there is no leader               | shell |
 | journal      | running requests and the law that no token comes twice or is skipped            | pure  |
 | routing      | which replica gets a request                                                    | pure  |
 | leader_link  | one authenticated connection to a leader                                        | shell |
 | control      | the control port                                                                | shell |
 | metrics      | Prometheus, under vLLM's names where they exist                                 | shell |
-| api_keys     | who may ask                                                                     | pure  |
+| api_keys     | who may ask                                                                     | files |
 | errors       | what can go wrong, by what the caller should do next                            | pure  |
 """
