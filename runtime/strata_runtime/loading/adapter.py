@@ -6,6 +6,7 @@ device, the registered checkpoint conversions (renames, merged experts), the att
 
 import contextlib
 import json
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -32,6 +33,9 @@ from strata_runtime.errors import InputError
 from strata_runtime.loading import opt
 
 ATTENTION = "strata"
+# While it builds a model, transformers changes torch's default type and functions of its own for the whole process; two
+# loads at once (a prepare and the one that supersedes it) would leave them changed.
+_BUILDING = threading.Lock()
 
 
 class Step:
@@ -44,10 +48,16 @@ def read_config(folder: Path) -> Any:
     """The model's configuration. Raises UnsupportedModelError if the engine cannot run it, InputError if unreadable."""
     path = folder / "config.json"
     try:
-        check_architecture(json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
+        fields = json.loads(path.read_text())
+    except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}): fetch the model again") from error
-    return AutoConfig.from_pretrained(folder)
+    if not isinstance(fields, dict):
+        raise InputError(f"{path} is no JSON object: fetch the model again")
+    check_architecture(fields)
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except Exception as error:  # transformers checks fields with exceptions of several trees
+        raise InputError(f"{path} is not a configuration of '{fields['model_type']}': {error}") from error
 
 
 class Outside(nn.Module):
@@ -119,8 +129,9 @@ class ModelSlice:
 
     def initialise_buffers(self, device: torch.device) -> None:
         """Compute what no checkpoint holds (rotary frequencies, embedding scales). Call before loading."""
-        self.module._move_missing_keys_from_meta_to_device(set(), {"": device}, None, None)  # noqa: SLF001
-        self.module._initialize_missing_keys(is_quantized=False)  # noqa: SLF001
+        with _BUILDING:
+            self.module._move_missing_keys_from_meta_to_device(set(), {"": device}, None, None)  # noqa: SLF001
+            self.module._initialize_missing_keys(is_quantized=False)  # noqa: SLF001
 
     def linears(self, layer: int) -> list[tuple[nn.Module, str, nn.Linear]]:
         """Every nn.Linear of a layer with the module and attribute that hold it."""
@@ -232,7 +243,7 @@ class ModelSlice:
 
 def _on_meta(config: Any, dtype: torch.dtype) -> Any:
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    with contextlib.ExitStack() as stack:
+    with _BUILDING, contextlib.ExitStack() as stack:
         for context in model_class.get_init_context(dtype, False, False, None):
             stack.enter_context(context)
         model = model_class(config)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,29 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
     with pytest.raises(InputError, match=r"does not fit config\.json: .*mlp"):
         load(roles(model, 1)[0], model)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", r"config\.json is not JSON"),
+        ("[]", r"config\.json is no JSON object"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', r"is not a configuration of 'llama': .*hidden_size"),
+    ],
+)
+def test_an_unreadable_configuration_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    role = roles(make_tiny_model(tmp_path, "llama"), 1)[0]
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(InputError, match=message):
+        load(role, tmp_path)
+
+
+def test_loads_at_once_leave_torch_as_it_was(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "llama")
+    listed = roles(model, 3, compute_type="bfloat16")
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda role: load(role, model), listed * 4))
+    assert torch.get_default_dtype() is torch.float32
 
 
 def test_a_role_beyond_the_model_is_refused(tmp_path: Path) -> None:
