@@ -85,9 +85,9 @@ def demo() -> None:
 
     Example: `strata demo`
     """
-    from strata_operator import demo as command
+    from strata_operator.demo import run
 
-    command.run()
+    run()
 
 
 @app.command()
@@ -102,19 +102,23 @@ def crds() -> None:
 
 
 @app.command()
-def operator(
+def operator(  # noqa: PLR0913, PLR0917  one parameter per option
     namespace: Annotated[
         list[str] | None, typer.Option(help="Namespace to watch (repeatable); without it the whole cluster.")
     ] = None,
     runtime_image: Annotated[
         str, typer.Option(envvar="STRATA_RUNTIME_IMAGE", help="Image of slots and gateways that name none.")
     ] = "",
-    health_port: Annotated[int, typer.Option(help="Port of /healthz; 0: none.")] = 8080,
-    metrics_port: Annotated[int, typer.Option(help="Port of Prometheus metrics; 0: none.")] = 9090,
+    health_port: Annotated[int, typer.Option(help="Port of /healthz; 0: none.")] = 8081,
+    metrics_port: Annotated[int, typer.Option(help="Port of Prometheus metrics; 0: none.")] = 8080,
     lease_namespace: Annotated[
         str, typer.Option(envvar="POD_NAMESPACE", help="Namespace of the lease that picks the active operator.")
     ] = "default",
     lease_name: Annotated[str, typer.Option(help="Name of that lease.")] = "strata-operator",
+    inventory: Annotated[
+        Path | None,
+        typer.Option(help="YAML with profiles of device types and link rates that the administrator knows."),
+    ] = None,
 ) -> None:
     """Run the operator: watch LLMDeployments and keep them planned, rendered and served. The chart starts it in a pod.
 
@@ -132,6 +136,7 @@ def operator(
             metrics_port=metrics_port,
             lease_namespace=lease_namespace,
             lease_name=lease_name,
+            inventory_file=inventory,
         )
     )
 

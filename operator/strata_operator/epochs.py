@@ -90,7 +90,7 @@ def next_steps(desired: Plan, ledger: Ledger, seen: Observed) -> tuple[Step, ...
     """The first rule that has something to do; nothing when all is as desired or someone must answer first."""
     reason = why_new_epoch(desired, ledger, seen)
     if reason or ledger.newest is None:
-        return (CreateEpoch(1 + _highest(ledger, seen), desired, reason),)
+        return (CreateEpoch(1 + highest_epoch(ledger, seen), desired, reason),)
     epoch = ledger.newest
     if ledger.committed < epoch.number:
         return _refusals(epoch, seen) or _prepares(epoch, seen) or _record(epoch, seen)
@@ -104,8 +104,10 @@ def why_new_epoch(desired: Plan, ledger: Ledger, seen: Observed) -> str:
         return "there is no epoch yet"
     if epoch.plan != desired:
         return "the plan has changed"
-    if _highest(ledger, seen) > epoch.number:
-        return f"epoch {_highest(ledger, seen)} is known to a slot or gateway; the newest on record is {epoch.number}"
+    if highest_epoch(ledger, seen) > epoch.number:
+        return (
+            f"epoch {highest_epoch(ledger, seen)} is known to a slot or gateway; the newest on record is {epoch.number}"
+        )
     if ledger.committed < epoch.number or not slots_of(epoch.plan) <= set(seen.slots):
         return ""  # a slot that is away cannot prepare: wait for it, or for another plan
     return next(filter(None, (_broken(epoch, seen.slots[slot]) for slot in sorted(slots_of(epoch.plan)))), "")
@@ -142,7 +144,7 @@ def _broken(epoch: Epoch, status: SlotStatus) -> str:
     return ""
 
 
-def _highest(ledger: Ledger, seen: Observed) -> int:
+def highest_epoch(ledger: Ledger, seen: Observed) -> int:
     """Numbers only rise, also after records were lost: no slot may see one twice with different plans."""
     known = [status.prepare.epoch for status in seen.slots.values()]
     known += [status.committed_epoch for status in seen.slots.values()]
