@@ -8,13 +8,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from strata_operator import crds, names
 from strata_operator.cli import app
+from strata_operator.inventory import InventoryOptions
 from strata_operator.render import RenderOptions, render
+from strata_planner.catalogue import catalogue
 from tests.cluster.testbed import tools
 from tests.operator.builders import a_deployment
 
@@ -113,7 +116,7 @@ def test_the_operators_arguments_are_those_of_its_command_line() -> None:
     shown = (
         CliRunner().invoke(app, ["operator", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).output
     )
-    (box,) = operator_pod(watchNamespaces=["a"])["containers"]
+    (box,) = operator_pod(watchNamespaces=["a"], inventory={"links": {}})["containers"]
     for argument in box["args"]:
         assert argument.partition("=")[0] in shown
 
@@ -133,6 +136,18 @@ def test_what_a_user_adds_reaches_the_pod() -> None:
     assert pod["nodeSelector"] == {"pool": "system"}
     assert {"operator": "Exists"} in pod["tolerations"]
     assert pod["containers"][0]["command"] == ["python"]
+
+
+def test_what_the_administrator_knows_reaches_the_inventory() -> None:
+    profile = msgspec.to_builtins(catalogue().profile("T4")) | {"type": "Quadro-9000"}
+    inventory = {"profiles": {"Quadro-9000": profile}, "links": {"betweenZones": {"gbps": 25.0}}}
+    (made,) = of_kind("ConfigMap", inventory=inventory)
+    options = InventoryOptions.from_yaml(made["data"]["inventory.yaml"], "inventory.yaml")
+    assert options.profiles["Quadro-9000"].memory_bytes == profile["memoryBytes"]
+    assert options.links.between_zones.gbps == 25
+    pod = operator_pod(inventory=inventory)
+    assert "--inventory=/etc/strata/inventory.yaml" in pod["containers"][0]["args"]
+    assert {"name": "inventory", "configMap": {"name": made["metadata"]["name"]}} in pod["volumes"]
 
 
 def test_the_definition_is_installed_and_kept() -> None:
