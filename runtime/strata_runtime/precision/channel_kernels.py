@@ -12,10 +12,8 @@ from strata_runtime.precision.weights import ChannelWeight
 PACKED_COLUMNS = 16  # `_weight_int8pack_mm` reads past the end of rows that this does not divide
 CUDA_INT_MM_TOKENS = 17  # the least number of rows that `_int_mm` takes on CUDA
 CUDA_INT_MM_QUANTUM = 8  # and what its inputs and outputs must be multiples of
-WEIGHTS_AT_A_TIME = {
-    "cpu": 1 << 21,
-    "cuda": 1 << 26,
-}  # converted at once: temporaries of a few MB on a CPU, however large the operator
+WEIGHTS_AT_A_TIME = 1 << 21  # converted at once: temporaries of 4 MB, however large the operator
+WEIGHTS_AT_A_TIME_ON_CUDA = 1 << 26
 
 
 def packed_runs(tokens: Tensor, weight: ChannelWeight) -> bool:
@@ -36,7 +34,7 @@ def packed(tokens: Tensor, weight: ChannelWeight) -> Tensor:
 def converted(tokens: Tensor, weight: ChannelWeight) -> Tensor:
     """Codes to the compute type, some rows at a time, then a dense product."""
     out_features, in_features = weight.codes.shape
-    step = max(1, WEIGHTS_AT_A_TIME.get(tokens.device.type, 1 << 21) // in_features)
+    step = max(1, (WEIGHTS_AT_A_TIME_ON_CUDA if tokens.is_cuda else WEIGHTS_AT_A_TIME) // in_features)
     out = tokens.new_empty(tokens.shape[0], out_features)
     for start in range(0, out_features, step):
         rows = weight.codes[start : start + step].to(tokens.dtype)

@@ -11,6 +11,7 @@ import torch
 from strata_runtime.precision import packing
 
 aten = torch.ops.aten
+PROBE_COLUMNS = 32
 
 
 @cache
@@ -18,10 +19,12 @@ def int4pack_on_cpu() -> bool:
     """torch's int4 kernel exists and reads the layout of `packing` on this processor."""
     if not hasattr(aten, "_weight_int4pack_mm_for_cpu") or not hasattr(aten, "_convert_weight_to_int4pack_for_cpu"):
         return False
-    rows, columns = packing.BLOCK_ROWS + packing.ROW_QUANTUM, 32
-    codes = ((torch.arange(rows * columns) * 7) % 16).view(rows, columns)
-    theirs = aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)  # noqa: SLF001 -- torch names its kernels so
-    return torch.equal(theirs.flatten(), packing.pack_nibbles(codes.to(torch.uint8)))
+    for part in packing.segments(packing.BLOCK_ROWS + packing.ROW_QUANTUM):
+        codes = ((torch.arange(part.rows * PROBE_COLUMNS) * 7) % 16).view(part.rows, PROBE_COLUMNS)
+        theirs = aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)  # noqa: SLF001 -- torch names its kernels so
+        if not torch.equal(theirs.flatten(), packing.pack_segment(codes.to(torch.uint8), part)):
+            return False
+    return True
 
 
 @cache

@@ -15,7 +15,8 @@ from strata_runtime.precision.weights import GroupWeight
 
 HALF_BLOCK = packing.BLOCK_ROWS // 2
 JOINED_AT_A_TIME = 1 << 21  # weights whose planes are joined at once, 1 MB of nibbles
-WEIGHTS_AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 26}  # dequantized at once: temporaries of a few MB on a CPU
+WEIGHTS_AT_A_TIME = 1 << 21  # dequantized at once: temporaries of 9 MB
+WEIGHTS_AT_A_TIME_ON_CUDA = 1 << 26
 
 
 def packed_runs(tokens: Tensor, _weight: GroupWeight) -> bool:
@@ -27,7 +28,8 @@ def packed(tokens: Tensor, weight: GroupWeight) -> Tensor:
     """torch's int4 kernel on nibbles; the last rows, which it refuses, are dequantized."""
     tokens = _padded(tokens, weight)
     pieces = []
-    for part in _pieces(weight, JOINED_AT_A_TIME if len(weight.planes) > 1 else None):
+    at_a_time = JOINED_AT_A_TIME if len(weight.planes) > 1 else None
+    for part in packing.pieces(weight.out_features, weight.columns, at_a_time):
         if part.is_tail:
             pieces.append(_dense(tokens, weight, part))
             continue
@@ -42,7 +44,8 @@ def dequantized(tokens: Tensor, weight: GroupWeight) -> Tensor:
     """A few blocks of the weight to the compute type, then a dense product."""
     tokens = _padded(tokens, weight)
     out = tokens.new_empty(tokens.shape[0], weight.out_features)
-    for part in _pieces(weight, WEIGHTS_AT_A_TIME.get(tokens.device.type, 1 << 20)):
+    at_a_time = WEIGHTS_AT_A_TIME_ON_CUDA if tokens.is_cuda else WEIGHTS_AT_A_TIME
+    for part in packing.pieces(weight.out_features, weight.columns, at_a_time):
         columns = out[:, part.start : part.stop]
         if part.rows == packing.BLOCK_ROWS:
             sides = columns.view(tokens.shape[0], part.blocks, 2, HALF_BLOCK).unbind(2)
@@ -76,13 +79,3 @@ def _dense(tokens: Tensor, weight: GroupWeight, part: packing.Segment) -> Tensor
 def _padded(tokens: Tensor, weight: GroupWeight) -> Tensor:
     missing = weight.columns - weight.in_features
     return torch.nn.functional.pad(tokens, (0, missing)) if missing else tokens
-
-
-def _pieces(weight: GroupWeight, weights_at_a_time: int | None) -> Iterator[packing.Segment]:
-    """The segments, full blocks cut into runs of about so many weights."""
-    for part in packing.segments(weight.out_features):
-        step = part.blocks
-        if weights_at_a_time is not None:
-            step = max(1, weights_at_a_time // (packing.BLOCK_ROWS * weight.columns))
-        for block in range(0, part.blocks, step):
-            yield packing.Segment(part.start + block * part.rows, min(step, part.blocks - block), part.rows)

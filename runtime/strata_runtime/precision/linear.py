@@ -9,18 +9,11 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from strata_planner.contract.formats import (
-    BITS_OF_FORMAT,
-    FORMAT_NAMES,
-    FormatName,
-    group_size,
-    padded_in_features,
-)
-from strata_runtime.precision import packing
+from strata_planner.contract.formats import FORMAT_NAMES, FormatName
 from strata_runtime.precision.errors import PrecisionError, WeightNotFiniteError
 from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, select
-from strata_runtime.precision.quantizers import quantize_channels, quantize_groups
-from strata_runtime.precision.weights import ChannelWeight, GroupWeight
+from strata_runtime.precision.quantizers import quantize_channels
+from strata_runtime.precision.weights import ChannelWeight, GroupWeight, store_groups
 
 GROUP_HEADROOM = 4  # the zero of a group may lie so many times beyond its largest value
 COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -87,19 +80,13 @@ class GroupLinear(QuantLinear):
         self, weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
     ) -> None:
         super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
-        self.columns = padded_in_features(self.in_features)
-        missing = self.columns - self.in_features
-        padded = nn.functional.pad(weight, (0, missing)) if missing else weight
-        stored = quantize_groups(padded, BITS_OF_FORMAT[format_name], group_size(self.in_features), compute_dtype)
-        pairs = torch.stack((stored.scales, stored.zeros), dim=2).transpose(0, 1).contiguous()
-        planes: tuple[Tensor, ...] = (packing.pack_nibbles(stored.codes),)
-        if format_name == "int3":
-            planes = packing.split_planes(planes[0], self.out_features, self.columns)
-        self.plane_names = tuple(f"plane_{index}" for index in range(len(planes)))
-        for name, plane in zip(self.plane_names, planes, strict=True):
+        stored = store_groups(weight, format_name, compute_dtype)
+        self.columns = stored.columns
+        self.plane_names = tuple(f"plane_{index}" for index in range(len(stored.planes)))
+        for name, plane in zip(self.plane_names, stored.planes, strict=True):
             self.register_buffer(name, plane)
         self.scales_and_zeros: Tensor
-        self.register_buffer("scales_and_zeros", pairs)
+        self.register_buffer("scales_and_zeros", stored.scales_and_zeros)
 
     @property
     def stored(self) -> GroupWeight:

@@ -51,26 +51,32 @@ def segments(out_features: int) -> Iterator[Segment]:
     return (segment for segment in candidates if segment.blocks * segment.rows)
 
 
-def pack_nibbles(codes: Tensor) -> Tensor:
-    """codes: uint8 [N, K] below 16, K even -> uint8 [N * K / 2]."""
-    out_features, in_features = codes.shape
-    nibbles = torch.empty(out_features * in_features // 2, dtype=torch.uint8, device=codes.device)
+def pieces(out_features: int, in_features: int, weights_at_a_time: int | None) -> Iterator[Segment]:
+    """The segments, full blocks cut into runs of about so many weights (None: not cut)."""
     for part in segments(out_features):
-        packed = _pack_segment(codes[part.start : part.stop], part)
-        nibbles[byte_range(part, in_features, bits=4)].view(packed.shape).copy_(packed)
-    return nibbles
+        step = part.blocks
+        if weights_at_a_time is not None:
+            step = max(1, weights_at_a_time // (BLOCK_ROWS * in_features))
+        for block in range(0, part.blocks, step):
+            yield Segment(part.start + block * part.rows, min(step, part.blocks - block), part.rows)
 
 
-def _pack_segment(codes: Tensor, part: Segment) -> Tensor:
+def byte_range(part: Segment, in_features: int, bits: int) -> slice:
+    """Where the segment lies in a plane that holds `bits` bits of each code."""
+    return slice(part.start * in_features * bits // 8, part.stop * in_features * bits // 8)
+
+
+def pack_segment(codes: Tensor, part: Segment) -> Tensor:
+    """codes: uint8 [rows of the segment, K] below 16, K even -> its nibbles, uint8 [rows * K / 2]."""
     in_features = codes.shape[1]
     if part.is_tail:
         low, high = codes[:, 0::2], codes[:, 1::2]
-        return low | (high << 4)
+        return (low | (high << 4)).flatten()
     if part.rows == BLOCK_ROWS:
         low, high = codes.view(part.blocks, 2, BLOCK_ROWS // 2, in_features).unbind(1)
     else:
         low, high = codes.view(part.blocks, part.rows // 2, 2, in_features).unbind(2)
-    return (low | (high << 4)).transpose(1, 2)
+    return (low | (high << 4)).transpose(1, 2).flatten()
 
 
 def unpack_segment(nibbles: Tensor, part: Segment, in_features: int) -> Tensor:
@@ -85,29 +91,13 @@ def unpack_segment(nibbles: Tensor, part: Segment, in_features: int) -> Tensor:
     return halves.permute(0, 2, 3, 1).reshape(-1, in_features)  # [blocks, K, rows / 2, 2] -> rows 2r, 2r + 1
 
 
-def unpack_nibbles(nibbles: Tensor, out_features: int, in_features: int) -> Tensor:
-    """The inverse of `pack_nibbles`: codes uint8 [N, K]."""
-    parts = [
-        unpack_segment(nibbles[byte_range(part, in_features, bits=4)], part, in_features)
-        for part in segments(out_features)
-    ]
-    return torch.cat(parts)
-
-
-def byte_range(part: Segment, in_features: int, bits: int) -> slice:
-    """Where the segment lies in a plane that holds `bits` bits of each code."""
-    return slice(part.start * in_features * bits // 8, part.stop * in_features * bits // 8)
-
-
-def split_planes(nibbles: Tensor, out_features: int, in_features: int) -> tuple[Tensor, Tensor]:
-    """Nibbles of codes below 8 -> a plane of two bits, uint8 [N * K / 4], and one of one bit, uint8 [N * K / 8]."""
-    two, one = [], []
-    for part in segments(out_features):
-        quarters = nibbles[byte_range(part, in_features, bits=4)].view(part.blocks, 4, -1)
-        low, high = quarters & 0x11, (quarters >> 1) & 0x33
-        two.append((high[:, 0::2] | (high[:, 1::2] << 2)).flatten())
-        one.append((low[:, 0] | (low[:, 1] << 1) | (low[:, 2] << 2) | (low[:, 3] << 3)).flatten())
-    return torch.cat(two), torch.cat(one)
+def split_planes(nibbles: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+    """Nibbles of codes below 8 in `blocks` blocks -> a plane of two bits, uint8 [len / 2], and one of one bit, uint8 [len / 4]."""
+    quarters = nibbles.view(blocks, 4, -1)
+    low, high = quarters & 0x11, (quarters >> 1) & 0x33
+    two = high[:, 0::2] | (high[:, 1::2] << 2)
+    one = low[:, 0] | (low[:, 1] << 1) | (low[:, 2] << 2) | (low[:, 3] << 3)
+    return two.flatten(), one.flatten()
 
 
 def join_planes(two: Tensor, one: Tensor, blocks: int) -> Tensor:

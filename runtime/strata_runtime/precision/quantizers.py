@@ -53,7 +53,7 @@ def quantize_groups(weight: Tensor, bits: int, group: int, scale_dtype: torch.dt
     scales = torch.empty(out_features, groups, dtype=scale_dtype, device=weight.device)
     zeros = torch.empty_like(scales)
     for rows in _row_slices(weight):
-        values = weight[rows].float().view(-1, groups, group)
+        values = weight[rows].float().reshape(-1, groups, group)
         codes[rows], scales[rows], zeros[rows] = _best_clip(values, (1 << bits) - 1, scale_dtype)
     return GroupCodes(codes.view(out_features, in_features), scales, zeros)
 

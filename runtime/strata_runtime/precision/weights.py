@@ -1,4 +1,4 @@
-"""The stored form of a quantized weight: what kernels read. Made once by `linear`, held as the buffers of a module.
+"""The stored form of a quantized weight: what kernels read. Made by `store_groups` and `quantize_channels` for `linear`, which holds it as buffers.
 
 Knows how codes lie in memory; knows nothing of tokens or of kernels. Bytes are exactly those of `contract.formats.stored_bytes`.
 """
@@ -8,7 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName, group_size, padded_in_features
 from strata_runtime.precision import packing, reference
+from strata_runtime.precision.quantizers import quantize_groups
+
+PLANE_BITS: dict[FormatName, tuple[int, ...]] = {"int4": (4,), "int3": (2, 1)}
+QUANTIZED_AT_A_TIME = 1 << 20  # weights: what is not yet packed stays small beside the checkpoint's own matrix
 
 
 @dataclass(frozen=True)
@@ -68,3 +73,26 @@ class GroupWeight:
         """float32 [N, K]."""
         rows = [self.dequantized_rows(part) for part in packing.segments(self.out_features)]
         return torch.cat(rows)[:, : self.in_features]
+
+
+def store_groups(weight: Tensor, format_name: FormatName, scale_dtype: torch.dtype) -> GroupWeight:
+    """Quantize and pack a few blocks of rows at a time. weight: [N, K], finite."""
+    out_features, in_features = weight.shape
+    columns, group = padded_in_features(in_features), group_size(in_features)
+    bits_of_planes = PLANE_BITS[format_name]
+    planes = tuple(
+        torch.empty(out_features * columns * bits // 8, dtype=torch.uint8, device=weight.device)
+        for bits in bits_of_planes
+    )
+    scales_and_zeros = torch.empty(columns // group, out_features, 2, dtype=scale_dtype, device=weight.device)
+    for part in packing.pieces(out_features, columns, QUANTIZED_AT_A_TIME):
+        rows = weight[part.start : part.stop]
+        padded = torch.nn.functional.pad(rows, (0, columns - in_features)) if columns > in_features else rows
+        stored = quantize_groups(padded, BITS_OF_FORMAT[format_name], group, scale_dtype)
+        nibbles = packing.pack_segment(stored.codes, part)
+        packed = (nibbles,) if len(planes) == 1 else packing.split_planes(nibbles, part.blocks)
+        for plane, bits, piece in zip(planes, bits_of_planes, packed, strict=True):
+            plane[packing.byte_range(part, columns, bits)] = piece
+        scales_and_zeros[:, part.start : part.stop, 0] = stored.scales.t()
+        scales_and_zeros[:, part.start : part.stop, 1] = stored.zeros.t()
+    return GroupWeight(planes, scales_and_zeros, in_features, columns)

@@ -124,3 +124,13 @@ def test_the_module_survives_its_state_dict(name: FormatName) -> None:
     other.load_state_dict(one.state_dict())
     tokens = a_weight(3, 64)
     assert torch.equal(one(tokens), other(tokens))
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_a_transposed_weight_is_stored_like_a_straight_one(name: FormatName) -> None:
+    straight, tokens = a_weight(80, 64), a_weight(3, 64)
+    transposed = straight.t().contiguous().t()
+    assert torch.equal(
+        make_linear(transposed, None, name, torch.float32)(tokens),
+        make_linear(straight, None, name, torch.float32)(tokens),
+    )

@@ -16,32 +16,36 @@ def some_codes(rows: int, columns: int, bits: int) -> torch.Tensor:
     return torch.randint(0, 1 << bits, (rows, columns), generator=torch.Generator().manual_seed(rows)).to(torch.uint8)
 
 
-def joined(two: torch.Tensor, one: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    parts = [
-        packing.join_planes(
-            two[packing.byte_range(part, columns, 2)], one[packing.byte_range(part, columns, 1)], part.blocks
-        )
-        for part in packing.segments(rows)
-    ]
-    return torch.cat(parts)
-
-
 @given(rows=ROWS, columns=COLUMNS)
 @settings(max_examples=60, deadline=None)
 def test_nibbles_come_back(rows: int, columns: int) -> None:
     codes = some_codes(rows, columns, bits=4)
-    nibbles = packing.pack_nibbles(codes)
-    assert nibbles.nbytes * 2 == rows * columns
-    assert torch.equal(packing.unpack_nibbles(nibbles, rows, columns), codes)
+    for part in packing.segments(rows):
+        chosen = codes[part.start : part.stop]
+        nibbles = packing.pack_segment(chosen, part)
+        assert nibbles.nbytes * 2 == chosen.numel()
+        assert torch.equal(packing.unpack_segment(nibbles, part, columns), chosen)
 
 
 @given(rows=ROWS, columns=COLUMNS)
 @settings(max_examples=60, deadline=None)
 def test_planes_of_three_bits_come_back(rows: int, columns: int) -> None:
-    nibbles = packing.pack_nibbles(some_codes(rows, columns, bits=3))
-    two, one = packing.split_planes(nibbles, rows, columns)
-    assert (two.nbytes + one.nbytes) * 8 == rows * columns * 3
-    assert torch.equal(joined(two, one, rows, columns), nibbles)
+    codes = some_codes(rows, columns, bits=3)
+    for part in packing.segments(rows):
+        nibbles = packing.pack_segment(codes[part.start : part.stop], part)
+        two, one = packing.split_planes(nibbles, part.blocks)
+        assert (two.nbytes + one.nbytes) * 4 == nibbles.nbytes * 3
+        assert torch.equal(packing.join_planes(two, one, part.blocks), nibbles)
+
+
+@given(rows=st.integers(1, 2000), columns=COLUMNS, at_a_time=st.integers(1, 100_000))
+def test_pieces_cut_segments_at_blocks(rows: int, columns: int, at_a_time: int) -> None:
+    parts = list(packing.pieces(rows, columns, at_a_time))
+    assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
+    assert parts[-1].stop == rows
+    assert all(part.blocks == 1 or part.blocks * part.rows * columns <= at_a_time for part in parts)
+    ends = [packing.byte_range(part, columns, bits=3).stop for part in parts]
+    assert ends[-1] * 8 == rows * columns * 3
 
 
 @given(rows=ROWS)
@@ -57,4 +61,5 @@ def test_the_layout_is_the_one_that_torch_packs(rows: int) -> None:
         pytest.skip("this processor packs int4 in another order; the kernel is not offered here")
     codes = some_codes(rows, 64, bits=4)
     theirs = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
-    assert torch.equal(theirs.flatten(), packing.pack_nibbles(codes))
+    ours = [packing.pack_segment(codes[part.start : part.stop], part) for part in packing.segments(rows)]
+    assert torch.equal(theirs.flatten(), torch.cat(ours))
