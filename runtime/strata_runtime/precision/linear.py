@@ -131,7 +131,7 @@ def stored_bytes_of(module: nn.Module) -> int:
 def _dense(weight: Tensor, bias: Tensor | None, compute_dtype: torch.dtype) -> nn.Linear:
     out_features, in_features = weight.shape
     linear = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight.detach().to(compute_dtype), requires_grad=False)
+    linear.weight = nn.Parameter(weight.detach().to(compute_dtype).contiguous(), requires_grad=False)
     if bias is not None:
         linear.bias = nn.Parameter(bias.detach().to(compute_dtype), requires_grad=False)
     return linear
