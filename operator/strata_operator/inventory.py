@@ -32,7 +32,8 @@ DEVICE_LABEL = "strata.dev/device"  # on nodes: `cpu` makes the node's free proc
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB of one GPU
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
-COMPUTE_LABELS = ("nvidia.com/cuda.compute.major", "nvidia.com/cuda.compute.minor")
+# GPU feature discovery's own, then that which some clusters carry instead.
+COMPUTE_LABELS = ("nvidia.com/gpu.compute", "nvidia.com/cuda.compute")  # with .major and .minor
 ZONE_LABEL = "topology.kubernetes.io/zone"
 REGION_LABEL = "topology.kubernetes.io/region"
 
@@ -210,8 +211,11 @@ def _unsupported_sharing(labels: Mapping[str, str], allocatable: Amounts) -> str
 
 
 def _compute(labels: Mapping[str, str]) -> dict[str, Any]:
-    version = [labels[label] for label in COMPUTE_LABELS if label in labels]
-    return {"computeCapability": ".".join(version)} if len(version) == len(COMPUTE_LABELS) else {}
+    for label in COMPUTE_LABELS:
+        major, minor = labels.get(f"{label}.major"), labels.get(f"{label}.minor")
+        if major and minor:
+            return {"computeCapability": f"{major}.{minor}"}
+    return {}
 
 
 def _taken_by_others(

@@ -196,8 +196,9 @@ def test_nodes_without_devices_are_not_mentioned() -> None:
     assert inventory(a_node("control-plane").tainted("x")) == Inventory(inventory().cluster, ())
 
 
-def test_a_gpu_has_the_memory_and_capability_of_its_labels() -> None:
-    labels = {"nvidia.com/cuda.compute.major": "7", "nvidia.com/cuda.compute.minor": "5"}
+@pytest.mark.parametrize("label", ["nvidia.com/gpu.compute", "nvidia.com/cuda.compute"])
+def test_a_gpu_has_the_memory_and_capability_of_its_labels(label: str) -> None:
+    labels = {f"{label}.major": "7", f"{label}.minor": "5"}
     (accelerator, *_) = inventory(t4().labelled(labels)).cluster.accelerators()
     assert (accelerator.profile.memory_bytes, accelerator.profile.compute_capability) == (15360 << 20, "7.5")
 
