@@ -8,6 +8,7 @@
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from strata_runtime.timing import best_seconds, copies_beyond_cache
 CPU = torch.device("cpu")
 SHAPES = ((768, 768), (3072, 768), (2048, 2048), (4096, 4096))  # outputs, inputs
 ROW_SHAPE = (2048, 2048)
+ALL_KERNELS: tuple[Kernel[Any], ...] = (*CHANNEL_KERNELS, *GROUP_KERNELS)
 TOKENS = (1, 4, 16, 64)
 TABLE_TOKENS = (1, 4, 8, 16, 32, 48, 64, 128, 256)
 
@@ -68,14 +70,14 @@ def print_table(shape: tuple[int, int]) -> None:
     _print_line("nn.Linear", [(seconds(calls), False) for calls in by_tokens])
     for name in FORMAT_NAMES[1:]:
         modules = linears(shape, name)
-        choices: Sequence[Kernel] = [each for each in (*CHANNEL_KERNELS, *GROUP_KERNELS) if each.format == name]
+        choices = [each for each in ALL_KERNELS if each.format == name]
         for kernel in choices:
             if "reference" not in kernel.name:
                 _print_line(kernel.name, _kernel_times(kernel, choices, modules, shape[1]))
 
 
 def _kernel_times(
-    kernel: Kernel, choices: Sequence[Kernel], modules: list[nn.Module], in_features: int
+    kernel: Kernel[Any], choices: Sequence[Kernel[Any]], modules: list[nn.Module], in_features: int
 ) -> list[tuple[float, bool]]:
     times = []
     for count in TABLE_TOKENS:
