@@ -6,7 +6,7 @@ wins, and status is reported in any case. Doing the actions twice, or by another
 
 import hashlib
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from strata_operator.actions import (
@@ -86,16 +86,22 @@ def lost_nodes(view: View) -> list[str]:
 
 
 def _no_place(view: View) -> MakePlan | None:
-    """A slot whose pod finds no place, or is never created (a quota), for too long."""
-    newest = view.newest
-    served = newest is not None and view.deployment.status.committed_epoch == newest.epoch.number
+    """A slot that waits for a place too long, or for its pod to be created (a quota)."""
     for stage in view.stages():
-        pod = view.pod_of(stage.slot)
-        never_created = None if served or newest is None else newest.at
-        since = pod.waiting_since if pod else never_created
+        since = _waiting_since(view, stage.slot)
         if since is not None and view.now - since >= UNSCHEDULABLE:
             return MakePlan("Unschedulable", frozenset({stage.node}), stage.node)
     return None
+
+
+def _waiting_since(view: View, slot: str) -> datetime | None:
+    """A pod that is missing for a moment in a served epoch is being replaced: that is no waiting."""
+    newest, pod, made = view.newest, view.pod_of(slot), view.stateful_sets.get(slot)
+    if pod is not None:
+        return pod.waiting_since
+    if newest is None or made is None or view.deployment.status.committed_epoch == newest.epoch.number:
+        return None
+    return max(newest.at, made)
 
 
 def _refused(view: View, steps: tuple[Step, ...]) -> MakePlan | None:

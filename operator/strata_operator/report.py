@@ -4,7 +4,6 @@ Status says what is; events say what has just changed in it, in the same words.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from strata_operator.actions import Action, Emit, SetStatus
@@ -15,6 +14,9 @@ from strata_operator.names import gateway_url
 from strata_operator.records import EpochRecord
 from strata_operator.view import View
 from strata_planner.contract.plan import Plan, Stage
+
+GOOD_NEWS = {"Planned", "Ready"}
+NEWS = {"Inventoried": {"False"}, "Planned": {"True", "False"}, "Ready": {"True"}, "Degraded": {"True"}}
 
 Told = tuple[str, str, str]  # status, reason, message of a condition
 
@@ -258,18 +260,17 @@ def _replan(record: EpochRecord) -> Replan:
 
 
 def _events(old: LLMDeploymentStatus, new: LLMDeploymentStatus) -> tuple[Emit, ...]:
-    before = {condition.type: (condition.status, condition.reason) for condition in old.conditions}
+    """A plan made or not to be had, service begun, what once served missing, no devices: each once, when it becomes so."""
+    before = {condition.type: condition for condition in old.conditions}
     return tuple(
-        Emit("Normal" if _is_good(condition) else "Warning", condition.reason, f"{condition.type}: {condition.message}")
+        Emit("Normal" if condition.type in GOOD_NEWS and condition.status == "True" else "Warning",
+             condition.reason, f"{condition.type}: {condition.message}")
         for condition in new.conditions
-        if before.get(condition.type) != (condition.status, condition.reason) and _is_news(condition, before)
-    )
+        if condition.status in NEWS.get(condition.type, ()) and _has_changed(before.get(condition.type), condition)
+    )  # fmt: skip
 
 
-def _is_good(condition: Condition) -> bool:
-    return (condition.status == "False") == (condition.type == "Degraded") or condition.reason in {"Loading", "NoPlan"}
-
-
-def _is_news(condition: Condition, before: Mapping[str, tuple[str, str]]) -> bool:
-    """The first look at a new deployment is no news, unless something is wrong with it."""
-    return condition.type in before or not _is_good(condition) or condition.type == "Planned"
+def _has_changed(before: Condition | None, now: Condition) -> bool:
+    if before is None or (before.status, before.reason) != (now.status, now.reason):
+        return True
+    return now.type == "Planned" and before.message != now.message  # another epoch of the same reason
