@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from strata_operator.local.deployment import LocalDeployment, LocalOptions
-from strata_operator.local.view import LoadingBars
+from strata_operator.local.view import FILE_WIDTH, LoadingBars
 from strata_planner.contract.plan import Plan
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -82,5 +82,7 @@ def log_folder(wanted: Path | None) -> Iterator[Path]:
 
 def log_to(console: Console) -> None:
     """Our own log lines, between the bars."""
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
     handler = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)

@@ -74,6 +74,7 @@ class Service(ABC):
         port = free_port(HOST)
         child = await launcher.spawn(self._module, self._arguments(port), self._log_file)
         self._child, self.control = child, Endpoint(HOST, port, self._secret)
+        log.info("%s runs as process %d", self.name, child.pid)
         return child
 
     @abstractmethod
