@@ -14,6 +14,7 @@ from typing import Any
 
 import kopf
 import prometheus_client
+from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
 from strata_operator import metrics
@@ -61,6 +62,7 @@ def run(options: OperatorOptions) -> None:
 def _register(registry: kopf.OperatorRegistry, options: OperatorOptions, inventory: InventoryOptions) -> None:
     """Every watched object wakes the controller; it starts and ends with kopf."""
     running = _Running(options, inventory)
+    kopf.on.login(registry=registry)(kopf.login_via_client)  # as `connect` does; a bare registry knows no way in
     kopf.on.startup(registry=registry)(running.start)
     kopf.on.cleanup(registry=registry)(running.stop)
     for group, version, plural in WATCHED:
@@ -113,10 +115,14 @@ def _inventory(file: Path | None) -> InventoryOptions:
 
 
 def _log() -> None:
+    """kopf speaks up at every watch event and every probe of the kubelet: only its warnings are kept."""
     handler = logging.StreamHandler()
     if os.environ.get("STRATA_LOG_FORMAT") == "json":
-        handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        reserved = [*RESERVED_ATTRS, "settings"]  # kopf's, on its records: not for JSON
+        handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", reserved_attrs=reserved))
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     level = os.environ.get("STRATA_LOG_LEVEL", "INFO").upper()
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    for talkative in ("kopf.objects", "kopf.activities", "aiohttp.access"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
