@@ -25,7 +25,8 @@ check: $(READY)  ## style, types, import contracts, chart
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/python -m pytest -q -m chart tests/operator
+	@scripts/build-cluster-tools helm
+	@$(BIN)/python -m pytest -q tests/operator/test_chart.py
 
 cluster-test: $(READY)  ## a real Kubernetes on this machine, and tokens from it (needs root)
 	@scripts/install-system-packages
@@ -38,9 +39,10 @@ gpu-test: $(READY)  ## what needs a CUDA device; skipped with a message where th
 bench: $(READY)  ## every performance claim, as tables and as JSON under build/bench
 	@$(BIN)/python -m benchmarks
 
-generate: $(READY)  ## CRDs and the plan's JSON schema, from their one source
+generate: $(READY)  ## CRDs, the plan's JSON schema and the list of modules, from their one source
 	@$(BIN)/python -m strata_operator.crds
 	@$(BIN)/python -m strata_planner.contract.schema
+	@$(BIN)/python scripts/list-modules
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
