@@ -30,6 +30,7 @@ from strata_operator.actions import (
 from strata_operator.api import LLMDeployment, deployment_from_object
 from strata_operator.control_client import Endpoint, Links, as_kind
 from strata_operator.epochs import Epoch, Observed, SendToGateway, SendToSlot, highest_epoch
+from strata_operator.epochs import slots_of as slots_in
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.inventory import Inventory, InventoryOptions, take_inventory
 from strata_operator.kube import CONFIG_MAPS, EVENTS, PODS, SECRETS, STATEFUL_SETS, AlreadyExistsError, Kube
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_SECONDS = 5.0
 DEBOUNCE_SECONDS = 0.1  # events come in bursts
 TRY_AGAIN_SECONDS = 15.0  # before something outside that was missing is asked for again
+FIRST_ANSWERS_SECONDS = 3.0  # after its start an operator does not call a slot away before this
 APPLY_AGAIN_SECONDS = 120.0  # drift that no watch shows is repaired this late
 GATEWAY = "gateway"
 
@@ -76,6 +78,7 @@ class Kept:
         self.applied: dict[str, float] = {}  # digest -> when
         self.failure: PlanFailure | None = None
         self.failure_until = 0.0
+        self.since = time.monotonic()
 
 
 class Controller:
@@ -121,6 +124,9 @@ class Controller:
                 log.warning("%s/%s: %s", thing["metadata"]["namespace"], thing["metadata"]["name"], error)
         for uid in set(self._kept) - served:
             await self._kept.pop(uid).links.close()
+        for pod in snapshot.stranded_pods():
+            meta = pod["metadata"]
+            await self._kube.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], force=True)
         metrics.count_phases(snapshot.deployments)
 
     async def _look_safely(self) -> None:
@@ -137,6 +143,8 @@ class Controller:
     async def _serve(self, deployment: LLMDeployment, snapshot: Snapshot) -> None:
         kept = self._kept.setdefault(deployment.metadata.uid, Kept(self.wake))
         view = self._view(deployment, snapshot, kept)
+        if _is_too_early(view, kept):
+            return
         actions = reconcile(view)
         for action in actions:
             await self._do(action, view, kept)
@@ -184,7 +192,7 @@ class Controller:
             case MakePlan():
                 await self._make_plan(action, view, kept)
             case RenewEpoch():
-                await self._renew(action, view)
+                await self._renew(action, view, kept)
             case Apply():
                 await self._kube.apply(action.manifest)
                 kept.applied[action.digest] = time.monotonic()
@@ -231,9 +239,12 @@ class Controller:
         )
         await self._create_epoch(view, plan, cluster, cause)
 
-    async def _renew(self, action: RenewEpoch, view: View) -> None:
+    async def _renew(self, action: RenewEpoch, view: View, kept: Kept) -> None:
+        """Only if every slot answers now: one that has just died looks alive for a moment, and could not prepare."""
         newest = view.newest
         assert newest is not None
+        if not await kept.links.all_answer(slots_in(newest.epoch.plan)):
+            return
         log.info("%s: epoch %d: %s", view.deployment.name, action.number, action.message)
         cause = Cause(RENEWED, newest.cause.spec_digest, newest.cause.inventory_digest)
         await self._create_epoch(view, newest.epoch.plan, newest.cluster, cause)
@@ -250,10 +261,16 @@ class Controller:
         metrics.EPOCHS.labels(cause.reason).inc()
 
 
+def _is_too_early(view: View, kept: Kept) -> bool:
+    """Whether what serves has not been heard by this operator only because it has just started to listen."""
+    unheard = any(not view.answers(stage.slot) for stage in view.stages()) or not view.seen.gateways
+    serving = view.deployment.status.committed_epoch > 0
+    return serving and unheard and time.monotonic() - kept.since < FIRST_ANSWERS_SECONDS
+
+
 def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, links: Links) -> Observed:
     """Follow the plan's slots and the gateway, and hand over what they have said last."""
-    slots = {stage.slot for replica in plan.replicas for stage in replica.stages} if plan else set()
-    addresses = {slot: slot_address(deployment, slot) for slot in slots}
+    addresses = {slot: slot_address(deployment, slot) for slot in slots_in(plan)} if plan else {}
     endpoints = {slot: Endpoint(address.host, address.control_port, key) for slot, address in addresses.items()}
     if plan:
         endpoints[GATEWAY] = Endpoint(gateway_control_host(deployment), CONTROL_PORT, key)
