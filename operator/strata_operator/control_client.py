@@ -8,7 +8,7 @@ the messages of contract/control.py.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +158,17 @@ class Links:
         if self._endpoints.get(name) == endpoint:
             self.statuses[name] = status
             self._changed()
+
+    async def all_answer(self, names: Iterable[str], timeout_seconds: float = SILENCE_SECONDS) -> bool:
+        """Ask them now; who does not answer has no status any more. An accused process is asked before it is given up."""
+        asked = {name: self._endpoints[name] for name in names if name in self._endpoints}
+        answers = await asyncio.gather(
+            *(ask(endpoint, GetStatus(), timeout_seconds) for endpoint in asked.values()), return_exceptions=True
+        )
+        for name, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, NoAnswerError):
+                self.statuses.pop(name, None)
+        return not any(isinstance(answer, BaseException) for answer in answers)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())

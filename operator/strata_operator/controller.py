@@ -124,7 +124,7 @@ class Controller:
                 log.warning("%s/%s: %s", thing["metadata"]["namespace"], thing["metadata"]["name"], error)
         for uid in set(self._kept) - served:
             await self._kept.pop(uid).links.close()
-        for pod in snapshot.stranded_pods():
+        for pod in snapshot.stranded_pods(self._options.namespaces):
             meta = pod["metadata"]
             await self._kube.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], force=True)
         metrics.count_phases(snapshot.deployments)

@@ -91,8 +91,14 @@ class Leadership:
         except NotReadyError as error:
             log.warning("the lease could not be renewed: %s", error)
         if was != self.leading:
-            log.info("%s leads", "this operator" if self.leading else "another operator")
+            self._say(datetime.now(UTC) - now)
             self._changed()
+
+    def _say(self, took: timedelta) -> None:
+        if self.leading:
+            log.info("this operator leads")
+        else:
+            log.warning("this operator leads no more; renewing the lease took %.1f s", took.total_seconds())
 
     async def _release(self) -> None:
         if not self.leading or self._held is None:

@@ -66,9 +66,14 @@ def _phase(view: View, committed: int, *, ready: bool) -> Phase:
         return "Failed" if view.failure else "Planning"
     if ready:
         return "Ready"
-    if committed == 0:
+    if not _has_served(view):
         return "Loading"
-    return "Replanning" if committed < newest.epoch.number else "Degraded"
+    return "Replanning" if committed < newest.epoch.number and not view.failure else "Degraded"
+
+
+def _has_served(view: View) -> bool:
+    """Before it served for the first time it is loading, not degraded."""
+    return view.deployment.status.phase in {"Ready", "Replanning", "Degraded"}
 
 
 def _conditions(view: View, committed: int, *, ready: bool) -> tuple[Condition, ...]:
@@ -162,8 +167,10 @@ def _stage_state(view: View, stage: Stage) -> str:
 
 
 def _why_not_ready(view: View, committed: int) -> tuple[str, str]:
+    if view.failure:
+        return view.failure.reason, view.failure.message
     if view.newest is None:
-        return ("PlanFailed", view.failure.message) if view.failure else ("NoPlan", "no plan has been made yet")
+        return "NoPlan", "no plan has been made yet"
     if committed < view.newest.epoch.number:
         return "Loading", f"epoch {view.newest.epoch.number} is being prepared"
     status, _, message = _stages_ready(view)
@@ -176,7 +183,7 @@ def _why_not_ready(view: View, committed: int) -> tuple[str, str]:
 
 def _degraded(view: View, committed: int, *, ready: bool) -> Told:
     newest = view.newest
-    if ready or newest is None or committed == 0:
+    if ready or newest is None or not _has_served(view):
         return "False", "AsPlanned", "nothing that once served is missing"
     if view.failure:
         return "True", view.failure.reason, view.failure.message
@@ -224,7 +231,9 @@ def _plan_status(record: EpochRecord) -> PlanStatus:
         inventory_hash=record.cause.inventory_digest,
         bound_by=prediction.bound_by[:1024],
         predicted=Performance(
-            tokens_per_second=prediction.tokens_per_second, ttft_ms=prediction.ttft_ms, tpot_ms=prediction.tpot_ms
+            tokens_per_second=round(prediction.tokens_per_second, 1),
+            ttft_ms=round(prediction.ttft_ms, 1),
+            tpot_ms=round(prediction.tpot_ms, 2),
         ),
     )
 

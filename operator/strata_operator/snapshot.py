@@ -12,6 +12,7 @@ from typing import Any
 from strata_operator.api import LLMDeployment
 from strata_operator.kube import CONFIG_MAPS, DEPLOYMENTS_OF_STRATA, NODES, PODS, SECRETS, STATEFUL_SETS, Kind, Kube
 from strata_operator.names import (
+    APP,
     COMPONENT_LABEL,
     CONTROL_SECRET_KEY,
     EPOCH_LABEL,
@@ -21,9 +22,10 @@ from strata_operator.names import (
     control_secret,
 )
 from strata_operator.records import EpochRecord, moment, read_record
+from strata_operator.view import NodeView, node_views
 
 Object = dict[str, Any]
-OURS = f"{MANAGER_LABEL}=strata"
+OURS = f"{MANAGER_LABEL}={APP}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,20 @@ class Snapshot:
             if _belongs(each, deployment.namespace, deployment.name) and _label(each, COMPONENT_LABEL) == SLOT
         }
 
+    def stranded_pods(self, namespaces: tuple[str, ...]) -> list[Object]:
+        """Slot and gateway pods on their way out whose deployment and node are both gone: nobody else confirms their end."""
+        known = {(each["metadata"]["namespace"], _name(each)) for each in self.deployments}
+        nodes = node_views(self.nodes)
+        return [
+            pod
+            for pod in self.pods
+            if pod["metadata"].get("deletionTimestamp")
+            and _label(pod, MANAGER_LABEL) == APP
+            and (not namespaces or pod["metadata"]["namespace"] in namespaces)
+            and (pod["metadata"]["namespace"], _label(pod, INSTANCE_LABEL)) not in known
+            and _is_away(nodes.get(pod["spec"].get("nodeName", "")))
+        ]
+
 
 async def take_snapshot(kube: Kube, namespaces: tuple[str, ...]) -> Snapshot:
     """`namespaces` empty: all. Raises NotReadyError."""
@@ -77,6 +93,10 @@ async def take_snapshot(kube: Kube, namespaces: tuple[str, ...]) -> Snapshot:
         everywhere(SECRETS, OURS),
     )
     return Snapshot(deployments, tuple(nodes), tuple(pods), stateful_sets, config_maps, secrets)
+
+
+def _is_away(node: NodeView | None) -> bool:
+    return node is None or node.away_since is not None
 
 
 def _name(thing: Object) -> str:

@@ -174,6 +174,8 @@ class LocalDeployment:
     async def _do(self, step: Step) -> None:
         match step:
             case CreateEpoch():
+                if self._ledger.committed and not await self._links.all_answer(self._slots):
+                    return  # one has just died: it is started again first
                 await self._pace()
                 log.info("epoch %d: %s", step.number, step.reason)
                 self._ledger = Ledger(Epoch(step.number, new_secret(), step.plan), self._ledger.committed)
