@@ -31,7 +31,9 @@ from strata_planner.contract.control import (
     encode,
     slot_request_decoder,
 )
+from strata_runtime.allocator import one_arena
 from strata_runtime.errors import InputError
+from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
 from strata_runtime.pipeline.epoch import RunningEpoch
 from strata_runtime.pipeline.load import Loading, same_weights
@@ -254,8 +256,10 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     set_up_logs()
+    one_arena()
     if options.threads:
         torch.set_num_threads(options.threads)
+    warm_up()
     try:
         slot = Slot(options)
     except InputError as error:
@@ -263,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: slot.stop())
+    log.info("slot %s is process %d and waits for roles", options.name, os.getpid())
     slot.run()
     return 0
 

@@ -1,0 +1,59 @@
+"""How a slot's process holds memory: returned at once while it loads, kept for the next step while it serves.
+
+Called by the slot at start and by `load_stage`. glibc alone; elsewhere nothing happens. Knows no tensors.
+Constants and rules: mallopt(3).
+"""
+
+import contextlib
+import ctypes
+import sys
+import threading
+from collections.abc import Iterator
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_MAPPED_ALONE_BYTES = 64 << 10  # while loading: whatever is larger is a mapping of its own, whose end is its return
+# While serving, glibc's most: steps take and free the same blocks, and fresh pages cost seven times a copy into old ones.
+_KEPT_BYTES = 32 << 20
+_loads: list[None] = []
+_lock = threading.Lock()
+
+
+def one_arena() -> None:
+    """For all threads: what the loading thread frees, the serving one can take. Call before threads start."""
+    _mallopt(_ARENA_MAX, 1)
+    _serve()
+
+
+@contextlib.contextmanager
+def freed_at_once() -> Iterator[None]:
+    """Within it no dense weight that was quantized and freed stays in the process, and weights leave no holes."""
+    with _lock:
+        _loads.append(None)
+        _mallopt(_MMAP_THRESHOLD, _MAPPED_ALONE_BYTES)
+    try:
+        yield
+    finally:
+        with _lock:
+            _loads.pop()
+            if not _loads:
+                _serve()
+        _trim()
+
+
+def _serve() -> None:
+    _mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
+    _mallopt(_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
+
+
+def _mallopt(parameter: int, value: int) -> None:
+    if sys.platform == "linux":
+        library = ctypes.CDLL(None)
+        if hasattr(library, "mallopt"):
+            library.mallopt(parameter, value)
+
+
+def _trim() -> None:
+    if sys.platform == "linux":
+        library = ctypes.CDLL(None)
+        if hasattr(library, "malloc_trim"):
+            library.malloc_trim(0)
