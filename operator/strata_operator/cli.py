@@ -59,7 +59,7 @@ def plan(
 def up(
     file: DeploymentFile,
     cluster: ClusterFile = None,
-    port: Annotated[int, typer.Option(help="Port of the OpenAI-compatible endpoint.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port of the OpenAI-compatible endpoint; 0: any free one.")] = 8000,
     host: Annotated[str, typer.Option(help="Address of the endpoint.")] = "127.0.0.1",
     api_keys_file: Annotated[
         Path | None, typer.Option(help="Keys that clients must present, one per line; without it the endpoint is open.")

@@ -89,7 +89,9 @@ async def test_a_slot_that_cannot_stay_alive_is_given_up_with_its_log(
 ) -> None:
     monkeypatch.setenv("FAKE_SLOT_CRASHES", "b")
     monkeypatch.setattr("strata_operator.local.services.PAUSE_SECONDS", 0.0)
-    with pytest.raises(CrashedError, match=r"b ended with exit code 3, 4 times in a row[\s\S]*ran out of luck"):
+    with pytest.raises(
+        CrashedError, match=r"b ended with exit code 3, 4 times in a row[\s\S]*--logs[\s\S]*ran out of luck"
+    ):
         async with running(tmp_path):
             pass
     assert not psutil.Process().children(recursive=True)

@@ -11,7 +11,7 @@ from strata_operator.commands.inputs import Question, read_question, read_text
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.deployment import LocalOptions, Programs
 from strata_operator.local.machine import threads_of_slots
-from strata_operator.local.ports import check_port
+from strata_operator.local.ports import check_port, free_port
 from strata_operator.local.run import leave_on_signals, log_folder, log_to, run_until_stopped, serve
 from strata_operator.local.view import show_plan
 from strata_planner.contract.plan import Plan
@@ -58,7 +58,7 @@ def local_options(options: UpOptions, question: Question, plan: Plan, logs: Path
         served_model_name=question.deployment.name,
         logs=logs,
         host=options.host,
-        port=options.port,
+        port=options.port or free_port(options.host),
         api_keys_file=options.api_keys_file,
         threads=threads_of_slots(plan, question.cluster),
         programs=options.programs,

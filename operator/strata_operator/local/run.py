@@ -6,7 +6,6 @@
 import asyncio
 import contextlib
 import logging
-import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -62,22 +61,13 @@ async def serve(plan: Plan, options: LocalOptions, console: Console) -> AsyncIte
 
 @contextlib.contextmanager
 def log_folder(wanted: Path | None) -> Iterator[Path]:
-    """The processes' logs: where the user wants them, or in a temporary folder that goes if all went well."""
+    """The processes' logs: where the user wants them, or in a temporary folder that goes with the processes."""
     if wanted is not None:
         wanted.mkdir(parents=True, exist_ok=True)
         yield wanted
         return
-    folder = Path(tempfile.mkdtemp(prefix="strata-"))
-    try:
-        yield folder
-    except Exception as error:
-        error.add_note(f"logs: {folder}")
-        raise
-    except BaseException:  # stopped by a signal: all went well
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="strata-") as folder:
+        yield Path(folder)
 
 
 def log_to(console: Console) -> None:

@@ -55,8 +55,8 @@ class Service(ABC):
             log.warning("%s %s; starting it again", self.name, how_it_ended(code))
             if quick_ends >= QUICK_ENDS:
                 raise CrashedError(
-                    f"{self.name} {how_it_ended(code)}, {quick_ends} times in a row soon after its start. "
-                    f"Its log ends with:\n{self.last_lines()}"
+                    f"{self.name} {how_it_ended(code)}, {quick_ends} times in a row soon after its start; "
+                    f"keep its whole log with --logs FOLDER. It ends with:\n{self.last_lines()}"
                 )
             await asyncio.sleep(PAUSE_SECONDS * (2 ** (quick_ends - 1) - 1) if quick_ends else 0)
 
