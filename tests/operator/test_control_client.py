@@ -138,3 +138,18 @@ async def test_what_links_send_comes_back_as_the_new_status() -> None:
     await links.close()
     assert isinstance(status, SlotStatus)
     assert status.prepare.epoch == 1
+
+
+async def test_an_accused_process_is_asked_and_its_silence_ends_its_status() -> None:
+    changed = asyncio.Event()
+    links = Links(changed.set)
+    async with serving(FakeSlot("a")) as alive:
+        async with serving(FakeSlot("b")) as dying:
+            links.follow({"a": at(alive.port), "b": at(dying.port)})
+            while set(links.statuses) != {"a", "b"}:
+                changed.clear()
+                await changed.wait()
+            assert await links.all_answer(["a", "b"])
+        assert not await links.all_answer(["a", "b"], timeout_seconds=0.3)
+        assert set(links.statuses) == {"a"}
+        await links.close()

@@ -150,3 +150,24 @@ async def test_only_the_leader_acts(api: FakeApi) -> None:
         await asyncio.sleep(0.02)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("pod", "ended"),
+    [
+        pytest.param({}, True, id="deployment-and-node-are-gone"),
+        pytest.param({"node": "a"}, False, id="its-node-will-end-it"),
+        pytest.param({"instance": "chat"}, False, id="its-deployment-is-there"),
+        pytest.param({"deleted": None}, False, id="nobody-wants-it-gone"),
+        pytest.param({"manager": "Helm"}, False, id="not-ours"),
+    ],
+)
+async def test_only_stranded_pods_are_ended(api: FakeApi, pod: dict[str, Any], ended: bool) -> None:  # noqa: FBT001
+    wish = {"node": "lost", "instance": "gone", "deleted": "2026-01-01T00:00:00Z", "manager": "strata", **pod}
+    path = "/api/v1/namespaces/ns/pods/x-0"
+    labels = {"app.kubernetes.io/managed-by": wish["manager"], "app.kubernetes.io/instance": wish["instance"]}
+    metadata = {"name": "x-0", "namespace": "ns", "labels": labels}
+    deletion = {"deletionTimestamp": wish["deleted"]} if wish["deleted"] else {}
+    api.put(path, {"metadata": {**metadata, **deletion}, "spec": {"nodeName": wish["node"]}})
+    await looked(api, 1)
+    assert (path not in api.objects) == ended
