@@ -68,26 +68,42 @@ def _watchful(socket: zmq.Socket[Any]) -> None:
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
 
 
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
 class Link:
-    """The connection to one neighbour as its socket's monitor tells it. Once lost it stays lost: frames may be missing."""
+    """The connection to one neighbour as its socket's monitor tells it. Once lost it stays lost: frames may be missing.
+
+    `refusals`: connections without the secret, such as those of a neighbour that is still in another epoch. libzmq tells the
+    end of each right after its refusal (stream_engine_base.cpp, `error`); it is no end of the neighbour's connection.
+    """
 
     def __init__(self, socket: zmq.Socket[Any], neighbour: str, now: float, patience_seconds: float) -> None:
         self.neighbour = neighbour
         self.reason = ""
         self.connected = False
+        self.refusals = 0
+        self._refused = False
         self._deadline = now + patience_seconds
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
         self.monitor: zmq.Socket[Any] = socket.get_monitor_socket(events)
 
     def read(self, now: float) -> bool:
         """Take in what the monitor has; True if the link has just been lost."""
         was_lost = bool(self.reason)
         while self.monitor.poll(0):
-            event = recv_monitor_message(self.monitor)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.connected = True
-            elif event == zmq.EVENT_DISCONNECTED and self.connected:
-                self.reason = f"connection closed or silent for {SILENCE_MILLISECONDS / 1000} s"
+            self._take(recv_monitor_message(self.monitor)["event"])
         if not self.connected and not self.reason and now > self._deadline:
             self.reason = "never connected in this epoch"
         return bool(self.reason) and not was_lost
+
+    def _take(self, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.connected = True
+        elif event & _REFUSED:
+            self.refusals += 1
+            self._refused = True
+        elif self._refused:
+            self._refused = False  # the end of the refused connection
+        elif self.connected:
+            self.reason = f"connection closed or silent for {SILENCE_MILLISECONDS / 1000} s"
