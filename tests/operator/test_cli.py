@@ -76,10 +76,10 @@ class Inputs:
         *,
         config: str = CONFIG,
         max_model_len: int = 256,
-        more: str = "",
+        more: str = "placement: {minStages: 2}",
         model: str = "",
         type: str = "cpu",  # noqa: A002  the field's name
-        memory: int = 13_000_000,
+        memory: int = 200_000_000,
     ) -> "Inputs":
         (self.model / "config.json").write_text(config)
         text = DEPLOYMENT.format(model=model or self.model, max_model_len=max_model_len, more=more)
