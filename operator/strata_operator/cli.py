@@ -15,6 +15,7 @@ app = typer.Typer(
     name="strata",
     help="Serve a large language model on unlike devices: plan it, run it here, or let Kubernetes run it.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -1,0 +1,59 @@
+"""This machine as a cluster: GPUs as nvidia-smi lists them, processors shared out, threads and rates filled in."""
+
+from pathlib import Path
+
+import pytest
+
+from strata_operator.local import machine
+from strata_planner.cluster import Cluster, Device, Node
+from tests.operator.fakes import a_plan
+
+MIB = 1 << 20
+
+
+def test_equal_gpus_are_one_device_of_a_count() -> None:
+    lines = ["Tesla T4, 14900", "NVIDIA A100-SXM4-40GB, 40000", "Tesla T4, 15000"]
+    assert machine.parse_gpus(lines) == [
+        Device(type="Tesla-T4", count=2, memory_bytes=14900 * MIB),
+        Device(type="A100-SXM4-40GB", count=1, memory_bytes=40000 * MIB),
+    ]
+
+
+@pytest.mark.parametrize(("cores", "stages", "threads"), [(8, 1, 8), (8, 3, 2), (2, 4, 1)])
+def test_without_gpus_the_processor_is_cut_into_as_many_devices_as_stages(
+    monkeypatch: pytest.MonkeyPatch, cores: int, stages: int, threads: int
+) -> None:
+    monkeypatch.setattr(machine, "_gpus", list)
+    monkeypatch.setattr(machine, "cores", lambda: cores)
+    monkeypatch.setattr(machine, "_free_memory_bytes", lambda: 1000)
+    cluster = machine.this_machine(stages)
+    assert [device.threads for node in cluster.nodes for device in node.devices] == [threads] * stages
+    assert {device.memory_bytes for node in cluster.nodes for device in node.devices} == {800 // stages}
+
+
+def test_threads_that_a_file_leaves_open_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 6)
+    nodes = (Node("a", (Device("cpu"), Device("T4"))), Node("b", (Device("cpu", threads=1),)))
+    filled = machine.with_threads(Cluster(nodes=nodes))
+    assert [device.threads for node in filled.nodes for device in node.devices] == [3, 0, 1]
+
+
+def test_a_slot_computes_with_the_threads_of_its_devices() -> None:
+    nodes = (Node("a", (Device("cpu", threads=3),)), Node("b", (Device("cpu", threads=1),)))
+    assert machine.threads_of_slots(a_plan("a", "b"), Cluster(nodes=nodes)) == {"a": 3, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "free"),
+    [("max", "5", 2048), ("1500", "500", 1000), ("100000", "0", 2048)],
+)
+def test_free_memory_is_what_kernel_and_control_group_both_give(
+    tmp_path: Path, limit: str, used: str, free: int
+) -> None:
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(limit)
+    (group / "memory.current").write_text(used)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 2 kB\n")
+    assert machine._free_memory_bytes(tmp_path) == free
