@@ -5,8 +5,6 @@ Called by `planning`. Every number of a stage comes from the same functions that
 
 from dataclasses import dataclass
 
-import msgspec
-
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
 from strata_planner.contract.plan import (
     PLAN_VERSION,
@@ -36,8 +34,8 @@ class _Slice:
 
 def assemble(request: PlanRequest, found: Found, pricer: Pricer) -> Plan:
     slices = _slices(found, pricer)
-    memories = _memories(request, found, pricer, slices)
-    pages = _page_budget(request, found, slices, memories)
+    pages = _page_budget(request, found, pricer, slices)
+    memories = _memories(request, found, pricer, slices, pages)
     stages = tuple(_stage(request, found, place, slices[place], memories[place], pages) for place in range(len(slices)))
     return Plan(
         version=PLAN_VERSION,
@@ -73,21 +71,23 @@ def _slices(found: Found, pricer: Pricer) -> list[_Slice]:
     return slices
 
 
-def _memories(request: PlanRequest, found: Found, pricer: Pricer, slices: list[_Slice]) -> list[StageMemory]:
-    """Without KV: its budget follows from what the smallest stage has left."""
+def _memories(
+    request: PlanRequest, found: Found, pricer: Pricer, slices: list[_Slice], pages: int
+) -> list[StageMemory]:
+    """Predicted bytes of every stage with `pages` pages of KV."""
     memories = []
     for place, part in enumerate(slices):
         head = place == len(slices) - 1
-        temporary = pricer.temporaries(found.candidate, head=head)
-        quantized = any(bits < 16 for bits in part.bits)
+        formats = [DEFAULT_FORMAT_OF_BITS[bits] for bits in part.bits]
         weights = sum(
-            layer_weights_bytes(request.model.layers[index], DEFAULT_FORMAT_OF_BITS[bits], request.compute_type)
-            for index, bits in zip(part.layers, part.bits, strict=True)
+            layer_weights_bytes(request.model.layers[index], name, request.compute_type)
+            for index, name in zip(part.layers, formats, strict=True)
         )
         tables = embedding_bytes(request.model, embedding=place == 0, head=head, compute_type=request.compute_type)
-        working = temporary.total if quantized else temporary.without_dequantization
+        kv = pages * _page_bytes(request, part)
+        working = pricer.temporaries(found.candidate, place, formats).peak(kv)
         overhead = found.candidate.order[place].overhead_bytes
-        memories.append(StageMemory(weights, tables, 0, working, overhead, weights + tables + working))
+        memories.append(StageMemory(weights, tables, kv, working, overhead, weights + tables + kv + working))
     return memories
 
 
@@ -96,21 +96,21 @@ def _page_bytes(request: PlanRequest, part: _Slice) -> int:
     return PAGE_TOKENS * sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
 
 
-def _page_budget(request: PlanRequest, found: Found, slices: list[_Slice], memories: list[StageMemory]) -> int:
+def _page_budget(request: PlanRequest, found: Found, pricer: Pricer, slices: list[_Slice]) -> int:
     """Pages of every stage: what the workload needs, and what the stage with least room left can add to it, up to the whole
     batch at `max_model_len`. The leader admits by the smallest stage, so more pages elsewhere would lie idle.
     """
-    room = min(
+    least = _memories(request, found, pricer, slices, request.kv_pages)
+    more = min(
         (device.usable_bytes - memory.total_bytes) // _page_bytes(request, part)
-        for device, memory, part in zip(found.candidate.order, memories, slices, strict=True)
+        for device, memory, part in zip(found.candidate.order, least, slices, strict=True)
     )
-    assert room >= request.kv_pages, "the solver keeps every stage within its memory"
-    return min(room, request.largest_kv_pages)
+    assert more >= 0, "the solver keeps every stage within its memory"
+    return min(request.kv_pages + more, request.largest_kv_pages)
 
 
 def _stage(request: PlanRequest, found: Found, place: int, part: _Slice, memory: StageMemory, pages: int) -> Stage:
     device = found.candidate.order[place]
-    kv_bytes = pages * _page_bytes(request, part)
     costs = found.problem.stages[place]
     prefill, decode = found.problem.stage_seconds(found.solution.counts, place)
     return Stage(
@@ -127,6 +127,6 @@ def _stage(request: PlanRequest, found: Found, place: int, part: _Slice, memory:
         kv_page_budget=pages,
         embedding=place == 0,
         head=place == len(found.candidate.order) - 1,
-        memory=msgspec.structs.replace(memory, kv_bytes=kv_bytes, total_bytes=memory.total_bytes + kv_bytes),
+        memory=memory,
         times=StageTimes(prefill, decode, *costs.transfer_seconds, source=f"roofline, {device.profile.source}"),
     )

@@ -74,9 +74,7 @@ def _tight_stage(found: Found) -> int | None:
         higher = [each for each in problem.stages[j].seconds[r] if each > bits]
         if not count or not higher:
             continue
-        free = problem.stages[j].capacity_bytes - problem.stage_bytes(counts, j)
-        missing = problem.runs[r].bytes[min(higher)] - problem.runs[r].bytes[bits]
         upgraded = counts | {(r, j, bits): count - 1, (r, j, min(higher)): counts.get((r, j, min(higher)), 0) + 1}
-        if missing > free and problem.objective(upgraded) < problem.objective(counts):
-            tight.append((free / max(1, problem.stages[j].capacity_bytes), j))
+        if problem.free_bytes(upgraded, j) < 0 and problem.objective(upgraded) < problem.objective(counts):
+            tight.append((problem.free_bytes(counts, j) / max(1, problem.stages[j].capacity_bytes), j))
     return min(tight)[1] if tight else None

@@ -32,8 +32,8 @@ spec:
 """
 CLUSTER = """
 nodes:
-- {name: a, devices: [{type: cpu, memoryBytes: 400000000, threads: 1, profile: {layerOverheadSeconds: 0.0002}}]}
-- {name: b, devices: [{type: cpu, memoryBytes: 400000000, threads: 1, profile: {layerOverheadSeconds: 0.0002}}]}
+- {name: a, devices: [{type: cpu, memoryBytes: 620000000, threads: 1, profile: {layerOverheadSeconds: 0.0002}}]}
+- {name: b, devices: [{type: cpu, memoryBytes: 620000000, threads: 1, profile: {layerOverheadSeconds: 0.0002}}]}
 """
 MAKE_MODEL = """
 import sys

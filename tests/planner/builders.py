@@ -4,6 +4,7 @@ from typing import Any
 
 from strata_planner.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.contract.devices import DeviceProfile
+from strata_planner.costs.memory import RUNTIME_BYTES
 from strata_planner.model import Model
 from strata_planner.request import PlanRequest
 from strata_planner.workload import Workload
@@ -48,7 +49,7 @@ def a_profile(**changes: Any) -> DeviceProfile:
 
 
 def a_cluster(*memory_mib: float, speeds: tuple[float, ...] = (), link: LinkRate | None = None) -> Cluster:
-    """One processor per node, named a, b, ...; `speeds` multiply its rates."""
+    """One processor per node, named a, b, ..., with so many MiB for the model; `speeds` multiply its rates."""
     nodes = tuple(
         Node(chr(ord("a") + index), (_a_device(memory, speeds[index] if speeds else 1.0),))
         for index, memory in enumerate(memory_mib)
@@ -58,7 +59,7 @@ def a_cluster(*memory_mib: float, speeds: tuple[float, ...] = (), link: LinkRate
 
 def _a_device(memory_mib: float, speed: float) -> Device:
     rates = {"bandwidthBytesPerSecond": 1e9 * speed, "flopsPerSecond": 1e10 * speed}
-    return Device("cpu", memory_bytes=int(memory_mib * MIB), usable_fraction=1.0, profile=rates)
+    return Device("cpu", memory_bytes=int(memory_mib * MIB) + RUNTIME_BYTES, usable_fraction=1.0, profile=rates)
 
 
 def a_request(cluster: Cluster | None = None, **changes: Any) -> PlanRequest:

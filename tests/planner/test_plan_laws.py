@@ -137,7 +137,7 @@ def test_the_faster_device_gets_more_layers() -> None:
 
 def test_a_tight_device_mixes_precisions() -> None:
     """Small enough for some layers at 16 bits only: the answer must use the room it has."""
-    outcome = make_plan(a_request(a_cluster(1.1, 1.1), theta=1e3, workload=Workload(16, 16, 2)))
+    outcome = make_plan(a_request(a_cluster(1.2, 1.2), theta=1e3, workload=Workload(16, 16, 2)))
     used = {bits for stage in outcome.plan.replicas[0].stages for bits in stage.bits}
     assert len(used) > 1
     assert outcome.plan.prediction.bound_by.startswith("memory of stage")

@@ -13,6 +13,14 @@ from strata_planner.model import LayerShape, Model
 PAGE_TOKENS = 16
 # Keys and values that the runtime's attention gathers at once for one group of decoding sequences.
 GATHERED_BYTES = 16 << 20
+# Measured on fresh slots (benchmarks.memory). Objects of the model's modules are there from loading on; the kernels that
+# oneDNN compiles for each number of tokens come while serving. A CUDA device's share is in its overhead.
+MODULE_BYTES = 6 << 20
+RUNTIME_BYTES = 20 << 20
+# How the runtime's kernels bring quantized weights back: so many weights at once, in so many bytes each.
+CONVERTED_AT_A_TIME = 1 << 21
+CONVERTED_AT_A_TIME_ON_CUDA = 1 << 26
+GROUPS_BYTES_PER_WEIGHT = 4.5
 
 
 def layer_weights_bytes(layer: LayerShape, format_name: FormatName, compute_type: ComputeType) -> int:
@@ -44,22 +52,25 @@ def embedding_bytes(model: Model, *, embedding: bool, head: bool, compute_type: 
 
 @dataclass(frozen=True)
 class Temporaries:
-    """Peak bytes of one step beside weights and KV. What is alive together is added, what follows is not."""
+    """Peak bytes of a stage beside stored weights and KV. What is alive together is added, what follows is not."""
 
+    runtime: int  # what the first role adds to an idle process: module objects, compiled kernels
     residual: int  # hidden states: the stream, its normalised copy, the received frame
     attention: int  # queries, keys, values, their rotated copies and the output; gathered pages of the pool
     mlp: int  # between the halves of the MLP
     logits: int  # float32 rows of the sampled sequences and their working copy (last stage)
-    dequantization: int  # the largest quantized linear, back in the compute type
+    dequantization: int  # weights on their way back to the compute type
+    loading: int  # a layer that is read and quantized, beyond what is stored of it; KV is not there yet
 
     @property
-    def without_dequantization(self) -> int:
-        return self.residual + max(self.attention, self.mlp, self.logits)
+    def serving(self) -> int:
+        """Beside weights and KV. Dequantized weights are alive with the MLP or the attention, never with the logits."""
+        layer = max(self.attention, self.mlp) + self.dequantization
+        return self.runtime + self.residual + max(layer, self.logits)
 
-    @property
-    def total(self) -> int:
-        """Dequantized weights are alive during the MLP as well as during attention, never during the logits."""
-        return self.residual + max(max(self.attention, self.mlp) + self.dequantization, self.logits)
+    def peak(self, kv_bytes: int) -> int:
+        """Beside weights and `kv_bytes` of KV: while serving, or while loading where that is more than the KV makes up."""
+        return max(self.serving, self.loading - kv_bytes)
 
     def __str__(self) -> str:
         return ", ".join(f"{field.name} {getattr(self, field.name)}" for field in fields(self))
@@ -74,25 +85,51 @@ class StepShape:
     context: int
 
 
-def temporaries(model: Model, step: StepShape, compute_type: ComputeType, *, head: bool) -> Temporaries:
-    """The worst layer's terms; the dequantization term as if some layer of the stage were quantized."""
-    item = COMPUTE_TYPE_BYTES[compute_type]
+@dataclass(frozen=True)
+class Storage:
+    """How a stage stores its layers, and where: a processor's memory or a GPU's."""
+
+    formats: frozenset[FormatName]
+    compute_type: ComputeType
+    on_cpu: bool
+
+    @property
+    def item(self) -> int:
+        return COMPUTE_TYPE_BYTES[self.compute_type]
+
+
+def temporaries(model: Model, step: StepShape, storage: Storage, *, head: bool) -> Temporaries:
+    """The worst layer's terms at the worst of the formats."""
+    item = storage.item
     layers = set(model.layers)
     return Temporaries(
+        runtime=RUNTIME_BYTES if storage.on_cpu else 0,
         residual=3 * step.tokens * model.hidden_size * item,
         attention=max(_attention_bytes(layer, step, item) for layer in layers),
         mlp=max(2 * step.tokens * layer.mlp_width * item for layer in layers),
         logits=2 * step.sampled * model.vocab_size * 4 if head else 0,
-        dequantization=max(
-            (
-                linear.out_features * linear.in_features * item
-                for layer in layers
-                for linear in layer.linears
-                if linear.quantizable
-            ),
-            default=0,
-        ),
+        dequantization=max(_dequantization_bytes(layer, storage) for layer in layers),
+        loading=max(_loading_bytes(layer, storage) for layer in layers) + MODULE_BYTES * storage.on_cpu,
     )
+
+
+def _largest_linear(layer: LayerShape) -> int:
+    """Weights of the largest linear that can be quantized."""
+    return max((each.out_features * each.in_features for each in layer.linears if each.quantizable), default=0)
+
+
+def _dequantization_bytes(layer: LayerShape, storage: Storage) -> int:
+    """Large weights are converted a piece at a time."""
+    piece = min(_largest_linear(layer), CONVERTED_AT_A_TIME if storage.on_cpu else CONVERTED_AT_A_TIME_ON_CUDA)
+    per_weight = {"dense": 0.0, "int8": storage.item, "w8a8": storage.item}
+    return int(piece * max((per_weight.get(name, GROUPS_BYTES_PER_WEIGHT) for name in storage.formats), default=0))
+
+
+def _loading_bytes(layer: LayerShape, storage: Storage) -> int:
+    """A whole dense layer is there while its linears are quantized one after the other, with a copy of the largest."""
+    dense = layer_weights_bytes(layer, "dense", storage.compute_type)
+    stored = min(layer_weights_bytes(layer, name, storage.compute_type) for name in storage.formats)
+    return dense - stored + _largest_linear(layer) * storage.item
 
 
 def _attention_bytes(layer: LayerShape, step: StepShape, item: int) -> int:

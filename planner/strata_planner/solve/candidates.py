@@ -5,19 +5,21 @@ is at most that (LLM-PQ, arXiv 2403.01136, section 4.2, Optimization #1); of pre
 micro-batches only the smallest can be best.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
 
+from strata_planner.catalogue import CPU
 from strata_planner.cluster import Accelerator
-from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
+from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, FormatName
 from strata_planner.costs.communication import hidden_states_seconds, sampled_tokens_seconds
 from strata_planner.costs.latency import Rates, decode_phase, head_seconds, layer_seconds, prefill_phase
 from strata_planner.costs.memory import (
     PAGE_TOKENS,
     StepShape,
+    Storage,
     Temporaries,
     embedding_bytes,
     kv_bytes_per_token,
@@ -75,9 +77,12 @@ class Pricer:
         prompt = candidate.prefill * self.request.workload.prompt_tokens
         return max(min(prompt, MAX_CHUNK_TOKENS), candidate.decode)
 
-    def temporaries(self, candidate: Candidate, *, head: bool) -> Temporaries:
-        step = StepShape(self.max_step_tokens(candidate), candidate.decode, self.request.max_model_len)
-        return temporaries(self.request.model, step, self.request.compute_type, head=head)
+    def temporaries(self, candidate: Candidate, place: int, formats: Iterable[FormatName]) -> Temporaries:
+        """Of one stage whose layers are stored in `formats`."""
+        request = self.request
+        step = StepShape(self.max_step_tokens(candidate), candidate.decode, request.max_model_len)
+        storage = Storage(frozenset(formats), request.compute_type, candidate.order[place].name == CPU)
+        return temporaries(request.model, step, storage, head=place == len(candidate.order) - 1)
 
     def problem(self, candidate: Candidate) -> Problem:
         """Raises nothing: a stage that cannot hold even its fixed parts has a negative capacity."""
@@ -108,6 +113,7 @@ class Pricer:
                 run.units,
                 run.layers_per_unit,
                 {bits: sum(self._layer_bytes(layer, bits) for layer in self._unit(run)) for bits in self.request.bits},
+                {bits: sum(self._weight_bytes(layer, bits) for layer in self._unit(run)) for bits in self.request.bits},
                 {bits: sum(self.omega.of(layer, bits) for layer in self._unit(run)) for bits in self.request.bits},
             )
             for run in self.layer_runs
@@ -134,17 +140,21 @@ class Pricer:
         """The layers of the run's first unit; the others equal it."""
         return range(run.first, run.first + run.layers_per_unit)
 
-    def _layer_bytes(self, index: int, bits: int) -> int:
+    def _weight_bytes(self, index: int, bits: int) -> int:
         request = self.request
-        layer = request.model.layers[index]
-        weights = layer_weights_bytes(layer, DEFAULT_FORMAT_OF_BITS[bits], request.compute_type)
-        per_token = kv_bytes_per_token(layer, request.kv_bits, request.compute_type)
-        return weights + per_token * request.kv_pages * PAGE_TOKENS
+        return layer_weights_bytes(request.model.layers[index], DEFAULT_FORMAT_OF_BITS[bits], request.compute_type)
+
+    def _layer_bytes(self, index: int, bits: int) -> int:
+        """Weights and KV."""
+        request = self.request
+        per_token = kv_bytes_per_token(request.model.layers[index], request.kv_bits, request.compute_type)
+        return self._weight_bytes(index, bits) + per_token * request.kv_pages * PAGE_TOKENS
 
     def _stage(self, candidate: Candidate, place: int) -> StageCosts:
         device = candidate.order[place]
         head = place == len(candidate.order) - 1
-        temporary = self.temporaries(candidate, head=head)
+        dense = self.temporaries(candidate, place, ["dense"])
+        mixed = self.temporaries(candidate, place, {"dense", *(DEFAULT_FORMAT_OF_BITS[b] for b in self.request.bits)})
         tables = embedding_bytes(
             self.request.model, embedding=place == 0, head=head, compute_type=self.request.compute_type
         )
@@ -156,8 +166,10 @@ class Pricer:
                 head_seconds(self.request.model, rates, candidate.decode),
             )
         return StageCosts(
-            capacity_bytes=device.usable_bytes - temporary.without_dequantization - tables,
-            quantized_bytes=temporary.total - temporary.without_dequantization,
+            capacity_bytes=device.usable_bytes - dense.serving - tables,
+            quantized_bytes=mixed.serving - dense.serving,
+            loading_capacity_bytes=device.usable_bytes - dense.loading - tables,
+            loading_quantized_bytes=mixed.loading - dense.loading,
             seconds=tuple(self._unit_seconds(run, device, candidate) for run in self.layer_runs),
             fixed_seconds=logits,
             transfer_seconds=self._transfer(candidate, place),

@@ -6,7 +6,7 @@ Called by `search`; knows only the Problem. A piece per family of constraints, e
 |----------------------|-----------------------|-----------------------------------------------------------------------|
 | z[i,j,b]             | units[r,j,b]          | how many units of run r lie on stage j at b bits (0/1 for one unit)   |
 | u[i,j]               | present[r,j]          | run r has a unit on stage j                                           |
-| -                    | quantized[j]          | stage j holds a unit below 16 bits: it needs the dequantization buffer|
+| -                    | quantized[j]          | stage j holds a unit below 16 bits: it needs more temporaries|
 | T_max^pre, T_max^dec | slowest_prefill/decode| the slowest stage or hop of a micro-batch                             |
 | T_pre, T_dec         | in the objective      | sums over the stages, T_dec n-1 times                                 |
 | M[i,b], M_j          | Run.bytes, capacity   | bytes of a unit; what stage j has left for units                      |
@@ -80,7 +80,7 @@ def _declare(model: pulp.LpProblem, problem: Problem) -> _Variables:
     quantized = {
         j: model.add_variable(f"quantized_{j}", cat=pulp.LpBinary)
         for j, stage in enumerate(problem.stages)
-        if stage.quantized_bytes
+        if stage.quantized_bytes or stage.loading_quantized_bytes
     }
     slowest = [model.add_variable(f"slowest_{phase}", 0) for phase in ("prefill", "decode")]
     return _Variables(units, present, quantized, slowest[0], slowest[1])
@@ -161,17 +161,23 @@ def _add_symmetry(model: pulp.LpProblem, problem: Problem, variables: _Variables
 
 
 def _add_memory(model: pulp.LpProblem, problem: Problem, variables: _Variables, margin: float) -> None:
-    """Equations 12-13."""
+    """Equations 12-13, while serving and while loading."""
+    units = sum(run.units for run in problem.runs)
     for j, stage in enumerate(problem.stages):
         mine = _on_stage(variables, j)
-        used = [(variable, problem.runs[key[0]].bytes[key[2]] / _SCALE) for key, variable in mine]
-        low = [variable for key, variable in mine if key[2] < 16]
+        serving = [(variable, problem.runs[key[0]].bytes[key[2]] / _SCALE) for key, variable in mine]
+        loading = [(variable, problem.runs[key[0]].weight_bytes[key[2]] / _SCALE) for key, variable in mine]
         if j in variables.quantized:
-            used.append((variables.quantized[j], stage.quantized_bytes / _SCALE))
-            count = sum(run.units for run in problem.runs)
-            model += pulp.lpSum(low) <= count * variables.quantized[j], f"stage_{j}_buffer"
-        capacity = stage.capacity_bytes / _SCALE * (1 - margin)
-        model += pulp.LpAffineExpression(used) <= capacity, f"stage_{j}_memory"
+            low = [variable for key, variable in mine if key[2] < 16]
+            model += pulp.lpSum(low) <= units * variables.quantized[j], f"stage_{j}_quantized"
+            serving.append((variables.quantized[j], stage.quantized_bytes / _SCALE))
+            loading.append((variables.quantized[j], stage.loading_quantized_bytes / _SCALE))
+        for when, used, capacity in (
+            ("serving", serving, stage.capacity_bytes),
+            ("loading", loading, stage.loading_capacity_bytes),
+        ):
+            row = pulp.LpAffineExpression(used) <= capacity / _SCALE * (1 - margin)
+            model += row, f"stage_{j}_memory_{when}"
 
 
 def _add_slowest_stage(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:

@@ -33,24 +33,19 @@ def at_fewest_bits(problem: Problem) -> Counts | None:
         if not placed:
             return None
         queue = queue[placed:]
-    return counts if not queue else None
+    return {key: count for key, count in counts.items() if count} if not queue else None
 
 
 def _fill(problem: Problem, j: int, queue: list[int], counts: Counts) -> int:
     """Put units of `queue` on stage j until it is full; how many went."""
-    stage = problem.stages[j]
-    room = stage.capacity_bytes
-    quantized = False
     for placed, r in enumerate(queue):
-        if not stage.seconds[r]:
+        if not problem.stages[j].seconds[r]:
             return placed
-        bits = min(stage.seconds[r])
-        needed = problem.runs[r].bytes[bits] + (stage.quantized_bytes if bits < 16 and not quantized else 0)
-        if needed > room:
+        key = (r, j, min(problem.stages[j].seconds[r]))
+        counts[key] = counts.get(key, 0) + 1
+        if problem.free_bytes(counts, j) < 0:
+            counts[key] -= 1
             return placed
-        room -= needed
-        quantized = quantized or bits < 16
-        counts[r, j, bits] = counts.get((r, j, bits), 0) + 1
     return len(queue)
 
 
@@ -80,8 +75,8 @@ def _without_formats(request: PlanRequest, fleet: Fleet) -> str:
 
 def _shortage(request: PlanRequest, fleet: Fleet) -> str:
     devices = [each for members in fleet.devices for each in members]
-    needed, usable = needed_bytes(request), sum(each.usable_bytes for each in devices)
     stages = min(len(devices), request.max_stages or len(devices))
+    needed, usable = needed_bytes(request, stages), sum(each.usable_bytes for each in devices)
     if stages < len(devices):
         usable = sum(sorted((each.usable_bytes for each in devices), reverse=True)[:stages])
     where = f"{stages} device{'s' * (stages > 1)}"
@@ -91,15 +86,18 @@ def _shortage(request: PlanRequest, fleet: Fleet) -> str:
     return text if needed > usable else f"{text}, but whole layers do not fit into the devices one by one"
 
 
-def needed_bytes(request: PlanRequest) -> int:
-    """Of the whole model with its KV at the fewest bits, on one stage."""
+def needed_bytes(request: PlanRequest, stages: int = 1) -> int:
+    """Of the whole model with its KV at the fewest bits, with what each of `stages` stages needs beside."""
     pricer = Pricer(request)
     device = request.cluster.accelerators()[0]
-    candidate = Candidate((device,), 1, request.workload.concurrency)
-    stage = pricer.problem(candidate).stages[0]
-    fixed = device.usable_bytes - stage.capacity_bytes
+    one, inner = (pricer.problem(Candidate((device,) * count, 1, request.workload.concurrency)) for count in (1, 3))
+    low = min(request.bits) < 16
+    fixed = [
+        device.usable_bytes - stage.capacity_bytes + low * stage.quantized_bytes
+        for stage in (one.stages[0], inner.stages[1])
+    ]
     units = sum(run.units * run.bytes[min(run.bytes)] for run in pricer.runs)
-    return fixed + units + (stage.quantized_bytes if min(request.bits) < 16 else 0)
+    return fixed[0] + (stages - 1) * fixed[1] + units
 
 
 def fits(request: PlanRequest) -> bool:

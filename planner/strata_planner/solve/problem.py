@@ -15,11 +15,12 @@ Counts = dict[Key, int]
 
 @dataclass(frozen=True)
 class Run:
-    """`units` consecutive units of `layers_per_unit` equal layers. Bytes (weights and KV) and omega are of one unit."""
+    """`units` consecutive units of `layers_per_unit` equal layers. Bytes (with and without KV) and omega are of one unit."""
 
     units: int
     layers_per_unit: int
     bytes: Mapping[int, int]
+    weight_bytes: Mapping[int, int]
     omega: Mapping[int, float]
 
 
@@ -28,12 +29,14 @@ class StageCosts:
     """One stage of the order. `capacity_bytes` is what units may fill: fixed parts are taken off already.
 
     `seconds[run][bits]` = (prefill, decode) of one unit; bits that the device lacks are absent. `fixed` is what the stage
-    adds to each micro-batch (the head); `transfer` hands the micro-batch on. `quantized_bytes`: the buffer that a stage
-    needs as soon as one of its units is below 16 bits.
+    adds to each micro-batch (the head); `transfer` hands the micro-batch on. `quantized_bytes`: what a stage needs
+    more as soon as one of its units is below 16 bits. `loading_...`: the same while weights are loaded, before there is KV.
     """
 
     capacity_bytes: int
     quantized_bytes: int
+    loading_capacity_bytes: int
+    loading_quantized_bytes: int
     seconds: tuple[Mapping[int, tuple[float, float]], ...]
     fixed_seconds: tuple[float, float] = (0.0, 0.0)
     transfer_seconds: tuple[float, float] = (0.0, 0.0)
@@ -42,7 +45,8 @@ class StageCosts:
     def signature(self) -> tuple[object, ...]:
         """Equal for stages that units cannot tell apart."""
         seconds = tuple(tuple(sorted(each.items())) for each in self.seconds)
-        return (self.capacity_bytes, self.quantized_bytes, self.fixed_seconds, seconds)
+        serving = (self.capacity_bytes, self.quantized_bytes)
+        return (*serving, self.loading_capacity_bytes, self.loading_quantized_bytes, self.fixed_seconds, seconds)
 
 
 @dataclass(frozen=True)
@@ -94,13 +98,15 @@ class Problem:
                 decode += count * unit[1]
         return prefill, decode
 
-    def stage_bytes(self, counts: Counts, j: int) -> int:
-        """Bytes of the units on stage j, with the buffer of quantized ones."""
-        mine = [(r, bits, count) for (r, stage, bits), count in counts.items() if stage == j and count]
+    def free_bytes(self, counts: Counts, j: int) -> int:
+        """What stage j has left while serving or while loading, whichever is less; negative: its units do not fit."""
+        stage = self.stages[j]
+        mine = [(r, bits, count) for (r, place, bits), count in counts.items() if place == j and count]
         quantized = any(bits < 16 for _, bits, _ in mine)
-        return sum(count * self.runs[r].bytes[bits] for r, bits, count in mine) + (
-            self.stages[j].quantized_bytes if quantized else 0
-        )
+        serving = sum(count * self.runs[r].bytes[bits] for r, bits, count in mine) + quantized * stage.quantized_bytes
+        loading = sum(count * self.runs[r].weight_bytes[bits] for r, bits, count in mine)
+        loading += quantized * stage.loading_quantized_bytes
+        return min(stage.capacity_bytes - serving, stage.loading_capacity_bytes - loading)
 
     def latency_seconds(self, counts: Counts) -> float:
         """LLM-PQ's latency of the whole batch, hops included."""
@@ -127,7 +133,7 @@ class Problem:
         return (
             placed == [run.units for run in self.runs]
             and used == set(range(len(self.stages)))
-            and all(self.stage_bytes(counts, j) <= stage.capacity_bytes for j, stage in enumerate(self.stages))
+            and all(self.free_bytes(counts, j) >= 0 for j in range(len(self.stages)))
         )
 
 

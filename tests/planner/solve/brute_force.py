@@ -43,6 +43,7 @@ def problems(draw: st.DrawFn) -> Problem:
             units,
             1,
             {b: b * draw(st.integers(MIB // 2, MIB)) for b in bits},
+            {b: b * draw(st.integers(MIB // 4, MIB // 2)) for b in bits},
             {b: draw(st.floats(0, 2.0)) for b in bits},
         )
         for units in runs
@@ -51,6 +52,8 @@ def problems(draw: st.DrawFn) -> Problem:
         StageCosts(
             capacity_bytes=draw(st.integers(4 * MIB, 60 * MIB)),
             quantized_bytes=draw(st.sampled_from([0, 3 * MIB])),
+            loading_capacity_bytes=draw(st.integers(4 * MIB, 60 * MIB)),
+            loading_quantized_bytes=draw(st.sampled_from([0, 5 * MIB])),
             seconds=tuple({b: (draw(seconds), draw(seconds)) for b in bits} for _ in built),
             fixed_seconds=(draw(seconds), draw(seconds)),
             transfer_seconds=(draw(seconds), draw(seconds)),

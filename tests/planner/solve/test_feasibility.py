@@ -22,7 +22,7 @@ def reason(request: PlanRequest) -> str:
 
 
 def test_by_how_much_and_what_would_fit() -> None:
-    text = reason(a_request(a_cluster(0.5, 0.5)))
+    text = reason(a_request(a_cluster(0.6, 0.6)))
     assert re.match(r"needs [\d.]+ [KMG]iB at 3 bits; the cluster has [\d.]+ [KMG]iB usable on 2 devices; ", text)
     assert "smallest change that fits: 2 more cpu" in text
 
