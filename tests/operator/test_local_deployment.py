@@ -90,7 +90,7 @@ async def test_a_slot_that_cannot_stay_alive_is_given_up_with_its_log(
     monkeypatch.setenv("FAKE_SLOT_CRASHES", "b")
     monkeypatch.setattr("strata_operator.local.services.PAUSE_SECONDS", 0.0)
     with pytest.raises(
-        CrashedError, match=r"b ended with exit code 3, 4 times in a row[\s\S]*--logs[\s\S]*ran out of luck"
+        CrashedError, match=r"b ended with exit code 3, 4 times in a row before it served[\s\S]*--logs[\s\S]*ran out of luck"
     ):
         async with running(tmp_path):
             pass
@@ -132,3 +132,12 @@ def test_free_ports_are_consecutive_and_free() -> None:
     with contextlib.ExitStack() as held:
         for port in range(first, first + 3):
             held.enter_context(socket.create_server(("127.0.0.1", port)))
+
+
+async def test_a_slot_may_be_killed_any_number_of_times_once_it_has_served(tmp_path: Path) -> None:
+    async with running(tmp_path) as deployment:
+        for _ in range(6):
+            killed = deployment.pids["b"]
+            os.kill(killed, signal.SIGKILL)
+            await until(lambda killed=killed: deployment.pids.get("b", killed) != killed)
+            await deployment.ready()

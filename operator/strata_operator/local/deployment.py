@@ -41,7 +41,7 @@ from strata_planner.contract.roles import roles_of
 
 log = logging.getLogger(__name__)
 
-EPOCHS_AT_ONCE = 4  # so many new epochs of one plan in `EPOCH_SECONDS` are made without a pause
+EPOCHS_AT_ONCE = 8  # so many new epochs of one plan in `EPOCH_SECONDS` are made without a pause
 EPOCH_SECONDS = 20.0
 REPEAT_SECONDS = 0.2  # before the same steps are tried once more
 
@@ -191,7 +191,7 @@ class LocalDeployment:
                 raise RefusedError(f"slot {slot} refused its part of the plan: {reason}")
 
     def _check_switch(self, slot: str, epoch: int) -> None:
-        """A slot that cannot switch (a port was taken meanwhile) is started anew: other ports, a new epoch."""
+        """A slot that cannot switch (a port was taken meanwhile) is started anew, at other ports if it happens again."""
         status = self.slot_statuses.get(slot)
         if status and status.failure and status.prepare.epoch == epoch != status.committed_epoch:
             log.warning("slot %s cannot switch to epoch %d: %s", slot, epoch, status.failure)
@@ -207,6 +207,8 @@ class LocalDeployment:
 
     async def _say_ready(self) -> None:
         ready = is_ready(self.plan, self._ledger, self._observed())
+        for service in self._services() if ready else ():
+            service.has_served = True
         if ready and not self._ready.is_set():
             await _until_listening(self.options.host, self.options.port)
             log.info("ready in %.1f s", time.monotonic() - self._not_ready_since)

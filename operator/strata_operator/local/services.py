@@ -1,12 +1,11 @@
 """One process of a local deployment that must stay alive: a slot or the gateway, with its ports, log and history.
 
-A service that ends is started again, later each time it ended soon after its start; one that cannot stay alive is given
-up with the last lines of its log. Used by the local deployment alone; knows nothing of epochs.
+A service that ends is started again, later each time if it never got to serve; one that cannot stay alive is given up
+with the last lines of its log. Used by the local deployment alone; knows nothing of epochs.
 """
 
 import asyncio
 import logging
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -20,19 +19,20 @@ from strata_planner.contract.control import SlotAddress
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-SOON_SECONDS = 10.0  # who ends within this time of its start did not really run
-QUICK_ENDS = 4  # this many times in a row, then it is given up
+QUICK_ENDS = 4  # so many times in a row it may end before it has served, then it is given up
 PAUSE_SECONDS = 0.5  # before the second start in a row; twice as long before each further one
 LOG_LINES = 15
 
 
 class Service(ABC):
-    """A process that is kept alive. `control` is None while it is down."""
+    """A process that is kept alive. `control` is None while it is down; `has_served`: it was of use since its start."""
 
     def __init__(self, name: str, module: str, logs: Path, secret: str) -> None:
         self.name = name
         self.control: Endpoint | None = None
         self._child: Child | None = None
+        self._control_port = 0
+        self.has_served = False
         self._module = module
         self._log_file = logs / f"{name}.log"
         self._secret = secret
@@ -45,17 +45,17 @@ class Service(ABC):
         """Start it, and again whenever it ends, until cancelled. Raises CrashedError when that is of no use."""
         quick_ends = 0
         while True:
-            started = time.monotonic()
-            child = await self._start(launcher)
+            self.has_served = False
+            child = await self._start(launcher, other_ports=quick_ends > 1)
             changed()
             code = await asyncio.shield(child.ended)
             self.control = None
             changed()
-            quick_ends = quick_ends + 1 if time.monotonic() - started < SOON_SECONDS else 0
+            quick_ends = 0 if self.has_served else quick_ends + 1
             log.warning("%s %s; starting it again", self.name, how_it_ended(code))
             if quick_ends >= QUICK_ENDS:
                 raise CrashedError(
-                    f"{self.name} {how_it_ended(code)}, {quick_ends} times in a row soon after its start; "
+                    f"{self.name} {how_it_ended(code)}, {quick_ends} times in a row before it served; "
                     f"keep its whole log with --logs FOLDER. It ends with:\n{self.last_lines()}"
                 )
             await asyncio.sleep(PAUSE_SECONDS * (2 ** (quick_ends - 1) - 1) if quick_ends else 0)
@@ -70,19 +70,28 @@ class Service(ABC):
             return "(nothing)"
         return "\n".join(self._log_file.read_text(errors="replace").splitlines()[-LOG_LINES:]) or "(nothing)"
 
-    async def _start(self, launcher: Launcher) -> Child:
-        port = free_port(HOST)
-        child = await launcher.spawn(self._module, self._arguments(port), self._log_file)
-        self._child, self.control = child, Endpoint(HOST, port, self._secret)
+    async def _start(self, launcher: Launcher, *, other_ports: bool) -> Child:
+        """At the same ports as before, so that who has prepared an epoch with them need not do it again; at others when
+        it does not stay alive there.
+        """
+        if self._control_port == 0 or other_ports:
+            self._control_port = free_port(HOST)
+            self._choose_ports()
+        child = await launcher.spawn(self._module, self._arguments(), self._log_file)
+        self._child, self.control = child, Endpoint(HOST, self._control_port, self._secret)
         log.info("%s runs as process %d", self.name, child.pid)
         return child
 
     @abstractmethod
-    def _arguments(self, control_port: int) -> list[str]: ...
+    def _choose_ports(self) -> None:
+        """Those beside the control port."""
+
+    @abstractmethod
+    def _arguments(self) -> list[str]: ...
 
 
 class SlotService(Service):
-    """A slot with ports for `roles` roles. Its address is a new one at each start."""
+    """A slot with data and request ports for `roles` roles."""
 
     def __init__(self, name: str, module: str, logs: Path, secret: str, *, roles: int, threads: int) -> None:
         super().__init__(name, module, logs, secret)
@@ -90,13 +99,23 @@ class SlotService(Service):
         self._roles = roles
         self._threads = threads
 
-    def _arguments(self, control_port: int) -> list[str]:
-        data_port, request_port = free_ports(HOST, self._roles), free_ports(HOST, self._roles)
-        self.address = SlotAddress(host=HOST, control_port=control_port, data_port=data_port, request_port=request_port)
-        return [
-            *("--name", self.name, "--host", HOST, "--control-port", str(control_port)),
-            *("--data-port", str(data_port), "--request-port", str(request_port), "--threads", str(self._threads)),
-        ]
+    def _choose_ports(self) -> None:
+        self.address = SlotAddress(
+            host=HOST,
+            control_port=self._control_port,
+            data_port=free_ports(HOST, self._roles),
+            request_port=free_ports(HOST, self._roles),
+        )
+
+    def _arguments(self) -> list[str]:
+        assert self.address is not None
+        ports = {
+            "--control-port": self.address.control_port,
+            "--data-port": self.address.data_port,
+            "--request-port": self.address.request_port,
+        }
+        flags = [text for flag, port in ports.items() for text in (flag, str(port))]
+        return ["--name", self.name, "--host", HOST, *flags, "--threads", str(self._threads)]
 
 
 class GatewayService(Service):
@@ -106,8 +125,11 @@ class GatewayService(Service):
         super().__init__("gateway", module, logs, secret)
         self._fixed = arguments
 
-    def _arguments(self, control_port: int) -> list[str]:
-        return [*self._fixed, "--control-host", HOST, "--control-port", str(control_port)]
+    def _choose_ports(self) -> None:
+        """The HTTP port is fixed."""
+
+    def _arguments(self) -> list[str]:
+        return [*self._fixed, "--control-host", HOST, "--control-port", str(self._control_port)]
 
 
 def how_it_ended(code: int) -> str:
