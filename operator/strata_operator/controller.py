@@ -75,7 +75,7 @@ class Kept:
     def __init__(self, changed: Callable[[], None]) -> None:
         self.links = Links(changed)
         self.control_key = new_secret()  # used if the cluster has none yet
-        self.applied: dict[str, float] = {}  # digest -> when
+        self.applied: dict[str, tuple[str, float]] = {}  # kind and name -> what it was made last (digest), and when
         self.failure: PlanFailure | None = None
         self.failure_until = 0.0
         self.since = time.monotonic()
@@ -162,7 +162,7 @@ class Controller:
         plan = newest.epoch.plan if newest else None
         options = RenderOptions(image, key, self._options.operator_namespace)
         now = time.monotonic()
-        kept.applied = {digest: at for digest, at in kept.applied.items() if now - at < APPLY_AGAIN_SECONDS}
+        kept.applied = {key: last for key, last in kept.applied.items() if now - last[1] < APPLY_AGAIN_SECONDS}
         if now > kept.failure_until:
             kept.failure = None
         return View(
@@ -177,7 +177,7 @@ class Controller:
             devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
             refused=inventory.refused,
             manifests=tuple(render(deployment, slots_of(plan, newest.cluster), options)) if newest and plan else (),
-            applied=frozenset(kept.applied),
+            applied=frozenset(digest for digest, _ in kept.applied.values()),
             failure=kept.failure,
         )
 
@@ -193,9 +193,9 @@ class Controller:
                 await self._make_plan(action, view, kept)
             case RenewEpoch():
                 await self._renew(action, view, kept)
-            case Apply():
-                await self._kube.apply(action.manifest)
-                kept.applied[action.digest] = time.monotonic()
+            case Apply(manifest=manifest, digest=digest):
+                await self._kube.apply(manifest)
+                kept.applied[f"{manifest['kind']} {manifest['metadata']['name']}"] = (digest, time.monotonic())
             case SendToSlot(slot=slot, message=message):
                 await kept.links.send(slot, message)
             case SendToGateway(gateway=gateway, message=route):

@@ -89,6 +89,21 @@ async def test_everything_is_applied_and_nothing_has_a_finalizer(api: FakeApi) -
     assert {owner["uid"] for thing in owned for owner in thing["metadata"]["ownerReferences"]} == {"uid-chat"}
 
 
+async def test_a_change_that_is_taken_back_is_applied_too(api: FakeApi) -> None:
+    controller = Controller(kube_of(api.url), OPTIONS, lambda: True)
+    deployment = api.objects[f"{LLMDS}/chat"]
+    notes = []
+    for annotations in ({}, {"example.org/note": "1"}, {}):
+        deployment["spec"]["runtime"] = {"pod": {"annotations": annotations}}
+        await controller.look()
+        await controller.look()
+        gateway = api.objects["/apis/apps/v1/namespaces/ns/deployments/chat-gateway"]
+        notes.append(gateway["spec"]["template"]["metadata"]["annotations"])
+    assert notes == [{}, {"example.org/note": "1"}, {}]
+    for kept in controller._kept.values():
+        await kept.links.close()
+
+
 async def test_another_operator_goes_on_where_the_first_stopped(api: FakeApi) -> None:
     await looked(api, 2)
     keys = api.objects["/api/v1/namespaces/ns/secrets/chat-control"]["data"]
