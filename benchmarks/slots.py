@@ -80,15 +80,22 @@ class ServedPipeline:
 
 
 @contextlib.contextmanager
-def served(plan: Plan, threads: int = 1) -> Iterator[ServedPipeline]:
-    """Start a slot process per slot of the plan, one epoch, and end them."""
+def slot_processes(plan: Plan, threads: int = 1) -> Iterator[dict[str, SlotProcess]]:
+    """A fresh process for every slot of the plan, ended on the way out."""
     names = list(dict.fromkeys(stage.slot for replica in plan.replicas for stage in replica.stages))
     slots: dict[str, SlotProcess] = {}
     try:
         for name in names:
             slots[name] = SlotProcess(name, threads)
-        client = PipelineClient(slots)
-        yield ServedPipeline(client, client.serve(plan))
+        yield slots
     finally:
         for slot in slots.values():
             slot.close()
+
+
+@contextlib.contextmanager
+def served(plan: Plan, threads: int = 1) -> Iterator[ServedPipeline]:
+    """A plan in force."""
+    with slot_processes(plan, threads) as slots:
+        client = PipelineClient(slots)
+        yield ServedPipeline(client, client.serve(plan))
