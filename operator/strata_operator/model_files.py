@@ -1,4 +1,4 @@
-"""Where a model's config.json comes from: `file:///path` and `hf://owner/name[@revision]`, read for planning.
+"""Where a model's config.json comes from: `file:///path`, `hf://owner/name[@revision]` or `pvc://claim/path`, read for planning.
 
 Called by the command line and the operator before they plan; the weights themselves are read by the slots alone.
 """
@@ -22,9 +22,7 @@ def read_config(uri: str, environment: Mapping[str, str] = os.environ) -> dict[s
     if uri.startswith("hf://"):
         return _parse(_download(uri, environment), uri)
     if uri.startswith("pvc://"):
-        raise InvalidInputError(
-            uri, ["a claim is mounted by slots only, so its config.json cannot be read here; use file:/// or hf://"]
-        )
+        return _parse(_read_claim(uri, environment), uri)
     return _parse(_read(uri), uri)
 
 
@@ -56,6 +54,20 @@ def _read(uri: str) -> bytes:
             uri,
             [f"{folder}/config.json: {error.strerror}; a model folder holds config.json, tokenizer and safetensors"],
         ) from error
+
+
+def _read_claim(uri: str, environment: Mapping[str, str]) -> bytes:
+    """From where slots mount claims too: `<models>/<claim>/<path>`."""
+    folder = Path(environment.get("STRATA_MODELS_DIRECTORY", "/models"), uri.removeprefix("pvc://"))
+    try:
+        return (folder / "config.json").read_bytes()
+    except OSError as error:
+        claim = uri.removeprefix("pvc://").partition("/")[0]
+        reason = (
+            f"{folder}/config.json: {error.strerror}; planning reads it, so mount the claim {claim} below /models in the "
+            "operator too (volumes and volumeMounts of the chart; operator and claim in one namespace), or use hf://"
+        )
+        raise InvalidInputError(uri, [reason]) from error
 
 
 def _download(uri: str, environment: Mapping[str, str]) -> bytes:
