@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.operator_release import OperatorRelease
 from tests.cluster.testbed.cluster import Cluster
 from tests.cluster.testbed.world import CHECKOUT, ENVIRONMENT_VARIABLE
+from tests.cluster.timings import TOLD, Steps
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -24,6 +26,24 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
     return Cluster.current()
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster) -> Iterator[OperatorRelease]:
+    """The operator, installed once for all tests that need it and removed with all that it serves."""
+    release = OperatorRelease(cluster)
+    release.add_node()
+    steps = Steps("helm install")
+    release.install()
+    steps.mark("operator ready")
+    yield release
+    release.uninstall()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The time of each step, to be quoted."""
+    for steps in TOLD:
+        terminalreporter.write_line(str(steps))
 
 
 @pytest.fixture

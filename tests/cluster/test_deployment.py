@@ -1,0 +1,273 @@
+"""One LLMDeployment on three unlike nodes, from `kubectl apply` to its end: real pods, real tokens, real losses.
+
+The tests follow one deployment through its life in the order of this file, each leaving it Ready for the next. Tokens are
+compared in fp32 with transformers' own `generate`, also where a slot or a node is lost while they stream.
+"""
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.cluster.deployed import Deployed, condition, holds, manifest
+from tests.cluster.operator_release import MODELS, OperatorRelease
+from tests.cluster.testbed.cluster import Cluster
+from tests.cluster.testbed.processes import wait_until
+from tests.cluster.timings import Steps
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+PROMPT = "def read_lines(path):\n"
+LONG = 160  # tokens of an answer that is still being streamed when something is lost
+WORKERS = {"node-a", "node-b", "node-c"}
+
+
+@pytest.fixture(scope="module")
+def chat(cluster: Cluster, operator: OperatorRelease) -> Iterator[Deployed]:
+    """Applied and Ready, three stages; the namespace ends with the module."""
+    namespace = f"chat-{secrets.token_hex(3)}"
+    cluster.kubectl("create", "namespace", namespace)
+    chat = Deployed(cluster, operator, manifest("chat", namespace, placement={"minStages": 3}))
+    steps = Steps("apply")
+    chat.apply()
+    chat.wait(holds("Planned"), "Planned", 60)
+    steps.mark("planned")
+    chat.wait_pods_running()
+    steps.mark("pods running")
+    chat.wait_ready()
+    steps.mark("Ready")
+    with chat.client() as client:
+        next(iter(stream(client, "chat", 1)))
+    steps.mark("first token")
+    yield chat
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    """What transformers says after PROMPT, greedily, in fp32: LONG tokens."""
+    import torch  # noqa: PLC0415  heavy, and needed by few
+    import transformers  # noqa: PLC0415  same
+
+    torch.set_num_threads(1)
+    folder = str(MODELS / "strata-tiny")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = tokenizer(PROMPT, return_tensors="pt")
+    tokens = model.generate(**prompt, max_new_tokens=LONG, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return str(tokenizer.decode(tokens[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def stream(client: openai.OpenAI, model: str, tokens: int) -> Iterator[str]:
+    """Pieces of text as they come; the model's end of text does not end it."""
+    answer = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=tokens, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+    with answer:
+        for chunk in answer:
+            if chunk.choices and chunk.choices[0].text:
+                yield chunk.choices[0].text
+
+
+def streamed_through(chat: Deployed, happens: Callable[[], None], steps: Steps) -> str:
+    """The text of a long answer in whose middle something happens. Marks the end of the longest pause in it."""
+    with chat.client(120) as client:
+        pieces = stream(client, chat.name, LONG)
+        text = next(pieces) + next(pieces)
+        happens()
+        steps.mark("done to it")
+        heard, pause, goes_on = time.monotonic(), 0.0, steps.now()
+        for piece in pieces:
+            text += piece
+            silence = time.monotonic() - heard
+            heard += silence
+            if silence > pause:
+                pause, goes_on = silence, steps.now()
+    steps.happened("stream goes on", timedelta(seconds=goes_on))
+    steps.mark("stream complete")
+    return text
+
+
+def test_an_applied_object_ends_ready_on_three_unlike_nodes(chat: Deployed, cluster: Cluster) -> None:
+    status = chat.get()["status"]
+    assert (status["phase"], status["stagesReady"], status["committedEpoch"]) == ("Ready", "3/3", 1)
+    assert {stage["node"] for stage in status["stages"]} == WORKERS
+    spans = [range(stage["layers"][0], stage["layers"][1] + 1) for stage in status["stages"]]
+    assert [layer for span in spans for layer in span] == list(range(12))
+    assert all(stage["bits"] == {"16": stage["layers"][1] - stage["layers"][0] + 1} for stage in status["stages"])
+    assert all(stage["memoryMeasuredBytes"] for stage in status["stages"])
+    slots = chat.pods("slot")
+    assert {pod["spec"]["nodeName"] for pod in slots.values()} == WORKERS
+    threads = {
+        pod["spec"]["nodeName"]: pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] for pod in slots.values()
+    }
+    assert threads == {"node-a": "2", "node-b": "1", "node-c": "1"}
+
+
+def test_kubectl_shows_what_a_person_asks_for(chat: Deployed, cluster: Cluster) -> None:
+    where = f"--namespace={chat.namespace}"
+    header, row = (
+        line.split("  ") for line in cluster.kubectl("get", "llmd", "chat", "-o", "wide", where).splitlines()
+    )
+    names, values = ([cell.strip() for cell in cells if cell.strip()] for cells in (header, row))
+    shown = dict(zip(names, values, strict=True))
+    predicted = chat.get()["status"]["plan"]["predicted"]["tokensPerSecond"]
+    assert shown.pop("AGE")
+    assert shown == {
+        "NAME": "chat",
+        "MODEL": "file:///models/strata-tiny",
+        "PHASE": "Ready",
+        "READY": "True",
+        "STAGES": "3/3",
+        "GPUS": "3 x cpu",
+        "TOKENS/S": f"{predicted:g}",
+        "URL": f"http://chat-gateway.{chat.namespace}:8000",
+    }
+    told = {event["reason"]: event["message"] for event in chat.events()}
+    assert "layers 0-" in told["Created"]
+    assert told["Serving"].startswith("Ready: epoch 1 serves at http://chat-gateway")
+    assert not [event for event in chat.events() if event["type"] == "Warning"]
+
+
+def test_the_openai_client_gets_the_tokens_of_transformers(chat: Deployed, expected: str) -> None:
+    with chat.client() as client:
+        assert [model.id for model in client.models.list()] == ["chat"]
+        whole = client.completions.create(
+            model="chat", prompt=PROMPT, max_tokens=LONG, temperature=0, extra_body={"ignore_eos": True}
+        )
+        assert whole.choices[0].text == expected
+        assert whole.usage
+        assert whole.usage.completion_tokens == LONG
+        assert "".join(stream(client, "chat", LONG)) == expected
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="other", prompt=PROMPT)
+
+
+def test_nothing_carries_a_finalizer_and_everything_has_an_owner(chat: Deployed) -> None:
+    objects = chat.objects()
+    assert not [thing["metadata"]["name"] for thing in objects if thing["metadata"].get("finalizers")]
+    unowned = [thing["kind"] for thing in objects if not thing["metadata"].get("ownerReferences")]
+    assert unowned == ["LLMDeployment"]
+    kinds = {thing["kind"] for thing in objects}
+    assert kinds >= {
+        "StatefulSet",
+        "Deployment",
+        "Service",
+        "ConfigMap",
+        "Secret",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+    }
+
+
+def test_upgrading_the_chart_restarts_no_slot(chat: Deployed, operator: OperatorRelease, expected: str) -> None:
+    before, events = _uids(chat), len(chat.events())
+    steps = Steps("helm upgrade")
+    other_image = {"repository": "strata.test/another", "tag": "2"}
+    text = streamed_through(
+        chat, lambda: operator.upgrade(runtimeImage=other_image, logLevel="DEBUG", podAnnotations={"a": "b"}), steps
+    )
+    assert text == expected
+    operator.wait_looked()
+    assert _uids(chat) == before
+    assert chat.get()["status"]["image"] != "strata.test/another:2"
+    operator.rollback()
+    steps.mark("rolled back")
+    operator.wait_looked()
+    assert _uids(chat) == before
+    assert (chat.get()["status"]["phase"], chat.get()["status"]["committedEpoch"]) == ("Ready", 1)
+    assert [event["message"] for event in chat.events()[events:]] == []
+
+
+def test_a_killed_slot_comes_back_and_its_stream_goes_on(chat: Deployed, expected: str) -> None:
+    status = chat.get()["status"]
+    epoch, slot = status["committedEpoch"], status["stages"][1]["slot"]
+    steps = Steps("kill -9 of a slot")
+    text = streamed_through(chat, lambda: os.kill(_process_of(slot), signal.SIGKILL), steps)
+    assert text == expected
+    status = chat.wait(lambda now: now["phase"] == "Ready" and now["committedEpoch"] > epoch, "Ready in a new epoch")
+    steps.mark("Ready")
+    assert {stage["slot"]: stage["restarts"] for stage in status["stages"]}[slot] == 1
+    assert {replan["reason"] for replan in status["replans"]} == {"SlotLost"}
+    assert status["replans"][-1]["secondsToReady"] is not None
+
+
+def test_another_spec_leads_to_another_plan(chat: Deployed) -> None:
+    epoch = chat.get()["status"]["committedEpoch"]
+    steps = Steps("minStages 3 -> 2")
+    chat.apply(placement={"minStages": 2})
+    status = chat.wait(lambda now: now["phase"] == "Ready" and now["committedEpoch"] > epoch, "Ready with a new plan")
+    steps.mark("Ready")
+    assert status["replans"][-1]["reason"] == "SpecChanged"
+    assert 2 <= len(status["stages"]) <= 3
+    wait_until(lambda: set(chat.pods("slot")) == {f"{s['slot']}-0" for s in status["stages"]}, "retired slots", 60)
+
+
+def test_a_lost_node_is_replanned_and_the_stream_goes_on(chat: Deployed, cluster: Cluster, expected: str) -> None:
+    (gateway,) = chat.pods("gateway").values()
+    stages = chat.get()["status"]["stages"]
+    lost = next(stage["node"] for stage in stages if stage["node"] != gateway["spec"]["nodeName"])
+    steps, killed = Steps("kill of a node"), datetime.now(UTC)
+    try:
+        text = streamed_through(chat, lambda: cluster.kill_node(lost), steps)
+        status = chat.wait(lambda now: now["phase"] == "Ready" and _node_lost(now), "Ready without the node")
+        steps.mark("Ready")
+        steps.happened("node NotReady", _ready_since(cluster, lost) - killed)
+        steps.happened("planned anew", _last_replan(status) - killed)
+        assert text == expected
+        assert status["replans"][-1]["node"] == lost
+        assert lost not in {stage["node"] for stage in status["stages"]}
+        with chat.client() as client:
+            assert "".join(stream(client, "chat", LONG)) == expected
+        assert "NodeLost" in {event["reason"] for event in chat.events()}
+        wait_until(lambda: set(chat.pods("slot")) == {f"{s['slot']}-0" for s in status["stages"]}, "retired slots", 60)
+    finally:
+        cluster.restart_node(lost)
+    status = chat.wait_ready()
+    assert "3 devices" in condition(status, "Inventoried")["message"]
+
+
+def test_deleting_leaves_nothing_even_without_an_operator(chat: Deployed, operator: OperatorRelease) -> None:
+    assert len(chat.objects()) > 15
+    operator.scale(0)
+    steps = Steps("kubectl delete without an operator")
+    try:
+        chat.delete()
+        steps.mark("nothing left")
+    finally:
+        operator.scale(1)
+
+
+def _node_lost(status: dict[str, Any]) -> bool:
+    return bool(status["replans"]) and status["replans"][-1]["reason"] == "NodeLost"
+
+
+def _ready_since(cluster: Cluster, node: str) -> datetime:
+    """When the node's Ready condition last turned."""
+    (ready,) = [each for each in cluster.get("node", node)["status"]["conditions"] if each["type"] == "Ready"]
+    return datetime.fromisoformat(ready["lastTransitionTime"])
+
+
+def _last_replan(status: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(status["replans"][-1]["at"])
+
+
+def _uids(chat: Deployed) -> dict[str, str]:
+    pods = {**chat.pods("slot"), **chat.pods("gateway")}
+    return {name: pod["metadata"]["uid"] for name, pod in pods.items()}
+
+
+def _process_of(slot: str) -> int:
+    """The one process here that runs this slot."""
+    wanted = f"strata_runtime.pipeline.slot\0--name\0{slot}\0"
+    (process,) = [
+        path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if wanted in path.read_text(errors="replace")
+    ]
+    return int(process)
