@@ -119,17 +119,21 @@ def _largest_linear(layer: LayerShape) -> int:
 
 
 def _dequantization_bytes(layer: LayerShape, storage: Storage) -> int:
-    """Large weights are converted a piece at a time."""
-    piece = min(_largest_linear(layer), CONVERTED_AT_A_TIME if storage.on_cpu else CONVERTED_AT_A_TIME_ON_CUDA)
     per_weight = {"dense": 0.0, "int8": storage.item, "w8a8": storage.item}
-    return int(piece * max((per_weight.get(name, GROUPS_BYTES_PER_WEIGHT) for name in storage.formats), default=0))
+    worst = max((per_weight.get(name, GROUPS_BYTES_PER_WEIGHT) for name in storage.formats), default=0)
+    return int(_converted_at_once(layer, storage) * worst)
+
+
+def _converted_at_once(layer: LayerShape, storage: Storage) -> int:
+    """Large weights are quantized and brought back a piece at a time."""
+    return min(_largest_linear(layer), CONVERTED_AT_A_TIME if storage.on_cpu else CONVERTED_AT_A_TIME_ON_CUDA)
 
 
 def _loading_bytes(layer: LayerShape, storage: Storage) -> int:
-    """A whole dense layer is there while its linears are quantized one after the other, with a copy of the largest."""
+    """A whole dense layer is there while its linears are quantized one after the other, piece by piece."""
     dense = layer_weights_bytes(layer, "dense", storage.compute_type)
     stored = min(layer_weights_bytes(layer, name, storage.compute_type) for name in storage.formats)
-    return dense - stored + _largest_linear(layer) * storage.item
+    return dense - stored + int(_converted_at_once(layer, storage) * GROUPS_BYTES_PER_WEIGHT)
 
 
 def _attention_bytes(layer: LayerShape, step: StepShape, item: int) -> int:

@@ -7,6 +7,7 @@ is left to find. A time limit returns the incumbent; a first one is always at ha
 import math
 import time
 from dataclasses import dataclass
+from itertools import accumulate
 
 from strata_planner.request import PlanRequest
 from strata_planner.solve.bounds import lower_bound
@@ -91,7 +92,8 @@ class Search:
         """Candidates that memory does not rule out, least bound first."""
         ranked: list[tuple[float, int, Candidate]] = []
         fleet = fleet_of(self._request.cluster)
-        for order in orders(fleet, lengths(self._request, fleet)):
+        least = sum(run.units * min(run.bytes.values()) for run in self.pricer.runs)
+        for order in orders(fleet, lengths(self._request, fleet, least)):
             if self._orders >= ORDER_LIMIT:
                 self._stop = StopReason.ORDER_LIMIT
                 break
@@ -99,6 +101,8 @@ class Search:
                 self._stop = StopReason.TIME_LIMIT
                 break
             self._orders += 1
+            if sum(device.usable_bytes for device in order) < least:
+                continue
             for candidate in self.pricer.micro_batches(order):
                 problem = self.pricer.problem(candidate)
                 bound = lower_bound(problem)
@@ -131,7 +135,9 @@ class Search:
         return SearchStats(self._orders, candidates, pruned, self._solved, seconds, self._stop, status)
 
 
-def lengths(request: PlanRequest, fleet: Fleet) -> range:
-    """How many stages a plan may have on these devices."""
+def lengths(request: PlanRequest, fleet: Fleet, least_bytes: int) -> range:
+    """How many stages a plan may have: as many as are wished, and at least what it takes to hold `least_bytes`."""
     most = min(fleet.size, request.model.num_layers, request.max_stages or fleet.size)
-    return range(request.min_stages, most + 1)
+    sizes = sorted((device.usable_bytes for members in fleet.devices for device in members), reverse=True)
+    enough = next((count for count, held in enumerate(accumulate(sizes), 1) if held >= least_bytes), most + 1)
+    return range(max(request.min_stages, enough), most + 1)
