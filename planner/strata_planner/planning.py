@@ -38,10 +38,10 @@ def make_plan(request: PlanRequest) -> PlanOutcome:
             f"no plan within {request.time_limit_seconds:g} s ({stats.orders} device orders looked at): raise "
             "planning.timeLimitSeconds, or lower placement.maxStages"
         )
-    return PlanOutcome(assemble(request, found, search.pricer), stats, _notes(request, search))
+    return PlanOutcome(assemble(request, found, search.pricer), stats, _notes(request, search, stats))
 
 
-def _notes(request: PlanRequest, search: Search) -> tuple[str, ...]:
+def _notes(request: PlanRequest, search: Search, stats: SearchStats) -> tuple[str, ...]:
     notes = []
     if request.sensitivity is None and len(request.bits) > 1:
         notes.append(f"sensitivity: {request.omega.source}")
@@ -51,6 +51,8 @@ def _notes(request: PlanRequest, search: Search) -> tuple[str, ...]:
     groups = {run.layers_per_unit for run in search.pricer.layer_runs}
     if groups != {1}:
         notes.append(f"layers decided in groups of {max(groups)} (more than 30b parameters)")
+    if stats.stop is not StopReason.PROVED:
+        notes.append(f"the search ended at its {stats.stop.value}: a better plan may exist")
     left_out = sorted(set(request.allowed_bits) - set(request.bits))
     if left_out:
         notes.append(f"bits {left_out} left out: the fused experts of this model have no format below 16 bits")

@@ -4,6 +4,7 @@ Made by `strata plan`, `strata up` and the operator; read by every part of the s
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from strata_planner.cluster import Cluster
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, DEFAULT_FORMAT_OF_BITS, ComputeType
@@ -39,13 +40,13 @@ class PlanRequest:
     time_limit_seconds: float = 30.0
     sensitivity: Sensitivity | None = None
 
-    @property
+    @cached_property
     def bits(self) -> tuple[int, ...]:
         """The allowed bit-widths that this model's layers have formats for, fewest first."""
         quantizable = all(linear.quantizable for layer in set(self.model.layers) for linear in layer.linears)
         return tuple(sorted({bits for bits in self.allowed_bits if quantizable or bits == 16}))
 
-    @property
+    @cached_property
     def omega(self) -> Sensitivity:
         return self.sensitivity or prior(self.model, self.bits)
 

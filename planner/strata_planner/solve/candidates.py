@@ -26,7 +26,6 @@ from strata_planner.costs.memory import (
     layer_weights_bytes,
     temporaries,
 )
-from strata_planner.model import LayerShape
 from strata_planner.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.solve.orders import Order
 from strata_planner.solve.problem import Problem, Run, StageCosts
@@ -60,6 +59,7 @@ class Pricer:
         self.request = request
         self.omega = request.omega
         self._seconds: dict[tuple[object, ...], float] = {}
+        self._temporaries: dict[tuple[StepShape, Storage, bool], Temporaries] = {}
         self._profiles: dict[tuple[str, str, int], bytes] = {}
 
     def micro_batches(self, order: Order) -> Iterator[Candidate]:
@@ -82,7 +82,10 @@ class Pricer:
         request = self.request
         step = StepShape(self.max_step_tokens(candidate), candidate.decode, request.max_model_len)
         storage = Storage(frozenset(formats), request.compute_type, candidate.order[place].name == CPU)
-        return temporaries(request.model, step, storage, head=place == len(candidate.order) - 1)
+        head = place == len(candidate.order) - 1
+        if (step, storage, head) not in self._temporaries:
+            self._temporaries[step, storage, head] = temporaries(request.model, step, storage, head=head)
+        return self._temporaries[step, storage, head]
 
     def problem(self, candidate: Candidate) -> Problem:
         """Raises nothing: a stage that cannot hold even its fixed parts has a negative capacity."""
@@ -189,9 +192,9 @@ class Pricer:
         }
 
     def _phase_seconds(self, run: LayerRun, device: Accelerator, bits: int, phase: tuple[str, int]) -> float:
-        layers: tuple[LayerShape, ...] = tuple(self.request.model.layers[index] for index in self._unit(run))
-        key = (layers, self._profile_key(device), bits, phase)
+        key = (run.first, self._profile_key(device), bits, phase)
         if key not in self._seconds:
+            layers = [self.request.model.layers[index] for index in self._unit(run)]
             rates = Rates(device.profile, self.request.compute_type, self.request.kv_bits)
             load = (prefill_phase if phase[0] == "prefill" else decode_phase)(self.request.workload, phase[1])
             self._seconds[key] = sum(layer_seconds(each, DEFAULT_FORMAT_OF_BITS[bits], rates, load) for each in layers)
