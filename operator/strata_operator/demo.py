@@ -26,7 +26,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 DEPLOYMENT = EXAMPLES / "quickstart.yaml"
 CLUSTER = EXAMPLES / "clusters" / "two-unlike-cpus.yaml"
 HOST = "127.0.0.1"
-QUESTION = "def read_lines(path):\n"
+QUESTION = "What does textwrap.dedent do?"
 ANSWER_TOKENS = 96
 WARM_UP_TOKENS = 2  # the first request and the first batch of a shape pay for what is made once
 

@@ -11,7 +11,9 @@ Lines of JSON on stdin and stdout:
 The end of stdin ends every child.
 """
 
+import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -34,6 +36,8 @@ _PR_SET_PDEATHSIG = 1
 def main() -> int:
     for name in PRELOADED:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to every object of the parent, and so copy its pages
     wakeup, bell = os.pipe()
     os.set_blocking(bell, False)
     signal.set_wakeup_fd(bell)
@@ -74,8 +78,9 @@ def _reap(children: set[int]) -> None:
 
 
 def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):  # the supervisor is gone: its children end all the same
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
 
 
 def _fork(request: dict[str, Any]) -> int:

@@ -25,7 +25,7 @@ from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, For
 from strata_planner.contract.values import ContractError, from_builtins, to_json
 from strata_runtime.errors import InputError
 
-VERSION = 1  # of the measurement: raised when its results change meaning
+VERSION = 2  # of the measurement: raised when its results change meaning
 PREFILL_TOKENS = 256
 
 
@@ -47,6 +47,7 @@ class Timings:
     float32_flops_per_second: float
     linears: dict[FormatName, LinearSeconds]
     layer_overhead_seconds: float
+    step_overhead_seconds: float
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def best_of(first: Timings, second: Timings) -> Timings:
             for name, one in first.linears.items()
         },
         layer_overhead_seconds=min(first.layer_overhead_seconds, second.layer_overhead_seconds),
+        step_overhead_seconds=min(first.step_overhead_seconds, second.step_overhead_seconds),
     )
 
 
@@ -96,6 +98,7 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         decode_efficiency={name: rate / bandwidth for name, rate in read.items()},
         prefill_efficiency={name: operations / (flops * seconds.prefill) for name, seconds in timings.linears.items()},
         layer_overhead_seconds=timings.layer_overhead_seconds,
+        step_overhead_seconds=timings.step_overhead_seconds,
         source="measured",
         compute_capability=subject.compute_capability,
         threads=subject.threads,
@@ -219,6 +222,7 @@ def table(profile: DeviceProfile) -> str:
         f"16 bits     {profile.flops_per_second / 1e9:8.0f} GFLOP/s",
         f"float32     {profile.float32_flops_per_second / 1e9:8.0f} GFLOP/s",
         f"layer       {profile.layer_overhead_seconds * 1e6:8.0f} us",
+        f"step        {profile.step_overhead_seconds * 1e6:8.0f} us",
         "share of these that a linear reaches   1 token   many tokens",
     ]
     lines += [

@@ -1,23 +1,39 @@
-"""The stopwatch behind `strata_runtime.measure`: how long products, linears and an empty layer take on this device.
+"""The stopwatch behind `strata_runtime.measure`: how long products, linears and empty layers take on this device.
 
 The thin shell of the measurement: it runs the real kernels and notes seconds. Every figure is the best of several rounds, since other
 programs of the machine can only add to it. Knows nothing of rates or rooflines.
 """
 
 import copy
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
-from strata_planner.contract.frames import Segment
-from strata_runtime.cache import Batch, PagedKvCache
-from strata_runtime.cache.attention import AttentionRule, attend
+from strata_planner.contract.frames import (
+    FrameHeader,
+    KvOperation,
+    Open,
+    Sampling,
+    Segment,
+    Truncate,
+    data_decoder,
+    encode,
+)
+from strata_planner.contract.plan import MicroBatch
+from strata_planner.contract.roles import Neighbour, Role
+from strata_runtime.loading.load import load_stage
+from strata_runtime.loading.random_model import make_random_model
 from strata_runtime.measure import PREFILL_TOKENS, LinearSeconds, Timings, best_of
+from strata_runtime.pipeline.executor import StageExecutor
+from strata_runtime.pipeline.load import cache_of
+from strata_runtime.pipeline.tensors import from_bytes, to_bytes
 from strata_runtime.precision import make_linear, stored_bytes_of
 
 ROUNDS = 3
@@ -31,6 +47,76 @@ CPU_FEATURES = 2048
 CUDA_FEATURES = 8192
 LEAST_WORKING_SET_BYTES = 64 << 20
 MOST_WORKING_SET_BYTES = 256 << 20
+FEW_LAYERS, MANY_LAYERS = 2, 8
+
+
+class EmptyStage:
+    """A stage of Llama layers too narrow for arithmetic to count, loaded and run as the slots do it."""
+
+    WIDTH = 32
+
+    def __init__(self, layers: int, compute_type: ComputeType, device: torch.device) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            shapes: dict[str, Any] = self._shapes(layers)
+            model_path = make_random_model(Path(folder), "llama", **shapes)
+            role = self._role(layers, compute_type)
+            model = load_stage(role, model_path, lambda *_: None, device)
+        self._executor = StageExecutor(role, model, cache_of(role, model))
+        self._compute_type = compute_type
+        self._step = 0
+        self._run([Open(0, Sampling())])
+
+    def decode(self) -> None:
+        """One more token of the one sequence, at the same position again: header, bytes and layers."""
+        self._run([Truncate(0, 0)])
+
+    def _run(self, operations: list[KvOperation]) -> None:
+        segments = [Segment(0, 0, 1, 0, 0)]
+        header = FrameHeader(0, 1, self._step, "", segments, operations, self._compute_type, self.WIDTH)
+        self._step += 1
+        received = data_decoder.decode(encode(header))
+        assert isinstance(received, FrameHeader)
+        output = self._executor.run(received, torch.zeros(1, dtype=torch.int64))
+        assert isinstance(output, Tensor)
+        from_bytes(bytearray(to_bytes(output)), self._compute_type, self.WIDTH)
+
+    @classmethod
+    def _shapes(cls, layers: int) -> dict[str, int]:
+        heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
+        return heads | {
+            "vocab_size": 32,
+            "hidden_size": cls.WIDTH,
+            "intermediate_size": cls.WIDTH,
+            "num_hidden_layers": layers + 1,  # the stage is not the last
+        }
+
+    @staticmethod
+    def _role(layers: int, compute_type: ComputeType) -> Role:
+        neighbour = Neighbour(slot="measured", role=0)
+        return Role(
+            replica=0,
+            stage=0,
+            stages=2,
+            devices=(),
+            tensor_parallel=1,
+            leader=True,
+            layers=(0, layers - 1),
+            bits=(16,) * layers,
+            format=_dense(layers),
+            kv_bits=16,
+            kv_page_budget=4,
+            replica_page_budget=4,
+            page_tokens=16,
+            embedding=True,
+            head=False,
+            model_uri="",
+            compute_type=compute_type,
+            max_model_len=16,
+            micro_batch=MicroBatch(prefill=1, decode=1, max_step_tokens=16),
+            predicted_bytes=0,
+            next=neighbour,
+            previous=neighbour,
+        )
 
 
 def take(device: torch.device, compute_type: ComputeType, progress: Callable[[str], None]) -> Timings:
@@ -40,12 +126,15 @@ def take(device: torch.device, compute_type: ComputeType, progress: Callable[[st
     with torch.inference_mode():
         weight = torch.randn(size, size, device=device, generator=torch.Generator(device).manual_seed(0)) * size**-0.5
         modules = {name: make_linear(weight, None, name, dtype) for name in FORMAT_NAMES}
-        empty = _empty_layer(device, dtype)
+        empty = (EmptyStage(FEW_LAYERS, compute_type, device), EmptyStage(MANY_LAYERS, compute_type, device))
         return best_of(*(_take_once(weight, modules, empty, progress) for _ in range(2)))
 
 
 def _take_once(
-    weight: Tensor, modules: dict[FormatName, nn.Module], empty: Callable[[], object], progress: Callable[[str], None]
+    weight: Tensor,
+    modules: dict[FormatName, nn.Module],
+    empty: tuple[EmptyStage, EmptyStage],
+    progress: Callable[[str], None],
 ) -> Timings:
     device, size = weight.device, weight.shape[0]
     dtype = next(modules["dense"].parameters()).dtype
@@ -56,8 +145,8 @@ def _take_once(
     for name, module in modules.items():
         progress(f"linears in {name}")
         linears[name] = _linear(module, weight[:PREFILL_TOKENS].to(dtype))
-    progress("an empty layer")
-    return Timings(size, bandwidth, flops, float32_flops, linears, best_seconds([empty] * 50, device))
+    progress("empty layers")
+    return Timings(size, bandwidth, flops, float32_flops, linears, *_overheads(*empty, device))
 
 
 def best_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
@@ -119,48 +208,13 @@ def copies_beyond_cache(size_bytes: int, device: torch.device) -> int:
     return -(-wanted // size_bytes)
 
 
-class EmptyLayer(nn.Module):
-    """A decoder layer as transformers writes it, over our paged attention, too narrow for arithmetic to count."""
-
-    WIDTH = 32
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        weight = torch.eye(self.WIDTH, device=device)
-        self.query, self.key, self.value, self.output, self.gate, self.up, self.down = (
-            make_linear(weight, None, "int8", dtype) for _ in range(7)
-        )
-        self.norm = torch.ones(self.WIDTH, dtype=dtype, device=device)
-
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
-        """hidden: [1, tokens, WIDTH]."""
-        normed = self._normed(hidden)
-        query, key, value = (
-            linear(normed).view(1, -1, 1, self.WIDTH).transpose(1, 2) for linear in (self.query, self.key, self.value)
-        )
-        query, key = (self._rotated(each, rotation) for each in (query, key))
-        attended = attend(batch, 0, query[0], key[0], value[0], AttentionRule(self.WIDTH**-0.5))[None]
-        hidden = hidden + self.output(attended.reshape(hidden.shape).contiguous())
-        normed = self._normed(hidden)
-        out: Tensor = hidden + self.down(nn.functional.silu(self.gate(normed)) * self.up(normed))
-        return out
-
-    def _normed(self, hidden: Tensor) -> Tensor:
-        values = hidden.to(torch.float32)
-        values = values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return self.norm * values.to(hidden.dtype)
-
-    def _rotated(self, values: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        low, high = values.chunk(2, dim=-1)
-        return values * rotation[0] + torch.cat((-high, low), dim=-1) * rotation[1]
+def _dense(layers: int) -> tuple[FormatName, ...]:
+    dense: FormatName = "dense"
+    return (dense,) * layers
 
 
-def _empty_layer(device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    """One call decodes one token through an empty layer: what a layer costs whatever its size."""
-    layer = EmptyLayer(dtype, device)
-    shape = {"num_layers": 1, "first_layer": 0, "pages": 4, "page_tokens": 16, "kv_heads": 1, "head_dim": layer.WIDTH}
-    cache = PagedKvCache(**shape, dtype=dtype, device=device)
-    batch = cache.plan([Segment(sequence=0, start=0, length=1, accepted=0, sample=1)])
-    hidden = torch.ones(1, 1, layer.WIDTH, dtype=dtype, device=device)
-    rotation = (torch.ones_like(hidden), torch.zeros_like(hidden))
-    return partial(layer, hidden, rotation, batch)
+def _overheads(few: EmptyStage, many: EmptyStage, device: torch.device) -> tuple[float, float]:
+    """Seconds of a layer and of a step that are the same whatever the sizes: slope and intercept over two depths."""
+    short, long = (best_seconds([stage.decode] * 30, device) for stage in (few, many))
+    layer = max(long - short, 0.0) / (MANY_LAYERS - FEW_LAYERS)
+    return layer, max(short - FEW_LAYERS * layer, 0.0)

@@ -29,6 +29,7 @@ def some_timings(**changes: object) -> Timings:
         "float32_flops_per_second": 1e11,
         "linears": linears,
         "layer_overhead_seconds": 2e-4,
+        "step_overhead_seconds": 1e-4,
     }
     return Timings(**(values | changes))  # type: ignore[arg-type]
 

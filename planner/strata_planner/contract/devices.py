@@ -11,7 +11,8 @@ from strata_planner.contract.values import Value
 class DeviceProfile(Value, frozen=True):
     """Rates of one device. Time of a linear: max(operations / (flops * prefill efficiency), bytes / (bandwidth * decode efficiency)).
 
-    `layer_overhead_seconds`: launching one decoder layer, whatever its size. `source`: "published: <where>" or "measured".
+    `layer_overhead_seconds`: launching one decoder layer, whatever its size; `step_overhead_seconds`: what a step takes on a
+    stage beside its layers (planning its batch, reading and writing its frame). `source`: "published: <where>" or "measured".
     A format that is absent from the efficiencies cannot run on this device.
     """
 
@@ -25,4 +26,5 @@ class DeviceProfile(Value, frozen=True):
     layer_overhead_seconds: float
     source: str
     compute_capability: str = ""
+    step_overhead_seconds: float = 0.0
     threads: int = 0  # CPU devices: threads the numbers were measured with

@@ -162,11 +162,11 @@ class Pricer:
             self.request.model, embedding=place == 0, head=head, compute_type=self.request.compute_type
         )
         rates = Rates(device.profile, self.request.compute_type, self.request.kv_bits)
-        logits = (0.0, 0.0)
+        fixed = (device.profile.step_overhead_seconds, device.profile.step_overhead_seconds)
         if head:
-            logits = (
-                head_seconds(self.request.model, rates, candidate.prefill),
-                head_seconds(self.request.model, rates, candidate.decode),
+            fixed = (
+                fixed[0] + head_seconds(self.request.model, rates, candidate.prefill),
+                fixed[1] + head_seconds(self.request.model, rates, candidate.decode),
             )
         return StageCosts(
             capacity_bytes=device.usable_bytes - dense.serving - tables,
@@ -174,7 +174,7 @@ class Pricer:
             loading_capacity_bytes=device.usable_bytes - dense.loading - tables,
             loading_quantized_bytes=mixed.loading - dense.loading,
             seconds=tuple(self._unit_seconds(run, device, candidate) for run in self.layer_runs),
-            fixed_seconds=logits,
+            fixed_seconds=fixed,
             transfer_seconds=self._transfer(candidate, place),
         )
 

@@ -195,6 +195,7 @@ class Slot:
         try:
             self._running = RunningEpoch(self._name, self._incarnation, prepared, self._fail)
         except InputError as error:
+            self._loading = None  # nothing is prepared any more: the controller makes another epoch
             self._fail(str(error))
         else:
             log.info("%s: epoch %d is in force", self._name, epoch)
