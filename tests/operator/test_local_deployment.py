@@ -90,7 +90,8 @@ async def test_a_slot_that_cannot_stay_alive_is_given_up_with_its_log(
     monkeypatch.setenv("FAKE_SLOT_CRASHES", "b")
     monkeypatch.setattr("strata_operator.local.services.PAUSE_SECONDS", 0.0)
     with pytest.raises(
-        CrashedError, match=r"b ended with exit code 3, 4 times in a row before it served[\s\S]*--logs[\s\S]*ran out of luck"
+        CrashedError,
+        match=r"b ended with exit code 3, 4 times in a row before it served[\s\S]*--logs[\s\S]*ran out of luck",
     ):
         async with running(tmp_path):
             pass

@@ -51,6 +51,7 @@ class Pretended:
         self.applied: set[str] = set()
         self.failure: PlanFailure | None = None
         self.too_small = False
+        self.gateway_ready = True
         self.events: list[str] = []
 
     def deployment(self) -> LLMDeployment:
@@ -83,6 +84,7 @@ class Pretended:
             ),
             applied=frozenset(self.applied),
             failure=self.failure,
+            gateway_ready=self.gateway_ready,
         )
 
     def step(self) -> list[str]:
@@ -363,3 +365,14 @@ def test_the_spec_digest_ignores_what_no_plan_depends_on() -> None:
 def _with(view: View, **changes: Any) -> View:
     fields = {name: getattr(view, name) for name in View.__dataclass_fields__}
     return View(**{**fields, **changes})
+
+
+def test_it_is_ready_when_clients_reach_the_gateway(pretended: Pretended) -> None:
+    pretended.gateway_ready = False
+    pretended.settle()
+    assert pretended.status.phase == "Loading"
+    assert pretended.condition("Ready") == ("False", "GatewayNotReady")
+    assert pretended.message("Ready") == "the gateway has no pod that is ready yet"
+    pretended.gateway_ready = True
+    pretended.settle()
+    assert pretended.status.phase == "Ready"
