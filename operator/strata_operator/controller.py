@@ -42,7 +42,7 @@ from strata_operator.records import RENEWED, Cause, EpochRecord, record_objects
 from strata_operator.render import RenderOptions, image_for, render
 from strata_operator.slots import Claim, claims_of, slots_of
 from strata_operator.snapshot import Snapshot, take_snapshot
-from strata_operator.view import PlanFailure, View, node_views, pod_views
+from strata_operator.view import PlanFailure, View, gateway_is_ready, node_views, pod_views
 from strata_planner.cluster import Cluster
 from strata_planner.contract.control import GatewayStatus, SlotStatus
 from strata_planner.contract.keys import new_secret
@@ -179,6 +179,7 @@ class Controller:
             manifests=tuple(render(deployment, slots_of(plan, newest.cluster), options)) if newest and plan else (),
             applied=frozenset(digest for digest, _ in kept.applied.values()),
             failure=kept.failure,
+            gateway_ready=gateway_is_ready(deployment, snapshot.pods),
         )
 
     def _inventory(self, deployment: LLMDeployment, snapshot: Snapshot) -> Inventory:

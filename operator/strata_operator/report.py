@@ -51,9 +51,9 @@ def status_of(view: View, committed: int) -> LLMDeploymentStatus:
 
 
 def is_serving(view: View, committed: int) -> bool:
-    """Every slot serves the newest plan and every gateway has reached its leaders."""
+    """Every slot serves the newest plan, every gateway has reached its leaders, and clients reach a gateway."""
     newest = view.newest
-    if newest is None or committed != newest.epoch.number or view.failure:
+    if newest is None or committed != newest.epoch.number or view.failure or not view.gateway_ready:
         return False
     return is_ready(newest.epoch.plan, view.ledger, view.seen)
 
@@ -174,11 +174,10 @@ def _why_not_ready(view: View, committed: int) -> tuple[str, str]:
     if committed < view.newest.epoch.number:
         return "Loading", f"epoch {view.newest.epoch.number} is being prepared"
     status, _, message = _stages_ready(view)
-    return (
-        ("StagesNotReady", message)
-        if status != "True"
-        else ("GatewayNotReady", "the gateway has not reached every leader yet")
-    )
+    if status != "True":
+        return "StagesNotReady", message
+    what = "has not reached every leader yet" if view.gateway_ready else "has no pod that is ready yet"
+    return "GatewayNotReady", f"the gateway {what}"
 
 
 def _degraded(view: View, committed: int, *, ready: bool) -> Told:

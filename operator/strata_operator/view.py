@@ -10,7 +10,7 @@ from typing import Any
 
 from strata_operator.api import LLMDeployment
 from strata_operator.epochs import Ledger, Observed
-from strata_operator.names import INSTANCE_LABEL, SLOT_LABEL
+from strata_operator.names import COMPONENT_LABEL, GATEWAY, INSTANCE_LABEL, SLOT_LABEL
 from strata_operator.records import EpochRecord, moment, spec_digest
 from strata_operator.slots import pod_label
 from strata_planner.contract.plan import Plan, Stage
@@ -65,6 +65,7 @@ class View:
     manifests: tuple[Object, ...]  # what serves the newest plan
     applied: frozenset[str]  # digests of manifests that are in the cluster
     failure: PlanFailure | None = None
+    gateway_ready: bool = True  # a gateway's pod is behind the Service that clients use
 
     @property
     def newest(self) -> EpochRecord | None:
@@ -106,6 +107,18 @@ def pod_views(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> t
         if pod["metadata"].get("namespace") == deployment.namespace
         and pod_label(pod, INSTANCE_LABEL) == deployment.name
         and pod_label(pod, SLOT_LABEL)
+    )
+
+
+def gateway_is_ready(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a gateway's pod is Ready: only then the Service leads to it."""
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True"
+        for pod in pods
+        if pod["metadata"].get("namespace") == deployment.namespace
+        and pod_label(pod, INSTANCE_LABEL) == deployment.name
+        and pod_label(pod, COMPONENT_LABEL) == GATEWAY
+        for condition in pod.get("status", {}).get("conditions") or ()
     )
 
 

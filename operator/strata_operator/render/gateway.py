@@ -60,7 +60,7 @@ def _pod(deployment: LLMDeployment, options: RenderOptions) -> Object:
         "resources": deployment.spec.gateway.resources.model_dump(by_alias=True),
         "startupProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 2, "failureThreshold": 150},
         # Ready as soon as it serves HTTP, pipeline or not: requests that come during a change of epoch are held.
-        "readinessProbe": {"httpGet": {"path": "/metrics", "port": "http"}, "periodSeconds": 5, "timeoutSeconds": 5},
+        "readinessProbe": {"httpGet": {"path": "/metrics", "port": "http"}, "periodSeconds": 2, "timeoutSeconds": 5},
         "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 10, "failureThreshold": 6},
     }
     pod = pod_spec(deployment, made) | {"tolerations": tolerations(deployment, seconds=_SECONDS_ON_A_LOST_NODE)}
