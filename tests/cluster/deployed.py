@@ -149,9 +149,7 @@ class Deployed:
     @contextmanager
     def client(self, timeout_seconds: float = 60) -> Iterator[openai.OpenAI]:
         """The official client, pointed at the gateway's Service."""
-        with openai.OpenAI(
-            base_url=f"{self.url()}/v1", api_key="none", max_retries=0, timeout=timeout_seconds
-        ) as client:
+        with openai.OpenAI(base_url=f"{self.url()}/v1", api_key="none", timeout=timeout_seconds) as client:
             yield client
 
     def diagnosis(self) -> str:

@@ -24,7 +24,8 @@ from tests.cluster.timings import Steps
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-PROMPT = "def read_lines(path):\n"
+QUESTION = "What does json.dumps do?"
+PROMPT = f"<|user|>\n{QUESTION}<|end|>\n<|assistant|>\n"
 LONG = 160  # tokens of an answer that is still being streamed when something is lost
 WORKERS = {"node-a", "node-b", "node-c"}
 
@@ -50,19 +51,46 @@ def chat(cluster: Cluster, operator: OperatorRelease) -> Iterator[Deployed]:
     cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
-@pytest.fixture(scope="module")
-def expected() -> str:
-    """What transformers says after PROMPT, greedily, in fp32: LONG tokens."""
-    import torch  # noqa: PLC0415  heavy, and needed by few
-    import transformers  # noqa: PLC0415  same
+class Transformers:
+    """The whole model in one process, greedy and in fp32: LONG tokens at most."""
 
-    torch.set_num_threads(1)
-    folder = str(MODELS / "strata-tiny")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    prompt = tokenizer(PROMPT, return_tensors="pt")
-    tokens = model.generate(**prompt, max_new_tokens=LONG, do_sample=False, eos_token_id=None, pad_token_id=0)
-    return str(tokenizer.decode(tokens[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
+    def __init__(self) -> None:
+        import torch  # noqa: PLC0415  heavy, and needed by few
+        import transformers  # noqa: PLC0415  same
+
+        torch.set_num_threads(1)
+        folder = str(MODELS / "strata-tiny")
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def complete(self, text: str) -> str:
+        """What follows, the end of the text ignored."""
+        return self._generate(self.tokenizer(text, return_tensors="pt"), eos_token_id=None)
+
+    def answer(self, question: str) -> str:
+        """What follows in a conversation, until it ends."""
+        messages = [{"role": "user", "content": question}]
+        made = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        return self._generate(made)
+
+    def _generate(self, prompt: Any, **options: Any) -> str:
+        tokens = self._model.generate(**prompt, max_new_tokens=LONG, do_sample=False, pad_token_id=0, **options)
+        made = tokens[0, prompt["input_ids"].shape[1] :].tolist()
+        assert len(set(made)) >= 40, f"a text that repeats itself would hide a slip: {made}"
+        return str(self.tokenizer.decode(made, skip_special_tokens=True))
+
+
+@pytest.fixture(scope="module")
+def reference() -> Transformers:
+    return Transformers()
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Transformers) -> str:
+    """What follows PROMPT."""
+    return reference.complete(PROMPT)
 
 
 def stream(client: openai.OpenAI, model: str, tokens: int) -> Iterator[str]:
@@ -136,7 +164,9 @@ def test_kubectl_shows_what_a_person_asks_for(chat: Deployed, cluster: Cluster) 
     assert not [event for event in chat.events() if event["type"] == "Warning"]
 
 
-def test_the_openai_client_gets_the_tokens_of_transformers(chat: Deployed, expected: str) -> None:
+def test_the_openai_client_gets_the_tokens_of_transformers(
+    chat: Deployed, expected: str, reference: Transformers
+) -> None:
     with chat.client() as client:
         assert [model.id for model in client.models.list()] == ["chat"]
         whole = client.completions.create(
@@ -146,6 +176,10 @@ def test_the_openai_client_gets_the_tokens_of_transformers(chat: Deployed, expec
         assert whole.usage
         assert whole.usage.completion_tokens == LONG
         assert "".join(stream(client, "chat", LONG)) == expected
+        said = client.chat.completions.create(
+            model="chat", messages=[{"role": "user", "content": QUESTION}], max_tokens=LONG, temperature=0
+        )
+        assert said.choices[0].message.content == reference.answer(QUESTION)
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt=PROMPT)
 
@@ -186,10 +220,11 @@ def test_upgrading_the_chart_restarts_no_slot(chat: Deployed, operator: Operator
     assert [event["message"] for event in chat.events()[events:]] == []
 
 
-def test_a_killed_slot_comes_back_and_its_stream_goes_on(chat: Deployed, expected: str) -> None:
+@pytest.mark.parametrize("stage", [0, 2], ids=["leader", "last"])
+def test_a_killed_slot_comes_back_and_its_stream_goes_on(chat: Deployed, expected: str, stage: int) -> None:
     status = chat.get()["status"]
-    epoch, slot = status["committedEpoch"], status["stages"][1]["slot"]
-    steps = Steps("kill -9 of a slot")
+    epoch, slot = status["committedEpoch"], status["stages"][stage]["slot"]
+    steps = Steps(f"kill -9 of the slot of stage {stage}")
     text = streamed_through(chat, lambda: os.kill(_process_of(slot), signal.SIGKILL), steps)
     assert text == expected
     status = chat.wait(lambda now: now["phase"] == "Ready" and now["committedEpoch"] > epoch, "Ready in a new epoch")
@@ -230,8 +265,8 @@ def test_a_lost_node_is_replanned_and_the_stream_goes_on(chat: Deployed, cluster
         wait_until(lambda: set(chat.pods("slot")) == {f"{s['slot']}-0" for s in status["stages"]}, "retired slots", 60)
     finally:
         cluster.restart_node(lost)
-    status = chat.wait_ready()
-    assert "3 devices" in condition(status, "Inventoried")["message"]
+    chat.wait(lambda now: "3 devices" in condition(now, "Inventoried")["message"], "aware of the node's return")
+    assert chat.get()["status"]["phase"] == "Ready"
 
 
 def test_deleting_leaves_nothing_even_without_an_operator(chat: Deployed, operator: OperatorRelease) -> None:
