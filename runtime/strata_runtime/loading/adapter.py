@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.nn import functional
 from transformers import AttentionInterface, AutoConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -173,16 +174,18 @@ class ModelSlice:
 
         Returns hidden states [tokens, hidden]; with the head, logits [rows, vocab] float32 of `batch.sample_rows`.
         """
+        tokens, rows = inputs.shape[0], batch.sample_rows
+        if inputs.device.type == "cpu":
+            inputs, rows = padded(inputs), padded(rows)
         given = {"input_ids" if self._embedding else "inputs_embeds": inputs[None]}
-        position_ids = batch.positions[None]
+        position_ids = functional.pad(batch.positions, (0, inputs.shape[0] - tokens))[None]
         self.step.batch = batch
         try:
             if not self._head:
                 hidden: torch.Tensor = self._base(**given, position_ids=position_ids, use_cache=False).last_hidden_state
-                return hidden[0]
-            rows = batch.sample_rows
+                return hidden[0, :tokens]
             output = self.module(**given, position_ids=position_ids, use_cache=False, logits_to_keep=rows)
-            logits: torch.Tensor = output.logits[0].float()
+            logits: torch.Tensor = output.logits[0, : batch.sample_rows.shape[0]].float()
             return logits
         finally:
             self.step.batch = None
@@ -281,6 +284,20 @@ def _set_parameter(module: nn.Module, name: str, value: nn.Parameter) -> None:
     setattr(module.get_submodule(parent), attribute, value)
 
 
+def padded(rows: torch.Tensor) -> torch.Tensor:
+    """`rows` [n, ...] with zeros after them, so that few row numbers occur: 1, 2, 3, 4, 6, 8, 12 ... 128, then multiples of 128.
+
+    oneDNN compiles and keeps a kernel for every number of rows of every linear, 0.7 MB each: steps of ever new sizes would
+    fill the memory.
+    """
+    count = rows.shape[0]
+    wanted = next((size for size in _FEW_ROWS if size >= count), -(-count // 128) * 128)
+    return rows if wanted == count else functional.pad(rows, (0, 0) * (rows.ndim - 1) + (0, wanted - count))
+
+
+_FEW_ROWS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """No progress bars of transformers: a slot reports its own progress."""
@@ -309,7 +326,11 @@ def _attention(  # noqa: PLR0913, PLR0917, transformers' own signature
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rule = AttentionRule(scale, sliding_window, softcap)
     batch = module.strata_step.batch
-    return attend(batch, module.layer_idx, query[0], key[0], value[0], rule)[None], None
+    tokens, rows = batch.tokens, query.shape[2]
+    if rows == tokens:
+        return attend(batch, module.layer_idx, query[0], key[0], value[0], rule)[None], None
+    out = attend(batch, module.layer_idx, query[0, :, :tokens], key[0, :, :tokens], value[0, :, :tokens], rule)
+    return functional.pad(out, (0, 0, 0, 0, 0, rows - tokens))[None], None
 
 
 AttentionInterface.register(ATTENTION, _attention)

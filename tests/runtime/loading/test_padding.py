@@ -1,0 +1,20 @@
+"""Rows are padded to few sizes, and what is padded changes no row."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata_runtime.loading.adapter import padded
+
+
+@given(st.integers(0, 3000), st.integers(1, 3))
+def test_padding_keeps_the_rows_and_adds_zeros(count: int, width: int) -> None:
+    rows = torch.ones(count, width)
+    longer = padded(rows)
+    assert torch.equal(longer[:count], rows)
+    assert not longer[count:].any()
+    assert longer.shape[0] <= max(1.5 * count, 1) or count > 96
+
+
+def test_few_sizes_occur() -> None:
+    assert len({padded(torch.empty(count)).shape[0] for count in range(1, 2049)}) <= 30
