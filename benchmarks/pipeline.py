@@ -4,6 +4,7 @@
 Every ratio is measured in one run against its peer on the same machine; runs of the two alternate, medians count.
 """
 
+import functools
 import statistics
 import tempfile
 import time
@@ -17,11 +18,13 @@ from benchmarks import memory, plan_clusters, recovery
 from benchmarks.rows import Row, run
 from benchmarks.slots import Served, ServedPipeline, served
 from strata_planner.cluster import Cluster, Device, Node
+from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.plan import Plan
 from strata_planner.model import Model
 from strata_planner.planning import PlanRequest, make_plan
 from strata_planner.workload import Workload
 from strata_runtime.loading.random_model import make_random_model
+from strata_runtime.measure import measure as measure_device
 
 SHAPES = {
     "vocab_size": 32_000,
@@ -40,6 +43,12 @@ def make_model(folder: Path) -> Path:
     return make_random_model(folder / "model", "llama", dtype=torch.bfloat16, **SHAPES)
 
 
+@functools.cache
+def profile() -> DeviceProfile:
+    """One thread of this machine, measured once."""
+    return measure_device("cpu", "cpu", threads=1, compute_type="bfloat16")
+
+
 def plan(model: Path, stages: int, concurrency: int) -> Plan:
     """Over as many equal one-thread CPU devices as stages."""
     nodes = tuple(
@@ -50,7 +59,7 @@ def plan(model: Path, stages: int, concurrency: int) -> Plan:
         deployment="bench",
         model_uri=str(model),
         model=Model.from_folder(model),
-        cluster=Cluster(nodes=nodes),
+        cluster=Cluster(nodes=nodes).with_profile(profile()),
         workload=Workload(prompt_tokens=PROMPT, output_tokens=ANSWER, concurrency=concurrency),
         max_model_len=256,
         allowed_bits=(16,),
