@@ -201,6 +201,29 @@ def test_nothing_carries_a_finalizer_and_everything_has_an_owner(chat: Deployed)
     }
 
 
+def test_pods_without_the_tests_mounts_keep_the_restricted_profile(
+    chat: Deployed, cluster: Cluster, namespace: str
+) -> None:
+    cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    for number, thing in enumerate(chat.objects("statefulsets,deployments")):
+        spec = thing["spec"]["template"]["spec"]
+        (container,) = spec["containers"]
+        mounted = {volume["name"] for volume in spec["volumes"] if "hostPath" in volume}
+        assert mounted
+        spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] not in mounted]
+        container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] not in mounted]
+        del spec["serviceAccountName"], spec["serviceAccount"]  # of the other namespace
+        pod = {"name": f"dry-{number}", "namespace": namespace}
+        cluster.dry_run({"apiVersion": "v1", "kind": "Pod", "metadata": pod, "spec": spec})
+
+
+def test_the_operators_role_allows_all_that_it_asks(chat: Deployed, operator: OperatorRelease) -> None:
+    assert chat.get()["status"]["phase"] == "Ready"
+    said = operator.logs(lines=1000)
+    assert "leads" in said
+    assert "forbidden" not in said.lower()
+
+
 def test_upgrading_the_chart_restarts_no_slot(chat: Deployed, operator: OperatorRelease, expected: str) -> None:
     before, events = _uids(chat), len(chat.events())
     steps = Steps("helm upgrade")
