@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from tests.cluster.deployed import Deployed, condition, holds, manifest
-from tests.cluster.operator_release import MODELS, OperatorRelease
+from tests.cluster.operator_release import MODELS, NODE, OperatorRelease
 from tests.cluster.testbed.cluster import Cluster
 from tests.cluster.testbed.processes import wait_until
 from tests.cluster.timings import Steps
@@ -290,6 +290,35 @@ def test_a_lost_node_is_replanned_and_the_stream_goes_on(chat: Deployed, cluster
         cluster.restart_node(lost)
     chat.wait(lambda now: "3 devices" in condition(now, "Inventoried")["message"], "aware of the node's return")
     assert chat.get()["status"]["phase"] == "Ready"
+
+
+def test_a_gateway_lost_with_its_node_is_replaced(chat: Deployed, cluster: Cluster, expected: str) -> None:
+    """Its streams are lost with it; new requests are answered."""
+    (gateway,) = chat.pods("gateway")
+    cluster.kubectl("cordon", NODE.name)
+    try:
+        cluster.kubectl("delete", "pod", gateway, f"--namespace={chat.namespace}", "--timeout=60s")
+        rollout = [f"deployment/{chat.name}-gateway", f"--namespace={chat.namespace}", "--timeout=60s"]
+        cluster.kubectl("rollout", "status", *rollout)
+    finally:
+        cluster.kubectl("uncordon", NODE.name)
+    ((gateway, pod),) = chat.pods("gateway").items()
+    lost = pod["spec"]["nodeName"]
+    assert lost in WORKERS
+    chat.wait_ready()
+    steps = Steps("kill of the gateway's node")
+    try:
+        cluster.kill_node(lost)
+        chat.wait(lambda now: now["phase"] != "Ready", "aware of the loss")
+        steps.mark("noticed")
+        chat.wait_ready()
+        steps.mark("Ready")
+        with chat.client() as client:
+            assert "".join(stream(client, "chat", LONG)) == expected
+    finally:
+        cluster.restart_node(lost)
+    wait_until(lambda: gateway not in chat.pods("gateway"), "end of the lost gateway", 60)
+    chat.wait(lambda now: "3 devices" in condition(now, "Inventoried")["message"], "aware of the node's return")
 
 
 def test_deleting_leaves_nothing_even_without_an_operator(chat: Deployed, operator: OperatorRelease) -> None:
