@@ -1,4 +1,4 @@
-"""What a pipeline of slots costs and gives, on a random-weight model of 100 million parameters and more.
+"""What a pipeline of slots costs and gives, on a random-weight model of 246 million parameters.
 
 `python -m benchmarks.pipeline [--json FILE]`. One thread per stage, 16-bit weights everywhere, plans by the planner itself.
 Every ratio is measured in one run against its peer on the same machine; runs of the two alternate, medians count.
@@ -28,15 +28,15 @@ from strata_runtime.measure import measure as measure_device
 
 SHAPES = {
     "vocab_size": 32_000,
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
     "num_key_value_heads": 4,
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
 }
-PROMPT, ANSWER, RUNS = 64, 64, 3
+PROMPT, ANSWER, RUNS = 64, 64, 5
 
 
 def make_model(folder: Path) -> Path:
