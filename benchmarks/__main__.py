@@ -1,5 +1,6 @@
 """Runs every benchmark in a process of its own and leaves its rows under build/bench. Called by `make bench`."""
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ FOLDER = Path("build/bench")
 
 def main() -> int:
     """0 when every benchmark ran to its end, whether or not it met its goals."""
+    argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__).parse_args()
     failed = [name for name in BENCHMARKS if not _succeeds(name)]
     if failed:
         print(f"did not run to the end: {', '.join(failed)}")

@@ -66,7 +66,7 @@ async def _show(deployment: LocalDeployment, question: Question, out: Console) -
     """One streamed answer, then the load that the plan was made for."""
     url, name = deployment.options.url, deployment.options.served_model_name
     out.rule("one chat request, streamed", align="left")
-    out.print(QUESTION, end="", markup=False, highlight=False)
+    out.print(f"> {QUESTION}", markup=False, highlight=False)
 
     def show(text: str) -> None:
         out.print(text, end="", markup=False, highlight=False, soft_wrap=True)

@@ -142,3 +142,14 @@ async def test_a_slot_may_be_killed_any_number_of_times_once_it_has_served(tmp_p
             os.kill(killed, signal.SIGKILL)
             await until(lambda killed=killed: deployment.pids.get("b", killed) != killed)
             await deployment.ready()
+
+
+async def test_the_loss_of_the_launcher_ends_it_with_a_reason(tmp_path: Path) -> None:
+    async def lose_the_launcher() -> None:
+        async with running(tmp_path) as deployment:
+            assert deployment._launcher is not None
+            deployment._launcher._process.kill()
+            await deployment.supervise()
+
+    with pytest.raises(CrashedError, match="the parent of all local processes has ended"):
+        await lose_the_launcher()

@@ -45,6 +45,7 @@ class Launcher:
         self._starting: dict[str, asyncio.Future[Child]] = {}
         self._children: dict[int, Child] = {}
         self._ready = asyncio.get_running_loop().create_future()
+        self._gone: CrashedError | None = None
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
@@ -64,6 +65,8 @@ class Launcher:
     async def spawn(self, module: str, arguments: Sequence[str], log_file: Path) -> Child:
         """Start `python -m module arguments` as a fork. Raises CrashedError if the launcher is gone."""
         await asyncio.shield(self._ready)
+        if self._gone is not None:
+            raise self._gone
         name = str(next(self._ids))
         self._starting[name] = asyncio.get_running_loop().create_future()
         request = {"id": name, "module": module, "arguments": list(arguments), "log": str(log_file)}
@@ -103,7 +106,8 @@ class Launcher:
             self._children.pop(message["pid"]).ended.set_result(message["exit"])
 
     def _lost(self, error: CrashedError) -> None:
-        """Nobody waits for ever; an error that nobody waits for is no warning either."""
+        """Nobody waits for ever, now or later; an error that nobody waits for is no warning either."""
+        self._gone = error
         for future in (self._ready, *self._starting.values()):
             if not future.done():
                 future.set_exception(error)

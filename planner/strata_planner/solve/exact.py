@@ -21,6 +21,7 @@ never empty: fewer stages are another candidate.
 import math
 from dataclasses import dataclass
 
+import highspy  # noqa: F401  before pulp, whose own import of it would swallow a Ctrl-C that comes meanwhile
 import pulp
 
 from strata_planner.solve.problem import Key, Problem, Solution, SolutionStatus, StopReason

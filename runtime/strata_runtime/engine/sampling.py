@@ -34,19 +34,26 @@ def choose(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Seque
 
 
 def _draw(row: torch.Tensor, sampling: Sampling, number: float) -> int:
-    """Inverse CDF over the tokens that top-k and top-p (nucleus, Holtzman et al. 2020) leave, most likely first."""
+    """Inverse CDF over the tokens that top-k and top-p (nucleus, Holtzman et al. 2020) leave.
+
+    Most likely first where a filter needs that order; in the vocabulary's order, without sorting it, where none does.
+    """
+    scores = row / sampling.temperature
+    if sampling.top_k <= 0 and sampling.top_p >= 1:
+        return _inverse(scores.softmax(dim=-1).double().cumsum(dim=-1), number)
     count = min(sampling.top_k, row.numel()) if sampling.top_k > 0 else row.numel()
-    values, tokens = (
-        torch.topk(row / sampling.temperature, count)
-        if count < row.numel()
-        else (row / sampling.temperature).sort(descending=True, stable=True)
-    )
+    values, tokens = scores.sort(descending=True, stable=True) if count == row.numel() else torch.topk(scores, count)
     cumulative = values.softmax(dim=-1).double().cumsum(dim=-1)
     kept = count
     if sampling.top_p < 1:
         kept = min(int(torch.searchsorted(cumulative, sampling.top_p)) + 1, count)
-    index = int(torch.searchsorted(cumulative[:kept], number * float(cumulative[kept - 1]), right=True))
-    return int(tokens[min(index, kept - 1)])
+    return int(tokens[_inverse(cumulative[:kept], number)])
+
+
+def _inverse(cumulative: torch.Tensor, number: float) -> int:
+    """The first index whose cumulative weight is above `number` (in [0, 1)) of the whole."""
+    index = int(torch.searchsorted(cumulative, number * float(cumulative[-1]), right=True))
+    return min(index, cumulative.numel() - 1)
 
 
 def log_probabilities(row: torch.Tensor, token: int, count: int) -> tuple[float, list[tuple[int, float]]]:
