@@ -31,6 +31,11 @@ def a_model(**changes: Any) -> Model:
     return Model.from_config(a_config(**changes))
 
 
+def a_wide_model() -> Model:
+    """Layers of 96 MiB at 16 bits: large enough that mixing precisions in a stage pays for what it costs."""
+    return a_model(hidden_size=2048, intermediate_size=6144, num_attention_heads=16, num_key_value_heads=8)
+
+
 def a_profile(**changes: Any) -> DeviceProfile:
     """A slow processor without launch overhead, on which every format is as good as its bytes."""
     even = {"dense": 0.5, "int8": 0.5, "int4": 0.5, "int3": 0.5}

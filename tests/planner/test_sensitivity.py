@@ -8,7 +8,7 @@ from strata_planner.errors import WorkloadError
 from strata_planner.planning import make_plan
 from strata_planner.sensitivity import Sensitivity, prior
 from strata_planner.workload import Workload
-from tests.planner.builders import a_cluster, a_model, a_request
+from tests.planner.builders import a_cluster, a_model, a_request, a_wide_model
 
 
 def test_the_prior_counts_the_whole_model_at_8_bits_as_one() -> None:
@@ -25,7 +25,8 @@ def test_a_table_decides_which_layers_lose_bits(tmp_path: Path) -> None:
     file = tmp_path / "omega.json"
     file.write_text(Sensitivity("calibrated", omega).to_json())
     request = a_request(
-        a_cluster(1.32, 1.32),
+        a_cluster(300, 300),
+        model=a_wide_model(),
         sensitivity=Sensitivity.from_file(file),
         allowed_bits=(8, 16),
         workload=Workload(16, 16, 2),

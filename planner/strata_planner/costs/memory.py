@@ -14,7 +14,8 @@ PAGE_TOKENS = 16
 # Keys and values that the runtime's attention gathers at once for one group of decoding sequences.
 GATHERED_BYTES = 16 << 20
 # Measured on fresh slots (benchmarks.memory). Objects of the model's modules are there from loading on; the kernels that
-# oneDNN compiles for each number of tokens come while serving. A CUDA device's share is in its overhead.
+# oneDNN compiles for each number of tokens come while serving, for dense weights and for weights brought back apart. A
+# CUDA device's share is in its overhead.
 MODULE_BYTES = 6 << 20
 RUNTIME_BYTES = 20 << 20
 # How the runtime's kernels bring quantized weights back: so many weights at once, in so many bytes each.
@@ -94,6 +95,11 @@ class Storage:
     on_cpu: bool
 
     @property
+    def kernel_families(self) -> int:
+        """Dense weights are multiplied by other kernels than quantized ones."""
+        return len({name == "dense" for name in self.formats})
+
+    @property
     def item(self) -> int:
         return COMPUTE_TYPE_BYTES[self.compute_type]
 
@@ -103,7 +109,7 @@ def temporaries(model: Model, step: StepShape, storage: Storage, *, head: bool) 
     item = storage.item
     layers = set(model.layers)
     return Temporaries(
-        runtime=RUNTIME_BYTES if storage.on_cpu else 0,
+        runtime=RUNTIME_BYTES * storage.kernel_families if storage.on_cpu else 0,
         residual=3 * step.tokens * model.hidden_size * item,
         attention=max(_attention_bytes(layer, step, item) for layer in layers),
         mlp=max(2 * step.tokens * layer.mlp_width * item for layer in layers),

@@ -157,7 +157,9 @@ class Pricer:
         device = candidate.order[place]
         head = place == len(candidate.order) - 1
         dense = self.temporaries(candidate, place, ["dense"])
-        mixed = self.temporaries(candidate, place, {"dense", *(DEFAULT_FORMAT_OF_BITS[b] for b in self.request.bits)})
+        low: list[FormatName] = [DEFAULT_FORMAT_OF_BITS[bits] for bits in self.request.bits if bits < 16]
+        quantized = self.temporaries(candidate, place, low or ["dense"])
+        mixed = self.temporaries(candidate, place, ["dense", *low])
         tables = embedding_bytes(
             self.request.model, embedding=place == 0, head=head, compute_type=self.request.compute_type
         )
@@ -170,7 +172,8 @@ class Pricer:
             )
         return StageCosts(
             capacity_bytes=device.usable_bytes - dense.serving - tables,
-            quantized_bytes=mixed.serving - dense.serving,
+            quantized_bytes=quantized.serving - dense.serving,
+            mixed_bytes=mixed.serving - quantized.serving,
             loading_capacity_bytes=device.usable_bytes - dense.loading - tables,
             loading_quantized_bytes=mixed.loading - dense.loading,
             seconds=tuple(self._unit_seconds(run, device, candidate) for run in self.layer_runs),

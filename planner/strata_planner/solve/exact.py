@@ -7,6 +7,7 @@ Called by `search`; knows only the Problem. A piece per family of constraints, e
 | z[i,j,b]             | units[r,j,b]          | how many units of run r lie on stage j at b bits (0/1 for one unit)   |
 | u[i,j]               | present[r,j]          | run r has a unit on stage j                                           |
 | -                    | quantized[j]          | stage j holds a unit below 16 bits: it needs more temporaries|
+| -                    | dense[j], mixed[j]    | stage j holds a unit at 16 bits; both kinds: more still      |
 | T_max^pre, T_max^dec | slowest_prefill/decode| the slowest stage or hop of a micro-batch                             |
 | T_pre, T_dec         | in the objective      | sums over the stages, T_dec n-1 times                                 |
 | M[i,b], M_j          | Run.bytes, capacity   | bytes of a unit; what stage j has left for units                      |
@@ -37,6 +38,8 @@ class _Variables:
     units: dict[Key, pulp.LpVariable]
     present: dict[tuple[int, int], pulp.LpVariable]
     quantized: dict[int, pulp.LpVariable]
+    dense: dict[int, pulp.LpVariable]
+    mixed: dict[int, pulp.LpVariable]
     slowest_prefill: pulp.LpVariable
     slowest_decode: pulp.LpVariable
 
@@ -81,10 +84,18 @@ def _declare(model: pulp.LpProblem, problem: Problem) -> _Variables:
     quantized = {
         j: model.add_variable(f"quantized_{j}", cat=pulp.LpBinary)
         for j, stage in enumerate(problem.stages)
-        if stage.quantized_bytes or stage.loading_quantized_bytes
+        if stage.quantized_bytes or stage.loading_quantized_bytes or stage.mixed_bytes
     }
+    dense, mixed = (
+        {
+            j: model.add_variable(f"{name}_{j}", cat=pulp.LpBinary)
+            for j, stage in enumerate(problem.stages)
+            if stage.mixed_bytes
+        }
+        for name in ("dense", "mixed")
+    )
     slowest = [model.add_variable(f"slowest_{phase}", 0) for phase in ("prefill", "decode")]
-    return _Variables(units, present, quantized, slowest[0], slowest[1])
+    return _Variables(units, present, quantized, dense, mixed, slowest[0], slowest[1])
 
 
 def _on_stage(variables: _Variables, j: int) -> list[tuple[Key, pulp.LpVariable]]:
@@ -173,6 +184,12 @@ def _add_memory(model: pulp.LpProblem, problem: Problem, variables: _Variables, 
             model += pulp.lpSum(low) <= units * variables.quantized[j], f"stage_{j}_quantized"
             serving.append((variables.quantized[j], stage.quantized_bytes / _SCALE))
             loading.append((variables.quantized[j], stage.loading_quantized_bytes / _SCALE))
+        if j in variables.mixed:
+            high = [variable for key, variable in mine if key[2] >= 16]
+            both = variables.quantized[j] + variables.dense[j] - 1
+            model += pulp.lpSum(high) <= units * variables.dense[j], f"stage_{j}_dense"
+            model += variables.mixed[j] >= both, f"stage_{j}_mixed"
+            serving.append((variables.mixed[j], stage.mixed_bytes / _SCALE))
         for when, used, capacity in (
             ("serving", serving, stage.capacity_bytes),
             ("loading", loading, stage.loading_capacity_bytes),

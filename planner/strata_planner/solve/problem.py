@@ -30,7 +30,8 @@ class StageCosts:
 
     `seconds[run][bits]` = (prefill, decode) of one unit; bits that the device lacks are absent. `fixed` is what the stage
     adds to each micro-batch (the head); `transfer` hands the micro-batch on. `quantized_bytes`: what a stage needs
-    more as soon as one of its units is below 16 bits. `loading_...`: the same while weights are loaded, before there is KV.
+    more as soon as one of its units is below 16 bits; `mixed_bytes`: more still once another is at 16. `loading_...`: the
+    same while weights are loaded, before there is KV.
     """
 
     capacity_bytes: int
@@ -40,12 +41,13 @@ class StageCosts:
     seconds: tuple[Mapping[int, tuple[float, float]], ...]
     fixed_seconds: tuple[float, float] = (0.0, 0.0)
     transfer_seconds: tuple[float, float] = (0.0, 0.0)
+    mixed_bytes: int = 0
 
     @property
     def signature(self) -> tuple[object, ...]:
         """Equal for stages that units cannot tell apart."""
         seconds = tuple(tuple(sorted(each.items())) for each in self.seconds)
-        serving = (self.capacity_bytes, self.quantized_bytes)
+        serving = (self.capacity_bytes, self.quantized_bytes, self.mixed_bytes)
         return (*serving, self.loading_capacity_bytes, self.loading_quantized_bytes, self.fixed_seconds, seconds)
 
 
@@ -103,7 +105,9 @@ class Problem:
         stage = self.stages[j]
         mine = [(r, bits, count) for (r, place, bits), count in counts.items() if place == j and count]
         quantized = any(bits < 16 for _, bits, _ in mine)
-        serving = sum(count * self.runs[r].bytes[bits] for r, bits, count in mine) + quantized * stage.quantized_bytes
+        mixed = quantized and any(bits >= 16 for _, bits, _ in mine)
+        serving = sum(count * self.runs[r].bytes[bits] for r, bits, count in mine)
+        serving += quantized * stage.quantized_bytes + mixed * stage.mixed_bytes
         loading = sum(count * self.runs[r].weight_bytes[bits] for r, bits, count in mine)
         loading += quantized * stage.loading_quantized_bytes
         return min(stage.capacity_bytes - serving, stage.loading_capacity_bytes - loading)

@@ -54,6 +54,7 @@ def problems(draw: st.DrawFn) -> Problem:
             quantized_bytes=draw(st.sampled_from([0, 3 * MIB])),
             loading_capacity_bytes=draw(st.integers(4 * MIB, 60 * MIB)),
             loading_quantized_bytes=draw(st.sampled_from([0, 5 * MIB])),
+            mixed_bytes=draw(st.sampled_from([0, 2 * MIB])),
             seconds=tuple({b: (draw(seconds), draw(seconds)) for b in bits} for _ in built),
             fixed_seconds=(draw(seconds), draw(seconds)),
             transfer_seconds=(draw(seconds), draw(seconds)),
