@@ -1,6 +1,6 @@
 """What a pipeline of slots costs and gives, on a random-weight model of 246 million parameters.
 
-`python -m benchmarks.pipeline [--json FILE]`. One thread per stage, 16-bit weights everywhere, plans by the planner itself.
+`python -m benchmarks.pipeline [--json FILE]`. One thread and one core per stage, 16-bit weights everywhere, plans by the planner itself.
 Every ratio is measured in one run against its peer on the same machine; runs of the two alternate, medians count.
 """
 

@@ -27,14 +27,16 @@ def free_address() -> SlotAddress:
 
 
 class SlotProcess(SlotClient):
-    """A fresh slot in a process of its own."""
+    """A fresh slot in a process of its own, bound to `core` as a pod with whole processors is; None: to none."""
 
-    def __init__(self, name: str, threads: int = 1) -> None:
+    def __init__(self, name: str, threads: int = 1, core: int | None = None) -> None:
         address = free_address()
         command = [sys.executable, "-m", "strata_runtime.pipeline.slot", "--name", name, "--threads", str(threads)]
         command += ["--control-port", str(address.control_port)]
         environment = {"STRATA_CONTROL_KEY": _CONTROL_KEY, "OMP_NUM_THREADS": str(threads), "STRATA_LOG_LEVEL": "ERROR"}
         self.process = subprocess.Popen(command, env=os.environ | environment)
+        if core is not None:
+            os.sched_setaffinity(self.process.pid, {core})  # before it starts threads: they inherit it
         super().__init__(name, address, _CONTROL_KEY)
 
     def close(self) -> None:
@@ -85,8 +87,10 @@ def slot_processes(plan: Plan, threads: int = 1) -> Iterator[dict[str, SlotProce
     names = list(dict.fromkeys(stage.slot for replica in plan.replicas for stage in replica.stages))
     slots: dict[str, SlotProcess] = {}
     try:
-        for name in names:
-            slots[name] = SlotProcess(name, threads)
+        cores = sorted(os.sched_getaffinity(0))
+        for place, name in enumerate(names):
+            core = cores[place] if threads == 1 and len(names) <= len(cores) else None
+            slots[name] = SlotProcess(name, threads, core)
         yield slots
     finally:
         for slot in slots.values():
