@@ -34,15 +34,10 @@ from strata_runtime.measure import PREFILL_TOKENS, LinearSeconds, Timings, best_
 from strata_runtime.pipeline.executor import StageExecutor
 from strata_runtime.pipeline.load import cache_of
 from strata_runtime.pipeline.tensors import from_bytes, to_bytes
-from strata_runtime.precision import make_linear, stored_bytes_of
+from strata_runtime.precision import COMPUTE_DTYPES, make_linear, stored_bytes_of
 
 ROUNDS = 3
 ROUND_BUDGET_SECONDS = 0.1  # a slow device gets fewer rounds, never less than one after the warm-up
-DTYPES: dict[ComputeType, torch.dtype] = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
 CPU_FEATURES = 2048
 CUDA_FEATURES = 8192
 LEAST_WORKING_SET_BYTES = 64 << 20
@@ -122,7 +117,7 @@ class EmptyStage:
 def take(device: torch.device, compute_type: ComputeType, progress: Callable[[str], None]) -> Timings:
     """All the times of one device, a few seconds in all: twice, some time apart, and the better of each."""
     size = CUDA_FEATURES if device.type == "cuda" else CPU_FEATURES
-    dtype = DTYPES[compute_type]
+    dtype = COMPUTE_DTYPES[compute_type]
     with torch.inference_mode():
         weight = torch.randn(size, size, device=device, generator=torch.Generator(device).manual_seed(0)) * size**-0.5
         modules = {name: make_linear(weight, None, name, dtype) for name in FORMAT_NAMES}

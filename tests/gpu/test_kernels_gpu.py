@@ -8,17 +8,12 @@ import torch
 from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName, stored_bytes
 from strata_runtime import measure, timing
 from strata_runtime.measure import Subject
-from strata_runtime.precision import make_linear, reference, stored_bytes_of
+from strata_runtime.precision import COMPUTE_DTYPES, make_linear, reference, stored_bytes_of
 from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
 from strata_runtime.precision.linear import ChannelLinear, GroupLinear
 
 pytestmark = pytest.mark.gpu
 
-DTYPES: dict[ComputeType, torch.dtype] = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
 TOLERANCE: dict[ComputeType, float] = {"bfloat16": 3 * 2**-8, "float16": 3 * 2**-11, "float32": 1e-5}
 ALL_KERNELS = {kernel.name: kernel for kernel in (*CHANNEL_KERNELS, *GROUP_KERNELS)}
 SHAPES = [(64, 128), (4096, 2048), (80, 96), (200, 136), (7, 33), (1, 1)]
@@ -33,14 +28,16 @@ def a_linear(shape: tuple[int, int], name: FormatName, dtype: torch.dtype) -> Ch
 
 @pytest.mark.parametrize("name", ALL_KERNELS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("compute", sorted(DTYPES))
+@pytest.mark.parametrize("compute", sorted(COMPUTE_DTYPES))
 @pytest.mark.parametrize("count", [1, 17, 100])
 def test_a_kernel_computes_what_the_reference_defines(
     name: str, shape: tuple[int, int], compute: ComputeType, count: int
 ) -> None:
     kernel: Kernel = ALL_KERNELS[name]
-    module = a_linear(shape, kernel.format, DTYPES[compute])
-    tokens = torch.randn(count, shape[1], generator=torch.Generator().manual_seed(count)).cuda().to(DTYPES[compute])
+    module = a_linear(shape, kernel.format, COMPUTE_DTYPES[compute])
+    tokens = (
+        torch.randn(count, shape[1], generator=torch.Generator().manual_seed(count)).cuda().to(COMPUTE_DTYPES[compute])
+    )
     if not kernel.runs(tokens, module.stored):
         return
     result = kernel.run(tokens, module.stored)
@@ -53,12 +50,12 @@ def test_a_kernel_computes_what_the_reference_defines(
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-@pytest.mark.parametrize("compute", sorted(DTYPES))
+@pytest.mark.parametrize("compute", sorted(COMPUTE_DTYPES))
 def test_a_module_quantized_on_the_cpu_computes_the_same_on_the_device(name: FormatName, compute: ComputeType) -> None:
     weight = torch.randn(320, 256, generator=torch.Generator().manual_seed(0)) / 16
-    here = make_linear(weight, None, name, DTYPES[compute])
+    here = make_linear(weight, None, name, COMPUTE_DTYPES[compute])
     there = copy.deepcopy(here).cuda()
-    tokens = torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).to(DTYPES[compute])
+    tokens = torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).to(COMPUTE_DTYPES[compute])
     assert stored_bytes_of(there) == stored_bytes(name, 320, 256, compute)
     tolerance = 8 * TOLERANCE[compute]
     torch.testing.assert_close(there(tokens.cuda()).cpu(), here(tokens), rtol=tolerance, atol=tolerance)

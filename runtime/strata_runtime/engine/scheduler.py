@@ -109,5 +109,5 @@ class Scheduler:
     def _advance(sequence: Sequence, length: int) -> tuple[Sequence, Segment]:
         start = sequence.computed
         sequence.computed += length
-        sequence.awaiting = sequence.computed == len(sequence.tokens)
-        return sequence, Segment(sequence.sequence, start, length, start, int(sequence.awaiting))
+        sampled = sequence.computed == len(sequence.tokens)
+        return sequence, Segment(sequence.sequence, start, length, start, int(sampled))

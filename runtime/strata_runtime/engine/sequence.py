@@ -17,7 +17,6 @@ class Sequence:
     stop_tokens: frozenset[int]
     sampling: Sampling
     computed: int = 0  # positions whose KV exists or is on its way through the stages
-    awaiting: bool = False  # a token is being sampled: nothing more can be scheduled before it is known
     opened: bool = False  # the stages know its sampling parameters
     finish: FinishReason | None = field(default=None)
 
@@ -47,7 +46,6 @@ class Sequence:
         """Append a sampled token and see whether it ends the sequence; the token's index in the answer."""
         index = self.answered
         self.tokens.append(sampled.token)
-        self.awaiting = False
         if sampled.token in self.stop_tokens:
             self.finish = "stop"
         elif self.answered >= self.max_tokens:

@@ -21,9 +21,7 @@ from strata_runtime.loading.adapter import ModelSlice, read_config
 from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.stage_model import StageModel
-from strata_runtime.precision import make_linear
-
-COMPUTE_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+from strata_runtime.precision import COMPUTE_DTYPES, make_linear
 
 
 def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None], device: torch.device) -> StageModel:
@@ -39,7 +37,7 @@ def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None
         raise InputError(
             f"role asks for layers {first}..{last}; {model_path} has {config.num_hidden_layers}: plan again"
         )
-    dtype = COMPUTE_TYPES[role.compute_type]
+    dtype = COMPUTE_DTYPES[role.compute_type]
     checkpoint = Checkpoint(model_path)
     stage = ModelSlice(config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype)
     sources = stage.sources(checkpoint.keys)

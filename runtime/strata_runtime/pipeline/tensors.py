@@ -3,12 +3,7 @@
 import torch
 
 from strata_planner.contract.formats import ComputeType
-
-TORCH_TYPES: dict[ComputeType, torch.dtype] = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
+from strata_runtime.precision import COMPUTE_DTYPES
 
 
 def to_bytes(hidden: torch.Tensor) -> memoryview:
@@ -19,5 +14,5 @@ def to_bytes(hidden: torch.Tensor) -> memoryview:
 def from_bytes(data: memoryview | bytearray, dtype: ComputeType, hidden: int) -> torch.Tensor:
     """A tensor [tokens, hidden] over `data`, which must stay alive and is not to be written."""
     if not len(data):
-        return torch.empty(0, hidden, dtype=TORCH_TYPES[dtype])
-    return torch.frombuffer(data, dtype=TORCH_TYPES[dtype]).view(-1, hidden)
+        return torch.empty(0, hidden, dtype=COMPUTE_DTYPES[dtype])
+    return torch.frombuffer(data, dtype=COMPUTE_DTYPES[dtype]).view(-1, hidden)

@@ -9,14 +9,18 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from strata_planner.contract.formats import FORMAT_NAMES, FormatName
+from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
 from strata_runtime.precision.errors import PrecisionError, WeightNotFiniteError
 from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, select
 from strata_runtime.precision.quantizers import quantize_channels
 from strata_runtime.precision.weights import ChannelWeight, GroupWeight, store_groups
 
 GROUP_HEADROOM = 4  # the zero of a group may lie so many times beyond its largest value
-COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+COMPUTE_DTYPES: dict[ComputeType, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
 
 
 class QuantLinear(nn.Module):
@@ -140,7 +144,7 @@ def _dense(weight: Tensor, bias: Tensor | None, compute_dtype: torch.dtype) -> n
 def _check(weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype, name: str) -> None:
     if format_name not in FORMAT_NAMES:
         raise PrecisionError(f"{name}: format {format_name!r} is unknown; use one of {', '.join(FORMAT_NAMES)}")
-    if compute_dtype not in COMPUTE_DTYPES:
+    if compute_dtype not in COMPUTE_DTYPES.values():
         raise PrecisionError(f"{name}: compute type {compute_dtype} is not one of bfloat16, float16, float32")
     if weight.ndim != 2 or not weight.is_floating_point():
         raise PrecisionError(

@@ -8,9 +8,9 @@ import torch
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.frames import Segment
 from strata_planner.contract.roles import Role, roles_of
-from strata_runtime.cache import PagedKvCache
 from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.stage_model import StageModel
+from strata_runtime.pipeline.load import cache_of
 from tests.runtime.plans import even_plan
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ class Stages:
 
     def __init__(self, model: Path, listed: Sequence[Role]) -> None:
         self.models = [load(role, model) for role in listed]
-        self.caches = [_cache(role, stage) for role, stage in zip(listed, self.models, strict=True)]
+        self.caches = [cache_of(role, stage) for role, stage in zip(listed, self.models, strict=True)]
 
     def step(self, texts: dict[int, torch.Tensor], segments: Sequence[Segment]) -> torch.Tensor:
         """texts: sequence -> its token ids. Returns the logits [rows, vocab] that the segments ask for."""
@@ -42,16 +42,3 @@ class Stages:
         for stage, cache in zip(self.models, self.caches, strict=True):
             values = stage.forward(values, cache.plan(segments))
         return values
-
-
-def _cache(role: Role, stage: StageModel) -> PagedKvCache:
-    return PagedKvCache(
-        num_layers=stage.num_layers,
-        first_layer=role.layers[0],
-        pages=role.kv_page_budget,
-        page_tokens=role.page_tokens,
-        kv_heads=stage.num_kv_heads,
-        head_dim=stage.head_dim,
-        dtype=stage.dtype,
-        device=stage.device,
-    )

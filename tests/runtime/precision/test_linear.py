@@ -6,14 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName, stored_bytes
-from strata_runtime.precision import PrecisionError, WeightNotFiniteError, make_linear, stored_bytes_of
+from strata_runtime.precision import COMPUTE_DTYPES, PrecisionError, WeightNotFiniteError, make_linear, stored_bytes_of
 
 torch.set_num_threads(1)
-DTYPES: dict[ComputeType, torch.dtype] = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
 SHAPES = st.tuples(st.integers(1, 200), st.integers(1, 300))
 QUANTIZED = [name for name in FORMAT_NAMES if name != "dense"]
 
@@ -25,7 +20,7 @@ def a_weight(out_features: int, in_features: int, seed: int = 0) -> torch.Tensor
 @given(
     shape=SHAPES,
     name=st.sampled_from(FORMAT_NAMES),
-    compute=st.sampled_from(sorted(DTYPES)),
+    compute=st.sampled_from(sorted(COMPUTE_DTYPES)),
     bias_items=st.sampled_from([0, 1]),
 )
 @settings(max_examples=60, deadline=None)
@@ -34,7 +29,7 @@ def test_stored_bytes_are_what_the_contract_counts(
 ) -> None:
     out_features, in_features = shape
     bias = torch.zeros(out_features) if bias_items else None
-    module = make_linear(a_weight(*shape), bias, name, DTYPES[compute])
+    module = make_linear(a_weight(*shape), bias, name, COMPUTE_DTYPES[compute])
     bias_bytes = bias_items * out_features * COMPUTE_TYPE_BYTES[compute]
     assert stored_bytes_of(module) == stored_bytes(name, out_features, in_features, compute) + bias_bytes
 
@@ -67,14 +62,16 @@ def test_values_beyond_the_compute_type_are_refused() -> None:
         make_linear(torch.full((16, 32), 60000.0), None, "int4", torch.float16)
 
 
-@pytest.mark.parametrize("compute", sorted(DTYPES))
+@pytest.mark.parametrize("compute", sorted(COMPUTE_DTYPES))
 def test_error_falls_with_bits(compute: ComputeType) -> None:
     weight, tokens = a_weight(192, 256), torch.randn(5, 256, generator=torch.Generator().manual_seed(1))
     exact = tokens @ weight.t()
     by_error = sorted(
         QUANTIZED,
         key=lambda name: float(
-            (make_linear(weight, None, name, DTYPES[compute])(tokens.to(DTYPES[compute])) - exact).norm()
+            (
+                make_linear(weight, None, name, COMPUTE_DTYPES[compute])(tokens.to(COMPUTE_DTYPES[compute])) - exact
+            ).norm()
         ),
     )
     assert by_error == ["int8", "w8a8", "int4", "int3"]
@@ -100,9 +97,9 @@ def test_the_same_input_gives_the_same_bits(name: FormatName, count: int) -> Non
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-@pytest.mark.parametrize("compute", sorted(DTYPES))
+@pytest.mark.parametrize("compute", sorted(COMPUTE_DTYPES))
 def test_the_bias_is_added_and_leading_dimensions_kept(name: FormatName, compute: ComputeType) -> None:
-    dtype = DTYPES[compute]
+    dtype = COMPUTE_DTYPES[compute]
     weight, bias = a_weight(24, 40), torch.arange(24.0)
     tokens = a_weight(6, 40).view(2, 3, 40).to(dtype)
     plain, biased = make_linear(weight, None, name, dtype), make_linear(weight, bias, name, dtype)
@@ -112,10 +109,10 @@ def test_the_bias_is_added_and_leading_dimensions_kept(name: FormatName, compute
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-@pytest.mark.parametrize("compute", sorted(DTYPES))
+@pytest.mark.parametrize("compute", sorted(COMPUTE_DTYPES))
 def test_no_tokens_give_no_rows(name: FormatName, compute: ComputeType) -> None:
-    module = make_linear(a_weight(80, 64), None, name, DTYPES[compute])
-    assert module(torch.zeros(0, 64, dtype=DTYPES[compute])).shape == (0, 80)
+    module = make_linear(a_weight(80, 64), None, name, COMPUTE_DTYPES[compute])
+    assert module(torch.zeros(0, 64, dtype=COMPUTE_DTYPES[compute])).shape == (0, 80)
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
