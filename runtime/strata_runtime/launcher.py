@@ -108,6 +108,7 @@ def _become(request: dict[str, Any], parent: int) -> None:
     except BaseException:  # noqa: BLE001  the last line of defence of a process
         traceback.print_exc()
     finally:
+        sys.stdout.flush()  # _exit drops what is buffered
         sys.stderr.flush()
         os._exit(code)
 
