@@ -16,7 +16,8 @@ from strata_planner.contract.plan import (
     StageMemory,
     StageTimes,
 )
-from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
+from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, layer_weights_bytes
+from strata_planner.costs.shards import sharded
 from strata_planner.naming import slot_name
 from strata_planner.prediction import predict
 from strata_planner.request import PlanRequest
@@ -28,6 +29,7 @@ from strata_planner.solve.search import Found
 class _Slice:
     """The layers of one stage: their global numbers and the bits of each."""
 
+    stage: int
     layers: range
     bits: tuple[int, ...]
 
@@ -36,7 +38,7 @@ def assemble(request: PlanRequest, found: Found, pricer: Pricer) -> Plan:
     slices = _slices(found, pricer)
     pages = _page_budget(request, found, pricer, slices)
     memories = _memories(request, found, pricer, slices, pages)
-    stages = tuple(_stage(request, found, place, slices[place], memories[place], pages) for place in range(len(slices)))
+    stages = tuple(_stage(found, pricer, part, memory, pages) for part, memory in zip(slices, memories, strict=True))
     return Plan(
         version=PLAN_VERSION,
         model_uri=request.model_uri,
@@ -66,7 +68,7 @@ def _slices(found: Found, pricer: Pricer) -> list[_Slice]:
                 reverse=True,
             )
             bits += [b for b, count in mine for _ in range(count * run.layers_per_unit)]
-        slices.append(_Slice(range(first, first + len(bits)), tuple(bits)))
+        slices.append(_Slice(j, range(first, first + len(bits)), tuple(bits)))
         first += len(bits)
     return slices
 
@@ -78,21 +80,22 @@ def _memories(
     memories = []
     for place, part in enumerate(slices):
         head = place == len(slices) - 1
+        group = found.candidate.order[place]
         formats = [DEFAULT_FORMAT_OF_BITS[bits] for bits in part.bits]
         weights = sum(
-            layer_weights_bytes(request.model.layers[index], name, request.compute_type)
+            layer_weights_bytes(sharded(request.model.layers[index], group.degree), name, request.compute_type)
             for index, name in zip(part.layers, formats, strict=True)
         )
-        tables = embedding_bytes(request.model, embedding=place == 0, head=head, compute_type=request.compute_type)
-        kv = pages * _page_bytes(request, part)
+        tables = pricer.table_bytes(group, embedding=place == 0, head=head)
+        kv = pages * _page_bytes(request, part, group.degree)
         working = pricer.temporaries(found.candidate, place, formats).peak(kv)
-        overhead = found.candidate.order[place].overhead_bytes
+        overhead = group.leader.overhead_bytes
         memories.append(StageMemory(weights, tables, kv, working, overhead, weights + tables + kv + working))
     return memories
 
 
-def _page_bytes(request: PlanRequest, part: _Slice) -> int:
-    layers = (request.model.layers[index] for index in part.layers)
+def _page_bytes(request: PlanRequest, part: _Slice, degree: int) -> int:
+    layers = (sharded(request.model.layers[index], degree) for index in part.layers)
     return PAGE_TOKENS * sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
 
 
@@ -102,23 +105,24 @@ def _page_budget(request: PlanRequest, found: Found, pricer: Pricer, slices: lis
     """
     least = _memories(request, found, pricer, slices, request.kv_pages)
     more = min(
-        (device.usable_bytes - memory.total_bytes) // _page_bytes(request, part)
-        for device, memory, part in zip(found.candidate.order, least, slices, strict=True)
+        (group.usable_bytes - memory.total_bytes) // _page_bytes(request, part, group.degree)
+        for group, memory, part in zip(found.candidate.order, least, slices, strict=True)
     )
     assert more >= 0, "the solver keeps every stage within its memory"
     return min(request.kv_pages + more, request.largest_kv_pages)
 
 
-def _stage(request: PlanRequest, found: Found, place: int, part: _Slice, memory: StageMemory, pages: int) -> Stage:
-    device = found.candidate.order[place]
+def _stage(found: Found, pricer: Pricer, part: _Slice, memory: StageMemory, pages: int) -> Stage:
+    place, request = part.stage, pricer.request
+    group = found.candidate.order[place]
     costs = found.problem.stages[place]
     prefill, decode = found.problem.stage_seconds(found.solution.counts, place)
     return Stage(
         stage=place,
-        slot=slot_name(request.deployment, device.node, device.type),
-        node=device.node,
-        devices=(DeviceRef(device.type, device.index, device.usable_bytes),),
-        tensor_parallel=1,
+        slot=slot_name(request.deployment, group.node, group.leader.type),
+        node=group.node,
+        devices=tuple(DeviceRef(each.type, each.index, each.usable_bytes) for each in group.devices),
+        tensor_parallel=group.degree,
         leader=place == 0,
         layers=(part.layers[0], part.layers[-1]),
         bits=part.bits,
@@ -128,5 +132,7 @@ def _stage(request: PlanRequest, found: Found, place: int, part: _Slice, memory:
         embedding=place == 0,
         head=place == len(found.candidate.order) - 1,
         memory=memory,
-        times=StageTimes(prefill, decode, *costs.transfer_seconds, source=f"roofline, {device.profile.source}"),
+        times=StageTimes(
+            prefill, decode, *costs.transfer_seconds, source=pricer.sources(part.bits, found.candidate, place)
+        ),
     )

@@ -88,6 +88,38 @@ class Accelerator(Value, frozen=True):
     name: str = ""  # catalogue name, or the type where a user's profile names it
 
 
+class DeviceGroup(Value, frozen=True):
+    """The devices of one stage: equal ones of one node, which split its layers by tensor parallelism. Often just one."""
+
+    devices: tuple[Accelerator, ...]
+
+    @property
+    def degree(self) -> int:
+        return len(self.devices)
+
+    @property
+    def leader(self) -> Accelerator:
+        """The device that sends and receives hidden states (HexGen, section 3.3)."""
+        return self.devices[0]
+
+    @property
+    def node(self) -> str:
+        return self.leader.node
+
+    @property
+    def profile(self) -> DeviceProfile:
+        return self.leader.profile
+
+    @property
+    def usable_bytes(self) -> int:
+        """Of each device."""
+        return min(device.usable_bytes for device in self.devices)
+
+    def __str__(self) -> str:
+        count = f"{self.degree} x " if self.degree > 1 else ""
+        return f"{count}{self.leader.type} on {self.node}"
+
+
 class Cluster(Value, frozen=True):
     """Nodes, the links between them, and profiles of device types that the catalogue lacks or has wrong.
 

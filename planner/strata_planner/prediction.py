@@ -51,7 +51,7 @@ def _times(problem: Problem, counts: Counts, phase: int) -> tuple[float, float]:
 def bound_by(found: Found) -> str:
     """What to change first to get a better plan: memory where it keeps layers at fewer bits, else the slowest part."""
     problem, counts = found.problem, found.solution.counts
-    names = [f"stage {j} ({device.type} on {device.node})" for j, device in enumerate(found.candidate.order)]
+    names = [f"stage {j} ({group})" for j, group in enumerate(found.candidate.order)]
     tight = _tight_stage(found)
     if tight is not None:
         return f"memory of {names[tight]}"

@@ -9,6 +9,7 @@ from functools import cached_property
 from strata_planner.cluster import Cluster
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, DEFAULT_FORMAT_OF_BITS, ComputeType
 from strata_planner.costs.memory import PAGE_TOKENS
+from strata_planner.costs.source import LatencySource
 from strata_planner.errors import InfeasibleError, ModelError, WorkloadError
 from strata_planner.model import Model
 from strata_planner.sensitivity import Sensitivity, prior
@@ -22,7 +23,8 @@ MAX_CHUNK_TOKENS = 2048  # longer prefills are cut into steps of this many token
 class PlanRequest:
     """`theta`: what a unit of the quality penalty is worth in seconds of the batch's latency (LLM-PQ).
 
-    `max_stages` None: as many as there are devices. `sensitivity` None: the prior.
+    `max_stages` None: as many as there are devices. `sensitivity` None: the prior. `latency_sources`:
+    in order of trust, before the roofline.
     """
 
     deployment: str
@@ -39,6 +41,7 @@ class PlanRequest:
     compute_type: ComputeType = "bfloat16"
     time_limit_seconds: float = 30.0
     sensitivity: Sensitivity | None = None
+    latency_sources: tuple[LatencySource, ...] = ()
 
     @cached_property
     def bits(self) -> tuple[int, ...]:

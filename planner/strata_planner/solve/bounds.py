@@ -15,8 +15,7 @@ _PRICES = 24  # memory prices tried; each gives a valid bound, the best is kept
 def lower_bound(problem: Problem) -> float:
     """No solution of the candidate has a smaller objective; infinite where even pooled memory does not suffice."""
     capacity = sum(stage.capacity_bytes for stage in problem.stages)
-    least = sum(run.units * min(run.bytes.values()) for run in problem.runs)
-    if least > capacity or any(stage.capacity_bytes < 0 for stage in problem.stages):
+    if least_bytes(problem) > capacity or any(stage.capacity_bytes < 0 for stage in problem.stages):
         return math.inf
     costs = _unit_costs(problem)
     if any(not cost for cost in costs):
@@ -26,11 +25,19 @@ def lower_bound(problem: Problem) -> float:
         for stage in problem.stages
         for prefill, decode in (stage.fixed_seconds, stage.transfer_seconds)
     )
-    return fixed + max(_priced(problem, costs, capacity, price) for price in _prices(problem, costs))
+    return fixed + max(_priced(problem, costs, capacity, price) for price in _prices(costs))
+
+
+def least_bytes(problem: Problem) -> int:
+    """What the units take at least, each on the stage and at the bits where it is smallest."""
+    return sum(
+        run.units * min(size for stage in problem.stages for size in stage.bytes[r].values())
+        for r, run in enumerate(problem.runs)
+    )
 
 
 def _unit_costs(problem: Problem) -> list[dict[int, float]]:
-    """Per run: bits -> least cost of a unit on any stage, with the stages' shares of the slowest stage added."""
+    """Per run: bytes -> least cost of a unit of that size on any stage, with the stages' shares of the slowest stage added."""
     shares = [_shares(problem, phase, weight) for phase, weight in enumerate(_weights(problem))]
     costs: list[dict[int, float]] = []
     for r, run in enumerate(problem.runs):
@@ -38,7 +45,8 @@ def _unit_costs(problem: Problem) -> list[dict[int, float]]:
         for j, stage in enumerate(problem.stages):
             for bits, (prefill, decode) in stage.seconds[r].items():
                 cost = (1 + shares[0][j]) * prefill + (problem.sum_decode + shares[1][j]) * decode
-                best[bits] = min(best.get(bits, math.inf), cost + problem.theta * run.omega[bits])
+                size = stage.bytes[r][bits]
+                best[size] = min(best.get(size, math.inf), cost + problem.theta * run.omega[bits])
         costs.append(best)
     return costs
 
@@ -69,15 +77,14 @@ def _shares(problem: Problem, phase: int, weights: tuple[float, float]) -> list[
     return [share * scale for share in shares]
 
 
-def _prices(problem: Problem, costs: list[dict[int, float]]) -> list[float]:
+def _prices(costs: list[dict[int, float]]) -> list[float]:
     """Prices of a byte at which some run changes its bits: the bound's maximum lies at one of them (or at 0)."""
     found = {0.0}
-    for run, cost in zip(problem.runs, costs, strict=True):
+    for cost in costs:
         for low in cost:
             for high in cost:
-                saved = run.bytes[high] - run.bytes[low]
-                if saved > 0 and cost[low] > cost[high]:
-                    found.add((cost[low] - cost[high]) / saved)
+                if high > low and cost[low] > cost[high]:
+                    found.add((cost[low] - cost[high]) / (high - low))
         if len(found) > _PRICES:
             break
     return sorted(found)
@@ -86,5 +93,5 @@ def _prices(problem: Problem, costs: list[dict[int, float]]) -> list[float]:
 def _priced(problem: Problem, costs: list[dict[int, float]], capacity: int, price: float) -> float:
     total = -price * capacity
     for run, cost in zip(problem.runs, costs, strict=True):
-        total += run.units * min(value + price * run.bytes[bits] for bits, value in cost.items())
+        total += run.units * min(value + price * size for size, value in cost.items())
     return total

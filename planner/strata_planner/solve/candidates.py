@@ -12,10 +12,14 @@ from functools import cached_property
 import msgspec
 
 from strata_planner.catalogue import CPU
-from strata_planner.cluster import Accelerator
+from strata_planner.cluster import DeviceGroup, LinkRate
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, FormatName
-from strata_planner.costs.communication import hidden_states_seconds, sampled_tokens_seconds
-from strata_planner.costs.latency import Rates, decode_phase, head_seconds, layer_seconds, prefill_phase
+from strata_planner.costs.communication import (
+    hidden_states_seconds,
+    layer_collectives_seconds,
+    sampled_tokens_seconds,
+)
+from strata_planner.costs.latency import Latencies
 from strata_planner.costs.memory import (
     PAGE_TOKENS,
     StepShape,
@@ -26,6 +30,9 @@ from strata_planner.costs.memory import (
     layer_weights_bytes,
     temporaries,
 )
+from strata_planner.costs.shards import sharded
+from strata_planner.costs.source import Phase, Rates, decode_phase, prefill_phase
+from strata_planner.model import LayerShape
 from strata_planner.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.solve.orders import Order
 from strata_planner.solve.problem import Problem, Run, StageCosts
@@ -58,9 +65,11 @@ class Pricer:
     def __init__(self, request: PlanRequest) -> None:
         self.request = request
         self.omega = request.omega
+        self.latencies = Latencies(request.latency_sources)
         self._seconds: dict[tuple[object, ...], float] = {}
-        self._temporaries: dict[tuple[StepShape, Storage, bool], Temporaries] = {}
+        self._temporaries: dict[tuple[StepShape, Storage, bool, int], Temporaries] = {}
         self._profiles: dict[tuple[str, str, int], bytes] = {}
+        self._unit_sizes: dict[int, tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]] = {}
 
     def micro_batches(self, order: Order) -> Iterator[Candidate]:
         """xi = ceil(B / stages); eta from 1 to xi, once per number of micro-batches."""
@@ -81,11 +90,16 @@ class Pricer:
         """Of one stage whose layers are stored in `formats`."""
         request = self.request
         step = StepShape(self.max_step_tokens(candidate), candidate.decode, request.max_model_len)
-        storage = Storage(frozenset(formats), request.compute_type, candidate.order[place].name == CPU)
+        group = candidate.order[place]
+        storage = Storage(frozenset(formats), request.compute_type, group.leader.name == CPU)
         head = place == len(candidate.order) - 1
-        if (step, storage, head) not in self._temporaries:
-            self._temporaries[step, storage, head] = temporaries(request.model, step, storage, head=head)
-        return self._temporaries[step, storage, head]
+        key = (step, storage, head, group.degree)
+        if key not in self._temporaries:
+            model = msgspec.structs.replace(
+                request.model, layers=tuple(sharded(layer, group.degree) for layer in request.model.layers)
+            )
+            self._temporaries[key] = temporaries(model, step, storage, head=head)
+        return self._temporaries[key]
 
     def problem(self, candidate: Candidate) -> Problem:
         """Raises nothing: a stage that cannot hold even its fixed parts has a negative capacity."""
@@ -99,6 +113,12 @@ class Pricer:
             sum_decode=rounds,
             theta=self.request.theta,
         )
+
+    @cached_property
+    def least_weight_bytes(self) -> int:
+        """Of all layers with their KV at the fewest bits, however many devices share them."""
+        sizes, _ = self._sizes(1)
+        return sum(run.units * min(each.values()) for run, each in zip(self.runs, sizes, strict=True))
 
     @cached_property
     def layer_runs(self) -> tuple[LayerRun, ...]:
@@ -115,8 +135,6 @@ class Pricer:
             Run(
                 run.units,
                 run.layers_per_unit,
-                {bits: sum(self._layer_bytes(layer, bits) for layer in self._unit(run)) for bits in self.request.bits},
-                {bits: sum(self._weight_bytes(layer, bits) for layer in self._unit(run)) for bits in self.request.bits},
                 {bits: sum(self.omega.of(layer, bits) for layer in self._unit(run)) for bits in self.request.bits},
             )
             for run in self.layer_runs
@@ -143,78 +161,138 @@ class Pricer:
         """The layers of the run's first unit; the others equal it."""
         return range(run.first, run.first + run.layers_per_unit)
 
-    def _weight_bytes(self, index: int, bits: int) -> int:
-        request = self.request
-        return layer_weights_bytes(request.model.layers[index], DEFAULT_FORMAT_OF_BITS[bits], request.compute_type)
+    def _shards(self, run: LayerRun, degree: int) -> list[LayerShape]:
+        return [sharded(self.request.model.layers[index], degree) for index in self._unit(run)]
 
-    def _layer_bytes(self, index: int, bits: int) -> int:
-        """Weights and KV."""
+    def _weight_bytes(self, run: LayerRun, degree: int) -> dict[int, int]:
+        """Bits -> bytes of a unit on each device of a group."""
+        request, layers = self.request, self._shards(run, degree)
+        return {
+            bits: sum(layer_weights_bytes(each, DEFAULT_FORMAT_OF_BITS[bits], request.compute_type) for each in layers)
+            for bits in request.bits
+        }
+
+    def _kv_bytes(self, run: LayerRun, degree: int) -> int:
         request = self.request
-        per_token = kv_bytes_per_token(request.model.layers[index], request.kv_bits, request.compute_type)
-        return self._weight_bytes(index, bits) + per_token * request.kv_pages * PAGE_TOKENS
+        per_token = sum(
+            kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in self._shards(run, degree)
+        )
+        return per_token * request.kv_pages * PAGE_TOKENS
+
+    def _sizes(self, degree: int) -> tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]:
+        """Per run, bits -> bytes of a unit with and without KV."""
+        if degree not in self._unit_sizes:
+            weights = tuple(self._weight_bytes(run, degree) for run in self.layer_runs)
+            kv = [self._kv_bytes(run, degree) for run in self.layer_runs]
+            both = tuple(
+                {bits: size + more for bits, size in sizes.items()} for sizes, more in zip(weights, kv, strict=True)
+            )
+            self._unit_sizes[degree] = (both, weights)
+        return self._unit_sizes[degree]
 
     def _stage(self, candidate: Candidate, place: int) -> StageCosts:
-        device = candidate.order[place]
+        group = candidate.order[place]
         head = place == len(candidate.order) - 1
         dense = self.temporaries(candidate, place, ["dense"])
         low: list[FormatName] = [DEFAULT_FORMAT_OF_BITS[bits] for bits in self.request.bits if bits < 16]
         quantized = self.temporaries(candidate, place, low or ["dense"])
         mixed = self.temporaries(candidate, place, ["dense", *low])
-        tables = embedding_bytes(
-            self.request.model, embedding=place == 0, head=head, compute_type=self.request.compute_type
-        )
-        rates = Rates(device.profile, self.request.compute_type, self.request.kv_bits)
-        fixed = (device.profile.step_overhead_seconds, device.profile.step_overhead_seconds)
-        if head:
-            fixed = (
-                fixed[0] + head_seconds(self.request.model, rates, candidate.prefill),
-                fixed[1] + head_seconds(self.request.model, rates, candidate.decode),
-            )
+        tables = self.table_bytes(group, embedding=place == 0, head=head)
+        sizes, weights = self._sizes(group.degree)
         return StageCosts(
-            capacity_bytes=device.usable_bytes - dense.serving - tables,
+            capacity_bytes=group.usable_bytes - dense.serving - tables,
             quantized_bytes=quantized.serving - dense.serving,
             mixed_bytes=mixed.serving - quantized.serving,
-            loading_capacity_bytes=device.usable_bytes - dense.loading - tables,
+            loading_capacity_bytes=group.usable_bytes - dense.loading - tables,
             loading_quantized_bytes=mixed.loading - dense.loading,
-            seconds=tuple(self._unit_seconds(run, device, candidate) for run in self.layer_runs),
-            fixed_seconds=fixed,
+            seconds=tuple(self._unit_seconds(run, group, candidate) for run in self.layer_runs),
+            bytes=sizes,
+            weight_bytes=weights,
+            fixed_seconds=self._fixed(group, candidate, head=head),
             transfer_seconds=self._transfer(candidate, place),
         )
 
+    def table_bytes(self, group: DeviceGroup, *, embedding: bool, head: bool) -> int:
+        """Of the embedding and the head on each device: tables are split by vocabulary, as in Megatron."""
+        model, compute_type = self.request.model, self.request.compute_type
+        return -(-embedding_bytes(model, embedding=embedding, head=head, compute_type=compute_type) // group.degree)
+
+    def _fixed(self, group: DeviceGroup, candidate: Candidate, *, head: bool) -> tuple[float, float]:
+        """Of a micro-batch in each phase, beside the layers: the step, and the head where it is."""
+        rates, model = self._rates(group), self.request.model
+        phases = (prefill_phase(self.request.workload, candidate.prefill), self._decode(candidate))
+        prefill, decode = (
+            self.latencies.step(model, rates, phase).seconds
+            + head * self.latencies.head(model, rates, phase.sequences).seconds / group.degree
+            for phase in phases
+        )
+        return prefill, decode
+
+    def _decode(self, candidate: Candidate) -> Phase:
+        return decode_phase(self.request.workload, candidate.decode)
+
+    def _rates(self, group: DeviceGroup) -> Rates:
+        return Rates(group.profile, self.request.compute_type, self.request.kv_bits, group.leader.name)
+
     def _unit_seconds(
-        self, run: LayerRun, device: Accelerator, candidate: Candidate
+        self, run: LayerRun, group: DeviceGroup, candidate: Candidate
     ) -> Mapping[int, tuple[float, float]]:
-        profile = device.profile
+        profile = group.profile
         return {
             bits: (
-                self._phase_seconds(run, device, bits, ("prefill", candidate.prefill)),
-                self._phase_seconds(run, device, bits, ("decode", candidate.decode)),
+                self._phase_seconds(run, group, bits, prefill_phase(self.request.workload, candidate.prefill)),
+                self._phase_seconds(run, group, bits, self._decode(candidate)),
             )
             for bits in self.request.bits
             if DEFAULT_FORMAT_OF_BITS[bits] in profile.decode_efficiency.keys() & profile.prefill_efficiency.keys()
         }
 
-    def _phase_seconds(self, run: LayerRun, device: Accelerator, bits: int, phase: tuple[str, int]) -> float:
-        key = (run.first, self._profile_key(device), bits, phase)
+    def _phase_seconds(self, run: LayerRun, group: DeviceGroup, bits: int, phase: Phase) -> float:
+        key = (run.first, self._profile_key(group), bits, phase)
         if key not in self._seconds:
-            layers = [self.request.model.layers[index] for index in self._unit(run)]
-            rates = Rates(device.profile, self.request.compute_type, self.request.kv_bits)
-            load = (prefill_phase if phase[0] == "prefill" else decode_phase)(self.request.workload, phase[1])
-            self._seconds[key] = sum(layer_seconds(each, DEFAULT_FORMAT_OF_BITS[bits], rates, load) for each in layers)
+            rates, name = self._rates(group), DEFAULT_FORMAT_OF_BITS[bits]
+            layers = self._shards(run, group.degree)
+            compute = sum(self.latencies.layer(each, name, rates, phase).seconds for each in layers)
+            self._seconds[key] = compute + len(layers) * self._collectives(group, phase)
         return self._seconds[key]
 
-    def _profile_key(self, device: Accelerator) -> bytes:
+    def _collectives(self, group: DeviceGroup, phase: Phase) -> float:
+        """Of one layer, inside the group."""
+        if group.degree == 1:
+            return 0.0
+        link, model = self._slowest_link(group), self.request.model
+        return layer_collectives_seconds(model, link, group.degree, phase.total_tokens, self.request.compute_type)
+
+    def _slowest_link(self, group: DeviceGroup) -> LinkRate:
+        pairs = ((a, b) for a in group.devices for b in group.devices if a != b)
+        return min((self.request.cluster.link(*pair) for pair in pairs), key=lambda link: link.gbps)
+
+    def sources(self, found_bits: Iterable[int], candidate: Candidate, place: int) -> str:
+        """Names of the sources that the seconds of a stage with these bits are from."""
+        group = candidate.order[place]
+        rates = self._rates(group)
+        phases = (prefill_phase(self.request.workload, candidate.prefill), self._decode(candidate))
+        layer = sharded(self.request.model.layers[0], group.degree)
+        asked = (
+            self.latencies.layer(layer, DEFAULT_FORMAT_OF_BITS[bits], rates, phase).source
+            for bits in sorted(set(found_bits))
+            for phase in phases
+        )
+        return "; ".join(dict.fromkeys(asked))
+
+    def _profile_key(self, group: DeviceGroup) -> tuple[bytes, int]:
+        device = group.leader
         name = (device.node, device.type, device.index)
         if name not in self._profiles:
             self._profiles[name] = msgspec.json.encode(device.profile, order="sorted")
-        return self._profiles[name]
+        return self._profiles[name], group.degree
 
     def _transfer(self, candidate: Candidate, place: int) -> tuple[float, float]:
         """To the next stage; from the last one the sampled tokens go back to the first."""
         order = candidate.order
         if len(order) == 1:
             return 0.0, 0.0
-        link = self.request.cluster.link(order[place], order[(place + 1) % len(order)])
+        link = self.request.cluster.link(order[place].leader, order[(place + 1) % len(order)].leader)
         sizes = (candidate.prefill * self.request.workload.prompt_tokens, candidate.decode)
         if place == len(order) - 1:
             return sampled_tokens_seconds(link, candidate.prefill), sampled_tokens_seconds(link, candidate.decode)

@@ -177,8 +177,8 @@ def _add_memory(model: pulp.LpProblem, problem: Problem, variables: _Variables, 
     units = sum(run.units for run in problem.runs)
     for j, stage in enumerate(problem.stages):
         mine = _on_stage(variables, j)
-        serving = [(variable, problem.runs[key[0]].bytes[key[2]] / _SCALE) for key, variable in mine]
-        loading = [(variable, problem.runs[key[0]].weight_bytes[key[2]] / _SCALE) for key, variable in mine]
+        serving = [(variable, stage.bytes[key[0]][key[2]] / _SCALE) for key, variable in mine]
+        loading = [(variable, stage.weight_bytes[key[0]][key[2]] / _SCALE) for key, variable in mine]
         if j in variables.quantized:
             low = [variable for key, variable in mine if key[2] < 16]
             model += pulp.lpSum(low) <= units * variables.quantized[j], f"stage_{j}_quantized"

@@ -10,9 +10,10 @@ from itertools import islice
 
 import msgspec
 
-from strata_planner.cluster import Cluster, Device, Node
+from strata_planner.cluster import Cluster, Device, DeviceGroup, Node
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
 from strata_planner.request import PlanRequest
+from strata_planner.solve.bounds import least_bytes
 from strata_planner.solve.candidates import Candidate, Pricer
 from strata_planner.solve.orders import Fleet, Order, fleet_of, orders
 from strata_planner.solve.problem import Counts, Problem
@@ -89,15 +90,14 @@ def _shortage(request: PlanRequest, fleet: Fleet) -> str:
 def needed_bytes(request: PlanRequest, stages: int = 1) -> int:
     """Of the whole model with its KV at the fewest bits, with what each of `stages` stages needs beside."""
     pricer = Pricer(request)
-    device = request.cluster.accelerators()[0]
+    device = DeviceGroup(request.cluster.accelerators()[:1])
     one, inner = (pricer.problem(Candidate((device,) * count, 1, request.workload.concurrency)) for count in (1, 3))
     low = min(request.bits) < 16
     fixed = [
         device.usable_bytes - stage.capacity_bytes + low * stage.quantized_bytes
         for stage in (one.stages[0], inner.stages[1])
     ]
-    units = sum(run.units * run.bytes[min(run.bytes)] for run in pricer.runs)
-    return fixed[0] + (stages - 1) * fixed[1] + units
+    return fixed[0] + (stages - 1) * fixed[1] + least_bytes(one)
 
 
 def fits(request: PlanRequest) -> bool:

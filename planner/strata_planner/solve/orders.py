@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from strata_planner.cluster import Accelerator, Cluster
+from strata_planner.cluster import Accelerator, Cluster, DeviceGroup
 
-Order = tuple[Accelerator, ...]
+Order = tuple[DeviceGroup, ...]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _pick(fleet: Fleet, chosen: list[int]) -> Order:
     used: dict[int, int] = {}
     order = []
     for c in chosen:
-        order.append(fleet.devices[c][used.get(c, 0)])
+        order.append(DeviceGroup((fleet.devices[c][used.get(c, 0)],)))
         used[c] = used.get(c, 0) + 1
     return tuple(order)
 

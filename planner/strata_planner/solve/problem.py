@@ -15,21 +15,20 @@ Counts = dict[Key, int]
 
 @dataclass(frozen=True)
 class Run:
-    """`units` consecutive units of `layers_per_unit` equal layers. Bytes (with and without KV) and omega are of one unit."""
+    """`units` consecutive units of `layers_per_unit` equal layers. `omega[bits]` is of one unit."""
 
     units: int
     layers_per_unit: int
-    bytes: Mapping[int, int]
-    weight_bytes: Mapping[int, int]
     omega: Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class StageCosts:
-    """One stage of the order. `capacity_bytes` is what units may fill: fixed parts are taken off already.
+    """One stage of the order. `capacity_bytes` is what units may fill on each device: fixed parts are taken off already.
 
-    `seconds[run][bits]` = (prefill, decode) of one unit; bits that the device lacks are absent. `fixed` is what the stage
-    adds to each micro-batch (the head); `transfer` hands the micro-batch on. `quantized_bytes`: what a stage needs
+    Of one unit: `seconds[run][bits]` = (prefill, decode), bits that the device lacks are absent; `bytes[run][bits]` on each
+    of the stage's devices with KV, `weight_bytes` without. `fixed` is what the stage adds to each micro-batch (the
+    head); `transfer` hands the micro-batch on. `quantized_bytes`: what a stage needs
     more as soon as one of its units is below 16 bits; `mixed_bytes`: more still once another is at 16. `loading_...`: the
     same while weights are loaded, before there is KV.
     """
@@ -39,6 +38,8 @@ class StageCosts:
     loading_capacity_bytes: int
     loading_quantized_bytes: int
     seconds: tuple[Mapping[int, tuple[float, float]], ...]
+    bytes: tuple[Mapping[int, int], ...]
+    weight_bytes: tuple[Mapping[int, int], ...]
     fixed_seconds: tuple[float, float] = (0.0, 0.0)
     transfer_seconds: tuple[float, float] = (0.0, 0.0)
     mixed_bytes: int = 0
@@ -47,8 +48,10 @@ class StageCosts:
     def signature(self) -> tuple[object, ...]:
         """Equal for stages that units cannot tell apart."""
         seconds = tuple(tuple(sorted(each.items())) for each in self.seconds)
+        sizes = tuple(tuple(sorted(each.items())) for each in (*self.bytes, *self.weight_bytes))
         serving = (self.capacity_bytes, self.quantized_bytes, self.mixed_bytes)
-        return (*serving, self.loading_capacity_bytes, self.loading_quantized_bytes, self.fixed_seconds, seconds)
+        loading = (self.loading_capacity_bytes, self.loading_quantized_bytes)
+        return (*serving, *loading, self.fixed_seconds, seconds, sizes)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Problem:
             (r, j, bits)
             for r, run in enumerate(self.runs)
             for j, stage in enumerate(self.stages)
-            for bits in run.bytes
+            for bits in run.omega
             if bits in stage.seconds[r]
         ]
 
@@ -106,11 +109,16 @@ class Problem:
         mine = [(r, bits, count) for (r, place, bits), count in counts.items() if place == j and count]
         quantized = any(bits < 16 for _, bits, _ in mine)
         mixed = quantized and any(bits >= 16 for _, bits, _ in mine)
-        serving = sum(count * self.runs[r].bytes[bits] for r, bits, count in mine)
+        serving = sum(count * stage.bytes[r][bits] for r, bits, count in mine)
         serving += quantized * stage.quantized_bytes + mixed * stage.mixed_bytes
-        loading = sum(count * self.runs[r].weight_bytes[bits] for r, bits, count in mine)
+        loading = sum(count * stage.weight_bytes[r][bits] for r, bits, count in mine)
         loading += quantized * stage.loading_quantized_bytes
         return min(stage.capacity_bytes - serving, stage.loading_capacity_bytes - loading)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a byte of one stage is worth a byte of any other: layers take as much on each."""
+        return all(stage.bytes == self.stages[0].bytes for stage in self.stages)
 
     def latency_seconds(self, counts: Counts) -> float:
         """LLM-PQ's latency of the whole batch, hops included."""

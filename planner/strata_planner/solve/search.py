@@ -92,7 +92,7 @@ class Search:
         """Candidates that memory does not rule out, least bound first."""
         ranked: list[tuple[float, int, Candidate]] = []
         fleet = fleet_of(self._request.cluster)
-        least = sum(run.units * min(run.bytes.values()) for run in self.pricer.runs)
+        least = self.pricer.least_weight_bytes
         for order in orders(fleet, lengths(self._request, fleet, least)):
             if self._orders >= ORDER_LIMIT:
                 self._stop = StopReason.ORDER_LIMIT
@@ -101,7 +101,7 @@ class Search:
                 self._stop = StopReason.TIME_LIMIT
                 break
             self._orders += 1
-            if sum(device.usable_bytes for device in order) < least:
+            if sum(group.usable_bytes * group.degree for group in order) < least:
                 continue
             for candidate in self.pricer.micro_batches(order):
                 problem = self.pricer.problem(candidate)

@@ -3,9 +3,12 @@
 import pytest
 
 from strata_planner.cluster import LinkRate
-from strata_planner.costs.communication import hidden_states_seconds
-from strata_planner.costs.latency import Phase, Rates, decode_phase, head_seconds, layer_seconds, prefill_phase
-from strata_planner.model import Model
+from strata_planner.contract.formats import FormatName
+from strata_planner.costs.communication import hidden_states_seconds, layer_collectives_seconds
+from strata_planner.costs.latency import Latencies
+from strata_planner.costs.shards import divisible, sharded
+from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
+from strata_planner.model import LayerShape, Model
 from strata_planner.workload import Workload
 from tests.planner.builders import a_config, a_model, a_profile
 
@@ -15,6 +18,10 @@ LOAD = Workload(prompt_tokens=512, output_tokens=100, concurrency=8)
 
 def rates(**changes: object) -> Rates:
     return Rates(a_profile(**changes), "bfloat16", 16)
+
+
+def layer_seconds(layer: LayerShape, format_name: FormatName, rates: Rates, phase: Phase) -> float:
+    return Latencies().layer(layer, format_name, rates, phase).seconds
 
 
 def test_decoding_one_sequence_is_bound_by_bandwidth() -> None:
@@ -62,9 +69,42 @@ def test_one_token_reads_only_its_own_experts() -> None:
 
 
 def test_the_head_is_one_linear() -> None:
-    assert head_seconds(a_model(), rates(), 1) == pytest.approx((512 * 128 + 640) * 2 / 0.5e9)
+    assert Latencies().head(a_model(), rates(), 1).seconds == pytest.approx((512 * 128 + 640) * 2 / 0.5e9)
 
 
 def test_a_hop_is_latency_and_bytes() -> None:
     link = LinkRate(gbps=8, latency_ms=2)
     assert hidden_states_seconds(a_model(), link, 1000, "bfloat16") == pytest.approx(0.002 + 256_000 / 1e9)
+
+
+class OnlyPrefill:
+    """A source that knows prefilling alone."""
+
+    def layer(self, layer: LayerShape, format_name: FormatName, rates: Rates, phase: Phase) -> Timed | None:
+        return None if phase.decoding else Timed(1.0, "a table")
+
+    def head(self, model: Model, rates: Rates, sequences: int) -> None:
+        return None
+
+    def step(self, model: Model, rates: Rates, phase: Phase) -> None:
+        return None
+
+
+def test_the_first_source_that_knows_answers_and_is_named() -> None:
+    latencies = Latencies((OnlyPrefill(),))
+    assert latencies.layer(LAYER, "dense", rates(), prefill_phase(LOAD, 1)) == Timed(1.0, "a table")
+    assert latencies.layer(LAYER, "dense", rates(), decode_phase(LOAD, 1)).source.startswith("roofline, ")
+
+
+def test_shards_hold_the_whole_layer_between_them_and_few_key_heads_several_times() -> None:
+    assert divisible(a_model(), 2)
+    assert 2 * sharded(LAYER, 2).linear_parameters == LAYER.linear_parameters
+    assert divisible(a_model(), 4)
+    assert 4 * sharded(LAYER, 4).linear_parameters == LAYER.linear_parameters + 2 * 2 * 32 * 128  # keys and values
+    assert not divisible(a_model(), 3)
+
+
+def test_a_group_of_two_exchanges_the_hidden_states_twice() -> None:
+    link = LinkRate(gbps=8, latency_ms=1)
+    assert layer_collectives_seconds(a_model(), link, 2, 1000, "bfloat16") == pytest.approx(4 * (0.001 + 128_000 / 1e9))
+    assert layer_collectives_seconds(a_model(), link, 1, 1000, "bfloat16") == 0

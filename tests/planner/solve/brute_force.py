@@ -42,12 +42,13 @@ def problems(draw: st.DrawFn) -> Problem:
         Run(
             units,
             1,
-            {b: b * draw(st.integers(MIB // 2, MIB)) for b in bits},
-            {b: b * draw(st.integers(MIB // 4, MIB // 2)) for b in bits},
             {b: draw(st.floats(0, 2.0)) for b in bits},
         )
         for units in runs
     )
+    both = tuple({b: b * draw(st.integers(MIB // 2, MIB)) for b in bits} for _ in built)
+    weights_only = tuple({b: b * draw(st.integers(MIB // 4, MIB // 2)) for b in bits} for _ in built)
+    share = draw(st.sampled_from([1, 2]))  # the first stage may be a group of devices that share its units
     stages = tuple(
         StageCosts(
             capacity_bytes=draw(st.integers(4 * MIB, 60 * MIB)),
@@ -56,10 +57,14 @@ def problems(draw: st.DrawFn) -> Problem:
             loading_quantized_bytes=draw(st.sampled_from([0, 5 * MIB])),
             mixed_bytes=draw(st.sampled_from([0, 2 * MIB])),
             seconds=tuple({b: (draw(seconds), draw(seconds)) for b in bits} for _ in built),
+            bytes=tuple({b: size // (share if j == 0 else 1) for b, size in each.items()} for each in both),
+            weight_bytes=tuple(
+                {b: size // (share if j == 0 else 1) for b, size in each.items()} for each in weights_only
+            ),
             fixed_seconds=(draw(seconds), draw(seconds)),
             transfer_seconds=(draw(seconds), draw(seconds)),
         )
-        for _ in range(draw(st.integers(1, min(3, sum(runs)))))
+        for j in range(draw(st.integers(1, min(3, sum(runs)))))
     )
     weights = st.integers(0, 8)
     return Problem(built, stages, draw(weights), draw(weights), draw(weights), draw(st.floats(0, 10)))

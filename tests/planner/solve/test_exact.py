@@ -53,8 +53,9 @@ def test_the_fewest_bits_are_feasible_when_they_are_found(problem: Problem) -> N
 
 
 def two_stages(omega: list[float], capacity: int) -> Problem:
-    runs = tuple(Run(1, 1, {4: 4, 16: 16}, {4: 4, 16: 16}, {4: each, 16: 0.0}) for each in omega)
-    stage = StageCosts(capacity, 0, capacity, 0, tuple({4: (1.0, 1.0), 16: (1.0, 1.0)} for _ in runs))
+    runs = tuple(Run(1, 1, {4: each, 16: 0.0}) for each in omega)
+    seconds, sizes = ({4: (1.0, 1.0), 16: (1.0, 1.0)},) * len(runs), ({4: 4, 16: 16},) * len(runs)
+    stage = StageCosts(capacity, 0, capacity, 0, seconds, sizes, sizes)
     return Problem(runs, (stage, stage), 1, 1, 1, 1.0)
 
 

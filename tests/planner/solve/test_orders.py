@@ -34,7 +34,7 @@ def test_interchangeable_devices_are_not_permuted(cluster: Cluster, lengths: tup
 
 def test_unlike_devices_are_all_permuted() -> None:
     cluster = gpus(a=("T4", 1), b=("L4", 1), c=("V100-32GB", 1))
-    found = {tuple(each.type for each in order) for order in orders(fleet_of(cluster), (3,))}
+    found = {tuple(each.leader.type for each in order) for order in orders(fleet_of(cluster), (3,))}
     assert found == set(itertools.permutations(["T4", "L4", "V100-32GB"]))
 
 
