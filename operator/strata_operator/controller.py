@@ -228,7 +228,8 @@ class Controller:
         cluster = _without(inventory.cluster, wish.without)
         started = time.monotonic()
         try:
-            plan = await plan_now(deployment, cluster, inventory.refused)
+            running = view.newest.epoch.plan if view.newest and wish.without else None
+            plan = await plan_now(deployment, cluster, inventory.refused, running)
         except CannotPlanError as error:
             kept.failure = PlanFailure(plan_key(view, wish), error.reason, str(error))
             kept.failure_until = time.monotonic() + (TRY_AGAIN_SECONDS if error.passing else float("inf"))

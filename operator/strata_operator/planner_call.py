@@ -10,7 +10,8 @@ from strata_planner.cluster import Cluster
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import InfeasibleError, InputError, PlannerError
-from strata_planner.planning import make_plan
+from strata_planner.planning import PlanRequest, make_plan
+from strata_planner.replan.decision import replan
 
 
 class CannotPlanError(OperatorError):
@@ -22,13 +23,17 @@ class CannotPlanError(OperatorError):
         super().__init__(message)
 
 
-async def plan_now(deployment: LLMDeployment, cluster: Cluster, refused: tuple[str, ...]) -> Plan:
-    """Raises CannotPlanError. `refused`: why nodes were left out, for its message."""
+async def plan_now(
+    deployment: LLMDeployment, cluster: Cluster, refused: tuple[str, ...], running: Plan | None = None
+) -> Plan:
+    """Raises CannotPlanError. `refused`: why nodes were left out, for its message. `running`: what devices hold by now; of
+    plans about as good the one that moves least is taken.
+    """
     if not cluster.nodes:
         raise CannotPlanError("NoDevices", "; ".join(("no node has a device that may be used", *refused)))
     try:
         config = await asyncio.to_thread(read_config, deployment.spec.model.uri)
-        outcome = await asyncio.to_thread(make_plan, request_for(deployment, cluster, config))
+        return await asyncio.to_thread(_plan, request_for(deployment, cluster, config), running)
     except InfeasibleError as error:
         raise CannotPlanError("Infeasible", "; ".join((str(error), *refused))) from error
     except (InputError, UnsupportedModelError, InvalidInputError) as error:
@@ -37,4 +42,7 @@ async def plan_now(deployment: LLMDeployment, cluster: Cluster, refused: tuple[s
         raise CannotPlanError("ModelUnavailable", str(error), passing=True) from error
     except PlannerError as error:
         raise CannotPlanError("NoPlanInTime", str(error)) from error
-    return outcome.plan
+
+
+def _plan(request: PlanRequest, running: Plan | None) -> Plan:
+    return make_plan(request).plan if running is None else replan(request, running).plan

@@ -3,7 +3,9 @@
 Called by `planning`. Every number of a stage comes from the same functions that the search used.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
 from strata_planner.contract.plan import (
@@ -34,8 +36,11 @@ class _Slice:
     bits: tuple[int, ...]
 
 
-def assemble(request: PlanRequest, found: Found, pricer: Pricer) -> Plan:
-    slices = _slices(found, pricer)
+def assemble(
+    request: PlanRequest, found: Found, pricer: Pricer, stage_bits: Sequence[tuple[int, ...]] | None = None
+) -> Plan:
+    """`stage_bits`: bits of each layer of every stage, where the caller says which of several equal layers get which."""
+    slices = _slices(found, pricer) if stage_bits is None else _dealt(stage_bits)
     pages = _page_budget(request, found, pricer, slices)
     memories = _memories(request, found, pricer, slices, pages)
     stages = tuple(_stage(found, pricer, part, memory, pages) for part, memory in zip(slices, memories, strict=True))
@@ -71,6 +76,11 @@ def _slices(found: Found, pricer: Pricer) -> list[_Slice]:
         slices.append(_Slice(j, range(first, first + len(bits)), tuple(bits)))
         first += len(bits)
     return slices
+
+
+def _dealt(stage_bits: Sequence[tuple[int, ...]]) -> list[_Slice]:
+    ends = list(accumulate((len(bits) for bits in stage_bits), initial=0))
+    return [_Slice(j, range(ends[j], ends[j + 1]), bits) for j, bits in enumerate(stage_bits)]
 
 
 def _memories(

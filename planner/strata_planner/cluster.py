@@ -87,6 +87,11 @@ class Accelerator(Value, frozen=True):
     profile: DeviceProfile
     name: str = ""  # catalogue name, or the type where a user's profile names it
 
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What no other device has: node, type, index."""
+        return self.node, self.type, self.index
+
 
 class DeviceGroup(Value, frozen=True):
     """The devices of one stage: equal ones of one node, which split its layers by tensor parallelism. Often just one."""
@@ -109,6 +114,10 @@ class DeviceGroup(Value, frozen=True):
     @property
     def profile(self) -> DeviceProfile:
         return self.leader.profile
+
+    @property
+    def places(self) -> tuple[tuple[str, str, int], ...]:
+        return tuple(device.place for device in self.devices)
 
     @property
     def usable_bytes(self) -> int:

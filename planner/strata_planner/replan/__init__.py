@@ -1,0 +1,1 @@
+"""A new plan from a running one: how little must move, whether it is worth it, and in which order it happens."""

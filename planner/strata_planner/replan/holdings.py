@@ -1,0 +1,89 @@
+"""What each device holds under a plan, and what another plan would have to bring to it.
+
+Called by `decision` and `steps`. A device is known by its node, type and index: what it holds outlasts the plan that put it
+there. Knows no search.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.plan import Plan, Stage
+from strata_planner.costs.memory import embedding_bytes, layer_weights_bytes
+from strata_planner.costs.shards import sharded
+from strata_planner.model import Model
+
+Place = tuple[tuple[str, str, int], ...]  # node, type and index of each device of a group
+
+
+@dataclass(frozen=True)
+class Held:
+    """The weights of one stage on its devices: layer -> format. `tables`: it holds the embedding, the head."""
+
+    layers: dict[int, FormatName]
+    tables: tuple[bool, bool]
+
+
+def place_of(stage: Stage) -> Place:
+    return tuple((stage.node, device.type, device.index) for device in stage.devices)
+
+
+def holdings(plan: Plan) -> dict[Place, Held]:
+    return {place_of(stage): held_by(stage) for stage in stages_of(plan)}
+
+
+def stages_of(plan: Plan) -> Iterator[Stage]:
+    for replica in plan.replicas:
+        yield from replica.stages
+
+
+def held_by(stage: Stage) -> Held:
+    layers = dict(zip(range(stage.layers[0], stage.layers[1] + 1), stage.format, strict=True))
+    return Held(layers, (stage.embedding, stage.head))
+
+
+NOTHING = Held({}, (False, False))
+
+
+def is_narrowing(held: FormatName, wanted: FormatName) -> bool:
+    """Whether weights held in one format give the other in place: 16-bit weights are quantized where they lie."""
+    return held == "dense" and wanted != "dense"
+
+
+def is_there(held: Held, layer: int, wanted: FormatName) -> bool:
+    """Whether a device needs nothing from elsewhere to run the layer."""
+    have = held.layers.get(layer)
+    return have is not None and (have == wanted or is_narrowing(have, wanted))
+
+
+@dataclass(frozen=True)
+class Movement:
+    """What one plan asks for beyond what is held: bytes to read over all devices, and layers that change their owner."""
+
+    loaded_bytes: int = 0
+    moved_layers: int = 0
+
+    def __add__(self, other: "Movement") -> "Movement":
+        return Movement(self.loaded_bytes + other.loaded_bytes, self.moved_layers + other.moved_layers)
+
+
+def movement(before: dict[Place, Held], plan: Plan, model: Model) -> Movement:
+    """From what devices hold to what the plan gives them. Layers at other bits on the same owner are read anew, not moved."""
+    total = Movement()
+    for stage in stages_of(plan):
+        total += movement_to(
+            before.get(place_of(stage), NOTHING), held_by(stage), model, plan.compute_type, stage.tensor_parallel
+        )
+    return total
+
+
+def movement_to(held: Held, wanted: Held, model: Model, compute_type: ComputeType, degree: int) -> Movement:
+    """Of one group of `degree` devices, bytes of all of them. Embedding and head count where they are new."""
+    missing = [layer for layer, name in wanted.layers.items() if not is_there(held, layer, name)]
+    size = degree * sum(
+        layer_weights_bytes(sharded(model.layers[layer], degree), wanted.layers[layer], compute_type)
+        for layer in missing
+    )
+    new = [want and not have for want, have in zip(wanted.tables, held.tables, strict=True)]
+    size += embedding_bytes(model, embedding=new[0], head=new[1], compute_type=compute_type) if any(new) else 0
+    return Movement(size, sum(layer not in held.layers for layer in wanted.layers))

@@ -1,0 +1,153 @@
+"""How devices get from what they hold to what a plan gives them: ordered steps, each within every device's memory.
+
+Called by `decision`; tests replay the steps. While the running plan can serve, devices load beside what they run and free the
+rest after the switch; a device without room for both frees first, and the steps say that serving pauses there.
+"""
+
+from dataclasses import dataclass
+
+from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.plan import Plan, Stage
+from strata_planner.costs.memory import embedding_bytes, layer_weights_bytes
+from strata_planner.costs.shards import sharded
+from strata_planner.errors import PlannerError
+from strata_planner.model import Model
+from strata_planner.replan.holdings import NOTHING, Held, Place, held_by, holdings, is_narrowing, place_of, stages_of
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Free layers, and the tables that the new plan does not want here where `tables` says so."""
+
+    place: Place
+    layers: tuple[int, ...]
+    tables: bool
+    pauses: bool  # the running plan uses them still: it cannot serve from here on
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Quantize a layer where it lies: the finer bits are dropped, nothing is read."""
+
+    place: Place
+    layer: int
+    to: FormatName
+    pauses: bool
+
+
+@dataclass(frozen=True)
+class Load:
+    """Read a layer from the checkpoint at a format, or (`layer` None) the tables of the stage."""
+
+    place: Place
+    layer: int | None
+    to: FormatName
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Switch:
+    """The new plan serves from here on."""
+
+
+Step = Drop | Narrow | Load | Switch
+
+
+class Ledger:
+    """Bytes on one device of a place: weights and tables as they come and go, KV and temporaries of the plan that runs."""
+
+    def __init__(self, model: Model, compute_type: ComputeType, stage: Stage) -> None:
+        self._model, self._compute_type = model, compute_type
+        self._degree = stage.tensor_parallel
+        self.usable_bytes = min(device.usable_bytes for device in stage.devices)
+
+    def layer_bytes(self, layer: int, name: FormatName) -> int:
+        return layer_weights_bytes(sharded(self._model.layers[layer], self._degree), name, self._compute_type)
+
+    def table_bytes(self, tables: tuple[bool, bool]) -> int:
+        if not any(tables):
+            return 0
+        size = embedding_bytes(self._model, embedding=tables[0], head=tables[1], compute_type=self._compute_type)
+        return -(-size // self._degree)
+
+    def bytes(self, held: Held) -> int:
+        return self.table_bytes(held.tables) + sum(self.layer_bytes(*each) for each in held.layers.items())
+
+
+def steps(running: Plan | None, plan: Plan, model: Model, *, serving: bool) -> tuple[Step, ...]:
+    """From `running` (None: nothing is held) to `plan`. `serving`: the running plan still has all its devices.
+
+    Raises PlannerError if a device could not hold its own stage of the plan (which the plan's law excludes).
+    """
+    before = holdings(running) if running else {}
+    working = {place_of(stage): _working_bytes(stage) for stage in stages_of(running)} if running and serving else {}
+    early: list[Step] = []
+    late: list[Step] = []
+    for stage in stages_of(plan):
+        place = place_of(stage)
+        mover = _Mover(place, Ledger(model, plan.compute_type, stage), before.get(place, NOTHING), held_by(stage))
+        first, after = mover.steps(stage, working.get(place))
+        early += first
+        late += after
+    gone = set(before) - {place_of(stage) for stage in stages_of(plan)}
+    if serving:
+        late += [Drop(place, tuple(before[place].layers), tables=True, pauses=False) for place in sorted(gone)]
+    return (*early, Switch(), *late)
+
+
+def _working_bytes(stage: Stage) -> int:
+    """KV and temporaries of a stage that serves."""
+    return stage.memory.kv_bytes + stage.memory.temporary_bytes
+
+
+@dataclass(frozen=True)
+class _Mover:
+    place: Place
+    ledger: Ledger
+    held: Held
+    wanted: Held
+
+    def steps(self, stage: Stage, working_bytes: int | None) -> tuple[list[Step], list[Step]]:
+        """Before and after the switch. `working_bytes`: of the plan that serves meanwhile, None if it does not."""
+        loads, narrows = self._loads(), self._narrows()
+        beside = sum(load.size_bytes for load in loads)
+        if working_bytes is not None:
+            room = self.ledger.usable_bytes - self.ledger.bytes(self.held) - working_bytes
+            if beside + _working_bytes(stage) <= room:
+                return list(loads), [*self._drops(pauses=False), *narrows]
+        pauses = working_bytes is not None
+        early: list[Step] = [*self._drops(pauses=pauses)]
+        early += [Narrow(each.place, each.layer, each.to, pauses=pauses) for each in narrows]
+        if self.ledger.bytes(self.wanted) + _working_bytes(stage) > self.ledger.usable_bytes:
+            raise PlannerError(f"stage {stage.stage} of the plan does not fit {self.place}")
+        return [*early, *loads], []
+
+    def _drops(self, *, pauses: bool) -> list[Step]:
+        useless = tuple(
+            layer
+            for layer, name in self.held.layers.items()
+            if self.wanted.layers.get(layer) != name and not self._narrowed(layer)
+        )
+        tables = any(have and not want for have, want in zip(self.held.tables, self.wanted.tables, strict=True))
+        return [Drop(self.place, useless, tables, pauses)] if useless or tables else []
+
+    def _narrowed(self, layer: int) -> bool:
+        wanted = self.wanted.layers.get(layer)
+        return wanted is not None and is_narrowing(self.held.layers[layer], wanted)
+
+    def _narrows(self) -> list[Narrow]:
+        return [
+            Narrow(self.place, layer, name, pauses=False)
+            for layer, name in self.wanted.layers.items()
+            if layer in self.held.layers and self._narrowed(layer)
+        ]
+
+    def _loads(self) -> list[Load]:
+        missing = [
+            Load(self.place, layer, name, self.ledger.layer_bytes(layer, name))
+            for layer, name in self.wanted.layers.items()
+            if self.held.layers.get(layer) != name and not (layer in self.held.layers and self._narrowed(layer))
+        ]
+        new = tuple(want and not have for want, have in zip(self.wanted.tables, self.held.tables, strict=True))
+        size = self.ledger.table_bytes((new[0], new[1]))
+        return [*([Load(self.place, None, "dense", size)] if size else []), *missing]
