@@ -39,6 +39,12 @@ def plan(
         bool,
         typer.Option("--measure", help="Measure this processor instead of assuming its rates (needs the runtime)."),
     ] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture", help="Write the plan as an SVG: layers by precision above the micro-batches' timeline."
+        ),
+    ] = None,
     shapes_only: Annotated[
         bool, typer.Option("--shapes-only", help="Plan also for a model that the runtime cannot serve.")
     ] = False,
@@ -53,7 +59,7 @@ def plan(
     """
     from strata_operator.commands import plan as command
 
-    command.run(file, cluster, as_json=json, measure=measure, shapes_only=shapes_only)
+    command.run(file, cluster, picture, as_json=json, measure=measure, shapes_only=shapes_only)
 
 
 @app.command()

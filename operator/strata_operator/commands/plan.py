@@ -7,18 +7,34 @@ import msgspec
 from rich.console import Console
 
 from strata_operator.commands.inputs import read_question
+from strata_operator.errors import InvalidInputError
 from strata_operator.local.run import leave_on_signals, log_to
 from strata_operator.local.view import show_plan
+from strata_planner.contract.plan import Plan
+from strata_planner.picture import picture as draw
 from strata_planner.planning import make_plan
+from strata_planner.workload import Workload
 
 
-def run(deployment: Path, cluster: Path | None, *, as_json: bool, measure: bool, shapes_only: bool) -> None:
+def run(
+    deployment: Path, cluster: Path | None, picture: Path | None, *, as_json: bool, measure: bool, shapes_only: bool
+) -> None:
     """Raises what `commands.errors` knows."""
     log_to(Console(stderr=True))
     leave_on_signals()
     question = read_question(deployment, cluster, measure=measure, shapes_only=shapes_only)
     outcome = make_plan(question.request)
+    if picture is not None:
+        _draw(picture, outcome.plan, question.request.workload)
     if as_json:
         sys.stdout.write(msgspec.json.format(outcome.plan.encode(), indent=2).decode() + "\n")
     else:
         show_plan(outcome, Console())
+
+
+def _draw(file: Path, plan: Plan, workload: Workload) -> None:
+    """Raises InvalidInputError where the file cannot be written."""
+    try:
+        file.write_text(draw(plan, workload), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"--picture {file}", [f"cannot be written: {error.strerror}"]) from error
