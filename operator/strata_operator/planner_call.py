@@ -6,6 +6,7 @@ from strata_operator.api import LLMDeployment
 from strata_operator.errors import InvalidInputError, NotReadyError, OperatorError
 from strata_operator.model_files import read_config
 from strata_operator.planning import request_for
+from strata_planner.alternatives import with_alternatives
 from strata_planner.cluster import Cluster
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan
@@ -45,4 +46,6 @@ async def plan_now(
 
 
 def _plan(request: PlanRequest, running: Plan | None) -> Plan:
-    return make_plan(request).plan if running is None else replan(request, running).plan
+    if running is None:
+        return with_alternatives(request, make_plan(request)).plan
+    return replan(request, running).plan

@@ -8,12 +8,20 @@ from datetime import UTC, datetime
 
 from strata_operator.actions import Action, Emit, SetStatus
 from strata_operator.api import Condition, LLMDeploymentStatus, Phase
-from strata_operator.api.status import MAX_REPLANS, MAX_STAGES, Performance, PlanStatus, Replan, StageStatus
+from strata_operator.api.status import (
+    MAX_REPLANS,
+    MAX_STAGES,
+    AlternativeStatus,
+    Performance,
+    PlanStatus,
+    Replan,
+    StageStatus,
+)
 from strata_operator.epochs import is_ready
 from strata_operator.names import gateway_url
 from strata_operator.records import EpochRecord
 from strata_operator.view import View
-from strata_planner.contract.plan import Plan, Stage
+from strata_planner.contract.plan import Plan, Prediction, Stage
 
 GOOD_NEWS = {"Planned", "Ready"}
 NEWS = {"Inventoried": {"False"}, "Planned": {"True", "False"}, "Ready": {"True"}, "Degraded": {"True"}}
@@ -224,16 +232,28 @@ def _grown(view: View, stage: Stage) -> int | None:
 
 
 def _plan_status(record: EpochRecord) -> PlanStatus:
-    prediction = record.epoch.plan.prediction
+    plan = record.epoch.plan
     return PlanStatus(
         epoch=record.epoch.number,
         inventory_hash=record.cause.inventory_digest,
-        bound_by=prediction.bound_by[:1024],
-        predicted=Performance(
-            tokens_per_second=round(prediction.tokens_per_second, 1),
-            ttft_ms=round(prediction.ttft_ms, 1),
-            tpot_ms=round(prediction.tpot_ms, 2),
+        bound_by=plan.prediction.bound_by[:1024],
+        predicted=_performance(plan.prediction),
+        alternatives=tuple(
+            AlternativeStatus(
+                summary=each.summary,
+                predicted=_performance(each.prediction) if each.prediction else None,
+                rejected_because=each.rejected_because[:1024],
+            )
+            for each in plan.alternatives
         ),
+    )
+
+
+def _performance(prediction: Prediction) -> Performance:
+    return Performance(
+        tokens_per_second=round(prediction.tokens_per_second, 1),
+        ttft_ms=round(prediction.ttft_ms, 1),
+        tpot_ms=round(prediction.tpot_ms, 2),
     )
 
 

@@ -20,6 +20,8 @@ def render_plan(plan: Plan, outcome: PlanOutcome | None = None) -> RenderableTyp
     parts: list[RenderableType] = [stage_table(plan), *map(Text, summary_lines(plan))]
     if outcome is not None:
         parts += [Text(search_line(outcome.stats)), *(Text(f"note: {note}") for note in outcome.notes)]
+    if plan.alternatives:
+        parts.append(alternatives_table(plan))
     return Group(*parts)
 
 
@@ -31,11 +33,27 @@ def stage_table(plan: Plan) -> Table:
         table.add_column(column)
     for column in ("memory of usable", "KV tokens", "prefill ms", "decode ms"):
         table.add_column(column, justify="right")
+    table.caption = f"times: {'; '.join(sources(plan))}"
+    table.caption_justify = "left"
     several = len(plan.replicas) > 1
     for replica in plan.replicas:
         for stage in replica.stages:
             number = f"{replica.replica}.{stage.stage}" if several else str(stage.stage)
             table.add_row(number, *_cells(plan, stage))
+    return table
+
+
+def alternatives_table(plan: Plan) -> Table:
+    """What else was possible, and why it was not taken."""
+    table = Table(title="alternatives", title_justify="left")
+    table.add_column("plan")
+    table.add_column("tokens/s", justify="right")
+    table.add_column("first token", justify="right")
+    table.add_column("not taken because", overflow="fold")
+    for each in plan.alternatives:
+        told = each.prediction
+        rate = "-" if told is None else f"{told.tokens_per_second:.4g}"
+        table.add_row(each.summary, rate, "-" if told is None else f"{told.ttft_ms:.4g} ms", each.rejected_because)
     return table
 
 
@@ -52,6 +70,11 @@ def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
         f"{stage.times.prefill_seconds * 1e3:.4g}",
         f"{stage.times.decode_seconds * 1e3:.4g}",
     )
+
+
+def sources(plan: Plan) -> list[str]:
+    """Where predicted times are from."""
+    return list(dict.fromkeys(stage.times.source for replica in plan.replicas for stage in replica.stages))
 
 
 def bits_summary(bits: tuple[int, ...]) -> str:

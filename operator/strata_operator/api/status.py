@@ -40,6 +40,15 @@ class Performance(ApiType):
     """Time per further token, milliseconds."""
 
 
+class AlternativeStatus(ApiType):
+    """A plan that was not chosen."""
+
+    summary: Text
+    predicted: Performance | None = None
+    rejected_because: Text
+    """What it is worse in, or by how much it does not fit."""
+
+
 class PlanStatus(ApiType):
     """The plan in force; the whole of it is in the ConfigMap `<name>-epoch-<epoch>`."""
 
@@ -50,6 +59,8 @@ class PlanStatus(ApiType):
     """What keeps the plan from being faster."""
     predicted: Performance | None = None
     measured: Performance | None = None
+    alternatives: Annotated[tuple[AlternativeStatus, ...], Field(max_length=3)] = ()
+    """Other plans that were looked at."""
 
 
 class StageStatus(ApiType):

@@ -10,6 +10,7 @@ from strata_operator.commands.inputs import read_question
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.run import leave_on_signals, log_to
 from strata_operator.local.view import show_plan
+from strata_planner.alternatives import with_alternatives
 from strata_planner.contract.plan import Plan
 from strata_planner.picture import picture as draw
 from strata_planner.planning import make_plan
@@ -23,7 +24,7 @@ def run(
     log_to(Console(stderr=True))
     leave_on_signals()
     question = read_question(deployment, cluster, measure=measure, shapes_only=shapes_only)
-    outcome = make_plan(question.request)
+    outcome = with_alternatives(question.request, make_plan(question.request))
     if picture is not None:
         _draw(picture, outcome.plan, question.request.workload)
     if as_json:

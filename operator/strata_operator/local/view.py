@@ -1,6 +1,5 @@
 """What people see of a local deployment: the plan as a table, the loading of each slot as a bar."""
 
-from collections import Counter
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +10,7 @@ from rich.table import Table
 from strata_planner.contract.control import SlotStatus
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.contract.roles import roles_of
+from strata_planner.explain import render_plan
 from strata_planner.planning import PlanOutcome
 
 FILE_WIDTH = 140  # of the table where no terminal says how wide it is
@@ -18,24 +18,10 @@ _MIB = 1 << 20
 
 
 def show_plan(outcome: PlanOutcome, console: Console) -> None:
-    """Table, prediction and what they rest on."""
+    """Table, prediction, alternatives, and what they rest on."""
     if not console.is_terminal:
         console.width = FILE_WIDTH
-    console.print(plan_table(outcome.plan))
-    console.print(prediction_line(outcome.plan), highlight=False, soft_wrap=True)
-    for note in outcome.notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
-
-
-def plan_table(plan: Plan) -> Table:
-    """A row per stage: device, layers, bits, predicted memory and time of one step."""
-    table = Table(title=f"{plan.architecture}, {plan.num_layers} layers, {plan.compute_type}", title_justify="left")
-    for name in ("stage", "slot", "device", "layers", "bits", "memory", "prefill", "decode"):
-        table.add_column(name, justify="left" if name in {"slot", "device", "bits"} else "right")
-    for replica in plan.replicas:
-        for stage in replica.stages:
-            table.add_row(*_cells(stage))
-    return table
+    console.print(render_plan(outcome.plan, outcome), highlight=False)
 
 
 def measured_table(plan: Plan, statuses: dict[str, SlotStatus]) -> Table:
@@ -47,19 +33,6 @@ def measured_table(plan: Plan, statuses: dict[str, SlotStatus]) -> Table:
         for stage in replica.stages:
             table.add_row(*_measured_cells(stage, statuses.get(stage.slot)))
     return table
-
-
-def prediction_line(plan: Plan) -> str:
-    predicted = plan.prediction
-    return (
-        f"predicted {predicted.tokens_per_second:.1f} tokens/s, first token {predicted.ttft_ms:.0f} ms, "
-        f"then {predicted.tpot_ms:.1f} ms each; bound by {predicted.bound_by}"
-    )
-
-
-def bits_of(stage: Stage) -> str:
-    """For instance `4x16 3x8`: most bits first."""
-    return " ".join(f"{count}x{bits}" for bits, count in sorted(Counter(stage.bits).items(), reverse=True))
 
 
 class LoadingBars:
@@ -87,21 +60,6 @@ class LoadingBars:
         for slot, status in statuses.items():
             if slot in self._tasks:
                 self._progress.update(self._tasks[slot], completed=status.prepare.layers_loaded)
-
-
-def _cells(stage: Stage) -> tuple[str, ...]:
-    times = stage.times
-    usable = sum(device.usable_bytes for device in stage.devices)
-    return (
-        str(stage.stage),
-        stage.slot,
-        ", ".join(f"{device.type} {device.index}" for device in stage.devices),
-        f"{stage.layers[0]}-{stage.layers[1]}",
-        bits_of(stage),
-        f"{stage.memory.total_bytes / _MIB:.0f} of {usable / _MIB:.0f} MiB",
-        f"{times.prefill_seconds * 1e3:.1f} ms",
-        f"{times.decode_seconds * 1e3:.2f} ms",
-    )
 
 
 def _measured_cells(stage: Stage, status: SlotStatus | None) -> tuple[str, ...]:

@@ -88,6 +88,15 @@ class Prediction(Value, frozen=True):
     bound_by: str
 
 
+class Alternative(Value, frozen=True):
+    """A plan that was not chosen. `prediction` and `objective` None: nothing fits that way."""
+
+    summary: str
+    prediction: Prediction | None
+    objective: float | None  # seconds, as in the search: latency and weighed quality
+    rejected_because: str
+
+
 class Plan(Value, frozen=True):
     """The plan in force for one deployment in one epoch. `decode` checks what a schema cannot say."""
 
@@ -101,6 +110,7 @@ class Plan(Value, frozen=True):
     micro_batch: MicroBatch
     replicas: tuple[Replica, ...]
     prediction: Prediction
+    alternatives: tuple[Alternative, ...] = ()
 
     def encode(self) -> bytes:
         return to_json(self)
