@@ -44,6 +44,11 @@ def assemble(
     pages = _page_budget(request, found, pricer, slices)
     memories = _memories(request, found, pricer, slices, pages)
     stages = tuple(_stage(found, pricer, part, memory, pages) for part, memory in zip(slices, memories, strict=True))
+    micro_batch = MicroBatch(
+        prefill=found.candidate.prefill,
+        decode=found.candidate.decode,
+        max_step_tokens=pricer.max_step_tokens(found.candidate),
+    )
     return Plan(
         version=PLAN_VERSION,
         model_uri=request.model_uri,
@@ -52,12 +57,7 @@ def assemble(
         compute_type=request.compute_type,
         max_model_len=request.max_model_len,
         page_tokens=PAGE_TOKENS,
-        micro_batch=MicroBatch(
-            prefill=found.candidate.prefill,
-            decode=found.candidate.decode,
-            max_step_tokens=pricer.max_step_tokens(found.candidate),
-        ),
-        replicas=(Replica(replica=0, stages=stages),),
+        replicas=(Replica(0, stages, micro_batch, request.workload.concurrency),),
         prediction=predict(request, found),
     )
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from strata_planner.contract.plan import Plan, Stage
+from strata_planner.contract.plan import Plan, Replica, Stage
 from strata_planner.planning import PlanOutcome
 from strata_planner.solve.search import SearchStats
 from strata_planner.units import human_bytes
@@ -84,7 +84,6 @@ def bits_summary(bits: tuple[int, ...]) -> str:
 
 def summary_lines(plan: Plan) -> list[str]:
     predicted = plan.prediction
-    batch = plan.micro_batch
     return [
         (
             f"predicted: {predicted.tokens_per_second:.4g} tokens/s, first token {predicted.ttft_ms:.4g} ms, "
@@ -94,12 +93,16 @@ def summary_lines(plan: Plan) -> list[str]:
             f"whole batch: {predicted.latency_seconds:.4g} s (LLM-PQ's objective); "
             f"quality penalty {predicted.quality_penalty:.4g}"
         ),
-        (
-            f"micro-batches: {batch.prefill} sequences in prefill, {batch.decode} in decode, "
-            f"steps of at most {batch.max_step_tokens} tokens"
-        ),
+        *(_micro_batches(plan, replica) for replica in plan.replicas),
         f"bound by: {predicted.bound_by}",
     ]
+
+
+def _micro_batches(plan: Plan, replica: Replica) -> str:
+    batch, several = replica.micro_batch, len(plan.replicas) > 1
+    where = f"replica {replica.replica}, {replica.concurrency} sequences in flight: " if several else ""
+    sizes = f"{batch.prefill} sequences in prefill, {batch.decode} in decode"
+    return f"{where}micro-batches of {sizes}, steps of at most {batch.max_step_tokens} tokens"
 
 
 def search_line(stats: SearchStats) -> str:

@@ -9,7 +9,6 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from strata_planner.contract.plan import Plan, Replica, Stage
 from strata_planner.timeline import Work, busy_share, decode_timeline, prefill_timeline
 from strata_planner.units import human_bytes
-from strata_planner.workload import Workload
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 1120.0, 230.0, 170.0, 26.0, 34.0
 _FONT = "font-family:system-ui,sans-serif"
@@ -20,9 +19,9 @@ _IDLE, _INK, _QUIET = "#eceff1", "#1b1f23", "#57606a"
 _MOST_BATCHES, _ROUNDS = 8, 2
 
 
-def picture(plan: Plan, workload: Workload) -> str:
-    """The SVG's text. `workload`: the load that the plan was made for."""
-    drawing = _Drawing(plan, workload)
+def picture(plan: Plan) -> str:
+    """The SVG's text."""
+    drawing = _Drawing(plan)
     drawing.title()
     for replica in plan.replicas:
         drawing.layers(replica)
@@ -33,8 +32,8 @@ def picture(plan: Plan, workload: Workload) -> str:
 class _Drawing:
     """Draws from top to bottom; `_y` is the edge of what is drawn."""
 
-    def __init__(self, plan: Plan, workload: Workload) -> None:
-        self._plan, self._workload = plan, workload
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self._svg = Element("svg", xmlns="http://www.w3.org/2000/svg", style=_FONT)
         self._background = SubElement(self._svg, "rect", x="0", y="0", width="100%", height="100%", fill="white")
         self._y = 30.0
@@ -77,10 +76,9 @@ class _Drawing:
 
     def timelines(self, replica: Replica) -> None:
         """Prefill of the whole batch, then the first rounds of decoding."""
-        batch = self._plan.micro_batch
-        share = -(-self._workload.concurrency // len(self._plan.replicas))
+        batch = replica.micro_batch
         for name, size, rounds in (("prefill", batch.prefill, 1), ("decode", batch.decode, _ROUNDS)):
-            count = -(-share // size)
+            count = -(-replica.concurrency // size)
             shown = min(count, _MOST_BATCHES)
             work = prefill_timeline(replica, shown) if rounds == 1 else decode_timeline(replica, shown, rounds)
             some = f" (the first {shown} of {count})" if shown < count else ""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strata_planner.contract.plan import DeviceRef, Plan, Replica
+from strata_planner.contract.plan import DeviceRef, Plan
 from strata_runtime.pipeline.client import greedy
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.pipeline.harness import PipelineHarness
@@ -21,7 +21,7 @@ def on_one_card(plan: Plan) -> Plan:
     """Every stage on CUDA device 0."""
     card = (DeviceRef(type="CUDA", index=0, usable_bytes=1 << 30),)
     stages = tuple(msgspec.structs.replace(stage, devices=card) for stage in plan.replicas[0].stages)
-    return msgspec.structs.replace(plan, replicas=(Replica(replica=0, stages=stages),))
+    return msgspec.structs.replace(plan, replicas=(msgspec.structs.replace(plan.replicas[0], stages=stages),))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "mistral", "opt"])

@@ -17,7 +17,7 @@ from strata_planner.contract.control import (
     Watch,
 )
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
-from strata_planner.contract.plan import (
+from strata_planner.contract.plan import PLAN_VERSION, (
     DeviceRef,
     MicroBatch,
     Plan,
@@ -117,15 +117,14 @@ def a_plan(*slots: str, layers: int = 4, bits: int = 16, model_uri: str = "file:
     cuts = [layers * place // len(slots) for place in range(len(slots) + 1)]
     stages = tuple(_stage(place, slots, (cuts[place], cuts[place + 1] - 1), bits) for place in range(len(slots)))
     return Plan(
-        version=1,
+        version=PLAN_VERSION,
         model_uri=model_uri,
         architecture="LlamaForCausalLM",
         num_layers=layers,
         compute_type="float32",
         max_model_len=64,
         page_tokens=16,
-        micro_batch=MicroBatch(prefill=1, decode=1, max_step_tokens=64),
-        replicas=(Replica(replica=0, stages=stages),),
+        replicas=(Replica(0, stages, MicroBatch(prefill=1, decode=1, max_step_tokens=64), concurrency=1),),
         prediction=Prediction(
             tokens_per_second=10.0,
             ttft_ms=1.0,

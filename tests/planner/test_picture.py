@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata_planner.contract.plan import Plan, Replica, Stage, StageTimes
+from strata_planner.contract.plan import MicroBatch, Plan, Replica, Stage, StageTimes
 from strata_planner.picture import picture
 from strata_planner.planning import make_plan
 from strata_planner.timeline import busy_share, decode_timeline, prefill_timeline
@@ -30,7 +30,7 @@ def replicas(draw: st.DrawFn) -> Replica:
     for number in range(draw(st.integers(1, 4))):
         times = StageTimes(*(draw(seconds) for _ in range(4)), source="drawn")
         stages.append(msgspec.structs.replace(template, stage=number, times=times))
-    return Replica(0, tuple(stages))
+    return Replica(0, tuple(stages), MicroBatch(1, 1, 64), 1)
 
 
 @given(replicas(), st.integers(1, 6))
@@ -59,9 +59,9 @@ def test_a_stage_does_one_thing_at_a_time_and_tokens_follow_each_other(
 
 def test_the_picture_has_every_layer_and_every_micro_batch(plan: Plan) -> None:
     workload = a_request().workload
-    drawn = ET.fromstring(picture(plan, workload))
+    drawn = ET.fromstring(picture(plan))
     titles = [each.text or "" for each in drawn.iter("{http://www.w3.org/2000/svg}title")]
-    batch, stages = plan.micro_batch, len(plan.replicas[0].stages)
+    batch, stages = plan.replicas[0].micro_batch, len(plan.replicas[0].stages)
     assert sum(title.startswith("layer ") for title in titles) == plan.num_layers
     decodes = 2 * -(-workload.concurrency // batch.decode)
     prefills = -(-workload.concurrency // batch.prefill)
@@ -70,4 +70,4 @@ def test_the_picture_has_every_layer_and_every_micro_batch(plan: Plan) -> None:
 
 def test_names_are_escaped(plan: Plan) -> None:
     odd = msgspec.structs.replace(plan, architecture="<&>")
-    assert "<&>" not in picture(odd, a_request().workload)
+    assert "<&>" not in picture(odd)

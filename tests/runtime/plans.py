@@ -60,8 +60,7 @@ def even_plan(
         compute_type=compute_type,
         max_model_len=max_model_len,
         page_tokens=PAGE_TOKENS,
-        micro_batch=MicroBatch(prefill=micro_batch[0], decode=micro_batch[1], max_step_tokens=micro_batch[2]),
-        replicas=(Replica(replica=0, stages=stages),),
+        replicas=(Replica(0, stages, MicroBatch(*micro_batch), concurrency=4),),
         prediction=_PREDICTION,
     )
 

@@ -14,7 +14,6 @@ from strata_planner.alternatives import with_alternatives
 from strata_planner.contract.plan import Plan
 from strata_planner.picture import picture as draw
 from strata_planner.planning import make_plan
-from strata_planner.workload import Workload
 
 
 def run(
@@ -26,16 +25,16 @@ def run(
     question = read_question(deployment, cluster, measure=measure, shapes_only=shapes_only)
     outcome = with_alternatives(question.request, make_plan(question.request))
     if picture is not None:
-        _draw(picture, outcome.plan, question.request.workload)
+        _draw(picture, outcome.plan)
     if as_json:
         sys.stdout.write(msgspec.json.format(outcome.plan.encode(), indent=2).decode() + "\n")
     else:
         show_plan(outcome, Console())
 
 
-def _draw(file: Path, plan: Plan, workload: Workload) -> None:
+def _draw(file: Path, plan: Plan) -> None:
     """Raises InvalidInputError where the file cannot be written."""
     try:
-        file.write_text(draw(plan, workload), encoding="utf-8")
+        file.write_text(draw(plan), encoding="utf-8")
     except OSError as error:
         raise InvalidInputError(f"--picture {file}", [f"cannot be written: {error.strerror}"]) from error

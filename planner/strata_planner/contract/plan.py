@@ -11,7 +11,7 @@ import msgspec
 from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatName
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 class DeviceRef(Value, frozen=True):
@@ -63,17 +63,21 @@ class Stage(Value, frozen=True):
     times: StageTimes
 
 
-class Replica(Value, frozen=True):
-    replica: int
-    stages: tuple[Stage, ...]
-
-
 class MicroBatch(Value, frozen=True):
     """Sequences per micro-batch in the two phases (LLM-PQ's eta and xi) and the most tokens one step may carry."""
 
     prefill: int
     decode: int
     max_step_tokens: int
+
+
+class Replica(Value, frozen=True):
+    """One pipeline. `concurrency`: the sequences in flight that it was planned for, its share of the workload's."""
+
+    replica: int
+    stages: tuple[Stage, ...]
+    micro_batch: MicroBatch
+    concurrency: int
 
 
 class Prediction(Value, frozen=True):
@@ -107,7 +111,6 @@ class Plan(Value, frozen=True):
     compute_type: ComputeType
     max_model_len: int
     page_tokens: int
-    micro_batch: MicroBatch
     replicas: tuple[Replica, ...]
     prediction: Prediction
     alternatives: tuple[Alternative, ...] = ()

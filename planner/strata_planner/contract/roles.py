@@ -85,7 +85,7 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         model_uri=plan.model_uri,
         compute_type=plan.compute_type,
         max_model_len=plan.max_model_len,
-        micro_batch=plan.micro_batch,
+        micro_batch=replica.micro_batch,
         predicted_bytes=stage.memory.total_bytes,
         next=place[replica.replica, (stage.stage + 1) % count],
         previous=place[replica.replica, (stage.stage - 1) % count],

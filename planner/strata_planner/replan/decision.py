@@ -144,7 +144,7 @@ class _Context:
         groups = [self._group(stage) for stage in replica.stages]
         if len(self._running.replicas) > 1 or None in groups or not self._same_question():
             return None
-        batch = self._running.micro_batch
+        batch = replica.micro_batch
         candidate = Candidate(tuple(each for each in groups if each), batch.prefill, batch.decode)
         problem = self._pricer.problem(candidate)
         placement = self._placement_of(replica.stages)
