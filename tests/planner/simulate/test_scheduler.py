@@ -1,0 +1,116 @@
+"""The simulator's scheduler and routing are the engine's and the gateway's: both run side by side on the same requests."""
+
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata_planner.contract.frames import SampledToken, Sampling, StepResult, Submit
+from strata_planner.contract.plan import MicroBatch
+from strata_planner.simulate import Chunk, Limits, ReplicaLoad, Request, least_loaded
+from strata_planner.simulate.scheduler import Scheduler, Sequence
+from strata_runtime.engine.engine import Engine
+from strata_runtime.engine.scheduler import Limits as EngineLimits
+from strata_runtime.gateway import routing
+
+requests = st.lists(
+    st.builds(Request, st.just(0.0), st.integers(1, 60), st.integers(1, 12), st.integers(0, 40)),
+    min_size=1,
+    max_size=15,
+)
+
+
+STOP = 2
+
+
+class Pair:
+    """An engine and the simulator's scheduler, given the same requests and the same results."""
+
+    def __init__(self, micro_batch: MicroBatch, stages: int, pages: int) -> None:
+        self.engine = Engine(EngineLimits(stages, micro_batch, 16, pages, 10_000))
+        self.scheduler = Scheduler(Limits(micro_batch, 16, pages, 10_000), stages)
+        self.flight: deque[tuple[StepResult, list[Sequence]]] = deque()
+        self.stages = stages
+        self.finished = 0
+
+    def submit(self, number: int, request: Request) -> None:
+        prompt = [0] * request.prompt_tokens
+        most = request.longest - request.prompt_tokens
+        self.engine.submit(Submit(str(number), prompt, [], most, [STOP], Sampling(temperature=0)))
+        self.scheduler.add(Sequence(number, request))
+
+    def step(self) -> bool:
+        """One step of both, compared; False where there is none."""
+        step = self.engine.next_step()
+        chosen = self.scheduler.next_batch() if len(self.flight) < self.stages else None
+        if step is None or not step.segments:
+            assert chosen is None
+            return False
+        assert chosen is not None
+        batch, sampled = chosen
+        decoding = step.segments[: batch.decoding]
+        assert [segment.sample for segment in decoding] == [1] * batch.decoding
+        assert sum(segment.start + 1 for segment in decoding) == batch.decode_keys
+        assert [Chunk(each.length, each.start) for each in step.segments[batch.decoding :]] == list(batch.chunks)
+        assert [each.sequence for each in step.segments if each.sample] == [each.number for each in sampled]
+        assert len(step.token_ids) == batch.tokens
+        assert self.engine.scheduler.reserved_pages == self.scheduler.reserved_pages
+        tokens = [
+            SampledToken(
+                s.sequence, s.start + s.length, STOP if own.produced + 1 == own.request.output_tokens else 1, 0.0, []
+            )
+            for s, own in zip((s for s in step.segments if s.sample), sampled, strict=True)
+        ]
+        self.flight.append((StepResult(0, 1, step.step, tokens), sampled))
+        return True
+
+    def take(self) -> None:
+        result, sampled = self.flight.popleft()
+        self.engine.take(result)
+        for sequence in sampled:
+            sequence.produced += 1
+            if sequence.produced == sequence.request.output_tokens:
+                self.scheduler.remove(sequence)
+                self.finished += 1
+            else:
+                self.scheduler.ready_again(sequence)
+
+
+@given(
+    requests,
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.integers(6, 40),
+    st.lists(st.sampled_from(["submit", "step", "take"]), max_size=60),
+)
+def test_steps_are_the_engines(
+    listed: list[Request], stages: int, prefill: int, decode: int, tokens: int, order: list[str]
+) -> None:
+    pair = Pair(MicroBatch(prefill, decode, tokens), stages, pages=9)
+    waiting = deque(enumerate(listed))
+    for what in order:
+        if what == "submit" and waiting:
+            pair.submit(*waiting.popleft())
+        elif what == "take" and pair.flight:
+            pair.take()
+        else:
+            pair.step()
+    while waiting or pair.flight or pair.finished < len(listed):
+        if waiting:
+            pair.submit(*waiting.popleft())
+        if not pair.step():
+            pair.take()
+
+
+loads = st.lists(
+    st.tuples(st.floats(0, 100), st.integers(0, 50), st.sampled_from([0.0, 0.5, 0.949, 0.95, 1.0])),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(loads)
+def test_routing_is_the_gateways(listed: list[tuple[float, int, float]]) -> None:
+    mine = least_loaded([ReplicaLoad(place, *each) for place, each in enumerate(listed)])
+    assert mine == routing.choose(routing.ReplicaLoad(place, *each) for place, each in enumerate(listed))
