@@ -1,0 +1,12 @@
+"""What lowering a layer's precision costs in quality: omega per layer and bits, summed and weighed by theta.
+
+Read by the search and by predictions. Three sources: a calibration of the model's own weights and a text (`indicators`
+turn its statistics into omega), a file with any table, or the `prior`, and every plan says which. All but a file's are in
+one unit: the whole model at 8 bits is 1, so theta keeps its meaning from one model and source to the next.
+"""
+
+from strata_planner.sensitivity.perplexity import penalty_bound, predicted_perplexity_increase
+from strata_planner.sensitivity.table import Sensitivity
+from strata_planner.sensitivity.uncalibrated import PRIOR, prior
+
+__all__ = ["PRIOR", "Sensitivity", "penalty_bound", "predicted_perplexity_increase", "prior"]
