@@ -1,33 +1,102 @@
 """Seconds on links, latency + bytes / bandwidth each (alpha-beta): hidden states between stages, collectives inside one.
 
 Called by the search once per link of a device order and once per group of devices.
+
+What overlaps, as the runtime does it. A stage hands its frame to libzmq, whose own threads send it while the stage computes
+its next micro-batch: the hop between two stages is a server beside them. In steady state a micro-batch passes every
+max(slowest stage, slowest hop), where a hop is taken only for bytes / bandwidth (`hidden_states_busy_seconds`): frames follow
+each other on a connection, so latency delays each but holds none up. What a micro-batch itself needs from end to end is the
+sum, latency included (`hidden_states_seconds`), and so is each round of decoding that waits for its own last token. The
+collectives inside a stage overlap with nothing: each layer needs the sum of all devices.
 """
 
-from strata_planner.cluster import LinkRate
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from strata_planner.cluster import Accelerator, Cluster, LinkRate
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType
+from strata_planner.costs.source import Timed
 from strata_planner.model import Model
 
 _TOKEN_BYTES = 64  # a sampled token with its logprob, on its way back to the first stage
 _ALL_REDUCES = 2  # of a layer: after the attention's output, after the MLP's second half (Megatron)
+ALPHA_BETA = "alpha-beta"
+
+
+def hidden_states_bytes(model: Model, tokens: int, compute_type: ComputeType) -> int:
+    return tokens * model.hidden_size * COMPUTE_TYPE_BYTES[compute_type]
 
 
 def hidden_states_seconds(model: Model, link: LinkRate, tokens: int, compute_type: ComputeType) -> float:
     """From one leader to the next."""
-    size = tokens * model.hidden_size * COMPUTE_TYPE_BYTES[compute_type]
-    return link.latency_seconds + size / link.bytes_per_second
+    return link.latency_seconds + hidden_states_busy_seconds(model, link, tokens, compute_type)
+
+
+def hidden_states_busy_seconds(model: Model, link: LinkRate, tokens: int, compute_type: ComputeType) -> float:
+    """How long a micro-batch's frame keeps the next one's off the link."""
+    return hidden_states_bytes(model, tokens, compute_type) / link.bytes_per_second
 
 
 def sampled_tokens_seconds(link: LinkRate, sequences: int) -> float:
     return link.latency_seconds + sequences * _TOKEN_BYTES / link.bytes_per_second
 
 
+def leaders(
+    cluster: Cluster, sources: Sequence[Accelerator], targets: Sequence[Accelerator], size_bytes: int
+) -> tuple[Accelerator, Accelerator]:
+    """The pair that a hop of `size_bytes` takes between two groups: the least alpha + bytes / beta (HexGen, ICML 2024, C_comm-pp).
+
+    Ties go to the first devices. Groups of one node each have equal links to every other node, so their first devices lead.
+    """
+
+    def seconds(pair: tuple[Accelerator, Accelerator]) -> float:
+        link = cluster.link(*pair)
+        return link.latency_seconds + size_bytes / link.bytes_per_second
+
+    return min(((source, target) for source in sources for target in targets), key=seconds)
+
+
+@runtime_checkable
+class CollectiveSource(Protocol):
+    """Where measured collectives come from: a latency source that knows them too."""
+
+    def all_reduce(self, device: str, degree: int, size_bytes: int) -> Timed | None:
+        """Of 16-bit values over `degree` devices of one node; `device`: their catalogue name. None: not known."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a group of devices sums for one micro-batch. `link`: the slowest between any two of them."""
+
+    device: str
+    degree: int
+    link: LinkRate
+    size_bytes: int
+
+
+def layer_collectives(sources: Iterable[object], exchange: Exchange) -> Timed:
+    """The all-reduces of one layer: by the first of `sources` that measured them, else by alpha and beta of the link.
+
+    Measured ones hold for the interconnect that the catalogue gives the device, not for links that the user described.
+    """
+    for source in sources:
+        if isinstance(source, CollectiveSource):
+            one = source.all_reduce(exchange.device, exchange.degree, exchange.size_bytes)
+            if one is not None:
+                return Timed(_ALL_REDUCES * one.seconds, one.source)
+    return Timed(_ALL_REDUCES * ring_seconds(exchange), ALPHA_BETA)
+
+
+def ring_seconds(exchange: Exchange) -> float:
+    """One all-reduce as a ring: 2 (degree - 1) steps of 1 / degree of the bytes. HexGen (section 3.2) counts the same steps."""
+    step = exchange.link.latency_seconds + exchange.size_bytes / exchange.degree / exchange.link.bytes_per_second
+    return 2 * (exchange.degree - 1) * step
+
+
 def layer_collectives_seconds(
     model: Model, link: LinkRate, degree: int, tokens: int, compute_type: ComputeType
 ) -> float:
-    """The all-reduces of one layer over `degree` devices: a ring's 2 (degree - 1) steps of 1 / degree of the hidden states.
-
-    HexGen (ICML 2024, section 3.2) counts the same steps. `link`: the slowest between any two of the devices.
-    """
-    size = tokens * model.hidden_size * COMPUTE_TYPE_BYTES[compute_type]
-    step = link.latency_seconds + size / degree / link.bytes_per_second
-    return _ALL_REDUCES * 2 * (degree - 1) * step
+    """The all-reduces of one layer over `degree` devices, by alpha and beta. `link`: the slowest between any two of them."""
+    size = hidden_states_bytes(model, tokens, compute_type)
+    return layer_collectives((), Exchange("", degree, link, size)).seconds

@@ -1,0 +1,71 @@
+"""Links and collectives: alpha-beta, measured ones first, who leads, and what a link is busy with."""
+
+import pytest
+
+from strata_planner.cluster import Cluster, Device, Link, LinkRate, Node
+from strata_planner.costs.communication import (
+    ALPHA_BETA,
+    Exchange,
+    hidden_states_busy_seconds,
+    hidden_states_seconds,
+    layer_collectives,
+    layer_collectives_seconds,
+    leaders,
+    ring_seconds,
+)
+from strata_planner.costs.roofline import Roofline
+from strata_planner.costs.source import Timed
+from tests.planner.builders import a_model
+
+LINK = LinkRate(gbps=8, latency_ms=1)
+
+
+class Measured:
+    """A source that measured pairs alone."""
+
+    def all_reduce(self, device: str, degree: int, size_bytes: int) -> Timed | None:
+        return Timed(1e-6 * size_bytes, f"NCCL on {device}") if degree == 2 else None
+
+
+def test_a_link_is_busy_for_the_bytes_and_late_by_the_latency() -> None:
+    busy = hidden_states_busy_seconds(a_model(), LINK, 1000, "bfloat16")
+    assert busy == pytest.approx(256_000 / 1e9)
+    assert hidden_states_seconds(a_model(), LINK, 1000, "bfloat16") == pytest.approx(0.001 + busy)
+
+
+def test_measured_collectives_come_before_alpha_and_beta() -> None:
+    found = layer_collectives((Roofline(), Measured()), Exchange("H100", 2, LINK, 1000))
+    assert found == Timed(pytest.approx(2e-3), "NCCL on H100")
+
+
+def test_alpha_and_beta_answer_what_was_not_measured() -> None:
+    exchange = Exchange("H100", 4, LINK, 256_000)
+    found = layer_collectives((Measured(),), exchange)
+    assert found.source == ALPHA_BETA
+    assert found.seconds == pytest.approx(2 * ring_seconds(exchange))
+    assert found.seconds == pytest.approx(layer_collectives_seconds(a_model(), LINK, 4, 1000, "bfloat16"))
+
+
+def test_a_ring_takes_twice_the_steps_of_its_other_devices() -> None:
+    assert ring_seconds(Exchange("", 4, LINK, 4000)) == pytest.approx(6 * (0.001 + 1000 / 1e9))
+    assert ring_seconds(Exchange("", 1, LINK, 4000)) == 0
+
+
+def test_the_pair_with_the_quickest_link_leads() -> None:
+    """A stage whose devices lie on two nodes, one of which is near the next stage."""
+    cluster = Cluster(
+        tuple(Node(name, (Device("T4"),)) for name in "abc"),
+        links=(Link("a", "c", 1, 10), Link("b", "c", 1, 1)),
+    )
+    a, b, c = cluster.accelerators()
+    assert leaders(cluster, [a, b], [c], 1000) == (b, c)
+
+
+def test_latency_decides_for_few_bytes_and_bandwidth_for_many() -> None:
+    cluster = Cluster(
+        tuple(Node(name, (Device("T4"),)) for name in "abc"),
+        links=(Link("a", "c", 100, 10), Link("b", "c", 1, 1)),
+    )
+    a, b, c = cluster.accelerators()
+    assert leaders(cluster, [a, b], [c], 1000) == (b, c)
+    assert leaders(cluster, [a, b], [c], 100_000_000) == (a, c)
