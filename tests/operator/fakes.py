@@ -17,7 +17,8 @@ from strata_planner.contract.control import (
     Watch,
 )
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
-from strata_planner.contract.plan import PLAN_VERSION, (
+from strata_planner.contract.plan import (
+    PLAN_VERSION,
     DeviceRef,
     MicroBatch,
     Plan,

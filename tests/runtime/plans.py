@@ -6,6 +6,7 @@ from pathlib import Path
 
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, ComputeType, FormatName
 from strata_planner.contract.plan import (
+    PLAN_VERSION,
     DeviceRef,
     MicroBatch,
     Plan,
@@ -53,7 +54,7 @@ def even_plan(
         _stage(place, slots, chosen[cuts[place] : cuts[place + 1]], cuts[place], pages) for place in range(len(slots))
     )
     return Plan(
-        version=1,
+        version=PLAN_VERSION,
         model_uri=str(model),
         architecture="test",
         num_layers=layers,
