@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from strata_operator.errors import InvalidInputError, NotReadyError
+from strata_planner.contract.calibration import CALIBRATION_FILE, Calibration
+from strata_planner.contract.values import ContractError
 
 HUB = "https://huggingface.co"
 HUB_SECONDS = 20
@@ -24,6 +26,25 @@ def read_config(uri: str, environment: Mapping[str, str] = os.environ) -> dict[s
     if uri.startswith("pvc://"):
         return _parse(_read_claim(uri, environment), uri)
     return _parse(_read(uri), uri)
+
+
+def read_calibration(
+    uri: str, config: dict[str, Any], environment: Mapping[str, str] = os.environ
+) -> Calibration | None:
+    """What `strata sensitivity` left beside the checkpoint, if it lies in a folder that can be seen here and has one.
+
+    Raises InvalidInputError for a file of another model or release.
+    """
+    if uri.startswith("hf://"):
+        return None
+    folder = _claim_folder(uri, environment) if uri.startswith("pvc://") else local_folder(uri)
+    file = folder / CALIBRATION_FILE
+    if not file.is_file():
+        return None
+    try:
+        return Calibration.from_file(file, config)
+    except ContractError as error:
+        raise InvalidInputError(uri, [str(error)]) from error
 
 
 def local_folder(uri: str) -> Path:
@@ -56,9 +77,13 @@ def _read(uri: str) -> bytes:
         ) from error
 
 
+def _claim_folder(uri: str, environment: Mapping[str, str]) -> Path:
+    """Where slots mount claims too: `<models>/<claim>/<path>`."""
+    return Path(environment.get("STRATA_MODELS_DIRECTORY", "/models"), uri.removeprefix("pvc://"))
+
+
 def _read_claim(uri: str, environment: Mapping[str, str]) -> bytes:
-    """From where slots mount claims too: `<models>/<claim>/<path>`."""
-    folder = Path(environment.get("STRATA_MODELS_DIRECTORY", "/models"), uri.removeprefix("pvc://"))
+    folder = _claim_folder(uri, environment)
     try:
         return (folder / "config.json").read_bytes()
     except OSError as error:

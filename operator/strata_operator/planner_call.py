@@ -4,7 +4,7 @@ import asyncio
 
 from strata_operator.api import LLMDeployment
 from strata_operator.errors import InvalidInputError, NotReadyError, OperatorError
-from strata_operator.model_files import read_config
+from strata_operator.model_files import read_calibration, read_config
 from strata_operator.planning import request_for
 from strata_planner.alternatives import with_alternatives
 from strata_planner.cluster import Cluster
@@ -34,7 +34,9 @@ async def plan_now(
         raise CannotPlanError("NoDevices", "; ".join(("no node has a device that may be used", *refused)))
     try:
         config = await asyncio.to_thread(read_config, deployment.spec.model.uri)
-        return await asyncio.to_thread(_plan, request_for(deployment, cluster, config), running)
+        calibration = await asyncio.to_thread(read_calibration, deployment.spec.model.uri, config)
+        request = request_for(deployment, cluster, config, calibration=calibration)
+        return await asyncio.to_thread(_plan, request, running)
     except InfeasibleError as error:
         raise CannotPlanError("Infeasible", "; ".join((str(error), *refused))) from error
     except (InputError, UnsupportedModelError, InvalidInputError) as error:

@@ -9,10 +9,12 @@ import msgspec
 
 from strata_operator.api import LLMDeployment
 from strata_planner.cluster import Cluster
+from strata_planner.contract.calibration import Calibration
 from strata_planner.contract.formats import ComputeType
 from strata_planner.errors import ClusterError
 from strata_planner.model import Model
 from strata_planner.request import PlanRequest
+from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
 from strata_planner.workload import Workload
 
 BFLOAT16_SINCE = (8, 0)  # CUDA compute capability
@@ -25,10 +27,12 @@ def request_for(
     model_uri: str | None = None,
     *,
     for_serving: bool = True,
+    calibration: Calibration | None = None,
 ) -> PlanRequest:
     """What `spec` asks of the planner on this cluster. `model_uri`: where the slots find the model, if not as in `spec`.
 
-    `for_serving` False: only shapes are studied, of a model that the runtime may not be able to run.
+    `for_serving` False: only shapes are studied, of a model that the runtime may not be able to run. `calibration`: of
+    this model's weights, where there is one; without it the prior stands in.
     Raises the planner's InputError and UnsupportedModelError.
     """
     spec = deployment.spec
@@ -39,6 +43,8 @@ def request_for(
         concurrency=spec.workload.concurrency,
     )
     devices = corrected(deployment, cluster)
+    sensitivity = _sensitivity(calibration, model)
+    most = spec.objective.max_perplexity_increase
     return PlanRequest(
         deployment=deployment.name,
         model_uri=model_uri or spec.model.uri,
@@ -53,7 +59,16 @@ def request_for(
         max_stages=spec.placement.max_stages,
         compute_type=spec.runtime.compute_type or compute_type_for(devices),
         time_limit_seconds=spec.planning.time_limit_seconds,
+        sensitivity=sensitivity,
+        penalty_bound=None if most is None else penalty_bound(sensitivity or prior(model, ()), most),
     )
+
+
+def _sensitivity(calibration: Calibration | None, model: Model) -> Sensitivity | None:
+    if calibration is None:
+        return None
+    check_shapes(calibration, model)
+    return Sensitivity.from_statistics(calibration)
 
 
 def corrected(deployment: LLMDeployment, cluster: Cluster) -> Cluster:

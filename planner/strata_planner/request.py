@@ -23,8 +23,8 @@ MAX_CHUNK_TOKENS = 2048  # longer prefills are cut into steps of this many token
 class PlanRequest:
     """`theta`: what a unit of the quality penalty is worth in seconds of the batch's latency (LLM-PQ).
 
-    `max_stages` None: as many as there are devices. `sensitivity` None: the prior. `latency_sources`:
-    in order of trust, before the roofline.
+    `penalty_bound`: the most that the layers' omega may sum to; None: no bound. `max_stages` None: as many as there are
+    devices. `sensitivity` None: the prior. `latency_sources`: in order of trust, before the roofline.
     """
 
     deployment: str
@@ -42,6 +42,7 @@ class PlanRequest:
     time_limit_seconds: float = 30.0
     sensitivity: Sensitivity | None = None
     latency_sources: tuple[LatencySource, ...] = ()
+    penalty_bound: float | None = None
 
     @cached_property
     def bits(self) -> tuple[int, ...]:
@@ -75,6 +76,8 @@ class PlanRequest:
             )
         if not 0 <= self.theta < float("inf"):
             raise WorkloadError(f"qualityWeight {self.theta}: a number of at least 0 is needed")
+        if self.penalty_bound is not None and not 0 <= self.penalty_bound < float("inf"):
+            raise WorkloadError(f"penalty bound {self.penalty_bound}: a number of at least 0 is needed")
         if self.time_limit_seconds <= 0:
             raise WorkloadError(f"timeLimitSeconds {self.time_limit_seconds}: more than 0 is needed")
         if self.min_stages > self.model.num_layers:

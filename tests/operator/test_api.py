@@ -69,7 +69,7 @@ SENTENCES = {
     ),
     "field of a later release": (
         {"objective": {"slo": {}}},
-        ["spec.objective.slo: no such field; the fields here are goal, qualityWeight"],
+        ["spec.objective.slo: no such field; the fields here are goal, qualityWeight, maxPerplexityIncrease"],
     ),
     "impossible objective": (
         {"objective": {"goal": "beauty"}},

@@ -111,6 +111,9 @@ class ObjectiveSpec(ApiType):
     """What the plan makes best: the time of the whole workload, against quality."""
     quality_weight: Annotated[float, Field(ge=0, le=1e12)] = 1.0
     """The weight of quality against speed (theta of LLM-PQ): 0 is speed alone, more keeps more bits."""
+    max_perplexity_increase: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Most points of perplexity that lower precision may cost, on the text of the model's calibration; without it only the
+    weight counts. Needs the file that `strata sensitivity` leaves beside the model."""
 
 
 class PrecisionSpec(ApiType):

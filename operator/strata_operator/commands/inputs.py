@@ -7,7 +7,7 @@ from pathlib import Path
 from strata_operator.api import LLMDeployment, load_deployment
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.machine import this_machine, with_measured_rates, with_threads
-from strata_operator.model_files import beside, read_config
+from strata_operator.model_files import beside, read_calibration, read_config
 from strata_operator.planning import request_for
 from strata_planner.cluster import Cluster
 from strata_planner.request import PlanRequest
@@ -33,11 +33,16 @@ def read_question(
     uri = beside(deployment.spec.model.uri, deployment_file)
     config = read_config(uri)
     cluster = with_threads(given or this_machine(deployment.spec.placement.min_stages))
-    request_for(deployment, cluster, config, uri, for_serving=not shapes_only).check()
+    calibration = read_calibration(uri, config)
+
+    def asked() -> PlanRequest:
+        return request_for(deployment, cluster, config, uri, for_serving=not shapes_only, calibration=calibration)
+
+    asked().check()
     if measure:
         cluster = with_measured_rates(cluster)
     _say_what_is_for_kubernetes(deployment)
-    return Question(deployment, cluster, request_for(deployment, cluster, config, uri, for_serving=not shapes_only))
+    return Question(deployment, cluster, asked())
 
 
 def read_text(path: Path) -> str:

@@ -6,7 +6,7 @@ one unit: the whole model at 8 bits is 1, so theta keeps its meaning from one mo
 """
 
 from strata_planner.sensitivity.perplexity import penalty_bound, predicted_perplexity_increase
-from strata_planner.sensitivity.table import Sensitivity
+from strata_planner.sensitivity.table import Sensitivity, check_shapes
 from strata_planner.sensitivity.uncalibrated import PRIOR, prior
 
-__all__ = ["PRIOR", "Sensitivity", "penalty_bound", "predicted_perplexity_increase", "prior"]
+__all__ = ["PRIOR", "Sensitivity", "check_shapes", "penalty_bound", "predicted_perplexity_increase", "prior"]
