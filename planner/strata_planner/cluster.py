@@ -8,6 +8,7 @@ The smallest file:
     nodes: [{name: a, devices: [{type: cpu, count: 1, memoryBytes: 400000000}]}]
 """
 
+from functools import cached_property
 from typing import Any, Self
 
 import msgspec
@@ -129,15 +130,16 @@ class DeviceGroup(Value, frozen=True):
         return f"{count}{self.leader.type} on {self.node}"
 
 
-class Cluster(Value, frozen=True):
+class Cluster(Value, frozen=True, dict=True):
     """Nodes, the links between them, and profiles of device types that the catalogue lacks or has wrong.
 
     `profiles`: device type -> DeviceProfile. `intra_node`: replaces the interconnect of the type between devices of a node.
+    `default_link` None: only nodes with a link of their own are joined.
     """
 
     nodes: tuple[Node, ...]
     links: tuple[Link, ...] = ()
-    default_link: LinkRate = LinkRate()
+    default_link: LinkRate | None = LinkRate()
     intra_node: LinkRate | None = None
     profiles: dict[str, DeviceProfile] = msgspec.field(default_factory=dict)
 
@@ -151,7 +153,10 @@ class Cluster(Value, frozen=True):
                 _check_device(node, device)
         for link in self.links:
             _check_link(link, names)
-        _check_rate("defaultLink", self.default_link)
+        if self.default_link is None:
+            _check_joined(names, self._own_rates)
+        else:
+            _check_rate("defaultLink", self.default_link)
 
     @classmethod
     def from_yaml(cls, text: str) -> Self:
@@ -165,6 +170,10 @@ class Cluster(Value, frozen=True):
 
     def accelerators(self) -> tuple[Accelerator, ...]:
         """Every device with its rates. Raises ClusterError for a type that neither catalogue nor profiles know."""
+        return self._accelerators
+
+    @cached_property
+    def _accelerators(self) -> tuple[Accelerator, ...]:
         found: list[Accelerator] = []
         for node in self.nodes:
             counts: dict[str, int] = {}
@@ -179,9 +188,14 @@ class Cluster(Value, frozen=True):
         """How activations get from one device to the next: inside a node by its interconnect, else over the network."""
         if source.node == target.node:
             return self.intra_node or _interconnect(source, target)
-        pair = {source.node, target.node}
-        own = next((link for link in self.links if {link.source, link.target} == pair), None)
-        return own.rate if own else self.default_link
+        rate = self._own_rates.get(frozenset((source.node, target.node)), self.default_link)
+        assert rate is not None, "every pair of nodes is joined"
+        return rate
+
+    @cached_property
+    def _own_rates(self) -> dict[frozenset[str], LinkRate]:
+        """Of each pair of nodes that a link names; the first that names a pair counts."""
+        return {frozenset((link.source, link.target)): link.rate for link in reversed(self.links)}
 
     def cpu_threads(self) -> tuple[int, ...]:
         """Thread counts (0: not said) of CPU devices without a profile of their own: what is worth measuring."""
@@ -231,7 +245,7 @@ class Cluster(Value, frozen=True):
         if link_gbps is None:
             return msgspec.structs.replace(self, nodes=nodes)
         links = tuple(msgspec.structs.replace(link, gbps=link_gbps) for link in self.links)
-        default = msgspec.structs.replace(self.default_link, gbps=link_gbps)
+        default = msgspec.structs.replace(self.default_link or LinkRate(), gbps=link_gbps)
         return msgspec.structs.replace(self, nodes=nodes, links=links, default_link=default)
 
     def _accelerator(self, node: Node, device: Device, index: int) -> Accelerator:
@@ -256,8 +270,18 @@ def _merged(device: Device, base: DeviceProfile) -> DeviceProfile:
         profile = from_builtins(msgspec.to_builtins(base) | device.profile, DeviceProfile)
     except ContractError as error:
         raise ClusterError(f"the profile of device type '{device.type}' is {error}") from error
+    _check_profile(device.type, profile)
     memory = device.memory_bytes or profile.memory_bytes
     return msgspec.structs.replace(profile, memory_bytes=memory, threads=device.threads or profile.threads)
+
+
+def _check_profile(type_: str, profile: DeviceProfile) -> None:
+    positive = ("memory_bytes", "bandwidth_bytes_per_second", "flops_per_second", "float32_flops_per_second")
+    wrong = [f"{name} {getattr(profile, name):g}" for name in positive if getattr(profile, name) <= 0]
+    shares = {**profile.decode_efficiency, **profile.prefill_efficiency}
+    wrong += [f"efficiency of {name} {share:g}" for name, share in shares.items() if share <= 0]
+    if wrong:
+        raise ClusterError(f"the profile of device type '{type_}': {', '.join(wrong)}; rates and sizes must be above 0")
 
 
 def _interconnect(source: Accelerator, target: Accelerator) -> LinkRate:
@@ -280,6 +304,16 @@ def _check_link(link: Link, names: list[str]) -> None:
     if missing:
         raise ClusterError(f"a link names the unknown node {', '.join(missing)}; nodes are {', '.join(names)}")
     _check_rate(f"the link {link.source}-{link.target}", link.rate)
+
+
+def _check_joined(names: list[str], rates: dict[frozenset[str], LinkRate]) -> None:
+    apart = [f"{a}-{b}" for at, a in enumerate(names) for b in names[at + 1 :] if frozenset((a, b)) not in rates]
+    if apart:
+        some = ", ".join(apart[:5]) + (f" and {len(apart) - 5} more" if len(apart) > 5 else "")
+        raise ClusterError(
+            f"the cluster is not connected: no link joins {some}, and defaultLink is null. Add these links, give a "
+            "defaultLink for the rest, or plan for the parts one by one"
+        )
 
 
 def _check_rate(where: str, rate: LinkRate) -> None:

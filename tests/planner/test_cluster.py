@@ -94,7 +94,7 @@ def test_overrides() -> None:
     cluster = Cluster.from_yaml(GPUS).with_overrides(memory_margin_bytes=0, usable_memory_fraction=0.5, link_gbps=3)
     first, *_, last = cluster.accelerators()
     assert first.usable_bytes == (15360 << 20) // 2
-    assert cluster.link(first, last).gbps == cluster.default_link.gbps == 3
+    assert cluster.link(first, last).gbps == 3
 
 
 NODE = "nodes: [{{name: a, devices: [{{type: cpu{0}}}]}}]"
@@ -122,3 +122,21 @@ def test_what_is_wrong_is_named(text: str, message: str) -> None:
 def test_an_unknown_type_lists_the_known_ones() -> None:
     with pytest.raises(ClusterError, match=r"node 'a'.*T4.*V100-32GB.*cpu"):
         Cluster.from_yaml("nodes: [{name: a, devices: [{type: X100}]}]").accelerators()
+
+
+def test_without_a_default_link_every_pair_of_nodes_needs_one() -> None:
+    nodes = (
+        "nodes: [{name: a, devices: [{type: T4}]}, {name: b, devices: [{type: T4}]}, {name: c, devices: [{type: T4}]}]"
+    )
+    links = "links: [{from: a, to: b, gbps: 10}, {from: c, to: b, gbps: 10}%s]"
+    with pytest.raises(ClusterError, match=r"not connected: no link joins a-c, and defaultLink is null"):
+        Cluster.from_yaml(f"{nodes}\n{links % ''}\ndefaultLink: null")
+    whole = Cluster.from_yaml(f"{nodes}\n{links % ', {from: a, to: c, gbps: 1}'}\ndefaultLink: null")
+    first, _, last = whole.accelerators()
+    assert whole.link(last, first).gbps == 1
+
+
+def test_a_profile_with_impossible_rates_is_refused() -> None:
+    device = Device("T4", profile={"bandwidthBytesPerSecond": -1.0})
+    with pytest.raises(ClusterError, match=r"'T4': bandwidth_bytes_per_second -1; rates and sizes must be above 0"):
+        Cluster((Node("a", (device,)),)).accelerators()
