@@ -87,6 +87,32 @@ def up(
 
 
 @app.command()
+def sensitivity(
+    model: Annotated[str, typer.Argument(help="The model's folder, or its file:// or pvc:// uri.")],
+    text: Annotated[
+        Path | None, typer.Option(help="UTF-8 text like what the model will see; by default heldout.txt of its folder.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Another place than beside the checkpoint, where plan and up look for it.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens that statistics are taken of.")] = 8192,
+    held_back_tokens: Annotated[
+        int, typer.Option(min=0, help="Other tokens to measure losses on, for bounds in perplexity; 0: none.")
+    ] = 16384,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Calibrate a model: which layers mind lower precision, and what it costs in perplexity (needs the runtime).
+
+    Writes strata-sensitivity.json beside the checkpoint; `strata plan` and `strata up` use it from then on.
+
+    Example: `strata sensitivity examples/models/strata-tiny`
+    """
+    from strata_operator.commands import sensitivity as command
+
+    command.run(command.SensitivityOptions(model, text, output, tokens, held_back_tokens, device))
+
+
+@app.command()
 def demo() -> None:
     """Plan the quickstart of this checkout over unlike devices, run it, ask it something, stop it.
 
