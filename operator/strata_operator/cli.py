@@ -30,7 +30,7 @@ ClusterFile = Annotated[
 
 
 @app.command()
-def plan(
+def plan(  # noqa: PLR0913  one parameter per option
     file: DeploymentFile,
     cluster: ClusterFile = None,
     *,
@@ -48,6 +48,14 @@ def plan(
     shapes_only: Annotated[
         bool, typer.Option("--shapes-only", help="Plan also for a model that the runtime cannot serve.")
     ] = False,
+    costs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--costs",
+            help="Where seconds come from: `auto` (operator tables where the extra `profiles` is installed), `roofline`, "
+            "or a file with a layer table (repeatable).",
+        ),
+    ] = None,
 ) -> None:
     """Show which layers would run where, at which precision, and what that should give. Nothing is started.
 
@@ -59,7 +67,8 @@ def plan(
     """
     from strata_operator.commands import plan as command
 
-    command.run(file, cluster, picture, as_json=json, measure=measure, shapes_only=shapes_only)
+    chosen = tuple(costs or ())
+    command.run(command.PlanOptions(file, cluster, picture, chosen, json, measure, shapes_only))
 
 
 @app.command()

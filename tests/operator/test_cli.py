@@ -201,3 +201,18 @@ def test_planning_starts_without_what_only_others_need() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+def test_a_plan_names_the_table_that_its_seconds_are_from(strata: Strata, inputs: Inputs, tmp_path: Path) -> None:
+    table = tmp_path / "table.yaml"
+    table.write_text(
+        "{devices: [cpu], source: a test, prefillMilliseconds: {16: [[32, 0.1]]}, decodeMilliseconds: {16: [[1, 0.1]]}, "
+        "layer: {hiddenSize: 256, heads: 8, kvHeads: 4, headDim: 32, linearParameters: 724992}}",
+        encoding="utf-8",
+    )
+    ended = strata("plan", *inputs.arguments, "--json", "--costs", table)
+    stages = Plan.decode(ended.out).replicas[0].stages
+    assert {stage.times.source for stage in stages} == {"layer table, a test"}
+    wrong = strata("plan", *inputs.arguments, "--costs", table, "--costs", "roofline")
+    assert wrong.code == 2
+    assert "roofline means nothing else" in wrong.err

@@ -1,11 +1,13 @@
 """`strata plan`: the plan as a table for people, or as the contract's JSON for programs."""
 
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
+from strata_operator.commands.costs import latency_sources
 from strata_operator.commands.inputs import read_question
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.run import leave_on_signals, log_to
@@ -16,17 +18,32 @@ from strata_planner.picture import picture as draw
 from strata_planner.planning import make_plan
 
 
-def run(
-    deployment: Path, cluster: Path | None, picture: Path | None, *, as_json: bool, measure: bool, shapes_only: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What the command line was given."""
+
+    deployment: Path
+    cluster: Path | None
+    picture: Path | None
+    costs: tuple[str, ...]
+    as_json: bool
+    measure: bool
+    shapes_only: bool
+
+
+def run(options: PlanOptions) -> None:
     """Raises what `commands.errors` knows."""
     log_to(Console(stderr=True))
     leave_on_signals()
-    question = read_question(deployment, cluster, measure=measure, shapes_only=shapes_only)
-    outcome = with_alternatives(question.request, make_plan(question.request))
-    if picture is not None:
-        _draw(picture, outcome.plan)
-    if as_json:
+    sources = latency_sources(options.costs)
+    question = read_question(
+        options.deployment, options.cluster, measure=options.measure, shapes_only=options.shapes_only
+    )
+    request = replace(question.request, latency_sources=sources)
+    outcome = with_alternatives(request, make_plan(request))
+    if options.picture is not None:
+        _draw(options.picture, outcome.plan)
+    if options.as_json:
         sys.stdout.write(msgspec.json.format(outcome.plan.encode(), indent=2).decode() + "\n")
     else:
         show_plan(outcome, Console())
