@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import msgspec
+
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
 from strata_planner.contract.plan import (
     PLAN_VERSION,
     DeviceRef,
     MicroBatch,
     Plan,
+    Prediction,
     Replica,
     Stage,
     StageMemory,
     StageTimes,
 )
+from strata_planner.contract.values import ContractError
 from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, layer_weights_bytes
 from strata_planner.costs.shards import sharded
 from strata_planner.naming import slot_name
@@ -25,6 +29,40 @@ from strata_planner.prediction import predict
 from strata_planner.request import PlanRequest
 from strata_planner.solve.candidates import Pricer
 from strata_planner.solve.search import Found
+
+
+def combined(plans: Sequence[Plan]) -> Plan:
+    """One plan of several replicas, each planned alone for its share of the load. Raises ContractError for unlike plans."""
+    first = plans[0]
+    shared = {(each.model_uri, each.compute_type, each.max_model_len, each.page_tokens) for each in plans}
+    if len(shared) > 1:
+        raise ContractError("replicas of one deployment share model, compute type, length and page size; these do not")
+    replicas = tuple(
+        msgspec.structs.replace(replica, replica=number)
+        for number, replica in enumerate(replica for plan in plans for replica in plan.replicas)
+    )
+    return msgspec.structs.replace(first, replicas=replicas, prediction=_together(plans), alternatives=())
+
+
+def _together(plans: Sequence[Plan]) -> Prediction:
+    """Rates add up; what a request sees is the mean over the replicas, weighed by their shares of the load."""
+    predicted = [plan.prediction for plan in plans]
+    shares = [sum(replica.concurrency for replica in plan.replicas) for plan in plans]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(share * value for share, value in zip(shares, values, strict=True)) / sum(shares)
+
+    slowest = max(range(len(plans)), key=lambda number: predicted[number].latency_seconds)
+    where = f"replica {slowest}: " if len(plans) > 1 else ""
+    return msgspec.structs.replace(
+        predicted[0],
+        tokens_per_second=sum(each.tokens_per_second for each in predicted),
+        ttft_ms=mean([each.ttft_ms for each in predicted]),
+        tpot_ms=mean([each.tpot_ms for each in predicted]),
+        latency_seconds=predicted[slowest].latency_seconds,
+        quality_penalty=mean([each.quality_penalty for each in predicted]),
+        bound_by=f"{where}{predicted[slowest].bound_by}",
+    )
 
 
 @dataclass(frozen=True)
