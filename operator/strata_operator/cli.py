@@ -45,6 +45,13 @@ def plan(  # noqa: PLR0913  one parameter per option
             "--picture", help="Write the plan as an SVG: layers by precision above the micro-batches' timeline."
         ),
     ] = None,
+    running: Annotated[
+        Path | None,
+        typer.Option(
+            "--running",
+            help="A plan in force, as printed by --json: change it as little as pays, and say in which steps.",
+        ),
+    ] = None,
     shapes_only: Annotated[
         bool, typer.Option("--shapes-only", help="Plan also for a model that the runtime cannot serve.")
     ] = False,
@@ -68,7 +75,41 @@ def plan(  # noqa: PLR0913  one parameter per option
     from strata_operator.commands import plan as command
 
     chosen = tuple(costs or ())
-    command.run(command.PlanOptions(file, cluster, picture, chosen, json, measure, shapes_only))
+    command.run(command.PlanOptions(file, cluster, picture, running, chosen, json, measure, shapes_only))
+
+
+@app.command()
+def simulate(  # noqa: PLR0913  one parameter per option
+    file: DeploymentFile,
+    cluster: ClusterFile = None,
+    *,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Requests as csv: TIMESTAMP,ContextTokens,GeneratedTokens, as the Azure traces have them."),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Requests a second: a Poisson process of the workload's lengths, or what a trace is scaled to."
+        ),
+    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="How many; by default 1000, or the whole trace.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the Poisson process.")] = 0,
+    slo: Annotated[
+        tuple[float, float] | None,
+        typer.Option(help="Seconds to the first token and for each other: shows how many requests stay within both."),
+    ] = None,
+    costs: Annotated[list[str] | None, typer.Option(help="Where seconds come from, as for `strata plan`.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
+) -> None:
+    """Plan a deployment and run the plan under a trace in virtual time: latencies, throughput, how busy each stage is.
+
+    Example: `strata simulate -f deployment.yaml --cluster cluster.yaml --rate 2 --slo 1 0.1`
+    """
+    from strata_operator.commands import simulate as command
+
+    arrivals = command.Arrivals(trace, rate, requests, seed)
+    command.run(command.SimulateOptions(file, cluster, arrivals, slo, tuple(costs or ()), json))
 
 
 @app.command()

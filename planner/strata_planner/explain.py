@@ -33,7 +33,7 @@ def stage_table(plan: Plan) -> Table:
         table.add_column(column)
     for column in ("memory of usable", "KV tokens", "prefill ms", "decode ms"):
         table.add_column(column, justify="right")
-    table.caption = f"times: {'; '.join(sources(plan))}"
+    table.caption = "\n".join(f"times: {source}" for source in sources(plan))
     table.caption_justify = "left"
     several = len(plan.replicas) > 1
     for replica in plan.replicas:

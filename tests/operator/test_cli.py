@@ -112,6 +112,36 @@ def test_plan_for_people_shows_stages_and_prediction(strata: Strata, inputs: Inp
         assert part in ended.out
 
 
+def test_a_running_plan_is_changed_no_more_than_pays(strata: Strata, inputs: Inputs, tmp_path: Path) -> None:
+    running = tmp_path / "running.json"
+    running.write_text(strata("plan", *inputs.arguments, "--json").out)
+    same = strata("plan", *inputs.arguments, "--running", str(running))
+    assert "keep the running plan: the best plan gains 0.0%" in same.out
+    inputs.cluster.write_text(inputs.cluster.read_text().replace("name: b", "name: c"))
+    changed = strata("plan", *inputs.arguments, "--running", str(running))
+    assert "change the plan: devices of the running plan are gone" in changed.out
+    assert "load dense" in changed.out
+
+
+def test_a_running_plan_that_is_none_is_refused(strata: Strata, inputs: Inputs) -> None:
+    ended = strata("plan", *inputs.arguments, "--running", str(inputs.cluster))
+    assert ended.code == 2
+    assert "give what `strata plan --json` printed" in ended.err
+
+
+def test_a_picture_is_written_where_it_can_be(strata: Strata, inputs: Inputs, tmp_path: Path) -> None:
+    assert strata("plan", *inputs.arguments, "--picture", str(tmp_path / "plan.svg")).code == 0
+    assert (tmp_path / "plan.svg").read_text().startswith("<svg ")
+    ended = strata("plan", *inputs.arguments, "--picture", str(tmp_path / "nowhere" / "plan.svg"))
+    assert ended.code == 2
+    assert "cannot be written" in ended.err
+
+
+def test_what_is_wrong_in_a_cluster_names_its_file(strata: Strata, inputs: Inputs) -> None:
+    inputs.cluster.write_text("nodes: [")
+    assert f"strata: {inputs.cluster}: the cluster is not valid YAML" in strata("plan", *inputs.arguments).err
+
+
 def test_a_model_path_may_hold_below_the_deployments_folder(strata: Strata, inputs: Inputs) -> None:
     inputs.write(model="/model")
     ended = strata("plan", *inputs.arguments, "--json")

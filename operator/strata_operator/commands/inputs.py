@@ -10,6 +10,7 @@ from strata_operator.local.machine import this_machine, with_measured_rates, wit
 from strata_operator.model_files import beside, read_calibration, read_config
 from strata_operator.planning import request_for
 from strata_planner.cluster import Cluster
+from strata_planner.errors import ClusterError
 from strata_planner.request import PlanRequest
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def read_question(
 ) -> Question:
     """Cheap checks first: both files and the model's config are read before anything is measured."""
     deployment = load_deployment(read_text(deployment_file), source=str(deployment_file))
-    given = Cluster.from_yaml(read_text(cluster_file)) if cluster_file else None
+    given = _read_cluster(cluster_file) if cluster_file else None
     uri = beside(deployment.spec.model.uri, deployment_file)
     config = read_config(uri)
     cluster = with_threads(given or this_machine(deployment.spec.placement.min_stages))
@@ -43,6 +44,14 @@ def read_question(
         cluster = with_measured_rates(cluster)
     _say_what_is_for_kubernetes(deployment)
     return Question(deployment, cluster, asked())
+
+
+def _read_cluster(file: Path) -> Cluster:
+    """Raises ClusterError that names the file."""
+    try:
+        return Cluster.from_yaml(read_text(file))
+    except ClusterError as error:
+        raise ClusterError(f"{file}: {error}") from error
 
 
 def read_text(path: Path) -> str:

@@ -8,23 +8,27 @@ import msgspec
 from rich.console import Console
 
 from strata_operator.commands.costs import latency_sources
-from strata_operator.commands.inputs import read_question
+from strata_operator.commands.inputs import read_question, read_text
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.run import leave_on_signals, log_to
 from strata_operator.local.view import show_plan
 from strata_planner.alternatives import with_alternatives
 from strata_planner.contract.plan import Plan
+from strata_planner.contract.values import ContractError
 from strata_planner.picture import picture as draw
-from strata_planner.planning import make_plan
+from strata_planner.planning import PlanOutcome, PlanRequest, make_plan
+from strata_planner.replan.decision import replan
+from strata_planner.replan.table import render_replan
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What the command line was given."""
+    """What the command line was given. `running`: a plan in force, as JSON."""
 
     deployment: Path
     cluster: Path | None
     picture: Path | None
+    running: Path | None
     costs: tuple[str, ...]
     as_json: bool
     measure: bool
@@ -36,17 +40,39 @@ def run(options: PlanOptions) -> None:
     log_to(Console(stderr=True))
     leave_on_signals()
     sources = latency_sources(options.costs)
+    running = _read_plan(options.running) if options.running else None
     question = read_question(
         options.deployment, options.cluster, measure=options.measure, shapes_only=options.shapes_only
     )
     request = replace(question.request, latency_sources=sources)
-    outcome = with_alternatives(request, make_plan(request))
+    plan = _show_anew(request, options) if running is None else _show_change(request, running, options)
     if options.picture is not None:
-        _draw(options.picture, outcome.plan)
+        _draw(options.picture, plan)
     if options.as_json:
-        sys.stdout.write(msgspec.json.format(outcome.plan.encode(), indent=2).decode() + "\n")
-    else:
+        sys.stdout.write(msgspec.json.format(plan.encode(), indent=2).decode() + "\n")
+
+
+def _show_anew(request: PlanRequest, options: PlanOptions) -> Plan:
+    outcome = with_alternatives(request, make_plan(request))
+    if not options.as_json:
         show_plan(outcome, Console())
+    return outcome.plan
+
+
+def _show_change(request: PlanRequest, running: Plan, options: PlanOptions) -> Plan:
+    change = replan(request, running)
+    if not options.as_json:
+        console = Console()
+        show_plan(PlanOutcome(change.plan, change.stats, ()), console)
+        console.print(render_replan(change), highlight=False)
+    return change.plan
+
+
+def _read_plan(file: Path) -> Plan:
+    try:
+        return Plan.decode(read_text(file))
+    except ContractError as error:
+        raise InvalidInputError(f"--running {file}", [f"{error}; give what `strata plan --json` printed"]) from error
 
 
 def _draw(file: Path, plan: Plan) -> None:

@@ -25,7 +25,7 @@ from strata_planner.solve.exact import solve
 from strata_planner.solve.feasibility import reasons
 from strata_planner.solve.orders import Order, fleet_of
 from strata_planner.solve.problem import Problem, Solution, SolutionStatus, StopReason
-from strata_planner.solve.search import Found, Search
+from strata_planner.solve.search import Found, Search, SearchStats
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Replanned:
     movement: Movement
     scratch_movement: Movement
     steps: tuple[Step, ...]
+    stats: SearchStats
     seconds: float
 
 
@@ -86,6 +87,7 @@ def replan(request: PlanRequest, running: Plan, wishes: ReplanWishes | None = No
         movement=movement(context.before, plan, request.model),
         scratch_movement=movement(context.before, scratch_plan, request.model),
         steps=steps(running, plan, request.model, serving=context.serving),
+        stats=stats,
         seconds=time.monotonic() - started,
     )
     return outcome if now is None else _worthwhile(outcome, now, running, wishes)
