@@ -84,9 +84,11 @@ def test_sequences_off_the_front_are_the_whole_layer_too(*, gated: bool, residua
 
 
 def _wander(chain: Chain, random: Random) -> Strategy:
+    """Begins again where it ends up with a stream that its residual cannot be added to."""
     steps: tuple[Step, ...] = ()
     place: _Place | None = _START
     while place is not None:
-        hop, place = random.choice(list(_hops(chain, place)))
-        steps += hop
+        onward = list(_hops(chain, place))
+        hop, place = random.choice(onward) if onward else ((), _START)
+        steps = (*steps, *hop) if onward else ()
     return Strategy(steps)
