@@ -17,8 +17,10 @@ import msgspec
 from strata_planner.cluster import Accelerator, Cluster, DeviceGroup, LinkRate
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.costs.communication import (
+    Exchange,
+    hidden_states_bytes,
     hidden_states_seconds,
-    layer_collectives_seconds,
+    layer_collectives,
     sampled_tokens_seconds,
 )
 from strata_planner.costs.latency import Latencies
@@ -54,8 +56,9 @@ class StagePricer:
             )
             if link is None:
                 return seconds
-            tokens = phase.total_tokens
-            return seconds + total * layer_collectives_seconds(model, link, group.degree, tokens, self.compute_type)
+            size = hidden_states_bytes(model, phase.total_tokens, self.compute_type)
+            exchange = Exchange(group.leader.name, group.degree, link, size)
+            return seconds + total * layer_collectives(latencies.sources, exchange).seconds
 
         def logits(rows: int) -> float:
             return latencies.head(model, rates, rows).seconds / group.degree

@@ -1,0 +1,124 @@
+"""`strata simulate`: plans a deployment, runs the plan under a trace in virtual time, and shows what its users would see."""
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from strata_operator.commands.costs import latency_sources
+from strata_operator.commands.inputs import read_question
+from strata_operator.errors import InvalidInputError
+from strata_operator.local.run import leave_on_signals, log_to
+from strata_operator.local.view import FILE_WIDTH
+from strata_planner.costs.latency import Latencies
+from strata_planner.planning import make_plan
+from strata_planner.simulate import Outcome, Request, azure, fleet, poisson, scaled, simulate
+from strata_planner.simulate.outcome import METRICS
+from strata_planner.workload import Workload
+
+_PERCENTS = (50, 90, 99)
+_NAMES = {"ttft": "time to first token", "tpot": "time per output token", "latency": "whole answer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Which requests come when. `trace`: a file; without `rate` at its own times. Else Poisson of the workload's lengths."""
+
+    trace: Path | None
+    rate: float | None
+    requests: int | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """What the command line was given. `objectives`: bounds on TTFT and TPOT in seconds."""
+
+    deployment: Path
+    cluster: Path | None
+    arrivals: Arrivals
+    objectives: tuple[float, float] | None
+    costs: tuple[str, ...]
+    as_json: bool
+
+
+def run(options: SimulateOptions) -> None:
+    """Raises what `commands.errors` knows."""
+    log_to(Console(stderr=True))
+    leave_on_signals()
+    sources = latency_sources(options.costs)
+    question = read_question(options.deployment, options.cluster, measure=False)
+    request = replace(question.request, latency_sources=sources)
+    trace = trace_of(options.arrivals, request.workload)
+    plan = make_plan(request).plan
+    outcome = simulate(fleet(plan, request.model, request.cluster, Latencies(sources)), trace)
+    costs = sorted({stage.times.source for replica in plan.replicas for stage in replica.stages})
+    if options.as_json:
+        shown = {"costs": costs} | outcome.as_json() | _objectives(outcome, options.objectives)
+        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+        return
+    console = Console()
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    console.print(latency_table(outcome), use_table(outcome))
+    for line in (*_lines(outcome, options.objectives), f"seconds from: {'; '.join(costs)}"):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def trace_of(arrivals: Arrivals, workload: Workload) -> tuple[Request, ...]:
+    """Raises WorkloadError for a wrong file or number, InvalidInputError where nothing says what arrives."""
+    if arrivals.trace is not None:
+        trace = azure(arrivals.trace, arrivals.requests)
+        return trace if arrivals.rate is None else scaled(trace, arrivals.rate)
+    if arrivals.rate is None:
+        raise InvalidInputError(
+            "strata simulate", ["nothing arrives: give --trace FILE, or --rate R (requests a second)"]
+        )
+    lengths = (workload.prompt_tokens, workload.output_tokens)
+    return poisson(arrivals.rate, arrivals.requests or 1000, *lengths, arrivals.seed)
+
+
+def latency_table(outcome: Outcome) -> Table:
+    """A row per figure that a user feels, in seconds."""
+    table = Table(title=f"simulated: {len(outcome.requests)} requests in {outcome.seconds:.1f} s", title_justify="left")
+    for name in ("seconds", "mean", *(f"p{percent}" for percent in _PERCENTS)):
+        table.add_column(name, justify="left" if name == "seconds" else "right")
+    for metric in METRICS:
+        figures = (outcome.mean(metric), *(outcome.percentile(metric, percent) for percent in _PERCENTS))
+        table.add_row(_NAMES[metric], *("" if each is None else f"{each:.4g}" for each in figures))
+    return table
+
+
+def use_table(outcome: Outcome) -> Table:
+    """A row per replica: its share of the requests, how busy each stage was, how full its KV."""
+    table = Table(title="replicas", title_justify="left")
+    for name in ("replica", "requests", "steps", "busy, by stage", "KV at most"):
+        table.add_column(name, justify="left" if name.startswith("busy") else "right")
+    for place, (use, shares) in enumerate(zip(outcome.replicas, outcome.utilisation, strict=True)):
+        busy = " ".join(f"{share:.0%}" for share in shares)
+        table.add_row(str(place), str(use.requests), str(use.steps), busy, f"{use.kv_peak:.0%}")
+    return table
+
+
+def _lines(outcome: Outcome, objectives: tuple[float, float] | None) -> list[str]:
+    lines = [f"simulated {outcome.tokens_per_second:.1f} tokens/s, {outcome.requests_per_second:.3g} requests/s"]
+    refused = sum(each.replica is None for each in outcome.requests)
+    if refused:
+        lines.append(f"{refused} requests refused: longer than the plan's maxModelLen, or than its KV pages hold")
+    if objectives:
+        met, good = outcome.attainment(*objectives), outcome.goodput(*objectives)
+        lines.append(
+            f"{met:.1%} of the requests within {objectives[0]:g} s to the first token and {objectives[1]:g} s for each "
+            f"other: goodput {good:.3g} requests/s"
+        )
+    return lines
+
+
+def _objectives(outcome: Outcome, objectives: tuple[float, float] | None) -> dict[str, Any]:
+    if objectives is None:
+        return {}
+    return {"attainment": outcome.attainment(*objectives), "goodputRequestsPerSecond": outcome.goodput(*objectives)}
