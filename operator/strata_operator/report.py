@@ -254,7 +254,12 @@ def _performance(prediction: Prediction) -> Performance:
         tokens_per_second=round(prediction.tokens_per_second, 1),
         ttft_ms=round(prediction.ttft_ms, 1),
         tpot_ms=round(prediction.tpot_ms, 2),
+        perplexity_increase=_rounded(prediction.perplexity_increase),
     )
+
+
+def _rounded(increase: float | None) -> float | None:
+    return None if increase is None else max(0.0, round(increase, 4))
 
 
 def _devices(view: View) -> str | None:

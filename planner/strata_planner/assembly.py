@@ -53,6 +53,7 @@ def _together(plans: Sequence[Plan]) -> Prediction:
         return sum(share * value for share, value in zip(shares, values, strict=True)) / sum(shares)
 
     slowest = max(range(len(plans)), key=lambda number: predicted[number].latency_seconds)
+    increases = [each.perplexity_increase for each in predicted]
     where = f"replica {slowest}: " if len(plans) > 1 else ""
     return msgspec.structs.replace(
         predicted[0],
@@ -62,6 +63,7 @@ def _together(plans: Sequence[Plan]) -> Prediction:
         latency_seconds=predicted[slowest].latency_seconds,
         quality_penalty=mean([each.quality_penalty for each in predicted]),
         bound_by=f"{where}{predicted[slowest].bound_by}",
+        perplexity_increase=None if None in increases else mean([each for each in increases if each is not None]),
     )
 
 

@@ -91,11 +91,16 @@ def summary_lines(plan: Plan) -> list[str]:
         ),
         (
             f"whole batch: {predicted.latency_seconds:.4g} s (LLM-PQ's objective); "
-            f"quality penalty {predicted.quality_penalty:.4g}"
+            f"quality penalty {predicted.quality_penalty:.4g}{_in_perplexity(plan)}"
         ),
         *(_micro_batches(plan, replica) for replica in plan.replicas),
         f"bound by: {predicted.bound_by}",
     ]
+
+
+def _in_perplexity(plan: Plan) -> str:
+    increase = plan.prediction.perplexity_increase
+    return "" if increase is None else f", perplexity +{increase:.3g} (predicted from calibration)"
 
 
 def _micro_batches(plan: Plan, replica: Replica) -> str:

@@ -7,6 +7,7 @@ micro-batch enters as soon as its last token is back, so that a round takes max(
 
 from strata_planner.contract.plan import Prediction
 from strata_planner.request import PlanRequest
+from strata_planner.sensitivity import perplexity_increase_of
 from strata_planner.solve.problem import Counts, Problem
 from strata_planner.solve.search import Found
 
@@ -25,7 +26,14 @@ def predict(request: PlanRequest, found: Found) -> Prediction:
         quality_penalty=problem.penalty(counts),
         sensitivity_source=request.omega.source,
         bound_by=bound_by(found),
+        perplexity_increase=_perplexity_increase(request, found),
     )
+
+
+def _perplexity_increase(request: PlanRequest, found: Found) -> float | None:
+    if request.omega.fit is None:
+        return None
+    return perplexity_increase_of(request.omega, found.problem.penalty(found.solution.counts))
 
 
 def _prefill(request: PlanRequest, found: Found) -> tuple[float, float]:

@@ -38,6 +38,8 @@ class Performance(ApiType):
     """Time to the first token, milliseconds."""
     tpot_ms: Annotated[float, Field(ge=0)] | None = None
     """Time per further token, milliseconds."""
+    perplexity_increase: Annotated[float, Field(ge=0)] | None = None
+    """Points of perplexity over 16 bits on the calibration's text, where the model was calibrated."""
 
 
 class AlternativeStatus(ApiType):

@@ -90,6 +90,7 @@ class Prediction(Value, frozen=True):
     quality_penalty: float  # sum of the sensitivity indicator over layers, before theta
     sensitivity_source: str
     bound_by: str
+    perplexity_increase: float | None = None  # points of perplexity over 16 bits; None: no losses were measured
 
 
 class Alternative(Value, frozen=True):

@@ -14,8 +14,13 @@ from strata_planner.sensitivity.table import Sensitivity
 
 def predicted_perplexity_increase(sensitivity: Sensitivity, bits: Sequence[int]) -> float:
     """Points of perplexity more than at 16 bits, `bits` per layer. Raises WorkloadError where no losses were measured."""
+    return perplexity_increase_of(sensitivity, sensitivity.total(bits))
+
+
+def perplexity_increase_of(sensitivity: Sensitivity, total_omega: float) -> float:
+    """The same of a sum of omega."""
     fit = _fit(sensitivity, "a perplexity cannot be predicted")
-    return math.exp(fit.loss) * math.expm1(fit.increase(sensitivity.total(bits)))
+    return math.exp(fit.loss) * math.expm1(fit.increase(total_omega))
 
 
 def penalty_bound(sensitivity: Sensitivity, max_increase: float) -> float:
