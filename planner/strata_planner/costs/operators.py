@@ -8,7 +8,9 @@ what the runtime's own reach, which `strata profile` measures. A layer is
     + attention      of its query heads, KV heads and width; tokens past the first ones of a prompt by difference
     + elementwise    two norms with residual and the activation: bytes / (0.8 x bandwidth) + 3 us each, as the package counts
 
-and nothing for launching: the tables were measured inside CUDA graphs. Nothing is said (None) about experts, float32, KV below
+but never less than the device's profile says that launching a layer takes: the tables were measured inside CUDA graphs, which
+the runtime has not. They were measured with one weight again and again: linears that fit a device's cache (96 MB on L40S) are
+faster there than a model's layers, one after the other. Nothing is said (None) about experts, float32, KV below
 16 bits, 3-bit weights, devices whose rates the user gave, and formats that a device's tables lack. Only pyarrow is imported, and
 that when the first table is read: the package itself (pandas, a compiled extension) never is.
 """
@@ -84,6 +86,7 @@ class OperatorTables:
             gemm.axes.at(each.out_features, each.in_features, phase.total_tokens) * 1e-3 for each in layer.linears
         )
         seconds = linears + attention[0] + _elementwise_seconds(self.folder, system, layer, phase.total_tokens)
+        seconds = max(seconds, rates.profile.layer_overhead_seconds)
         return Timed(seconds, self._source(system, gemm.measured_with, attention[1]))
 
     def head(self, model: Model, rates: Rates, sequences: int) -> Timed | None:

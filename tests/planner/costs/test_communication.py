@@ -5,6 +5,7 @@ import pytest
 from strata_planner.cluster import Cluster, Device, Link, LinkRate, Node
 from strata_planner.costs.communication import (
     ALPHA_BETA,
+    RING_SHARE,
     Exchange,
     hidden_states_busy_seconds,
     hidden_states_seconds,
@@ -47,7 +48,7 @@ def test_alpha_and_beta_answer_what_was_not_measured() -> None:
 
 
 def test_a_ring_takes_twice_the_steps_of_its_other_devices() -> None:
-    assert ring_seconds(Exchange("", 4, LINK, 4000)) == pytest.approx(6 * (0.001 + 1000 / 1e9))
+    assert ring_seconds(Exchange("", 4, LINK, 4000)) == pytest.approx(6 * (0.001 + 1000 / (RING_SHARE * 1e9)))
     assert ring_seconds(Exchange("", 1, LINK, 4000)) == 0
 
 

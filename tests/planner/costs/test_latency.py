@@ -4,7 +4,7 @@ import pytest
 
 from strata_planner.cluster import LinkRate
 from strata_planner.contract.formats import FormatName
-from strata_planner.costs.communication import hidden_states_seconds, layer_collectives_seconds
+from strata_planner.costs.communication import RING_SHARE, hidden_states_seconds, layer_collectives_seconds
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.shards import divisible, sharded
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
@@ -106,5 +106,6 @@ def test_shards_hold_the_whole_layer_between_them_and_few_key_heads_several_time
 
 def test_a_group_of_two_exchanges_the_hidden_states_twice() -> None:
     link = LinkRate(gbps=8, latency_ms=1)
-    assert layer_collectives_seconds(a_model(), link, 2, 1000, "bfloat16") == pytest.approx(4 * (0.001 + 128_000 / 1e9))
+    steps = 4 * (0.001 + 128_000 / (RING_SHARE * 1e9))
+    assert layer_collectives_seconds(a_model(), link, 2, 1000, "bfloat16") == pytest.approx(steps)
     assert layer_collectives_seconds(a_model(), link, 1, 1000, "bfloat16") == 0

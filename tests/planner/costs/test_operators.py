@@ -70,6 +70,14 @@ def test_a_layer_is_its_linears_its_attention_and_three_passes(made: OperatorTab
     assert answer.seconds == pytest.approx(seconds + elementwise(phase.total_tokens))
 
 
+def test_a_layer_takes_at_least_its_launch(made: OperatorTables, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GEMM_MILLISECONDS, "bfloat16", 1e-9)
+    monkeypatch.setattr(operators, "_attentions", lambda *_: Table(Axis.of([(32, 2, 4, 1, 1, 1e-9)]), "engine"))
+    answer = made.layer(LAYER, "dense", RATES, Phase(1, 1, 1))
+    assert answer is not None
+    assert answer.seconds == RATES.profile.layer_overhead_seconds
+
+
 def test_an_answer_names_package_system_and_engines(made: OperatorTables) -> None:
     answer = made.layer(LAYER, "int8", RATES, Phase(3, 1, 100))
     assert answer is not None
