@@ -8,7 +8,7 @@ last the value grows in proportion (the last point is bound by its work, not by 
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,7 +18,7 @@ class Axis:
     """Points of one axis in rising order, each with a value or with the next axis."""
 
     points: tuple[float, ...]
-    below: "tuple[Axis, ...] | tuple[float, ...]"
+    below: "tuple[Axis | float, ...]"
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[float]]) -> Self:
@@ -42,6 +42,18 @@ class Axis:
         low, high = self.points[place - 1], self.points[place]
         share = (first - low) / (high - low)
         return (1 - share) * self._value(place - 1, rest) + share * self._value(place, rest)
+
+    def leaves(self) -> Iterator[tuple[tuple[float, ...], float]]:
+        """Every measured point: its coordinates and its value."""
+        for point, found in zip(self.points, self.below, strict=True):
+            if isinstance(found, Axis):
+                yield from (((point, *rest), value) for rest, value in found.leaves())
+            else:
+                yield (point,), found
+
+    def without(self, place: int) -> "Axis":
+        """The axis less one of its points, of which another must be left: for judging what interpolation misses."""
+        return Axis(self.points[:place] + self.points[place + 1 :], self.below[:place] + self.below[place + 1 :])
 
     def _value(self, place: int, rest: Sequence[float]) -> float:
         found = self.below[place]

@@ -103,12 +103,18 @@ class OperatorTables:
     def linear(
         self, device: str, format_name: FormatName, out_features: int, in_features: int, rows: int
     ) -> Timed | None:
-        """One linear alone, for tables of factors. `device`: a catalogue name."""
+        """One linear alone, whatever the device's profile. `device`: a catalogue name."""
         system = SYSTEMS.get(device)
         gemm = _gemms(self.folder, system, GEMM_TYPES.get(format_name, "")) if system else None
         if system is None or gemm is None:
             return None
         return Timed(gemm.axes.at(out_features, in_features, rows) * 1e-3, self._source(system, gemm.measured_with))
+
+    def gemms(self, device: str, format_name: FormatName) -> Axis | None:
+        """Milliseconds by outputs, inputs and rows, for judging the tables. `device`: a catalogue name."""
+        system = SYSTEMS.get(device)
+        found = _gemms(self.folder, system, GEMM_TYPES.get(format_name, "")) if system else None
+        return found.axes if found else None
 
     def all_reduce(self, device: str, degree: int, size_bytes: int) -> Timed | None:
         """Of `size_bytes` of 16-bit values over `degree` devices of one node, by NCCL."""

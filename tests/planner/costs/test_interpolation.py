@@ -52,3 +52,14 @@ def test_never_outside_the_measured_range_between_the_ends(points: dict[int, flo
     axis = Axis.of([(float(x), y) for x, y in points.items()])
     if at <= max(points):
         assert min(points.values()) - 1e-9 <= axis.at(at) <= max(points.values()) + 1e-9
+
+
+@given(points=st.dictionaries(st.tuples(st.integers(1, 9), st.integers(1, 9)), st.floats(0.1, 100), min_size=1))
+def test_the_measured_points_can_be_read_again(points: dict[tuple[int, int], float]) -> None:
+    axis = Axis.of([(float(x), float(y), value) for (x, y), value in points.items()])
+    assert dict(axis.leaves()) == points
+    assert all(axis.at(*at) == value for at, value in points.items())
+
+
+def test_a_point_left_out_is_read_from_its_neighbours() -> None:
+    assert LINE.without(1).at(8) == pytest.approx(20)
