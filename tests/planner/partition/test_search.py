@@ -2,9 +2,10 @@
 
 import pytest
 
+from benchmarks.dynpart import AS_OPT, QKV_BYTES, TABLE_4_1
 from strata_planner.partition.chain import Chain, decoder_chain
-from strata_planner.partition.naming import find_strategies
-from strata_planner.partition.polynomial import Polynomial, constant, symbol
+from strata_planner.partition.naming import STRATEGIES, StrategyName, find_strategies
+from strata_planner.partition.polynomial import constant, symbol
 from strata_planner.partition.search import count_sequences, dominates, pareto_front, sequences
 from strata_planner.partition.states import (
     ACTIVATION_STATES,
@@ -20,19 +21,6 @@ from strata_planner.partition.states import (
 )
 from strata_planner.partition.strategy import Costs, Kind, Move, Strategy
 
-N, D = symbol("n"), symbol("d")
-# DynPart (EECS-2024-108), table 4.1. Its weight memory leaves the QKV weights (6 d^2 bytes, cut over g in all three) out.
-PAPER = {
-    "megatron": ((24 * N * D * D).over_g(), 8 * N * D, (18 * D * D).over_g()),
-    "projection-replicated": (
-        2 * N * D * D + (22 * N * D * D).over_g(),
-        6 * N * D,
-        (16 * D * D).over_g() + 2 * D * D,
-    ),
-    "weight-gathered": ((24 * N * D * D).over_g(), 4 * N * D + 16 * D * D, (18 * D * D).over_g()),
-}
-QKV_BYTES = (6 * D * D).over_g()
-
 
 def _half(chain: Chain, first: int, last: int) -> Chain:
     return Chain(chain.operations[first:last], chain.gated)
@@ -46,15 +34,14 @@ HALVES = {
 }
 
 
-@pytest.mark.parametrize("name", list(PAPER))
-def test_symbolic_costs_are_those_of_the_papers_table(name: str) -> None:
-    found = next(strategy for each, strategy in find_strategies(gated=False).strategies.items() if each == name)
-    costs = found.costs(Volume.PAPER)
-    as_opt: dict[str, Polynomial] = {"q": D, "k": D, "m": 4 * D}
-    flops, communication, memory = PAPER[name]
-    assert costs.weight_flops.at(**as_opt) == flops
-    assert costs.communication_bytes.at(**as_opt) == communication
-    assert costs.weight_bytes.at(**as_opt) == memory + QKV_BYTES
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_symbolic_costs_are_those_of_the_papers_table(name: StrategyName) -> None:
+    """DynPart, table 4.1. Its weight memory leaves the QKV weights out, the same in all three."""
+    costs = find_strategies(gated=False).strategies[name].costs(Volume.PAPER)
+    flops, communication, memory = TABLE_4_1[name]
+    assert costs.weight_flops.at(**AS_OPT) == flops
+    assert costs.communication_bytes.at(**AS_OPT) == communication
+    assert costs.weight_bytes.at(**AS_OPT) == memory + QKV_BYTES
 
 
 @pytest.mark.parametrize("convention", Volume)
@@ -94,8 +81,8 @@ def test_without_residuals_the_three_cost_the_same() -> None:
 
 
 def test_dominance_is_strict_and_one_way() -> None:
-    less, more = Costs(weight_flops=N.over_g()), Costs(weight_flops=N)
-    other = Costs(weight_bytes=D)
+    less, more = Costs(weight_flops=symbol("n").over_g()), Costs(weight_flops=symbol("n"))
+    other = Costs(weight_bytes=symbol("d"))
     assert dominates(less, more)
     assert not dominates(more, less)
     assert not dominates(less, less)
