@@ -15,6 +15,7 @@ from strata_planner.contract.values import Value
 Point = tuple[float, float, float]  # total omega, increase of the loss, its standard error
 CurveName = Literal["proportional", "power", "isotonic"]
 _STANDARD_ERRORS = 2.0
+_WORTH_A_PARAMETER = 0.01  # a curve with more parameters must predict so much better
 _Array = npt.NDArray[np.float64]
 
 
@@ -78,7 +79,10 @@ def fit_loss(loss: float, points: Sequence[Point]) -> LossFit | None:
         return None
     candidates: list[CurveName] = [curve for curve, least in _LEAST_POINTS.items() if len(telling) > least]
     errors = {curve: leave_one_out(loss, curve, telling) for curve in candidates or ["proportional"]}
-    best = min(errors, key=lambda curve: errors[curve])
+    best = next(iter(errors))
+    for curve, error in errors.items():  # simplest first
+        if error < errors[best] - _WORTH_A_PARAMETER:
+            best = curve
     fitted = LossFit.through(loss, best, telling)
     return _with_error(fitted, errors[best])
 

@@ -75,11 +75,13 @@ def check_shapes(calibration: Calibration, model: Model) -> None:
     """Raises WorkloadError unless the calibrated layers have as many parameters in their linears as the model's."""
     found = [sum(each.out_features * each.in_features for each in layer.linears) for layer in calibration.layers]
     wanted = [layer.linear_parameters for layer in model.layers]
-    if found != wanted:
-        first = next((i for i, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]), None)
-        what = (
-            f"{len(found)} layers where the model has {len(wanted)}"
-            if first is None
-            else f"{found[first]} parameters in the linears of layer {first} where the model has {wanted[first]}"
+    if len(found) != len(wanted):
+        raise WorkloadError(
+            f"the calibration has {len(found)} layers where the model has {len(wanted)}: calibrate this model"
         )
-        raise WorkloadError(f"the calibration has {what}: it is of another model; calibrate this one")
+    for index, pair in enumerate(zip(found, wanted, strict=True)):
+        if pair[0] != pair[1]:
+            raise WorkloadError(
+                f"the calibration has {pair[0]} parameters in the linears of layer {index} where the model has {pair[1]}: "
+                "it is of another model; calibrate this one"
+            )

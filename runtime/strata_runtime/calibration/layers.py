@@ -41,7 +41,7 @@ class Piece:
         """Windows of token ids [tokens] (embedding) or hidden states [tokens, hidden] -> hidden states, or logits
         [tokens, vocab] float32 with the head. Each window is a text of its own.
         """
-        cache = self._cache(max(len(window) for window in windows))
+        cache = self._cache(max((len(window) for window in windows), default=0))
         outputs = []
         for window in windows:
             batch = cache.plan([Segment(0, 0, len(window), 0, len(window))])

@@ -56,7 +56,7 @@ class Branches:
     def losses(self, head: Piece, windows: Sequence[torch.Tensor]) -> tuple[float, tuple[MeasuredLoss, ...]]:
         """The mean loss per token at 16 bits, and each assignment's."""
         sums = {
-            bits: [_loss(head, *pair) for pair in zip(states, windows, strict=True)]
+            bits: [window_loss(head, *pair) for pair in zip(states, windows, strict=True)]
             for bits, states in self._states.items()
         }
         tokens = [len(window) - 1 for window in windows]
@@ -65,7 +65,7 @@ class Branches:
         return sum(dense) / sum(tokens), measured
 
 
-def _loss(head: Piece, state: torch.Tensor, window: torch.Tensor) -> float:
+def window_loss(head: Piece, state: torch.Tensor, window: torch.Tensor) -> float:
     """Sum of the negative log likelihoods of a window's tokens after the first. state: [tokens, hidden]."""
     logits = head.run([state])[0]
     total = torch.nn.functional.cross_entropy(logits[:-1], window[1:].to(logits.device), reduction="sum")
