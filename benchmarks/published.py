@@ -209,7 +209,7 @@ def interpolation_table(tables: OperatorTables) -> tuple[Table, float]:
     medians = []
     for device in DEVICES:
         for format_name in FORMATS:
-            axis = tables.gemms(device, format_name)
+            axis = tables.gemm_axes(device, format_name)
             if axis is not None:
                 errors = sorted(leave_one_out(axis))
                 medians.append(median(errors))

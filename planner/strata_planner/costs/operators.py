@@ -10,26 +10,27 @@ what the runtime's own reach, which `strata profile` measures. A layer is
 
 but never less than the device's profile says that launching a layer takes: the tables were measured inside CUDA graphs, which
 the runtime has not. They were measured with one weight again and again: linears that fit a device's cache (96 MB on L40S) are
-faster there than a model's layers, one after the other. Nothing is said (None) about experts, float32, KV below
-16 bits, 3-bit weights, devices whose rates the user gave, and formats that a device's tables lack. Only pyarrow is imported, and
+faster there than a model's layers, one after the other. A format that a device's tables lack is scaled from one that they have
+by the roofline's ratio, linear by linear, and the source's name says so: formats of one device are compared on one ground.
+Nothing is said (None) about experts, float32, KV below 16 bits, and devices that were not measured or whose rates the user
+gave. Only pyarrow is imported, and
 that when the first table is read: the package itself (pandas, a compiled extension) never is.
 """
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, metadata, util
+from importlib import metadata, util
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
-import yaml
 
 from strata_planner.catalogue import catalogue
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
 from strata_planner.costs.interpolation import Axis
+from strata_planner.costs.operator_data import all_reduces, attentions, gemms, gpu
+from strata_planner.costs.roofline import linear_seconds
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.model import LayerShape, Model
 
@@ -46,15 +47,12 @@ SYSTEMS = {
 WITHOUT_COLLECTIVES = frozenset({"A800-80GB"})
 # Our format -> the tables' type of GEMM: 16 bits; int8 weights, 16-bit activations; int8 both (SmoothQuant); int4 weights.
 GEMM_TYPES: dict[FormatName, str] = {"dense": "bfloat16", "int8": "int8_wo", "w8a8": "sq", "int4": "int4_wo"}
-_FRAMEWORKS = ("trtllm", "vllm", "sglang")  # in order of preference: the first has attention of any number of KV heads
-
-
-@dataclass(frozen=True)
-class Table:
-    """Measured milliseconds over some axes, and the engine and version that they were measured with."""
-
-    axes: Axis
-    measured_with: str
+# What a format without a table is scaled from, nearest first.
+_SCALED_FROM: dict[FormatName, tuple[FormatName, ...]] = {
+    "int8": ("dense",),
+    "int4": ("dense",),
+    "int3": ("int4", "dense"),
+}
 
 
 @dataclass(frozen=True)
@@ -76,22 +74,16 @@ class OperatorTables:
         system = self._system(rates)
         if system is None or any(each.copies > 1 or not each.quantizable for each in layer.linears):
             return None
-        gemm, attention = (
-            _gemms(self.folder, system, GEMM_TYPES.get(format_name, "")),
-            self._attention(layer, system, phase),
-        )
-        if gemm is None or attention is None:
+        linears, attention = self._linears(layer, format_name, rates, phase), self._attention(layer, system, phase)
+        if linears is None or attention is None:
             return None
-        linears = sum(
-            gemm.axes.at(each.out_features, each.in_features, phase.total_tokens) * 1e-3 for each in layer.linears
-        )
-        seconds = linears + attention[0] + _elementwise_seconds(self.folder, system, layer, phase.total_tokens)
+        seconds = linears[0] + attention[0] + _elementwise_seconds(self.folder, system, layer, phase.total_tokens)
         seconds = max(seconds, rates.profile.layer_overhead_seconds)
-        return Timed(seconds, self._source(system, gemm.measured_with, attention[1]))
+        return Timed(seconds, self._source(system, linears[1], attention[1]) + linears[2])
 
     def head(self, model: Model, rates: Rates, sequences: int) -> Timed | None:
         system = self._system(rates)
-        gemm = _gemms(self.folder, system, GEMM_TYPES["dense"]) if system else None
+        gemm = gemms(self.folder, system, GEMM_TYPES["dense"]) if system else None
         if system is None or gemm is None:
             return None
         seconds = gemm.axes.at(model.vocab_size, model.embedding_size, sequences) * 1e-3
@@ -105,21 +97,21 @@ class OperatorTables:
     ) -> Timed | None:
         """One linear alone, whatever the device's profile. `device`: a catalogue name."""
         system = SYSTEMS.get(device)
-        gemm = _gemms(self.folder, system, GEMM_TYPES.get(format_name, "")) if system else None
+        gemm = gemms(self.folder, system, GEMM_TYPES.get(format_name, "")) if system else None
         if system is None or gemm is None:
             return None
         return Timed(gemm.axes.at(out_features, in_features, rows) * 1e-3, self._source(system, gemm.measured_with))
 
-    def gemms(self, device: str, format_name: FormatName) -> Axis | None:
+    def gemm_axes(self, device: str, format_name: FormatName) -> Axis | None:
         """Milliseconds by outputs, inputs and rows, for judging the tables. `device`: a catalogue name."""
         system = SYSTEMS.get(device)
-        found = _gemms(self.folder, system, GEMM_TYPES.get(format_name, "")) if system else None
+        found = gemms(self.folder, system, GEMM_TYPES.get(format_name, "")) if system else None
         return found.axes if found else None
 
     def all_reduce(self, device: str, degree: int, size_bytes: int) -> Timed | None:
         """Of `size_bytes` of 16-bit values over `degree` devices of one node, by NCCL."""
         system = SYSTEMS.get(device)
-        table = _all_reduces(self.folder, system) if system and device not in WITHOUT_COLLECTIVES else None
+        table = all_reduces(self.folder, system) if system and device not in WITHOUT_COLLECTIVES else None
         if system is None or table is None or degree not in table.axes.points:
             return None
         return Timed(table.axes.at(degree, size_bytes) * 1e-3, self._source(system, table.measured_with))
@@ -130,9 +122,30 @@ class OperatorTables:
         known = system is not None and rates.compute_type != "float32" and rates.kv_bits == 16
         return system if known and _is_published(rates.name, rates.profile) else None
 
+    def _linears(
+        self, layer: LayerShape, format_name: FormatName, rates: Rates, phase: Phase
+    ) -> tuple[float, str, str] | None:
+        """Seconds, what they were measured with, and the words for what they were scaled from."""
+        rows = phase.total_tokens
+        scaled_from = _SCALED_FROM.get(format_name, ()) if format_name in rates.profile.decode_efficiency else ()
+        for base in (format_name, *scaled_from):
+            gemm = gemms(self.folder, SYSTEMS[rates.name], GEMM_TYPES.get(base, ""))
+            if gemm is None:
+                continue
+            measured = [gemm.axes.at(each.out_features, each.in_features, rows) * 1e-3 for each in layer.linears]
+            if base == format_name:
+                return sum(measured), gemm.measured_with, ""
+            scales = (
+                linear_seconds(each, format_name, rates, rows) / linear_seconds(each, base, rates, rows)
+                for each in layer.linears
+            )
+            seconds = sum(one * scale for one, scale in zip(measured, scales, strict=True))
+            return seconds, gemm.measured_with, f", {format_name} scaled from {base}"
+        return None
+
     def _attention(self, layer: LayerShape, system: str, phase: Phase) -> tuple[float, str] | None:
         """Seconds, and what they were measured with."""
-        table = _attentions(self.folder, system, "generation" if phase.decoding else "context")
+        table = attentions(self.folder, system, "generation" if phase.decoding else "context")
         if table is None or layer.head_dim not in table.axes.points:
             return None
         shape = (layer.head_dim, layer.heads / layer.kv_heads, layer.heads, phase.sequences)
@@ -160,88 +173,9 @@ def _published(name: str) -> DeviceProfile | None:
 
 def _elementwise_seconds(folder: Path, system: str, layer: LayerShape, tokens: int) -> float:
     """Norms read and write the residual and the hidden states; the activation reads what the MLP's first half wrote."""
-    gpu = _gpu(folder, system)
+    described = gpu(folder, system)
     sizes = {each.name: each for each in layer.linears}
     hidden, inner = sizes["o_proj"].out_features, sizes["down_proj"].in_features
     values = tokens * (2 * 4 * hidden + layer.mlp_width + inner)
-    bandwidth = float(gpu["mem_bw"]) * float(gpu["mem_bw_empirical_scaling_factor"])
-    return values * COMPUTE_TYPE_BYTES["bfloat16"] / bandwidth + 3 * float(gpu["mem_empirical_constant_latency"])
-
-
-@cache
-def _gpu(folder: Path, system: str) -> dict[str, Any]:
-    described: dict[str, Any] = yaml.safe_load((folder / f"{system}.yaml").read_text(encoding="utf-8"))["gpu"]
-    return described
-
-
-@cache
-def _gemms(folder: Path, system: str, gemm_type: str) -> Table | None:
-    """Axes: outputs, inputs, rows."""
-    for file, measured_with in _files(folder, system, "gemm", "gemm_perf") if gemm_type else ():
-        columns = _columns(file, ("n", "k", "m", "latency"), [("gemm_dtype", "==", gemm_type)])
-        if columns:
-            return Table(Axis.of(columns), measured_with)
-    return None
-
-
-@cache
-def _attentions(folder: Path, system: str, phase: str) -> Table | None:
-    """Axes: head width, query heads per KV head, query heads, sequences, then keys before the token (generation) or tokens
-    (context, whose values are per token, because their times grow with its square).
-    """
-    names = ("head_dim", "num_heads", "num_key_value_heads", "batch_size", "isl", "step", "latency")
-    types = [("attn_dtype", "==", "bfloat16"), ("kv_cache_dtype", "==", "bfloat16")]
-    for file, measured_with in _files(folder, system, "attention", f"{phase}_attention_perf"):
-        rows = _columns(file, names, types)
-        if rows:
-            generation = phase == "generation"
-            return Table(
-                Axis.of(
-                    (
-                        width,
-                        heads / kv_heads,
-                        heads,
-                        batch,
-                        step if generation else tokens,
-                        time if generation else time / tokens,
-                    )
-                    for width, heads, kv_heads, batch, tokens, step, time in rows
-                ),
-                measured_with,
-            )
-    return None
-
-
-@cache
-def _all_reduces(folder: Path, system: str) -> Table | None:
-    """Axes: devices, bytes."""
-    for version in _newest_first(folder / "data" / system / "comm" / "nccl"):
-        types = [("op_name", "==", "all_reduce"), ("nccl_dtype", "==", "half")]
-        rows = _columns(version / "nccl_perf.parquet", ("num_gpus", "message_size", "latency"), types)
-        if rows:
-            return Table(Axis.of(rows), f"NCCL {version.name}")
-    return None
-
-
-def _files(folder: Path, system: str, family: str, name: str) -> Iterator[tuple[Path, str]]:
-    """Tables of a family with their engine and version, the preferred engine and its newest version first."""
-    for framework in _FRAMEWORKS:
-        for version in _newest_first(folder / "data" / system / family / framework):
-            yield version / f"{name}.parquet", f"{framework} {version.name}"
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    versions = folder.iterdir() if folder.is_dir() else ()
-    return sorted(versions, key=lambda each: [int(part) for part in re.findall(r"\d+", each.name)], reverse=True)
-
-
-def _columns(file: Path, names: tuple[str, ...], where: list[tuple[str, str, str]]) -> list[tuple[float, ...]]:
-    """Rows of the named columns that fulfil `where` and see all keys (no sliding window); none without such a file."""
-    if not file.is_file():
-        return []
-    parquet: Any = import_module("pyarrow.parquet")
-    schema = parquet.read_schema(file).names
-    conditions: list[tuple[str, str, str | int]] = [*where]
-    conditions += [("window_size", "==", 0)] if "window_size" in schema else []
-    table = parquet.read_table(file, columns=list(names), filters=conditions)
-    return list(zip(*(table.column(name).to_pylist() for name in names), strict=True))
+    bandwidth = float(described["mem_bw"]) * float(described["mem_bw_empirical_scaling_factor"])
+    return values * COMPUTE_TYPE_BYTES["bfloat16"] / bandwidth + 3 * float(described["mem_empirical_constant_latency"])

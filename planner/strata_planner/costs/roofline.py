@@ -16,7 +16,7 @@ class Roofline:
     def layer(self, layer: LayerShape, format_name: FormatName, rates: Rates, phase: Phase) -> Timed:
         """The format must be one that the device runs."""
         linears = sum(
-            _linear_seconds(linear, format_name if linear.quantizable else "dense", rates, phase.total_tokens)
+            linear_seconds(linear, format_name if linear.quantizable else "dense", rates, phase.total_tokens)
             for linear in layer.linears
         )
         overhead = rates.profile.layer_overhead_seconds
@@ -24,7 +24,7 @@ class Roofline:
 
     def head(self, model: Model, rates: Rates, sequences: int) -> Timed:
         head = Linear("lm_head", model.vocab_size, model.embedding_size)
-        return _timed(_linear_seconds(head, "dense", rates, sequences), rates)
+        return _timed(linear_seconds(head, "dense", rates, sequences), rates)
 
     def step(self, model: Model, rates: Rates, phase: Phase) -> Timed:  # noqa: ARG002  other sources know the model's
         return _timed(rates.profile.step_overhead_seconds, rates)
@@ -34,7 +34,8 @@ def _timed(seconds: float, rates: Rates) -> Timed:
     return Timed(seconds, f"roofline, {rates.profile.source}")
 
 
-def _linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens: int) -> float:
+def linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens: int) -> float:
+    """One linear operator over `tokens` rows. The format must be one that the device runs."""
     item = COMPUTE_TYPE_BYTES[rates.compute_type]
     one = stored_bytes(format_name, linear.out_features, linear.in_features, rates.compute_type)
     weights = one * _copies_touched(linear, tokens)

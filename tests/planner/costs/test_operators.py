@@ -14,7 +14,8 @@ from strata_planner.catalogue import catalogue
 from strata_planner.contract.formats import FormatName
 from strata_planner.costs import operators
 from strata_planner.costs.interpolation import Axis
-from strata_planner.costs.operators import SYSTEMS, OperatorTables, Table
+from strata_planner.costs.operator_data import Table
+from strata_planner.costs.operators import SYSTEMS, OperatorTables
 from strata_planner.costs.source import Phase, Rates
 from strata_planner.model import Model
 from tests.planner.builders import a_config, a_model
@@ -43,10 +44,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> OperatorTables:
         return Table(Axis.of(rows), "engine of attention")
 
     gpu = {"mem_bw": 1e12, "mem_bw_empirical_scaling_factor": 0.8, "mem_empirical_constant_latency": LAUNCH}
-    monkeypatch.setattr(operators, "_gemms", gemms)
-    monkeypatch.setattr(operators, "_attentions", attentions)
-    monkeypatch.setattr(operators, "_all_reduces", lambda *_: Table(Axis.of([(2, 1024, 3.0), (8, 1024, 9.0)]), "NCCL"))
-    monkeypatch.setattr(operators, "_gpu", lambda *_: gpu)
+    monkeypatch.setattr(operators, "gemms", gemms)
+    monkeypatch.setattr(operators, "attentions", attentions)
+    monkeypatch.setattr(operators, "all_reduces", lambda *_: Table(Axis.of([(2, 1024, 3.0), (8, 1024, 9.0)]), "NCCL"))
+    monkeypatch.setattr(operators, "gpu", lambda *_: gpu)
     return OperatorTables(Path("nowhere"), "1.2")
 
 
@@ -70,9 +71,25 @@ def test_a_layer_is_its_linears_its_attention_and_three_passes(made: OperatorTab
     assert answer.seconds == pytest.approx(seconds + elementwise(phase.total_tokens))
 
 
+@pytest.mark.parametrize("phase", [Phase(1, 1, 512), Phase(1, 4096, 2048)])
+def test_a_format_without_a_table_is_scaled_by_the_rooflines_ratio(made: OperatorTables, phase: Phase) -> None:
+    """Of wide linears: decoding reads their bytes, prefilling multiplies. Attention is the same at every format."""
+    wide = {"hidden_size": 8192, "intermediate_size": 32768, "head_dim": 32}
+    layer = a_model(num_attention_heads=256, num_key_value_heads=128, **wide).layers[0]
+    dense, scaled = (made.layer(layer, name, RATES, phase) for name in ("dense", "int4"))
+    assert dense is not None
+    assert scaled is not None
+    assert scaled.source == f"{dense.source}, int4 scaled from dense"
+    shares = RATES.profile.decode_efficiency if phase.decoding else RATES.profile.prefill_efficiency
+    bits = 4.25 / 16 if phase.decoding else 1  # a scale and a zero for each group of 128
+    linears = 7 * GEMM_MILLISECONDS["bfloat16"] * 1e-3
+    expected = linears * (bits * shares["dense"] / shares["int4"] - 1)
+    assert scaled.seconds - dense.seconds == pytest.approx(expected, rel=0.02)
+
+
 def test_a_layer_takes_at_least_its_launch(made: OperatorTables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(GEMM_MILLISECONDS, "bfloat16", 1e-9)
-    monkeypatch.setattr(operators, "_attentions", lambda *_: Table(Axis.of([(32, 2, 4, 1, 1, 1e-9)]), "engine"))
+    monkeypatch.setattr(operators, "attentions", lambda *_: Table(Axis.of([(32, 2, 4, 1, 1, 1e-9)]), "engine"))
     answer = made.layer(LAYER, "dense", RATES, Phase(1, 1, 1))
     assert answer is not None
     assert answer.seconds == RATES.profile.layer_overhead_seconds
@@ -99,8 +116,9 @@ def of_experts() -> Model:
 
 
 UNKNOWN: dict[str, Callable[[OperatorTables], object]] = {
-    "three bits": lambda made: made.layer(LAYER, "int3", RATES, Phase(1, 1, 1)),
-    "bits that its tables lack": lambda made: made.layer(LAYER, "int4", RATES, Phase(1, 1, 1)),
+    "a format that neither its tables nor its profile have": lambda made: made.layer(
+        LAYER, "w8a8", RATES, Phase(1, 1, 1)
+    ),
     "experts": lambda made: made.layer(of_experts().layers[0], "dense", RATES, Phase(1, 1, 1)),
     "heads of another width": lambda made: made.layer(a_model(head_dim=80).layers[0], "dense", RATES, Phase(1, 1, 1)),
     "single precision": lambda made: made.layer(LAYER, "dense", replace(RATES, compute_type="float32"), Phase(1, 1, 1)),
