@@ -90,8 +90,8 @@ def constant(value: Number) -> Polynomial:
 def is_never_negative(polynomial: Polynomial) -> bool:
     """Whether it is at least 0 for all n, d, m, k > 0, q >= k and g >= 2.
 
-    Denominators are cleared, then g = 2 + g' and q = k + q' are put in: where no coefficient is negative, the answer is
-    surely yes. Of polynomials linear in a single symbol, and of those without a negative middle term, it is exact.
+    Denominators are cleared, then g = 2 + g' and q = k + q' are put in: where no coefficient is negative, it is not. A yes is
+    certain. A no may be wrong of terms that make up for each other (n² - 2 n + 1); then two strategies stay side by side.
     """
     if all(coefficient > 0 for _, coefficient in polynomial.terms):
         return True

@@ -42,6 +42,13 @@ def test_conflicting_wishes_replicate_a_weight() -> None:
     assert all(serves(layout, each.layout) for each in chosen)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_all_three_attend_alike(*, gated: bool) -> None:
+    """So the length at which one gives way to another does not depend on how long the context before a chunk is."""
+    costs = {each.costs(Volume.TRAFFIC).attention_flops for each in find_strategies(gated=gated).strategies.values()}
+    assert len(costs) == 1
+
+
 def test_other_strategies_have_no_name() -> None:
     front = find_strategies(gated=True).front
     assert any(recognised(each) is None for each in front)
