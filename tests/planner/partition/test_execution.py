@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strata_planner.partition.chain import WEIGHTS, Chain, WeightName, decoder_chain
 from strata_planner.partition.naming import STRATEGIES, StrategyName, find_strategies
 from strata_planner.partition.search import _START, _hops, _Place
-from strata_planner.partition.states import State, Volume
+from strata_planner.partition.states import COLLECTIVES, Collective, State, Volume, volume
 from strata_planner.partition.strategy import Step, Strategy
 from tests.planner.partition.ranks import Array, Shape, Tensor, run, whole_layer
 
@@ -81,6 +81,20 @@ def test_sequences_off_the_front_are_the_whole_layer_too(*, gated: bool, residua
     for _ in range(150):
         strategy = _wander(chain, random)
         _same(strategy, case, strategy.layout, residuals=residuals)
+
+
+@pytest.mark.parametrize(
+    ("collective", "before", "after"), [rule for rule in COLLECTIVES if rule[1] is not State.LOCAL]
+)
+def test_a_devices_traffic_is_what_it_has_not_got(collective: Collective, before: State, after: State) -> None:
+    """Of a tensor that all hold without sums, a device receives (and by symmetry sends) what it wants and does not hold."""
+    ranks, rows, columns = 4, 8, 12
+    whole: Array = np.arange(rows * columns, dtype=np.float64).reshape(rows, columns)
+    had, wanted = (Tensor.placed(whole, state, (columns,), ranks) for state in (before, after))
+    assert all(
+        len(np.setdiff1d(want, have)) == volume(collective, Volume.TRAFFIC).value(g=ranks) * whole.size
+        for have, want in zip(had.parts, wanted.parts, strict=True)
+    )
 
 
 def _wander(chain: Chain, random: Random) -> Strategy:

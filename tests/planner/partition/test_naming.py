@@ -43,6 +43,13 @@ def test_conflicting_wishes_replicate_a_weight() -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
+def test_all_three_move_no_more_often_than_they_must(*, gated: bool) -> None:
+    """An all-reduce is one step, not a reduce-scatter and an all-gather of the same volume."""
+    moves = {name: len(list(each.moves)) for name, each in find_strategies(gated=gated).strategies.items()}
+    assert moves == {"megatron": 2, "projection-replicated": 2, "weight-gathered": 4}
+
+
+@pytest.mark.parametrize("gated", [False, True])
 def test_all_three_attend_alike(*, gated: bool) -> None:
     """So the length at which one gives way to another does not depend on how long the context before a chunk is."""
     costs = {each.costs(Volume.TRAFFIC).attention_flops for each in find_strategies(gated=gated).strategies.values()}

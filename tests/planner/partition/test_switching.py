@@ -85,6 +85,17 @@ def test_the_table_names_the_fastest(tokens: int, bandwidth: float, overlap: flo
     assert all(first[1] != second[1] for first, second in pairwise(table))
 
 
+@pytest.mark.parametrize("bandwidth", [4.2, 9.0, 32.0])
+def test_a_switch_is_at_the_first_length_that_gains(bandwidth: float) -> None:
+    model, group = the("llama-2-7b"), a_group(gigabytes_per_second=bandwidth)
+    seconds = model_seconds(model, group)
+    table = strategy_table(model, group, 60_000)
+    assert len(table) > 1
+    for (_, before), (start, after) in pairwise(table):
+        assert seconds(after, start) < seconds(before, start)
+        assert seconds(after, start - 1) >= seconds(before, start - 1)
+
+
 def test_decoding_runs_megatron_whatever_the_table_says() -> None:
     table = ((1, "megatron"), (64, "projection-replicated"), (20_000, "weight-gathered"))
     lengths: dict[int, StrategyName] = {
