@@ -6,7 +6,7 @@ micro-batches only the smallest can be best.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -44,10 +44,22 @@ _GROUPED_ABOVE_RUNS = 32
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Sequences in a micro-batch of each phase."""
+
+    prefill: int  # eta
+    decode: int  # xi
+
+
+@dataclass(frozen=True)
 class Candidate:
     order: Order
     prefill: int  # eta
     decode: int  # xi
+
+    @property
+    def pair(self) -> Pair:
+        return Pair(self.prefill, self.decode)
 
 
 @dataclass(frozen=True)
@@ -71,48 +83,70 @@ class Pricer:
         self._profiles: dict[tuple[str, str, int], bytes] = {}
         self._unit_sizes: dict[int, tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]] = {}
 
-    def micro_batches(self, order: Order) -> Iterator[Candidate]:
+    def pairs(self, stages: int) -> Iterator[Pair]:
         """xi = ceil(B / stages); eta from 1 to xi, once per number of micro-batches."""
         batch = self.request.workload.concurrency
-        decode = -(-batch // len(order))
+        decode = -(-batch // stages)
         seen = set()
         for prefill in range(1, decode + 1):
             count = -(-batch // prefill)
             if count not in seen:
                 seen.add(count)
-                yield Candidate(order, prefill, decode)
+                yield Pair(prefill, decode)
 
-    def max_step_tokens(self, candidate: Candidate) -> int:
-        prompt = candidate.prefill * self.request.workload.prompt_tokens
-        return max(min(prompt, MAX_CHUNK_TOKENS), candidate.decode)
+    def micro_batches(self, order: Order) -> Iterator[Candidate]:
+        """The order with each of its pairs."""
+        for pair in self.pairs(len(order)):
+            yield Candidate(order, pair.prefill, pair.decode)
+
+    def max_step_tokens(self, pair: Pair | Candidate) -> int:
+        prompt = pair.prefill * self.request.workload.prompt_tokens
+        return max(min(prompt, MAX_CHUNK_TOKENS), pair.decode)
 
     def temporaries(self, candidate: Candidate, place: int, formats: Iterable[FormatName]) -> Temporaries:
         """Of one stage whose layers are stored in `formats`."""
-        request = self.request
-        step = StepShape(self.max_step_tokens(candidate), candidate.decode, request.max_model_len)
-        group = candidate.order[place]
-        storage = Storage(frozenset(formats), request.compute_type, group.leader.name == CPU)
         head = place == len(candidate.order) - 1
+        return self._temporary(candidate.order[place], candidate.pair, frozenset(formats), head=head)
+
+    def _temporary(self, group: DeviceGroup, pair: Pair, formats: frozenset[FormatName], *, head: bool) -> Temporaries:
+        request = self.request
+        step = StepShape(self.max_step_tokens(pair), pair.decode, request.max_model_len)
+        storage = Storage(formats, request.compute_type, group.leader.name == CPU)
         key = (step, storage, head, group.degree)
         if key not in self._temporaries:
-            model = msgspec.structs.replace(
-                request.model, layers=tuple(sharded(layer, group.degree) for layer in request.model.layers)
-            )
+            shapes = dict.fromkeys(sharded(layer, group.degree) for layer in self._shapes)
+            model = msgspec.structs.replace(request.model, layers=tuple(shapes))
             self._temporaries[key] = temporaries(model, step, storage, head=head)
         return self._temporaries[key]
 
     def problem(self, candidate: Candidate) -> Problem:
         """Raises nothing: a stage that cannot hold even its fixed parts has a negative capacity."""
-        workload = self.request.workload
-        batch, rounds = workload.concurrency, workload.output_tokens - 1
+        stages = tuple(
+            replace(
+                self.stage(group, candidate.pair, first=place == 0, head=place == len(candidate.order) - 1),
+                transfer_seconds=self._transfer(candidate, place),
+            )
+            for place, group in enumerate(candidate.order)
+        )
+        slowest_prefill, slowest_decode, sum_decode = self.weights(candidate.pair)
         return Problem(
             runs=self.runs,
-            stages=tuple(self._stage(candidate, place) for place in range(len(candidate.order))),
-            slowest_prefill=-(-batch // candidate.prefill) - 1,
-            slowest_decode=(-(-batch // candidate.decode) - 1) * rounds,
-            sum_decode=rounds,
+            stages=stages,
+            slowest_prefill=slowest_prefill,
+            slowest_decode=slowest_decode,
+            sum_decode=sum_decode,
             theta=self.request.theta,
         )
+
+    def weights(self, pair: Pair) -> tuple[int, int, int]:
+        """How often the slowest stage counts beside the sum, in prefill and in decode; how often the sum of decode counts."""
+        batch, rounds = self.request.workload.concurrency, self.request.workload.output_tokens - 1
+        return -(-batch // pair.prefill) - 1, (-(-batch // pair.decode) - 1) * rounds, rounds
+
+    @cached_property
+    def _shapes(self) -> tuple[LayerShape, ...]:
+        """The model's unlike layers."""
+        return tuple(dict.fromkeys(self.request.model.layers))
 
     @cached_property
     def least_weight_bytes(self) -> int:
@@ -190,37 +224,48 @@ class Pricer:
             self._unit_sizes[degree] = (both, weights)
         return self._unit_sizes[degree]
 
-    def _stage(self, candidate: Candidate, place: int) -> StageCosts:
-        group = candidate.order[place]
-        head = place == len(candidate.order) - 1
-        dense = self.temporaries(candidate, place, ["dense"])
+    def stage(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> StageCosts:
+        """What a stage costs by its devices and whether it is the first, the last or both; hops left out."""
         low: list[FormatName] = [DEFAULT_FORMAT_OF_BITS[bits] for bits in self.request.bits if bits < 16]
-        quantized = self.temporaries(candidate, place, low or ["dense"])
-        mixed = self.temporaries(candidate, place, ["dense", *low])
-        tables = self.table_bytes(group, embedding=place == 0, head=head)
+        formats: tuple[list[FormatName], ...] = (["dense"], low or ["dense"], ["dense", *low])
+        dense, quantized, mixed = (self._temporary(group, pair, frozenset(each), head=head) for each in formats)
+        tables = self.table_bytes(group, embedding=first, head=head)
         sizes, weights = self._sizes(group.degree)
+        seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}
         return StageCosts(
             capacity_bytes=group.usable_bytes - dense.serving - tables,
             quantized_bytes=quantized.serving - dense.serving,
             mixed_bytes=mixed.serving - quantized.serving,
             loading_capacity_bytes=group.usable_bytes - dense.loading - tables,
             loading_quantized_bytes=mixed.loading - dense.loading,
-            seconds=tuple(self._unit_seconds(run, group, candidate) for run in self.layer_runs),
+            seconds=tuple(seconds[shape] for shape in self._run_shapes),
             bytes=sizes,
             weight_bytes=weights,
-            fixed_seconds=self._fixed(group, candidate, head=head),
-            transfer_seconds=self._transfer(candidate, place),
+            fixed_seconds=self._fixed(group, pair, head=head),
         )
+
+    @cached_property
+    def _run_shapes(self) -> tuple[int, ...]:
+        """For each run a number that it shares with the runs whose units have the same layers."""
+        numbers: dict[tuple[LayerShape, ...], int] = {}
+        layers = self.request.model.layers
+        return tuple(
+            numbers.setdefault(tuple(layers[i] for i in self._unit(run)), len(numbers)) for run in self.layer_runs
+        )
+
+    @cached_property
+    def _run_of_shape(self) -> dict[int, LayerRun]:
+        return dict(zip(reversed(self._run_shapes), reversed(self.layer_runs), strict=True))
 
     def table_bytes(self, group: DeviceGroup, *, embedding: bool, head: bool) -> int:
         """Of the embedding and the head on each device: tables are split by vocabulary, as in Megatron."""
         model, compute_type = self.request.model, self.request.compute_type
         return -(-embedding_bytes(model, embedding=embedding, head=head, compute_type=compute_type) // group.degree)
 
-    def _fixed(self, group: DeviceGroup, candidate: Candidate, *, head: bool) -> tuple[float, float]:
+    def _fixed(self, group: DeviceGroup, pair: Pair, *, head: bool) -> tuple[float, float]:
         """Of a micro-batch in each phase, beside the layers: the step, and the head where it is."""
         rates, model = self._rates(group), self.request.model
-        phases = (prefill_phase(self.request.workload, candidate.prefill), self._decode(candidate))
+        phases = (prefill_phase(self.request.workload, pair.prefill), self._decode(pair))
         prefill, decode = (
             self.latencies.step(model, rates, phase).seconds
             + head * self.latencies.head(model, rates, phase.sequences).seconds / group.degree
@@ -228,21 +273,17 @@ class Pricer:
         )
         return prefill, decode
 
-    def _decode(self, candidate: Candidate) -> Phase:
-        return decode_phase(self.request.workload, candidate.decode)
+    def _decode(self, pair: Pair | Candidate) -> Phase:
+        return decode_phase(self.request.workload, pair.decode)
 
     def _rates(self, group: DeviceGroup) -> Rates:
         return Rates(group.profile, self.request.compute_type, self.request.kv_bits, group.leader.name)
 
-    def _unit_seconds(
-        self, run: LayerRun, group: DeviceGroup, candidate: Candidate
-    ) -> Mapping[int, tuple[float, float]]:
+    def _unit_seconds(self, run: LayerRun, group: DeviceGroup, pair: Pair) -> Mapping[int, tuple[float, float]]:
         profile = group.profile
+        prefill, decode = prefill_phase(self.request.workload, pair.prefill), self._decode(pair)
         return {
-            bits: (
-                self._phase_seconds(run, group, bits, prefill_phase(self.request.workload, candidate.prefill)),
-                self._phase_seconds(run, group, bits, self._decode(candidate)),
-            )
+            bits: (self._phase_seconds(run, group, bits, prefill), self._phase_seconds(run, group, bits, decode))
             for bits in self.request.bits
             if DEFAULT_FORMAT_OF_BITS[bits] in profile.decode_efficiency.keys() & profile.prefill_efficiency.keys()
         }
@@ -288,14 +329,18 @@ class Pricer:
         return self._profiles[name], group.degree
 
     def _transfer(self, candidate: Candidate, place: int) -> tuple[float, float]:
-        """To the next stage; from the last one the sampled tokens go back to the first."""
         order = candidate.order
         if len(order) == 1:
             return 0.0, 0.0
-        link = self.request.cluster.link(order[place].leader, order[(place + 1) % len(order)].leader)
-        sizes = (candidate.prefill * self.request.workload.prompt_tokens, candidate.decode)
-        if place == len(order) - 1:
-            return sampled_tokens_seconds(link, candidate.prefill), sampled_tokens_seconds(link, candidate.decode)
+        target = order[(place + 1) % len(order)]
+        return self.hop(order[place], target, candidate.pair, back=place == len(order) - 1)
+
+    def hop(self, source: DeviceGroup, target: DeviceGroup, pair: Pair, *, back: bool) -> tuple[float, float]:
+        """To the next stage; from the last one (`back`) the sampled tokens go to the first."""
+        link = self.request.cluster.link(source.leader, target.leader)
+        sizes = (pair.prefill * self.request.workload.prompt_tokens, pair.decode)
+        if back:
+            return sampled_tokens_seconds(link, pair.prefill), sampled_tokens_seconds(link, pair.decode)
         model, compute_type = self.request.model, self.request.compute_type
         return (
             hidden_states_seconds(model, link, sizes[0], compute_type),

@@ -28,6 +28,9 @@ class Fleet:
     def size(self) -> int:
         return sum(len(each) for each in self.devices)
 
+    def class_of(self, group: DeviceGroup) -> int:
+        return next(c for c, members in enumerate(self.devices) if group.leader in members)
+
 
 def fleet_of(cluster: Cluster) -> Fleet:
     """Devices without usable memory are left out."""
@@ -58,7 +61,7 @@ def orders(fleet: Fleet, lengths: Sequence[int]) -> Iterator[Order]:
 def _extend(fleet: Fleet, chosen: list[int], length: int) -> Iterator[Order]:
     """`chosen`: classes, in order."""
     if length == 0:
-        yield _pick(fleet, chosen)
+        yield picked(fleet, chosen)
         return
     touched = {fleet.devices[c][0].node for c in chosen}
     seen: set[tuple[int, int, str]] = set()
@@ -71,7 +74,8 @@ def _extend(fleet: Fleet, chosen: list[int], length: int) -> Iterator[Order]:
         yield from _extend(fleet, [*chosen, c], length - 1)
 
 
-def _pick(fleet: Fleet, chosen: list[int]) -> Order:
+def picked(fleet: Fleet, chosen: Sequence[int]) -> Order:
+    """The devices of an order given by classes, the first unused of each class in turn."""
     used: dict[int, int] = {}
     order = []
     for c in chosen:

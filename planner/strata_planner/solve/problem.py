@@ -1,6 +1,6 @@
 """One candidate as numbers: a fixed device order and micro-batch pair, to be split into layers and bits.
 
-Built by `candidates`, bounded by `bounds`, solved by `exact`. Knows nothing of models, clusters or solvers. Layers that are
+Built by `candidates`, bounded by `bounds`, solved by `exact` or `ilp`. Knows nothing of models, clusters or solvers. Layers that are
 equal in every cost form one *run* of interchangeable units: a dense model without calibrated sensitivities is a single
 run, and with a table each layer is a run of one unit, which is LLM-PQ's z[i,j,b].
 """
@@ -168,9 +168,10 @@ class SolutionStatus(Enum):
 
 @dataclass(frozen=True)
 class Solution:
-    """`counts`: units per (run, stage, bits), zeros left out; empty without a solution."""
+    """`counts`: units per (run, stage, bits), zeros left out; empty without a solution. `bound`: no split is below it."""
 
     status: SolutionStatus
     stop: StopReason
     counts: Counts = field(default_factory=dict)
     objective: float = float("inf")
+    bound: float = float("-inf")
