@@ -6,8 +6,8 @@ the machines is taken from those tables:
     device rates      catalogue.yaml: datasheets without sparsity (L4 121, A100 312 TFLOP/s; the paper prints them with: 242, 624),
                       with the efficiencies whose origin the catalogue names
     links, 4 x L4     4.2 GB/s per device and direction. Helix (ASPLOS'25) timed a Llama-2-70B layer on one L4 and on two, on Google
-                      Cloud as the paper: what two take beyond half of one is two all-reduces; the median over its 30 batches
-                      (`helix_bandwidth`). NVIDIA's NCCL tables say 5.2 for four L40S (PCIe 4.0 without NVLink too). The paper's
+                      Cloud as the paper: what two take beyond half of one is two all-reduces; the median over its 30 batches,
+                      which range from 3.3 to 6.6 (`helix_bandwidth`). NVIDIA's NCCL tables say 5.2 for four L40S (PCIe 4.0 without NVLink too). The paper's
                       64 GB/s is PCIe's peak, both directions added.
     links, 4 x A100   all-reduce 216.7 GB/s of bus bandwidth, all-gather 191.6, reduce-scatter 203.1, all-to-all 194.9: NCCL 2.27.3
                       on A100-SXM4-80GB, 4 GPUs, half, 268,435,456 elements, in aiconfigurator-core 0.12.0; L40S from there too. The
