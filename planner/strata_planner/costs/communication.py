@@ -8,13 +8,16 @@ max(slowest stage, slowest hop), where a hop is taken only for bytes / bandwidth
 each other on a connection, so latency delays each but holds none up. What a micro-batch itself needs from end to end is the
 sum, latency included (`hidden_states_seconds`), and so is each round of decoding that waits for its own last token. The
 collectives inside a stage overlap with nothing: each layer needs the sum of all devices.
+
+HexGen (ICML 2024) takes the quickest pair of devices of two groups for a hop. Here a group lies on one node and links join
+nodes: all pairs are equal, and the first device of each group leads.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from strata_planner.cluster import Accelerator, Cluster, LinkRate
+from strata_planner.cluster import LinkRate
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType
 from strata_planner.costs.source import Timed
 from strata_planner.model import Model
@@ -44,21 +47,6 @@ def hidden_states_busy_seconds(model: Model, link: LinkRate, tokens: int, comput
 
 def sampled_tokens_seconds(link: LinkRate, sequences: int) -> float:
     return link.latency_seconds + sequences * _TOKEN_BYTES / link.bytes_per_second
-
-
-def leaders(
-    cluster: Cluster, sources: Sequence[Accelerator], targets: Sequence[Accelerator], size_bytes: int
-) -> tuple[Accelerator, Accelerator]:
-    """The pair that a hop of `size_bytes` takes between two groups: the least alpha + bytes / beta (HexGen, ICML 2024, C_comm-pp).
-
-    Ties go to the first devices. Groups of one node each have equal links to every other node, so their first devices lead.
-    """
-
-    def seconds(pair: tuple[Accelerator, Accelerator]) -> float:
-        link = cluster.link(*pair)
-        return link.latency_seconds + size_bytes / link.bytes_per_second
-
-    return min(((source, target) for source in sources for target in targets), key=seconds)
 
 
 @runtime_checkable

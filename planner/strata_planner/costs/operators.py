@@ -35,7 +35,7 @@ from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.model import LayerShape, Model
 
 PACKAGE = "aiconfigurator-core"
-# Catalogue name -> the package's system. An A800 is an A100 with slower links: its collectives are not asked for.
+# Catalogue name -> the package's system. An A800 computes as an A100, an A100-40GB exchanges as one.
 SYSTEMS = {
     "A100-80GB": "a100_sxm",
     "A800-80GB": "a100_sxm",
@@ -44,7 +44,7 @@ SYSTEMS = {
     "L40S": "l40s",
     "B200": "b200_sxm",
 }
-WITHOUT_COLLECTIVES = frozenset({"A800-80GB"})
+COLLECTIVES = {name: system for name, system in SYSTEMS.items() if name != "A800-80GB"} | {"A100-40GB": "a100_sxm"}
 # Our format -> the tables' type of GEMM: 16 bits; int8 weights, 16-bit activations; int8 both (SmoothQuant); int4 weights.
 GEMM_TYPES: dict[FormatName, str] = {"dense": "bfloat16", "int8": "int8_wo", "w8a8": "sq", "int4": "int4_wo"}
 # What a format without a table is scaled from, nearest first.
@@ -110,8 +110,8 @@ class OperatorTables:
 
     def all_reduce(self, device: str, degree: int, size_bytes: int) -> Timed | None:
         """Of `size_bytes` of 16-bit values over `degree` devices of one node, by NCCL."""
-        system = SYSTEMS.get(device)
-        table = all_reduces(self.folder, system) if system and device not in WITHOUT_COLLECTIVES else None
+        system = COLLECTIVES.get(device)
+        table = all_reduces(self.folder, system) if system else None
         if system is None or table is None or degree not in table.axes.points:
             return None
         return Timed(table.axes.at(degree, size_bytes) * 1e-3, self._source(system, table.measured_with))

@@ -1,8 +1,8 @@
-"""Links and collectives: alpha-beta, measured ones first, who leads, and what a link is busy with."""
+"""Links and collectives: alpha-beta, measured ones first, and what a link is busy with."""
 
 import pytest
 
-from strata_planner.cluster import Cluster, Device, Link, LinkRate, Node
+from strata_planner.cluster import LinkRate
 from strata_planner.costs.communication import (
     ALPHA_BETA,
     RING_SHARE,
@@ -11,7 +11,6 @@ from strata_planner.costs.communication import (
     hidden_states_seconds,
     layer_collectives,
     layer_collectives_seconds,
-    leaders,
     ring_seconds,
 )
 from strata_planner.costs.roofline import Roofline
@@ -50,23 +49,3 @@ def test_alpha_and_beta_answer_what_was_not_measured() -> None:
 def test_a_ring_takes_twice_the_steps_of_its_other_devices() -> None:
     assert ring_seconds(Exchange("", 4, LINK, 4000)) == pytest.approx(6 * (0.001 + 1000 / (RING_SHARE * 1e9)))
     assert ring_seconds(Exchange("", 1, LINK, 4000)) == 0
-
-
-def test_the_pair_with_the_quickest_link_leads() -> None:
-    """A stage whose devices lie on two nodes, one of which is near the next stage."""
-    cluster = Cluster(
-        tuple(Node(name, (Device("T4"),)) for name in "abc"),
-        links=(Link("a", "c", 1, 10), Link("b", "c", 1, 1)),
-    )
-    a, b, c = cluster.accelerators()
-    assert leaders(cluster, [a, b], [c], 1000) == (b, c)
-
-
-def test_latency_decides_for_few_bytes_and_bandwidth_for_many() -> None:
-    cluster = Cluster(
-        tuple(Node(name, (Device("T4"),)) for name in "abc"),
-        links=(Link("a", "c", 100, 10), Link("b", "c", 1, 1)),
-    )
-    a, b, c = cluster.accelerators()
-    assert leaders(cluster, [a, b], [c], 1000) == (b, c)
-    assert leaders(cluster, [a, b], [c], 100_000_000) == (a, c)

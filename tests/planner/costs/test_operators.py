@@ -15,7 +15,7 @@ from strata_planner.contract.formats import FormatName
 from strata_planner.costs import operators
 from strata_planner.costs.interpolation import Axis
 from strata_planner.costs.operator_data import Table
-from strata_planner.costs.operators import SYSTEMS, OperatorTables
+from strata_planner.costs.operators import COLLECTIVES, SYSTEMS, OperatorTables
 from strata_planner.costs.source import Phase, Rates
 from strata_planner.model import Model
 from tests.planner.builders import a_config, a_model
@@ -160,7 +160,7 @@ def test_a_folder_without_tables_knows_nothing(tmp_path: Path) -> None:
 
 
 def test_every_system_is_a_device_of_the_catalogue() -> None:
-    assert SYSTEMS.keys() <= catalogue().devices.keys()
+    assert SYSTEMS.keys() | COLLECTIVES.keys() <= catalogue().devices.keys()
 
 
 def test_choosing_the_tables_reads_none_of_them() -> None:
