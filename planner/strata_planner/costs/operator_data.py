@@ -74,7 +74,7 @@ def attentions(folder: Path, system: str, phase: str) -> Table | None:
 @cache
 def all_reduces(folder: Path, system: str) -> Table | None:
     """Axes: devices, bytes."""
-    for version in _newest_first(folder / "data" / system / "comm" / "nccl"):
+    for version in newest_first(folder / "data" / system / "comm" / "nccl"):
         types = [("op_name", "==", "all_reduce"), ("nccl_dtype", "==", "half")]
         rows = _columns(version / "nccl_perf.parquet", ("num_gpus", "message_size", "latency"), types)
         if rows:
@@ -85,11 +85,11 @@ def all_reduces(folder: Path, system: str) -> Table | None:
 def _files(folder: Path, system: str, family: str, name: str) -> Iterator[tuple[Path, str]]:
     """Tables of a family with their engine and version, the preferred engine and its newest version first."""
     for framework in _FRAMEWORKS:
-        for version in _newest_first(folder / "data" / system / family / framework):
+        for version in newest_first(folder / "data" / system / family / framework):
             yield version / f"{name}.parquet", f"{framework} {version.name}"
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def newest_first(folder: Path) -> list[Path]:
     versions = folder.iterdir() if folder.is_dir() else ()
     return sorted(versions, key=lambda each: [int(part) for part in re.findall(r"\d+", each.name)], reverse=True)
 
