@@ -11,6 +11,9 @@ from torch.nn import functional
 
 from strata_runtime.cache.batch import Batch, ChunkPart, DecodePart
 
+SCORES_BYTES = 16 << 20  # of soft-capped scores at once
+_SCORE_BYTES = 8  # a score in the compute type, in float32 after the softmax, and rounded again
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
@@ -112,16 +115,32 @@ def _soft_capped(
     *,
     causal: bool,
 ) -> torch.Tensor:
-    """The same with cap * tanh(scores / cap) before the softmax, which the fused kernels do not know (Gemma 2)."""
+    """The same with cap * tanh(scores / cap) before the softmax, which the fused kernels do not know (Gemma 2).
+
+    Some rows of queries at a time: the scores of a whole chunk would outgrow everything else a step holds.
+    """
+    count, heads, tokens, _ = query.shape
+    at_a_time = max(1, SCORES_BYTES // (count * heads * keys.shape[2] * _SCORE_BYTES))
+    if causal:
+        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()
+    out = torch.empty_like(query)
+    for start in range(0, tokens, at_a_time):
+        rows = slice(start, start + at_a_time)
+        seen = mask[..., rows, :] if mask is not None and mask.shape[-2] > 1 else mask
+        out[:, :, rows] = _soft_capped_rows(query[:, :, rows], keys, values, seen, rule)
+    return out
+
+
+def _soft_capped_rows(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, rule: AttentionRule
+) -> torch.Tensor:
     assert rule.soft_cap is not None
     count, heads, tokens, width = query.shape
     kv_heads = keys.shape[1]
     grouped = query.reshape(count, kv_heads, -1, width)
-    scores = (grouped @ keys.transpose(-1, -2)).view(count, heads, tokens, -1) * rule.scale
-    scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
-    if causal:
-        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()
+    scores = (grouped @ keys.transpose(-1, -2)).view(count, heads, tokens, -1).mul_(rule.scale / rule.soft_cap)
+    scores = scores.tanh_().mul_(rule.soft_cap)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores.masked_fill_(~mask, float("-inf"))
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     return (weights.view(count, kv_heads, -1, keys.shape[2]) @ values).view(count, heads, tokens, width)

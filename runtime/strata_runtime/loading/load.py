@@ -20,6 +20,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.loading.adapter import ModelSlice, read_config
 from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
+from strata_runtime.loading.experts import use_padded_experts
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.precision import COMPUTE_DTYPES, make_linear
 
@@ -40,6 +41,7 @@ def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None
     dtype = COMPUTE_DTYPES[role.compute_type]
     checkpoint = Checkpoint(model_path)
     stage = ModelSlice(config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype)
+    use_padded_experts(stage.module)
     sources = stage.sources(checkpoint.keys)
     checkpoint.check(key for keys in sources.values() for key in keys)
     stage.initialise_buffers(device)

@@ -114,6 +114,16 @@ def test_any_schedule_equals_plain_attention(
             torch.testing.assert_close(outputs[segment.sequence], want, atol=1e-5, rtol=0)
 
 
+def test_soft_capped_scores_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = AttentionRule(scale=0.3, soft_cap=1.5)
+    text = a_text(0, 28, 4, 2)
+    monkeypatch.setattr("strata_runtime.cache.attention.SCORES_BYTES", 8 * 4 * 28 * 5)  # five rows
+    cache = a_cache(2, pages=8, page_tokens=16)
+    first = run_step(cache, {0: text}, [Segment(0, 0, 13, 0, 1)], rule)[0]
+    second = run_step(cache, {0: text}, [Segment(0, 13, 15, 13, 1)], rule)[0]
+    torch.testing.assert_close(torch.cat([first, second]), plain_attention(text, rule), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=["one query a head", "grouped"])
 def test_decode_in_company_equals_decode_alone(dtype: torch.dtype, heads: tuple[int, int]) -> None:
