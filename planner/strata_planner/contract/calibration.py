@@ -23,8 +23,8 @@ class LinearStatistics(Value, frozen=True):
     """One linear with weight [out_features, in_features] and its inputs over all calibration tokens.
 
     `group_range_square`: mean over the groups of int4 and int3 of (max - min)^2 of their weights; `channel_peak_square`:
-    mean over the outputs of max |w|^2 (int8). `deviation`: bits -> share of the layer's output energy that the error of
-    this linear, stored at these bits by the runtime's own quantizer, adds to the layer's output: mean |dy|^2 / mean |y|^2.
+    mean over the outputs of max |w|^2 (int8). `deviation`: bits -> how far the error of this linear, stored at these bits by
+    the runtime's own quantizer, moves the layer's output y: the mean over tokens of |dy|^2 / |y|^2.
     """
 
     name: str

@@ -6,7 +6,7 @@ Called by `Sensitivity.from_statistics`. Sums over the linears o of a layer:
 |-----------------|----------------------------------------------------|------------------------------------------------------|
 | `deterministic` | sum D_Wo * S_Wo(b)^2 * Var[X_o] / 4                | LLM-PQ (arXiv 2403.01136), Proposition 2             |
 | `stochastic`    | sum D_Wo * S_Wo(b)^2 * (E[X_o]^2 + Var[X_o]) / 6   | the same, for stochastic rounding                    |
-| `deviation`     | sum E|dy_o|^2 / E|y|^2                             | ours: y the layer's output, dy_o its change by o alone |
+| `deviation`     | sum E[|dy_o|^2 / |y|^2]                            | ours: y the layer's output, dy_o its change by o alone |
 
 D_W: values of the weight; S_W(b): the step between two of its quantized values. The paper has one step per matrix, from its extremes,
 asymmetric or symmetric; the runtime's formats store one per group (3 and 4 bits, asymmetric) or per output (8 bits, symmetric). For

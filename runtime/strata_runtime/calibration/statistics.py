@@ -16,6 +16,8 @@ from strata_planner.contract.calibration import LayerStatistics, LinearStatistic
 from strata_planner.contract.formats import group_size, padded_in_features
 from strata_runtime.calibration.layers import Piece
 
+_LEAST_ENERGY = 1e-3  # of the mean: a token that is almost zero (some models embed their first one so) divides nothing
+
 
 @dataclass
 class Moments:
@@ -82,16 +84,21 @@ def weight_ranges(weight: torch.Tensor) -> WeightRanges:
 def deviations(
     layer: Piece, weights: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> dict[str, float]:
-    """For each linear alone at `weights`: mean |dy|^2 / mean |y|^2 of the layer's output y over all tokens.
+    """For each linear alone at `weights`: the mean over tokens of |dy|^2 / |y|^2 of the layer's output y.
 
-    inputs and outputs: hidden states [tokens, hidden] before and after the layer with its own weights.
+    Token by token, as the next norm sees it: one token of huge activations must not hide the others. inputs and outputs:
+    hidden states [tokens, hidden] before and after the layer with its own weights.
     """
-    energy = sum(_energy(output) for output in outputs)
+    energies = [_energies(output) for output in outputs]
+    least = _LEAST_ENERGY * float(torch.cat(energies).mean())
+    sizes = [energy.clamp_min(least) for energy in energies]
+    count = sum(len(size) for size in sizes)
     found = {}
     for name, weight in weights.items():
         with layer.with_weights({name: weight}):
             changed = layer.run(inputs)
-        found[name] = sum(_energy(new - old) for new, old in zip(changed, outputs, strict=True)) / energy
+        moved = (_energies(new - old) for new, old in zip(changed, outputs, strict=True))
+        found[name] = sum(float((each / size).sum()) for each, size in zip(moved, sizes, strict=True)) / count
     return found
 
 
@@ -123,5 +130,6 @@ def _linear(name: str, linear: nn.Linear, moments: Moments, deviation: dict[str,
     )
 
 
-def _energy(states: torch.Tensor) -> float:
-    return float(states.float().square().sum())
+def _energies(states: torch.Tensor) -> torch.Tensor:
+    """[tokens, hidden] -> [tokens]."""
+    return states.float().square().sum(dim=1)

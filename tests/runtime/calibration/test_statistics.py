@@ -72,7 +72,8 @@ def test_deviations_are_energies_of_differences(tmp_path: Path) -> None:
         with layer.with_weights({"mlp.down_proj": coarse["mlp.down_proj"]}):
             changed = layer.run(inputs)
         unchanged = deviations(layer, {name: each.weight.data for name, each in layer.linears.items()}, inputs, outputs)
-    expected = (torch.cat(changed) - torch.cat(outputs)).square().sum() / torch.cat(outputs).square().sum()
+    moved, size = (torch.cat(changed) - torch.cat(outputs)).square().sum(1), torch.cat(outputs).square().sum(1)
+    expected = (moved / size).mean()
     assert found["mlp.down_proj"] == pytest.approx(float(expected), rel=1e-5)
     assert all(each > 0 for each in found.values())
     assert set(unchanged.values()) == {0.0}
