@@ -1,0 +1,152 @@
+"""The latency profile: what decoder layers of one model took on one device, point by point, and how that was measured.
+
+Written by `python -m strata_runtime.profiling`, read by the planner's `costs.fitted`. Versioned: a profile of another version is
+refused, not guessed at. Knows no regression.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.values import ContractError, Value, from_json, to_json
+
+LATENCY_PROFILE_VERSION = 1
+PhaseName = Literal["prefill", "decode"]
+
+
+class LinearShape(Value, frozen=True, order=True):
+    out_features: int
+    in_features: int
+
+
+class ProfiledModel(Value, frozen=True):
+    """The shapes that were measured. `linears`: of one layer, in increasing order, whatever they are called."""
+
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    linears: tuple[LinearShape, ...]
+
+
+class ProfiledDevice(Value, frozen=True):
+    """Where it was measured. `type`: what cluster files call the device; `neighbours`: processes that did the same meanwhile."""
+
+    type: str
+    processor: str
+    threads: int
+    torch: str
+    neighbours: int = 0
+
+
+class KernelRange(Value, frozen=True):
+    """Steps of at most `most_rows` rows (and more than the range before it) multiply with `kernel`."""
+
+    format: FormatName
+    kernel: str
+    most_rows: int
+
+
+class LatencyPoint(Value, frozen=True):
+    """One micro-batch: `sequences` with `tokens` new tokens each after `past` that are cached.
+
+    `layer_seconds`: one decoder layer stored in `format`; `step_seconds`: what the step took beside its layers.
+    """
+
+    format: FormatName
+    kernel: str
+    phase: PhaseName
+    sequences: int
+    tokens: int
+    past: int
+    layer_seconds: float
+    step_seconds: float
+
+
+class HeadPoint(Value, frozen=True):
+    """Final norm, logits and sampling of one row for each of `sequences`."""
+
+    sequences: int
+    seconds: float
+
+
+class LatencyProfile(Value, frozen=True):
+    """`layers`: how many layers of each format were gone through in turn. `row_sizes`: row numbers that steps are padded to, then
+    multiples of `row_multiple` (1: no padding).
+    """
+
+    version: int
+    device: ProfiledDevice
+    compute_type: ComputeType
+    kv_bits: int
+    model: ProfiledModel
+    layers: dict[FormatName, int]
+    row_sizes: tuple[int, ...]
+    row_multiple: int
+    max_step_tokens: int  # longer prefills are cut into steps of this many tokens
+    kernels: tuple[KernelRange, ...]
+    points: tuple[LatencyPoint, ...]
+    head: tuple[HeadPoint, ...]
+    leave_one_out: dict[str, float] = {}  # mean relative error per format and phase, of points left out of the fit one by one
+
+    def encode(self) -> bytes:
+        return to_json(self)
+
+    @classmethod
+    def decode(cls, data: bytes | str) -> Self:
+        """Raises ContractError for malformed JSON, another version, or points that cannot be."""
+        profile = from_json(data, cls) if _version_of(data) == LATENCY_PROFILE_VERSION else None
+        if profile is None:
+            raise ContractError(
+                f"latency profile version {_version_of(data)}; this release reads version {LATENCY_PROFILE_VERSION}: "
+                "run `strata profile` again"
+            )
+        profile.check()
+        return profile
+
+    def check(self) -> None:
+        """Raises ContractError unless there is something to fit and every figure can be."""
+        if not self.points:
+            raise ContractError("the latency profile has no points: run `strata profile` again")
+        if self.row_multiple < 1 or list(self.row_sizes) != sorted(set(self.row_sizes)):
+            raise ContractError(
+                f"rowSizes {list(self.row_sizes)} and rowMultiple {self.row_multiple}: increasing sizes and a multiple of at "
+                "least 1 are needed"
+            )
+        for point in self.points:
+            _check_point(point)
+
+    def rows(self, tokens: int) -> int:
+        """How many rows a step of so many tokens computes."""
+        wanted = next((size for size in self.row_sizes if size >= tokens), None)
+        return wanted or -(-tokens // self.row_multiple) * self.row_multiple
+
+    def kernel(self, name: FormatName, rows: int) -> str:
+        """The kernel that a step of so many rows multiplies with."""
+        ranges = [each for each in self.kernels if each.format == name]
+        return next((each.kernel for each in ranges if rows <= each.most_rows), ranges[-1].kernel if ranges else "")
+
+
+def row_sizes(padded: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """(sizes, multiple) from what 1, 2, 3, ... tokens are padded to: sizes where the steps are uneven, then the even step."""
+    sizes = sorted(set(padded))
+    multiple = sizes[-1] - sizes[-2] if len(sizes) > 1 else 1
+    return tuple(size for size in sizes if size % multiple or size <= multiple) if multiple > 1 else (), multiple
+
+
+def _version_of(data: bytes | str) -> int:
+    class Versioned(Value, frozen=True, forbid_unknown_fields=False):
+        version: int
+
+    return from_json(data, Versioned).version
+
+
+def _check_point(point: LatencyPoint) -> None:
+    sizes = (point.sequences, point.tokens, point.past + 1)
+    if min(sizes) < 1 or not 0 < point.layer_seconds < float("inf") or not 0 <= point.step_seconds < float("inf"):
+        raise ContractError(
+            f"a {point.phase} point of {point.sequences} x {point.tokens} tokens after {point.past} took "
+            f"{point.layer_seconds} s a layer: sizes and seconds must be positive; run `strata profile` again"
+        )
