@@ -28,7 +28,7 @@ from strata_planner.costs.latency import Latencies
 from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, Rates
 from strata_planner.model import LayerShape, Model
-from strata_planner.simulate.layer_seconds import LayerSeconds, layer_seconds
+from strata_planner.simulate.layer_seconds import LayerSeconds
 from strata_planner.simulate.stage import Batch, Hop, StageSeconds
 
 Layers = Mapping[tuple[LayerShape, FormatName], int]  # how many of each a stage has
@@ -67,7 +67,7 @@ class StagePricer:
         profile = msgspec.json.encode(rates.profile, order="sorted")
         key = (layer, name, degree, rates.kv_bits, rates.name, profile)
         if key not in self._shared:
-            self._shared[key] = layer_seconds(self._latencies, sharded(layer, degree), name, rates)
+            self._shared[key] = LayerSeconds(self._latencies, sharded(layer, degree), name, rates)
         return self._shared[key]
 
     def _slowest_link(self, group: DeviceGroup) -> LinkRate | None:
