@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from typer.testing import CliRunner
 
 from strata_operator.api import load_deployment
 from strata_operator.cli import app
+from strata_operator.commands import sensitivity as command
 from strata_operator.commands.sensitivity import shown
 from strata_operator.errors import InvalidInputError
+from strata_operator.local.errors import LocalError
 from strata_operator.model_files import read_calibration, read_config
 from strata_operator.planning import request_for
 from strata_planner.cluster import Cluster
@@ -153,3 +156,22 @@ def test_only_what_lies_here_can_be_calibrated() -> None:
     run = CliRunner().invoke(app, ["sensitivity", "hf://owner/name"])
     assert isinstance(run.exception, InvalidInputError)
     assert "kept beside the weights" in str(run.exception)
+
+
+def test_the_command_shows_what_the_runtime_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime's part is tested with it; here a process stands in that names the file and was told everything."""
+    said = f"import sys; print(*sys.argv[1:], file=sys.stderr); print({str(folder / CALIBRATION_FILE)!r})"
+    monkeypatch.setattr(command, "CALIBRATE", (sys.executable, "-c", said))
+    run = CliRunner().invoke(app, ["sensitivity", str(folder), "--tokens", "64", "--held-back-tokens", "0"])
+    assert run.exit_code == 0, run.output
+    assert "deviation indicator, 64 tokens of text.txt" in " ".join(run.stdout.split())
+    assert f"kept in {folder / CALIBRATION_FILE}\n" in run.stdout
+
+
+@pytest.mark.parametrize(("code", "kind"), [(2, InvalidInputError), (1, LocalError)])
+def test_the_runtimes_refusal_is_the_commands(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
+) -> None:
+    monkeypatch.setattr(command, "CALIBRATE", (sys.executable, "-c", f"raise SystemExit({code})"))
+    run = CliRunner().invoke(app, ["sensitivity", str(folder)])
+    assert isinstance(run.exception, kind)
