@@ -236,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m strata_runtime.measure", description=__doc__.split("\n", maxsplit=1)[0]
     )
-    parser.add_argument("--threads", type=_positive, default=1, help="threads that a stage will compute with")
+    parser.add_argument("--threads", type=positive, default=1, help="threads that a stage will compute with")
     parser.add_argument("--type", default="cpu", help="the device type that the profile is for")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compute-type", choices=get_args(ComputeType), default="bfloat16")
@@ -245,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of threads; use 1 or more")
     return int(text)

@@ -143,6 +143,11 @@ class ModelSlice:
             if type(child) is nn.Linear
         ]
 
+    def own_layers(self) -> list[nn.Module]:
+        """This stage's decoder layers, in order."""
+        first, last = self._layers
+        return list(self._decoder.layers[first : last + 1])
+
     def tie(self) -> None:
         """One table for embedding and head where both are here and the checkpoint did not bring two different ones."""
         if not (self._embedding and self._head):

@@ -21,6 +21,7 @@ class StageModel:
         self.num_layers = num_layers
         self.dtype = stage.dtype
         self.device = device
+        self.layers = stage.own_layers()
         self._stage = stage
 
     def forward(self, inputs: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -1,0 +1,187 @@
+"""Profiling: the grid's promises, notes that survive an interruption, and a small profile of this machine through the real path."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata_planner.contract.formats import FormatName
+from strata_planner.contract.latencies import LATENCY_PROFILE_VERSION, LatencyProfile, ProfiledDevice
+from strata_runtime.errors import InputError
+from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS
+from strata_runtime.profiling import __main__ as command
+from strata_runtime.profiling import survey as surveys
+from strata_runtime.profiling.fields import read_fields
+from strata_runtime.profiling.grid import Limits, Work, grid
+from strata_runtime.profiling.model import Sizes, make_shallow
+from strata_runtime.profiling.notes import Notes
+from strata_runtime.profiling.stage import ProfiledStage, StageSpec
+from strata_runtime.profiling.survey import Subject, Survey
+
+FIELDS = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+WORKS = (Work("decode", 2, 1, 20), Work("decode", 24, 1, 20), Work("prefill", 2, 40, 0), Work("prefill", 1, 16, 33))
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shallow(FIELDS, 3, tmp_path_factory.mktemp("model"))
+
+
+@given(positions=st.integers(64, 5000), cached=st.integers(256, 40_000), quick=st.booleans())
+def test_the_grid_stays_within_its_limits(positions: int, cached: int, *, quick: bool) -> None:
+    works = grid(Limits(positions, cached, quick))
+    assert len(set(works)) == len(works)
+    assert all(work.longest <= positions and work.cached_tokens <= cached for work in works)
+    assert {work.phase for work in works} == {"prefill", "decode"}
+
+
+def test_batches_and_contexts_of_the_validation_are_not_measured() -> None:
+    works = grid(Limits(4096, 1 << 20))
+    assert not {work.sequences for work in works} & {3, 5, 7}
+    assert not {work.past for work in works} & {384, 768}
+
+
+def test_there_are_rows_on_either_side_of_every_change_of_kernel() -> None:
+    """So that no kernel's line is drawn across another's."""
+    limits = {kernel.most_tokens for kernel in (*CHANNEL_KERNELS, *GROUP_KERNELS) if kernel.most_tokens < 1 << 20}
+    for phase in ("decode", "prefill"):
+        rows = {work.total_tokens for work in grid(Limits(4096, 1 << 20)) if work.phase == phase}
+        assert limits <= rows
+        assert all(any(limit < each <= 2 * limit for each in rows) for limit in limits)
+
+
+def test_a_stage_runs_every_work_again_and_again(model: Path) -> None:
+    for head in (False, True):
+        spec = StageSpec(("int4",) * (1 if head else 2), "bfloat16", 1024, 256, head=head, first=2 if head else 0)
+        stage = ProfiledStage(model, spec, CPU)
+        for work in (*WORKS, WORKS[0]):
+            stage.prepare(work)
+            for _ in range(2):
+                taken = stage.run(work)
+                assert min(taken.layer, taken.before, taken.after) >= 0
+                assert taken.layer > 0
+
+
+def test_a_stage_names_the_kernels_that_would_run(model: Path) -> None:
+    def kernels(name: FormatName, rows: int) -> str:
+        return ProfiledStage(model, StageSpec((name,), "float32", 64, 64), CPU).kernels(rows)
+
+    assert kernels("dense", 1) == "dense"
+    assert kernels("int8", 1) == "int8-converted"  # packed kernels are for bfloat16
+    assert kernels("int4", 500) == "int4-dequantized"
+
+
+def some_notes(folder: Path, key: str = "a") -> Notes:
+    return Notes(folder / "p.notes", {"key": key})
+
+
+def test_notes_go_on_where_they_stopped(tmp_path: Path) -> None:
+    notes = some_notes(tmp_path)
+    notes.add(("dense", 1), [(1.0, 5.0), (3.0, 4.0)])
+    notes.add(("dense", 1), [(2.0, 6.0)])
+    notes.close(done=False)
+    with (tmp_path / "p.notes").open("a") as file:
+        file.write('{"name": ["dense", 2], "ru')  # cut off
+    again = some_notes(tmp_path)
+    assert (again.resumed, again.passes(("dense", 1)), again.passes(("dense", 2))) == (2, 2, 0)
+    assert again.quantile(("dense", 1), 0.0) == (1.0, 4.0)
+    assert again.quantile(("dense", 1), 0.5) == (2.0, 5.0)
+    again.close(done=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_notes_of_another_survey_are_thrown_away(tmp_path: Path) -> None:
+    notes = some_notes(tmp_path)
+    notes.add(("dense", 1), [(1.0,)])
+    notes.close(done=False)
+    other = some_notes(tmp_path, "b")
+    assert not other.resumed
+    other.close(done=True)
+
+
+def small_survey(folder: Path, said: list[tuple[int, int, str]]) -> tuple[Survey, Notes]:
+    device = ProfiledDevice("cpu", "this one", 1, "some")
+    formats: Sequence[FormatName] = ("dense", "int4")
+    subject = Subject(FIELDS, device, CPU, "bfloat16", quick=True, formats=tuple(formats), more=WORKS[:1])
+    notes = Notes(folder / "small.notes", subject.key)
+    return Survey(subject, notes, lambda *told: said.append(told)), notes
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surveys, "grid", lambda _: list(WORKS[1:]))
+    monkeypatch.setattr(surveys, "DECODE_SEQUENCES", (1, 4))
+    monkeypatch.setattr(surveys, "PASS_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_survey_of_this_machine_is_a_profile_and_resumes(tmp_path: Path) -> None:
+    said: list[tuple[int, int, str]] = []
+    survey, notes = small_survey(tmp_path, said)
+    profile = survey.run()
+    profile.check()
+    assert said[-1][0] == said[-1][1] == len(said)
+    assert len(profile.points) == 2 * len(WORKS)
+    assert LatencyProfile.decode(profile.encode()) == profile
+    assert profile.version == LATENCY_PROFILE_VERSION
+    assert [shape.out_features for shape in profile.model.linears] == [32, 32, 64, 64, 64, 128, 128]
+    assert profile.layers == {"dense": 5, "int4": 5}  # as many as the model has: all of it fits in the cache
+    assert (profile.row_sizes[:5], profile.row_multiple) == ((1, 2, 3, 4, 6), 128)
+    assert [each.sequences for each in profile.head] == [1, 4]
+    notes.close(done=False)
+    again, kept = small_survey(tmp_path, said)
+    assert kept.resumed == notes.resumed
+    assert again.run() == profile  # nothing was measured again
+    kept.close(done=True)
+
+
+def test_the_command_keeps_a_profile_and_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text(json.dumps(FIELDS))
+    arguments = ["--model", str(tmp_path), "--threads", "1"]
+    assert command.main([*arguments, "--kept"]) == 1
+    assert command.main(arguments) == 0
+    file = Path(capsys.readouterr().out.strip())
+    assert file.is_relative_to(tmp_path / "cache" / "strata")
+    LatencyProfile.decode(file.read_bytes())
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+    assert command.main([*arguments, "--kept"]) == 0
+    assert command.main([*arguments, "--kept", "--compute-type", "float32"]) == 1
+    file.write_text("{}")
+    assert command.main([*arguments, "--kept"]) == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model_type": "llama"}'])
+def test_a_config_without_shapes_is_an_error(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert command.main(["--model", str(tmp_path)]) == 2
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_sizes_are_read_under_every_architectures_names() -> None:
+    sizes = Sizes.of({"model_type": "gpt2", "n_embd": 128, "n_layer": 3, "n_head": 2, "n_positions": 64})
+    assert (sizes.depth, sizes.hidden, sizes.width, sizes.kv_heads, sizes.head_dim) == (3, 128, 512, 2, 64)
+    with pytest.raises(InputError):
+        read_fields(Path("nowhere"))
