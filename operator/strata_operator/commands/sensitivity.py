@@ -43,9 +43,9 @@ def run(options: SensitivityOptions) -> None:
     if ended.returncode:
         raise LocalError(f"calibrating {options.model} failed (exit {ended.returncode})")
     path = Path(ended.stdout.strip().splitlines()[-1])
-    Console().print(
-        shown(Sensitivity.from_statistics(Calibration.from_file(path, config))), f"kept in {path}", sep="\n"
-    )
+    console = Console()
+    console.print(shown(Sensitivity.from_statistics(Calibration.from_file(path, config))))
+    console.print(f"kept in {path}", soft_wrap=True)
 
 
 def shown(sensitivity: Sensitivity) -> Table:
