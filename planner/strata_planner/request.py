@@ -5,6 +5,7 @@ Made by `strata plan`, `strata up` and the operator; read by every part of the s
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, get_args
 
 from strata_planner.cluster import Cluster
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, DEFAULT_FORMAT_OF_BITS, ComputeType
@@ -15,6 +16,7 @@ from strata_planner.model import Model
 from strata_planner.sensitivity import Sensitivity, prior
 from strata_planner.workload import Workload
 
+Solver = Literal["auto", "exact", "transfer"]
 KV_BITS = (16,)  # what the runtime's cache stores
 MAX_CHUNK_TOKENS = 2048  # longer prefills are cut into steps of this many tokens
 
@@ -24,7 +26,8 @@ class PlanRequest:
     """`theta`: what a unit of the quality penalty is worth in seconds of the batch's latency (LLM-PQ).
 
     `penalty_bound`: the most that the layers' omega may sum to; None: no bound. `max_stages` None: as many as there are
-    devices. `sensitivity` None: the prior. `latency_sources`: in order of trust, before the roofline.
+    devices. `sensitivity` None: the prior. `latency_sources`: in order of trust, before the roofline. `solver`: "exact" is
+    the ILP of LLM-PQ for every candidate, "transfer" its heuristic; "auto" proves as much as "exact", faster.
     """
 
     deployment: str
@@ -43,6 +46,7 @@ class PlanRequest:
     sensitivity: Sensitivity | None = None
     latency_sources: tuple[LatencySource, ...] = ()
     penalty_bound: float | None = None
+    solver: Solver = "auto"
 
     @cached_property
     def bits(self) -> tuple[int, ...]:
@@ -78,6 +82,8 @@ class PlanRequest:
             raise WorkloadError(f"qualityWeight {self.theta}: a number of at least 0 is needed")
         if self.penalty_bound is not None and not 0 <= self.penalty_bound < float("inf"):
             raise WorkloadError(f"penalty bound {self.penalty_bound}: a number of at least 0 is needed")
+        if self.solver not in get_args(Solver):
+            raise WorkloadError(f"solver '{self.solver}': choose from {', '.join(get_args(Solver))}")
         if self.time_limit_seconds <= 0:
             raise WorkloadError(f"timeLimitSeconds {self.time_limit_seconds}: more than 0 is needed")
         if self.min_stages > self.model.num_layers:

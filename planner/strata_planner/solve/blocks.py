@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from strata_planner.solve.lattice import Floats, Ints
 
+MOST_ENTRIES = 12_000_000  # of the penalties' tables
+
 Counts = npt.NDArray[np.int16]
 
 

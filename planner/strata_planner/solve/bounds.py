@@ -1,13 +1,17 @@
-"""A lower bound of a candidate's objective in microseconds, so that most candidates are never solved.
+"""Lower bounds in microseconds, of a candidate or of all orders of a pool: most are never solved.
 
-Called by `search`. A Lagrangian relaxation of the ILP: the slowest stage is at least any average of the stages (weights
+Called by the searches. A Lagrangian relaxation of the ILP: the slowest stage is at least any average of the stages (weights
 chosen so that every device is equally attractive at its fastest bits), memory is pooled over the stages and priced.
 What remains is the cheapest (stage, bits) of each unit.
 """
 
 import math
 
+import numpy as np
+
+from strata_planner.solve.lattice import NEVER, Lattice
 from strata_planner.solve.problem import Problem
+from strata_planner.solve.shares import even_shares
 
 _PRICES = 24  # memory prices tried; each gives a valid bound, the best is kept
 
@@ -95,3 +99,25 @@ def _priced(problem: Problem, costs: list[dict[int, float]], capacity: int, pric
     for run, cost in zip(problem.runs, costs, strict=True):
         total += run.units * min(value + price * size for size, value in cost.items())
     return total
+
+
+def pooled_bound(lattice: Lattice) -> float:
+    """The same for all paths of a lattice; infinite where even pooled memory does not suffice."""
+    groups = range(len(lattice.members))
+    kinds = [np.flatnonzero(lattice.group == group) for group in groups]
+    capacity = float(sum(lattice.members[g] * lattice.capacity[kinds[g]].max() for g in groups))
+    _, _, rounds = lattice.weights
+    weighed = lattice.seconds * (even_shares(lattice)[lattice.group][:, None, :] + np.array([1.0, rounds]))
+    costs = np.array([weighed[kinds[g][0]].sum(1) for g in groups])
+    sizes = np.array([lattice.bytes[kinds[g][0]] for g in groups])
+    smallest = np.where(costs < NEVER, sizes, np.inf).min()
+    if smallest * lattice.units > capacity:
+        return math.inf
+    fixed = lattice.fixed @ np.array([1.0, rounds])
+    total = float(sum(lattice.members[g] * fixed[kinds[g]].min() for g in groups))
+    total += float(sum((level.hop_sum @ np.array([1.0, rounds])).min() for level in lattice.levels))
+    scale = lattice.penalty.max() + costs[costs < NEVER].max()
+    prices = np.concatenate([[0.0], scale / sizes.min() * np.geomspace(1e-4, 1.0, _PRICES)])
+    units = (costs + lattice.penalty[:, None, :]).reshape(lattice.units, -1)
+    bought = (units + prices[:, None, None] * sizes.reshape(-1)).min(2).sum(1)
+    return total + float((bought - prices * capacity).max())

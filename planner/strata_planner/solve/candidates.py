@@ -5,6 +5,7 @@ is at most that (LLM-PQ, arXiv 2403.01136, section 4.2, Optimization #1); of pre
 micro-batches only the smallest can be best.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,6 +35,7 @@ from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, Rates, decode_phase, prefill_phase
 from strata_planner.model import LayerShape
 from strata_planner.request import MAX_CHUNK_TOKENS, PlanRequest
+from strata_planner.solve.blocks import MOST_ENTRIES, table_entries
 from strata_planner.solve.orders import Order
 from strata_planner.solve.problem import Problem, Run, StageCosts
 
@@ -136,6 +138,7 @@ class Pricer:
             slowest_decode=slowest_decode,
             sum_decode=sum_decode,
             theta=self.request.theta,
+            penalty_bound=math.inf if self.request.penalty_bound is None else self.request.penalty_bound,
         )
 
     def weights(self, pair: Pair) -> tuple[int, int, int]:
@@ -156,12 +159,32 @@ class Pricer:
 
     @cached_property
     def layer_runs(self) -> tuple[LayerRun, ...]:
-        """Consecutive layers that nothing tells apart; pairs of layers where that still leaves too many runs."""
+        """Consecutive layers that nothing tells apart; pairs of layers where that still leaves too much for the solver."""
         runs = self._runs_of(1)
-        big = self.request.model.parameters > GROUPED_ABOVE_PARAMETERS
-        if big and len(runs) > _GROUPED_ABOVE_RUNS and self.request.model.num_layers % 2 == 0:
+        request = self.request
+        big = request.model.parameters > GROUPED_ABOVE_PARAMETERS or self.alike
+        if big and len(runs) > _GROUPED_ABOVE_RUNS and request.model.num_layers % 2 == 0 and not self._decomposed:
             return self._runs_of(2)
         return runs
+
+    @property
+    def alike(self) -> bool:
+        """Whether layers differ in sensitivity alone."""
+        return len(self._shapes) == 1
+
+    @property
+    def _decomposed(self) -> bool:
+        """Whether the decomposition is asked for and its tables are small enough with every layer on its own."""
+        request = self.request
+        layers, one = request.model.num_layers, LayerRun(0, 1, 1)
+        smallest = min(self._weight_bytes(one, 1).values()) + self._kv_bytes(one, 1)
+        largest = max((each.usable_bytes for each in request.cluster.accelerators()), default=0)
+        longest = min(layers - request.min_stages + 1, largest // smallest)
+        return (
+            self.alike
+            and request.solver == "auto"
+            and table_entries(layers, longest, len(request.bits)) <= MOST_ENTRIES
+        )
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:

@@ -157,11 +157,12 @@ class Columns:
                 some = np.flatnonzero(allowed > -np.inf)
                 if not len(some):
                     continue
-                firsts, allowed = firsts[some[0] : some[-1] + 1], allowed[some[0] : some[-1] + 1]
-                row, column = np.nonzero(self._priced(kind, size, firsts, linear[kind]) <= allowed[:, None])
+                near = slice(some[0], some[-1] + 1)
+                priced = self._priced(kind, size, firsts[near], linear[kind])
+                row, column = np.nonzero(priced <= allowed[near, None])
                 usable = self.usable(kind, size)[column]
-                ends = np.searchsorted(row, np.arange(len(firsts) + 1))
-                for first, low, high in zip(firsts, ends, ends[1:], strict=False):
+                ends = np.searchsorted(row, np.arange(len(firsts[near]) + 1))
+                for first, low, high in zip(firsts[near], ends, ends[1:], strict=False):
                     if high > low:
                         blocks.append((kind, int(first), size, int(high - low)))
                         picked.append(usable[low:high])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strata_planner.solve.blocks import Blocks
+from strata_planner.solve.blocks import Blocks, table_entries
 from strata_planner.solve.columns import Columns, Kept
 from strata_planner.solve.lattice import Floats, Ints, Lattice
 from strata_planner.solve.shares import Ascent, even_shares
@@ -50,6 +50,12 @@ class Decomposition:
         self._hops = [level.hop_sum[:, 0] + decode_sum * level.hop_sum[:, 1] for level in lattice.levels]
 
     @property
+    def table_entries(self) -> int:
+        """Numbers in the blocks' tables that a solution needs."""
+        lattice = self.lattice
+        return table_entries(lattice.units, max(self._columns.borders.longest), len(lattice.bits))
+
+    @property
     def objective(self) -> float:
         """Of the best pipeline seen."""
         return self.best.objective if self.best else math.inf
@@ -61,14 +67,16 @@ class Decomposition:
             bound, times = self._walk(ascent.shares)
             self.bound = max(self.bound, bound)
             target = min(cutoff, self.objective)
-            if not math.isfinite(bound) or not ascent.move(bound, times, target if math.isfinite(target) else 1.05 * bound):
+            if not math.isfinite(bound) or not ascent.move(
+                bound, times, target if math.isfinite(target) else 1.05 * bound
+            ):
                 break
         self._shares = ascent.best
         return self._shares
 
     def solve(self, cutoff: float, tolerance: float, deadline: float) -> None:
-        """Find the best pipeline below `cutoff`, or raise the bound to it."""
-        cutoff = min(cutoff, self.objective)
+        """Find the best pipeline below `cutoff`, and raise the bound to it or to the best pipeline less the tolerance."""
+        cutoff = min(cutoff, self.objective * (1 - tolerance))
         kept, arcs = self._below(cutoff)
         if not len(kept.cost) or any(not len(steps) for steps, _ in arcs):
             self.bound = max(self.bound, cutoff)
@@ -103,7 +111,8 @@ class Decomposition:
         """[kinds, end, first]: the least cost of a stage with units first .. end - 1."""
         lattice, shared = self.lattice, shares[self.lattice.group]
         fixed = (lattice.fixed * (shared + np.array([1.0, lattice.weights[2]]))).sum(1)
-        return self._columns.cheapest(self._linear(shares)) + fixed[:, None, None]
+        table: Floats = self._columns.cheapest(self._linear(shares)) + fixed[:, None, None]
+        return table
 
     def _walk(self, shares: Floats) -> tuple[float, Floats]:
         """The bound under `shares`, and the seconds of its path by group. The path is a pipeline: keep it if it is good."""
@@ -184,7 +193,8 @@ class Decomposition:
         for rest, level in zip(rests, lattice.levels, strict=True):
             cost = rest[:, kept.end, kept.first] + table[kept.kind, kept.end, kept.first]
             cost[level.kind[:, None] != kept.kind] = np.inf
-            arcs.append(np.nonzero(cost <= cutoff))
+            steps, blocks = np.nonzero(cost <= cutoff)
+            arcs.append((steps, blocks))
         return kept, arcs
 
 

@@ -68,6 +68,7 @@ def _build(problem: Problem, margin: float) -> tuple[pulp.LpProblem, _Variables]
     _add_symmetry(model, problem, variables)
     _add_memory(model, problem, variables, margin)
     _add_slowest_stage(model, problem, variables)
+    _add_penalty_bound(model, problem, variables)
     return model, variables
 
 
@@ -208,6 +209,12 @@ def _add_slowest_stage(model: pulp.LpProblem, problem: Problem, variables: _Vari
             model += slowest >= time + stage.fixed_seconds[phase], f"stage_{j}_phase_{phase}_time"
             if stage.transfer_seconds[phase]:
                 model += slowest >= stage.transfer_seconds[phase], f"stage_{j}_phase_{phase}_hop"
+
+
+def _add_penalty_bound(model: pulp.LpProblem, problem: Problem, variables: _Variables) -> None:
+    if math.isfinite(problem.penalty_bound):
+        terms = [(variable, problem.runs[r].omega[bits]) for (r, _, bits), variable in variables.units.items()]
+        model += pulp.LpAffineExpression(terms) <= problem.penalty_bound, "penalty_bound"
 
 
 def _solution(problem: Problem, model: pulp.LpProblem, variables: _Variables) -> Solution:

@@ -8,7 +8,7 @@ its own.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 
 import numpy as np
@@ -17,8 +17,10 @@ from strata_planner.cluster import DeviceGroup
 from strata_planner.solve.candidates import Pair, Pricer
 from strata_planner.solve.lattice import Floats, Lattice, Level
 from strata_planner.solve.orders import Fleet, Order, orders, picked
+from strata_planner.solve.problem import StageCosts
 
-MOST_POOLS = 600  # beyond, each order is a pool
+_MOST_STEPS = 6000  # of a lattice; beyond, each order is a pool
+
 
 State = tuple[int, int, tuple[int, ...]]  # class of the first and the last stage, devices used of each class
 
@@ -32,7 +34,7 @@ class _Step:
     first: int  # class of the first stage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pool:
     """`used[c]`: devices of class c. `sequence`: their order, where it is given."""
 
@@ -61,49 +63,40 @@ class Pool:
         """Of a path: its step at each level."""
         return picked(self.fleet, [self._levels[number][step].device for number, step in enumerate(steps)])
 
-    def lattice(self, pricer: Pricer, pair: Pair, penalty: Floats) -> Lattice:
+    def lattice(self, prices: "Prices", pair: Pair, penalty: Floats) -> Lattice:
         """With the costs of a pair of micro-batches."""
-        kinds = [
-            pricer.stage(self._group(device), pair, first=first, head=head) for device, first, head in self._kinds
-        ]
         number = {kind: i for i, kind in enumerate(self._kinds)}
         present = [c for c, count in enumerate(self.used) if count]
         levels = []
         for place, steps in enumerate(self._levels):
             kind_of = [number[step.device, place == 0, place == self.stages - 1] for step in steps]
-            hops = [self._hops(pricer, pair, step, place) for step in steps]
+            hops = [self._hops(prices, pair, step, place) for step in steps]
             levels.append(
                 Level(
                     np.array([step.source for step in steps]),
                     np.array([step.target for step in steps]),
                     np.array(kind_of),
-                    np.array([np.sum(each, axis=0) for each in hops]),
-                    np.array([np.max(each, axis=0) for each in hops]),
+                    np.array([[sum(each) for each in zip(*of_step, strict=True)] for of_step in hops]),
+                    np.array([[max(each) for each in zip(*of_step, strict=True)] for of_step in hops]),
                 )
             )
         return Lattice(
-            bits=pricer.request.bits,
+            bits=prices.pricer.request.bits,
             penalty=penalty,
-            kinds=tuple(kinds),
+            kinds=tuple(prices.stage(device, pair, first, head) for device, first, head in self._kinds),
             group=np.array([present.index(device) for device, _, _ in self._kinds]),
             members=np.array([self.used[c] for c in present]),
             levels=tuple(levels),
-            weights=pricer.weights(pair),
+            weights=prices.pricer.weights(pair),
         )
 
-    def _group(self, device: int, index: int = 0) -> DeviceGroup:
-        members = self.fleet.devices[device]
-        return DeviceGroup((members[min(index, len(members) - 1)],))
-
-    def _hops(self, pricer: Pricer, pair: Pair, step: _Step, place: int) -> list[tuple[float, float]]:
+    def _hops(self, prices: "Prices", pair: Pair, step: _Step, place: int) -> list[tuple[float, float]]:
         """Into the stage, and back to the first where it is the last."""
         found = [(0.0, 0.0)]
         if place:
-            source, target = self._group(step.previous), self._group(step.device, index=1)
-            found.append(pricer.hop(source, target, pair, back=False))
+            found.append(prices.hop(step.previous, step.device, pair, False))
         if place and place == self.stages - 1:
-            source, target = self._group(step.device, index=1), self._group(step.first)
-            found.append(pricer.hop(source, target, pair, back=True))
+            found.append(prices.hop(step.device, step.first, pair, True))
         return found
 
     @cached_property
@@ -136,9 +129,30 @@ class Pool:
         return [c for c, count in enumerate(self.used) if used[c] < count]
 
 
+class Prices:
+    """Costs of stages and hops by device class, each computed once."""
+
+    def __init__(self, pricer: Pricer, fleet: Fleet) -> None:
+        self.pricer = pricer
+        self._fleet = fleet
+        self.stage = cache(self._stage)
+        self.hop = cache(self._hop)
+
+    def _stage(self, device: int, pair: Pair, first: bool, head: bool) -> StageCosts:  # noqa: FBT001  a cache's key
+        return self.pricer.stage(self._group(device), pair, first=first, head=head)
+
+    def _hop(self, source: int, target: int, pair: Pair, back: bool) -> tuple[float, float]:  # noqa: FBT001
+        return self.pricer.hop(self._group(source), self._group(target, index=1), pair, back=back)
+
+    def _group(self, device: int, index: int = 0) -> DeviceGroup:
+        members = self._fleet.devices[device]
+        return DeviceGroup((members[min(index, len(members) - 1)],))
+
+
 def pools(fleet: Fleet, lengths: Sequence[int]) -> Iterator[Pool]:
     """Every different pool of each length in turn, or every order where there are too many pools."""
-    if math.prod(len(members) + 1 for members in fleet.devices) > MOST_POOLS:
+    classes = len(fleet.devices)
+    if math.prod(len(members) + 1 for members in fleet.devices) * classes**2 > _MOST_STEPS:
         for order in orders(fleet, lengths):
             sequence = tuple(fleet.class_of(group) for group in order)
             used = tuple(sequence.count(c) for c in range(len(fleet.devices)))

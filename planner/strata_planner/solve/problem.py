@@ -5,12 +5,15 @@ equal in every cost form one *run* of interchangeable units: a dense model witho
 run, and with a table each layer is a run of one unit, which is LLM-PQ's z[i,j,b].
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 Key = tuple[int, int, int]  # run, stage, bits
 Counts = dict[Key, int]
+
+_ROUNDING = 1e-9  # of a sum
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Problem:
     slowest_decode: float  # (ceil(B/xi) - 1) * (n-1)
     sum_decode: float  # n - 1
     theta: float
+    penalty_bound: float = math.inf  # of the sum of omega
 
     @property
     def options(self) -> list[Key]:
@@ -139,13 +143,14 @@ class Problem:
         return self.latency_seconds(counts) + self.theta * self.penalty(counts)
 
     def is_feasible(self, counts: Counts) -> bool:
-        """Every unit once, no stage empty, within memory. (The order of runs is the caller's to keep.)"""
+        """Every unit once, no stage empty, within memory and the bound of the penalty. (The order of runs is the caller's to keep.)"""
         placed = [sum(count for (r, _, _), count in counts.items() if r == run) for run in range(len(self.runs))]
         used = {j for (_, j, _), count in counts.items() if count}
         return (
             placed == [run.units for run in self.runs]
             and used == set(range(len(self.stages)))
             and all(self.free_bytes(counts, j) >= 0 for j in range(len(self.stages)))
+            and self.penalty(counts) <= self.penalty_bound * (1 + _ROUNDING)
         )
 
 

@@ -19,7 +19,8 @@ def even_shares(lattice: Lattice) -> Floats:
     speed = np.zeros((len(lattice.members), 2))
     np.maximum.at(speed, lattice.group, 1 / np.maximum(fastest, 1e-12))
     total = (speed * lattice.members[:, None]).sum(0)
-    return speed / total * np.array(lattice.weights[:2])
+    shares: Floats = speed / total * np.array(lattice.weights[:2])
+    return shares
 
 
 class Ascent:
@@ -62,4 +63,5 @@ def _on_simplex(values: Floats) -> Floats:
     order = np.sort(values)[::-1]
     over = (np.cumsum(order) - 1) / np.arange(1, len(values) + 1)
     last = int(np.flatnonzero(order > over)[-1])
-    return np.maximum(values - over[last], 0.0)
+    nearest: Floats = np.maximum(values - over[last], 0.0)
+    return nearest

@@ -86,53 +86,51 @@ class Thresholds:
         """Nodes of a level are numbered by (state, border); arcs from nodes that nothing reaches are left out."""
         width = self._lattice.units + 1
         nodes = np.array([0])
-        for level, (step, block) in zip(self._lattice.levels, arcs, strict=True):
-            source = level.source[step] * width + self._kept.first[block]
-            at = np.minimum(np.searchsorted(nodes, source), len(nodes) - 1)
-            reached = nodes[at] == source
-            step, block, at = step[reached], block[reached], at[reached]
-            if not len(step):
+        for level, (steps, blocks) in zip(self._lattice.levels, arcs, strict=True):
+            source = level.source[steps] * width + self._kept.first[blocks]
+            found = np.minimum(np.searchsorted(nodes, source), len(nodes) - 1)
+            reached = np.flatnonzero(nodes[found] == source)
+            if not len(reached):
                 return False
-            target = level.target[step] * width + self._kept.end[block]
-            order = np.argsort(target, kind="stable")
-            nodes, starts = np.unique(target[order], return_index=True)
-            step, block, at = step[order], block[order], at[order]
+            target = level.target[steps[reached]] * width + self._kept.end[blocks[reached]]
+            order = reached[np.argsort(target, kind="stable")]
+            nodes, starts = np.unique(np.sort(target), return_index=True)
+            step, block, at = steps[order], blocks[order], found[order]
             hops = level.hop_sum[step]
             cost = hops[:, 0] + self._lattice.weights[2] * hops[:, 1]
             self._stretches.append(_Stretch(step, block, at, starts, cost, level.hop_max[step]))
         return len(nodes) == 1
 
     def solve(self, shares: Floats, cutoff: float, tolerance: float, deadline: float) -> tuple[Route | None, float]:
-        """The best route below `cutoff`, and a bound: nothing is below it but what was found. `shares` [groups, phase]."""
-        best: Route | None = None
+        """The best route below `cutoff`, and a bound of all others: `cutoff`, or what was found less the tolerance; lower only
+        past the deadline. `shares` [groups, phase].
+        """
         if not self._open:
-            return None, math.inf
+            return None, cutoff
         shares, walk = self._tuned(shares, cutoff)
+        best = self._better(None, walk, cutoff)
+        ceiling = min(cutoff, best.objective * (1 - tolerance)) if best else cutoff
         queue = [(walk.bound, 0, Limits((0.0, 0.0), (math.inf, math.inf)), walk)]
         number = 0
-        while queue and queue[0][0] < cutoff * (1 - tolerance):
+        while queue and queue[0][0] < ceiling and time.monotonic() <= deadline:
             bound, _, limits, walk = heapq.heappop(queue)
-            if walk.route is not None and walk.route.objective < cutoff:
-                best, cutoff = walk.route, walk.route.objective
-            if bound >= cutoff * (1 - tolerance):
-                return best, bound
-            if time.monotonic() > deadline:
-                return best, bound
             for part in self._split(limits, walk):
                 number += 1
                 walked = self._walk(shares, part)
-                if walked.route is not None and walked.route.objective < cutoff:
-                    best, cutoff = walked.route, walked.route.objective
-                if walked.bound < cutoff * (1 - tolerance):
+                best = self._better(best, walked, cutoff)
+                ceiling = min(cutoff, best.objective * (1 - tolerance)) if best else cutoff
+                if walked.bound < ceiling:
                     heapq.heappush(queue, (max(bound, walked.bound), number, part, walked))
-        self.walks = number
-        return best, min(queue[0][0], cutoff) if queue else cutoff
+        return best, min(queue[0][0], ceiling) if queue else ceiling
+
+    @staticmethod
+    def _better(best: Route | None, walk: _Walk, cutoff: float) -> Route | None:
+        limit = best.objective if best else cutoff
+        return walk.route if walk.route is not None and walk.route.objective < limit else best
 
     def _split(self, limits: Limits, walk: _Walk) -> tuple[Limits, Limits]:
         """At the phase whose slowest stage the shares see least, between their mean and it."""
-        missing = [
-            self._weights[phase] * (walk.slowest[phase] - walk.averages[phase]) for phase in (0, 1)
-        ]
+        missing = [self._weights[phase] * (walk.slowest[phase] - walk.averages[phase]) for phase in (0, 1)]
         phase = int(missing[1] > missing[0])
         return limits.halves(phase, (walk.slowest[phase] + max(walk.averages[phase], limits.low[phase])) / 2)
 
@@ -171,9 +169,7 @@ class Thresholds:
             return _Walk(math.inf, None)
         return self._followed(bound, costs, arrivals, limits, shares)
 
-    def _followed(
-        self, bound: float, costs: Floats, arrivals: list[Floats], limits: Limits, shares: Floats
-    ) -> _Walk:
+    def _followed(self, bound: float, costs: Floats, arrivals: list[Floats], limits: Limits, shares: Floats) -> _Walk:
         kept, node = self._kept, 0
         steps, columns, slowest, total = [], [], np.zeros(2), 0.0
         for stretch, arrived in zip(reversed(self._stretches), reversed(arrivals), strict=True):
