@@ -38,14 +38,16 @@ def make_plan(request: PlanRequest) -> PlanOutcome:
             f"no plan within {request.time_limit_seconds:g} s ({stats.orders} device orders looked at): raise "
             "planning.timeLimitSeconds, or lower placement.maxStages"
         )
-    return PlanOutcome(assemble(request, found, search.pricer), stats, _notes(request, search, stats))
+    plan = assemble(request, found, search.pricer)
+    return PlanOutcome(plan, stats, _notes(request, plan, search, stats))
 
 
-def _notes(request: PlanRequest, search: Search, stats: SearchStats) -> tuple[str, ...]:
+def _notes(request: PlanRequest, plan: Plan, search: Search, stats: SearchStats) -> tuple[str, ...]:
     notes = []
     if request.sensitivity is None and len(request.bits) > 1:
         notes.append(f"sensitivity: {request.omega.source}")
-    assumed = sorted({each.type for each in request.cluster.accelerators() if "assumed" in each.profile.source})
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    assumed = sorted({stage.devices[0].type for stage in stages if "assumed" in stage.times.source})
     if assumed:
         notes.append(f"rates or efficiencies of {', '.join(assumed)} are assumed: measure them for a better prediction")
     groups = {run.layers_per_unit for run in search.pricer.layer_runs}
