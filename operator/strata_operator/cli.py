@@ -29,6 +29,14 @@ ClusterFile = Annotated[
 ]
 
 
+LatencyProfileFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", help="What `strata profile` measured of this model; of CPU devices the kept one is found."
+    ),
+]
+
+
 @app.command()
 def plan(  # noqa: PLR0913  one parameter per option
     file: DeploymentFile,
@@ -63,6 +71,7 @@ def plan(  # noqa: PLR0913  one parameter per option
             "or a file with a layer table (repeatable).",
         ),
     ] = None,
+    profile: LatencyProfileFile = None,
 ) -> None:
     """Show which layers would run where, at which precision, and what that should give. Nothing is started.
 
@@ -75,7 +84,7 @@ def plan(  # noqa: PLR0913  one parameter per option
     from strata_operator.commands import plan as command
 
     chosen = tuple(costs or ())
-    command.run(command.PlanOptions(file, cluster, picture, running, chosen, json, measure, shapes_only))
+    command.run(command.PlanOptions(file, cluster, picture, running, chosen, json, measure, shapes_only, profile))
 
 
 @app.command()
@@ -113,7 +122,7 @@ def simulate(  # noqa: PLR0913  one parameter per option
 
 
 @app.command()
-def up(
+def up(  # noqa: PLR0913, PLR0917  one parameter per option
     file: DeploymentFile,
     cluster: ClusterFile = None,
     port: Annotated[int, typer.Option(help="Port of the OpenAI-compatible endpoint; 0: any free one.")] = 8000,
@@ -124,6 +133,7 @@ def up(
     logs: Annotated[
         Path | None, typer.Option(help="Folder for the processes' logs; by default one that is removed at the end.")
     ] = None,
+    profile: LatencyProfileFile = None,
 ) -> None:
     """Plan a deployment and run it here, one process per slot, until Ctrl-C or SIGTERM.
 
@@ -133,7 +143,7 @@ def up(
     """
     from strata_operator.commands import up as command
 
-    command.run(command.UpOptions(file, cluster, host, port, api_keys_file, logs))
+    command.run(command.UpOptions(file, cluster, host, port, api_keys_file, logs, profile))
 
 
 @app.command()
@@ -160,6 +170,30 @@ def sensitivity(
     from strata_operator.commands import sensitivity as command
 
     command.run(command.SensitivityOptions(model, text, output, tokens, held_back_tokens, device))
+
+
+@app.command()
+def profile(  # noqa: PLR0913  one parameter per option
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="The LLMDeployment whose model to measure.")] = None,
+    cluster: ClusterFile = None,
+    *,
+    model: Annotated[Path | None, typer.Option(help="Or a model's folder; its config.json is enough.")] = None,
+    threads: Annotated[int, typer.Option(min=0, help="0: those of the deployment's CPU devices, else all cores.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device_type: Annotated[str, typer.Option("--type", help="What cluster files call the device.")] = "cpu",
+    output: Annotated[Path | None, typer.Option(help="Another place than the one where plan and up look.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Steps of at most 512 tokens: a minute less.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again even if a profile is kept.")] = False,
+) -> None:
+    """Measure what the model's own layers take on this device, in minutes (needs the runtime). Goes on where it was stopped.
+
+    `strata up` and `strata plan --measure` use the profile from then on; `--profile FILE` gives one to plan and up.
+
+    Example: `strata profile -f deployment.yaml`
+    """
+    from strata_operator.commands import profile as command
+
+    command.run(command.ProfileOptions(file, cluster, model, threads, device, device_type, output, quick, fresh))
 
 
 @app.command()

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from strata_operator.commands.costs import latency_sources
 from strata_operator.commands.inputs import read_question, read_text
+from strata_operator.commands.profile import profiles_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.run import leave_on_signals, log_to
 from strata_operator.local.view import show_plan
@@ -33,6 +34,7 @@ class PlanOptions:
     as_json: bool
     measure: bool
     shapes_only: bool
+    profile: Path | None = None
 
 
 def run(options: PlanOptions) -> None:
@@ -44,7 +46,8 @@ def run(options: PlanOptions) -> None:
     question = read_question(
         options.deployment, options.cluster, measure=options.measure, shapes_only=options.shapes_only
     )
-    request = replace(question.request, latency_sources=sources)
+    profiles = profiles_for(question, options.profile, kept=options.measure)
+    request = replace(question.request, latency_sources=(*profiles, *sources))
     plan = _show_anew(request, options) if running is None else _show_change(request, running, options)
     if options.picture is not None:
         _draw(options.picture, plan)

@@ -1,13 +1,14 @@
 """`strata up`: plans a deployment and runs it on this machine until it is told to stop."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from strata_operator.api import LLMDeployment
 from strata_operator.commands.inputs import Question, read_question, read_text
+from strata_operator.commands.profile import profiles_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.deployment import LocalOptions, Programs
 from strata_operator.local.machine import threads_of_slots
@@ -28,6 +29,7 @@ class UpOptions:
     port: int
     api_keys_file: Path | None
     logs: Path | None
+    profile: Path | None = None
     programs: Programs = field(default_factory=Programs)
 
 
@@ -39,7 +41,8 @@ def run(options: UpOptions) -> None:
     check_port(options.host, options.port)
     question = read_question(options.file, options.cluster, measure=True)
     _check_keys(options, question.deployment)
-    outcome = make_plan(question.request)
+    profiles = profiles_for(question, options.profile, kept=True)
+    outcome = make_plan(replace(question.request, latency_sources=profiles))
     show_plan(outcome, Console())
     with log_folder(options.logs) as logs:
         local = local_options(options, question, outcome.plan, logs)

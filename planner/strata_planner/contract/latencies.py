@@ -7,6 +7,8 @@ refused, not guessed at. Knows no regression.
 from collections.abc import Sequence
 from typing import Literal, Self
 
+import msgspec
+
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
 
@@ -89,7 +91,8 @@ class LatencyProfile(Value, frozen=True):
     kernels: tuple[KernelRange, ...]
     points: tuple[LatencyPoint, ...]
     head: tuple[HeadPoint, ...]
-    leave_one_out: dict[str, float] = {}  # mean relative error per format and phase, of points left out of the fit one by one
+    # Mean relative error per format and phase, of points left out of the fit one by one; written once the profile has been fitted.
+    leave_one_out: dict[str, float] = msgspec.field(default_factory=dict)
 
     def encode(self) -> bytes:
         return to_json(self)
@@ -97,12 +100,12 @@ class LatencyProfile(Value, frozen=True):
     @classmethod
     def decode(cls, data: bytes | str) -> Self:
         """Raises ContractError for malformed JSON, another version, or points that cannot be."""
-        profile = from_json(data, cls) if _version_of(data) == LATENCY_PROFILE_VERSION else None
-        if profile is None:
+        version = _version_of(data)
+        if version != LATENCY_PROFILE_VERSION:
             raise ContractError(
-                f"latency profile version {_version_of(data)}; this release reads version {LATENCY_PROFILE_VERSION}: "
-                "run `strata profile` again"
+                f"latency profile version {version}; this release reads version {LATENCY_PROFILE_VERSION}: run `strata profile` again"
             )
+        profile = from_json(data, cls)
         profile.check()
         return profile
 
@@ -136,11 +139,13 @@ def row_sizes(padded: Sequence[int]) -> tuple[tuple[int, ...], int]:
     return tuple(size for size in sizes if size % multiple or size <= multiple) if multiple > 1 else (), multiple
 
 
-def _version_of(data: bytes | str) -> int:
-    class Versioned(Value, frozen=True, forbid_unknown_fields=False):
-        version: int
-
-    return from_json(data, Versioned).version
+def _version_of(data: bytes | str) -> object:
+    """What the file says of itself; of what cannot be read, this release's, so that reading it says what is wrong."""
+    try:
+        told = msgspec.json.decode(data)
+    except msgspec.MsgspecError:
+        return LATENCY_PROFILE_VERSION
+    return told.get("version", LATENCY_PROFILE_VERSION) if isinstance(told, dict) else LATENCY_PROFILE_VERSION
 
 
 def _check_point(point: LatencyPoint) -> None:

@@ -1,0 +1,188 @@
+"""`strata profile`: has the runtime measure a model's layers in a process of its own; and finds such profiles for `plan` and `up`.
+
+Measuring needs torch, which this package never imports. Profiles are kept beside measured rates, one for all that makes one differ.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from strata_operator.commands.inputs import Question, read_question, read_text
+from strata_operator.errors import InvalidInputError
+from strata_operator.local.errors import LocalError
+from strata_operator.local.machine import cores
+from strata_operator.local.run import leave_on_signals, log_to
+from strata_operator.model_files import local_folder
+from strata_planner.catalogue import CPU
+from strata_planner.contract.formats import ComputeType
+from strata_planner.contract.latencies import LatencyProfile
+from strata_planner.contract.values import ContractError
+from strata_planner.costs.fitted import FittedLatency
+from strata_planner.costs.source import Rates
+from strata_planner.request import PlanRequest
+
+PROFILE = (sys.executable, "-m", "strata_runtime.profiling")
+_KEPT_SECONDS = 60
+_COMPUTE_TYPE: ComputeType = "bfloat16"  # where no deployment says it
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """The flags of `strata profile`. One of `deployment` and `model`; `threads` 0: those of the deployment's CPU devices, else all."""
+
+    deployment: Path | None
+    cluster: Path | None
+    model: Path | None
+    threads: int
+    device: str
+    device_type: str
+    output: Path | None
+    quick: bool
+    fresh: bool
+
+
+def run(options: ProfileOptions) -> None:
+    """Raises what `commands.errors` knows; the runtime's own sentence, where it refuses, is on stderr already."""
+    log_to(Console(stderr=True))
+    leave_on_signals()
+    for command in _commands(options):
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603  our own module
+        if ended.returncode == 2:
+            raise InvalidInputError("strata profile", ["not measured, for the reason above"])
+        if ended.returncode:
+            raise LocalError(f"measuring failed (exit {ended.returncode}); start again to go on where it stopped")
+        file = Path(ended.stdout.strip().splitlines()[-1])
+        console = Console()
+        console.print(shown(judged(file)))
+        console.print(f"kept in {file}", soft_wrap=True)
+
+
+def judged(file: Path) -> LatencyProfile:
+    """The profile with the errors of its fit at points left out, which are written into the file."""
+    profile = LatencyProfile.decode(file.read_bytes())
+    judged = msgspec.structs.replace(profile, leave_one_out=FittedLatency(profile).leave_one_out)
+    scratch = file.with_suffix(f".{os.getpid()}")
+    scratch.write_bytes(judged.encode() + b"\n")
+    scratch.replace(file)
+    return judged
+
+
+def shown(profile: LatencyProfile) -> Table:
+    """A row per format and phase: how many points, and how well each is told by the others."""
+    model, device = profile.model, profile.device
+    table = Table(
+        title=f"{model.architecture}, {model.hidden_size} wide, in {profile.compute_type} on {device.threads} threads of {device.type}",
+        title_justify="left",
+    )
+    for column in ("format", "phase", "kernels", "points", "error of a point left out"):
+        table.add_column(column)
+    for name, phase in sorted({(point.format, point.phase) for point in profile.points}):
+        mine = [point for point in profile.points if (point.format, point.phase) == (name, phase)]
+        error = profile.leave_one_out.get(f"{name} {phase}")
+        kernels = ", ".join(dict.fromkeys(point.kernel for point in mine))
+        table.add_row(name, phase, kernels, str(len(mine)), "" if error is None else f"{error:.1%}")
+    return table
+
+
+def profiles_for(question: Question, file: Path | None, *, kept: bool) -> tuple[FittedLatency, ...]:
+    """The named profile, else with `kept` those of this machine. Raises InvalidInputError."""
+    if file is not None:
+        return (read_profile(file, question.request),)
+    return kept_profiles(question.request, _threads(question)) if kept else ()
+
+
+def _threads(question: Question) -> list[int]:
+    """How many the CPU devices have, each number once."""
+    devices = [device for node in question.cluster.nodes for device in node.devices if device.type == CPU]
+    return sorted({max(1, device.threads) for device in devices})
+
+
+def read_profile(file: Path, request: PlanRequest) -> FittedLatency:
+    """Raises InvalidInputError for a file that is no profile of this release, or that answers nothing of this question."""
+    try:
+        source = FittedLatency(LatencyProfile.decode(read_text(file)))
+    except ContractError as error:
+        raise InvalidInputError(f"--profile {file}", [f"{error}; give a file that `strata profile` wrote"]) from error
+    problem = _unfit(source, request)
+    if problem:
+        raise InvalidInputError(f"--profile {file}", [problem])
+    return source
+
+
+def kept_profiles(request: PlanRequest, threads: Iterable[int]) -> tuple[FittedLatency, ...]:
+    """Of this machine's processor for the request's model, as kept by `strata profile`: those that there are."""
+    folder = local_folder(request.model_uri)
+    if not request.model_uri.startswith("file://") or not folder.is_dir():
+        return ()
+    found = []
+    for count in threads:
+        command = [*_command(folder, max(1, count), request.compute_type), "--kept"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_KEPT_SECONDS, check=False)  # noqa: S603  our own module
+        if ended.returncode == 0:
+            source = FittedLatency(LatencyProfile.decode(Path(ended.stdout.strip()).read_bytes()))
+            found += [source] if _unfit(source, request) is None else []
+    return tuple(found)
+
+
+def _unfit(source: FittedLatency, request: PlanRequest) -> str | None:
+    """Why the profile answers nothing of the question; None: it answers something."""
+    own, device = source.profile.model, source.profile.device
+    if not any(source.knows_layer(layer) for layer in set(request.model.layers)):
+        return (
+            f"a profile of {own.architecture} layers, {own.hidden_size} wide with {own.heads} heads; this model's layers differ: "
+            "run `strata profile` with this deployment"
+        )
+    rates = [
+        Rates(each.profile, request.compute_type, request.kv_bits, each.name) for each in request.cluster.accelerators()
+    ]
+    if not any(source.knows_device(each) for each in rates):
+        threads = sorted({each.profile.threads for each in rates})
+        return (
+            f"measured on {device.threads} threads of '{device.type}' in {source.profile.compute_type}; no device of the cluster is "
+            f"that (threads {threads}, {request.compute_type}): run `strata profile` with this deployment and cluster"
+        )
+    return None
+
+
+def _commands(options: ProfileOptions) -> list[list[str]]:
+    """One per number of threads that the deployment's devices have."""
+    if (options.deployment is None) == (options.model is None):
+        raise InvalidInputError(
+            "strata profile", ["give one of -f DEPLOYMENT and --model FOLDER: whose layers to measure"]
+        )
+    if options.model is not None:
+        wanted = [(options.model, options.threads or cores(), _COMPUTE_TYPE)]
+    else:
+        assert options.deployment is not None
+        question = read_question(options.deployment, options.cluster, measure=False)
+        request = question.request
+        threads = [options.threads] if options.threads else _threads(question)
+        wanted = [(_folder(request.model_uri), count, request.compute_type) for count in threads or [cores()]]
+    if options.output is not None and len(wanted) > 1:
+        raise InvalidInputError(
+            "--output", [f"{len(wanted)} numbers of threads make as many profiles: give --threads N"]
+        )
+    return [_command(*each) + _flags(options) for each in wanted]
+
+
+def _folder(uri: str) -> Path:
+    if not uri.startswith("file://"):
+        raise InvalidInputError(uri, ["only a local folder's config.json is read here: give --model FOLDER"])
+    return local_folder(uri)
+
+
+def _command(model: Path, threads: int, compute_type: ComputeType) -> list[str]:
+    return [*PROFILE, "--model", str(model), "--threads", str(threads), "--compute-type", compute_type]
+
+
+def _flags(options: ProfileOptions) -> list[str]:
+    flags = ["--device", options.device, "--type", options.device_type]
+    flags += ["--output", str(options.output)] if options.output else []
+    return flags + ["--quick"] * options.quick + ["--fresh"] * options.fresh
