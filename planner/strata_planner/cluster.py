@@ -31,6 +31,7 @@ class Device(Value, frozen=True):
 
     `profile`: fields of DeviceProfile (camelCase) that replace the catalogue's. `overhead_bytes`: what the framework
     takes of each device; `usable_fraction`: the share of the memory that plans may fill. None: the rule of its kind.
+    `hourly_cost`: of one device, in any one currency; only layouts that minimise costs need it.
     """
 
     type: str
@@ -39,6 +40,7 @@ class Device(Value, frozen=True):
     threads: int = 0
     overhead_bytes: int | None = None
     usable_fraction: float | None = None
+    hourly_cost: float | None = None
     profile: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -87,6 +89,7 @@ class Accelerator(Value, frozen=True):
     overhead_bytes: int
     profile: DeviceProfile
     name: str = ""  # catalogue name, or the type where a user's profile names it
+    hourly_cost: float | None = None
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -261,7 +264,8 @@ class Cluster(Value, frozen=True, dict=True):
         fraction = (CUDA_USABLE_FRACTION if cuda else CPU_USABLE_FRACTION, device.usable_fraction)
         overhead = device.overhead_bytes if device.overhead_bytes is not None else CUDA_OVERHEAD_BYTES * cuda
         usable = int(profile.memory_bytes * (fraction[0] if fraction[1] is None else fraction[1])) - overhead
-        return Accelerator(node.name, device.type, index, max(0, usable), overhead, profile, name)
+        usable, cost = max(0, usable), device.hourly_cost
+        return Accelerator(node.name, device.type, index, usable, overhead, profile, name, cost)
 
 
 def _merged(device: Device, base: DeviceProfile) -> DeviceProfile:
