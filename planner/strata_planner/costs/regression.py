@@ -31,7 +31,8 @@ def nonnegative(matrix: Array, target: Array) -> Array:
             break
         passive[best] = True
         solution = _inside(scaled, target, passive, solution)
-    return solution / scale
+    result: Array = solution / scale
+    return result
 
 
 def _inside(matrix: Array, target: Array, passive: npt.NDArray[np.bool_], solution: Array) -> Array:

@@ -61,7 +61,7 @@ class Sizes:
 def make_shallow(fields: dict[str, Any], layers: int, folder: Path) -> Path:
     """A model of the same shapes with so many layers; lists with one entry per layer are cut with it."""
     depth = depth_of(fields)
-    shallow = {
+    shallow: dict[str, Any] = {
         name: value[:layers] if isinstance(value, list) and len(value) == depth else value
         for name, value in fields.items()
     }
