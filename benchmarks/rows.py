@@ -25,6 +25,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         "plan_cluster_3",
         "plan_cluster_5",
     ),
+    "costs": ("latency_error", "end_to_end_error"),
     "plan_clusters": ("plan_cluster_3", "plan_cluster_5"),
 }
 
