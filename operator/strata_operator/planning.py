@@ -11,9 +11,9 @@ from strata_operator.api import LLMDeployment
 from strata_planner.cluster import Cluster
 from strata_planner.contract.calibration import Calibration
 from strata_planner.contract.formats import ComputeType
-from strata_planner.errors import ClusterError
+from strata_planner.errors import ClusterError, WorkloadError
 from strata_planner.model import Model
-from strata_planner.request import PlanRequest
+from strata_planner.request import LayoutWishes, PlanRequest
 from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
 from strata_planner.workload import Workload
 
@@ -61,7 +61,23 @@ def request_for(
         time_limit_seconds=spec.planning.time_limit_seconds,
         sensitivity=sensitivity,
         penalty_bound=None if most is None else penalty_bound(sensitivity or prior(model, ()), most),
+        solver="auto" if spec.planning.solver == "layout" else spec.planning.solver,
+        layout=_layout(deployment, for_serving=for_serving) if spec.planning.solver == "layout" else None,
     )
+
+
+def _layout(deployment: LLMDeployment, *, for_serving: bool) -> LayoutWishes:
+    """Raises WorkloadError for what the runtime cannot run, unless only shapes are studied."""
+    spec = deployment.spec
+    degrees = tuple(sorted(spec.placement.tensor_parallel))
+    if for_serving and degrees != (1,):
+        raise WorkloadError(
+            f"placement.tensorParallel {list(degrees)}: this release runs one device per stage; use [1], or study the plan "
+            "with `strata plan --shapes-only`"
+        )
+    slo, load = spec.objective.slo, spec.workload
+    deadline = None if slo is None else (slo.ttft_ms + slo.tpot_ms * (load.output_tokens - 1)) / 1e3
+    return LayoutWishes(spec.objective.goal, degrees, deadline, load.requests_per_second)
 
 
 def _sensitivity(calibration: Calibration | None, model: Model) -> Sensitivity | None:

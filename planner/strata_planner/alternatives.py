@@ -34,7 +34,8 @@ def _with(plan: Plan, alternatives: tuple[Alternative, ...]) -> Plan:
 
 
 def _variants(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanRequest]]:
-    if len(plan.replicas) > 1:
+    if request.layout:
+        yield "one pipeline of single devices", replace(request, layout=None)
         return
     stages = len(plan.replicas[0].stages)
     most = min(len(request.cluster.accelerators()), request.model.num_layers)

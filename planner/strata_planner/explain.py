@@ -59,9 +59,10 @@ def alternatives_table(plan: Plan) -> Table:
 
 def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     parts = "".join(f" + {name}" for name, here in (("embedding", stage.embedding), ("head", stage.head)) if here)
-    usable = sum(device.usable_bytes for device in stage.devices)
+    usable = min(device.usable_bytes for device in stage.devices)
+    indices = ",".join(str(device.index) for device in stage.devices)
     return (
-        ", ".join(f"{device.type} #{device.index}" for device in stage.devices),
+        f"{f'{stage.tensor_parallel} x ' * (stage.tensor_parallel > 1)}{stage.devices[0].type} #{indices}",
         stage.node,
         f"{stage.layers[0]}-{stage.layers[1]} ({len(stage.bits)}){parts}",
         bits_summary(stage.bits),

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 
 from strata_planner.assembly import assemble
 from strata_planner.contract.plan import Plan
+from strata_planner.costs.communication import RING_SHARE
+from strata_planner.costs.source import Rates
 from strata_planner.errors import InfeasibleError, PlannerError
-from strata_planner.request import PlanRequest
+from strata_planner.layout.goals import Deadlines, Goal
+from strata_planner.layout.search import Wish, best_layout, layout_plan
+from strata_planner.partition.seconds import Group
+from strata_planner.partition.states import Collective
+from strata_planner.partition.switching import strategy_table
+from strata_planner.request import LayoutWishes, PlanRequest
 from strata_planner.solve.feasibility import reasons
-from strata_planner.solve.problem import StopReason
+from strata_planner.solve.problem import SolutionStatus, StopReason
 from strata_planner.solve.search import Search, SearchStats
 
 __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
@@ -29,6 +36,10 @@ class PlanOutcome:
 def make_plan(request: PlanRequest) -> PlanOutcome:
     """Raises InputError for a wrong request and InfeasibleError, with reasons, where nothing fits."""
     request.check()
+    return _layout(request, request.layout) if request.layout else _pipeline(request)
+
+
+def _pipeline(request: PlanRequest) -> PlanOutcome:
     search = Search(request)
     found, stats = search.run()
     if found is None and stats.stop is StopReason.PROVED:
@@ -39,10 +50,61 @@ def make_plan(request: PlanRequest) -> PlanOutcome:
             "planning.timeLimitSeconds, or lower placement.maxStages"
         )
     plan = assemble(request, found, search.pricer)
-    return PlanOutcome(plan, stats, _notes(request, plan, search, stats))
+    notes = _notes(request, plan)
+    groups = {run.layers_per_unit for run in search.pricer.layer_runs}
+    if groups != {1}:
+        notes.append(f"layers decided in groups of {max(groups)} (more than 30b parameters)")
+    if stats.stop is not StopReason.PROVED:
+        notes.append(f"the search ended at its {stats.stop.value}: a better plan may exist")
+    return PlanOutcome(plan, stats, tuple(notes))
 
 
-def _notes(request: PlanRequest, plan: Plan, search: Search, stats: SearchStats) -> tuple[str, ...]:
+def _layout(request: PlanRequest, wishes: LayoutWishes) -> PlanOutcome:
+    """Replicas and tensor-parallel groups: a search by chance with a seed, so that the same question has the same answer."""
+    found = best_layout(request, Wish(_goal(wishes), request.time_limit_seconds))
+    stats = SearchStats(
+        orders=found.stats.evaluations,
+        candidates=found.stats.mutations,
+        pruned=0,
+        solved=len(found.replicas),
+        seconds=found.stats.seconds,
+        stop=StopReason.TIME_LIMIT,
+        status=SolutionStatus.FEASIBLE,
+    )
+    plan = layout_plan(request, found)
+    notes = [*_notes(request, plan), *partition_notes(request, plan)]
+    notes.append(
+        "replicas by genetic search: layers and bits of each are proven for its devices, the dealing out is not"
+    )
+    if found.idle:
+        notes.append(f"{found.idle} devices stay idle: they would not help this goal")
+    return PlanOutcome(plan, stats, tuple(notes))
+
+
+def _goal(wishes: LayoutWishes) -> Goal:
+    if wishes.goal != "slo":
+        return Goal(wishes.goal)
+    assert wishes.deadline_seconds is not None, "the request is checked"
+    assert wishes.requests_per_second is not None, "the request is checked"
+    return Goal("slo", Deadlines((wishes.deadline_seconds,), wishes.requests_per_second))
+
+
+def partition_notes(request: PlanRequest, plan: Plan) -> list[str]:
+    """How each tensor-parallel stage should cut its layers, by the tokens of a prefill step (DynPart)."""
+    devices = {each.place: each for each in request.cluster.accelerators()}
+    notes: dict[str, None] = {}
+    for stage in (stage for replica in plan.replicas for stage in replica.stages if stage.tensor_parallel > 1):
+        first, second = (devices[stage.node, each.type, each.index] for each in stage.devices[:2])
+        rates = Rates(first.profile, plan.compute_type, stage.kv_bits, first.name)
+        shares = dict.fromkeys(Collective, RING_SHARE)
+        group = Group(rates, request.cluster.link(first, second), stage.tensor_parallel, link_shares=shares)
+        table = strategy_table(request.model, group, request.max_model_len)
+        named = ", ".join(f"{name} from {tokens} tokens" for tokens, name in table)
+        notes[f"tensor partition of {stage.tensor_parallel} x {first.type}: {named}; decoding is megatron"] = None
+    return list(notes)
+
+
+def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     notes = []
     if request.sensitivity is None and len(request.bits) > 1:
         notes.append(f"sensitivity: {request.omega.source}")
@@ -50,12 +112,7 @@ def _notes(request: PlanRequest, plan: Plan, search: Search, stats: SearchStats)
     assumed = sorted({stage.devices[0].type for stage in stages if "assumed" in stage.times.source})
     if assumed:
         notes.append(f"rates or efficiencies of {', '.join(assumed)} are assumed: measure them for a better prediction")
-    groups = {run.layers_per_unit for run in search.pricer.layer_runs}
-    if groups != {1}:
-        notes.append(f"layers decided in groups of {max(groups)} (more than 30b parameters)")
-    if stats.stop is not StopReason.PROVED:
-        notes.append(f"the search ended at its {stats.stop.value}: a better plan may exist")
     left_out = sorted(set(request.allowed_bits) - set(request.bits))
     if left_out:
         notes.append(f"bits {left_out} left out: the fused experts of this model have no format below 16 bits")
-    return tuple(notes)
+    return notes

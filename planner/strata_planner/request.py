@@ -17,8 +17,32 @@ from strata_planner.sensitivity import Sensitivity, prior
 from strata_planner.workload import Workload
 
 Solver = Literal["auto", "exact", "transfer"]
+GoalName = Literal["throughput", "latency", "slo", "cost"]
 KV_BITS = (16,)  # what the runtime's cache stores
 MAX_CHUNK_TOKENS = 2048  # longer prefills are cut into steps of this many tokens
+
+
+@dataclass(frozen=True)
+class LayoutWishes:
+    """What replicas and tensor-parallel groups are to be good at. `slo`: most requests answered within `deadline_seconds`
+    (of a whole request) while `requests_per_second` arrive.
+    """
+
+    goal: GoalName = "throughput"
+    tensor_parallel: tuple[int, ...] = (1, 2, 4, 8)
+    deadline_seconds: float | None = None
+    requests_per_second: float | None = None
+
+    def check(self) -> None:
+        """Raises WorkloadError."""
+        if self.goal not in get_args(GoalName):
+            raise WorkloadError(f"goal '{self.goal}': choose from {', '.join(get_args(GoalName))}")
+        if not self.tensor_parallel or any(degree not in {1, 2, 4, 8} for degree in self.tensor_parallel):
+            raise WorkloadError(f"tensorParallel {list(self.tensor_parallel)}: choose from [1, 2, 4, 8]")
+        if self.goal == "slo" and not (self.deadline_seconds and self.requests_per_second):
+            raise WorkloadError(
+                "the goal slo needs a deadline and a rate of requests: give objective.slo and workload.requestsPerSecond"
+            )
 
 
 @dataclass(frozen=True)
@@ -28,6 +52,7 @@ class PlanRequest:
     `penalty_bound`: the most that the layers' omega may sum to; None: no bound. `max_stages` None: as many as there are
     devices. `sensitivity` None: the prior. `latency_sources`: in order of trust, before the roofline. `solver`: "exact" is
     the ILP of LLM-PQ for every candidate, "transfer" its heuristic; "auto" proves as much as "exact", faster.
+    `layout`: form replicas and tensor-parallel groups too; None: one pipeline of single devices.
     """
 
     deployment: str
@@ -47,6 +72,7 @@ class PlanRequest:
     latency_sources: tuple[LatencySource, ...] = ()
     penalty_bound: float | None = None
     solver: Solver = "auto"
+    layout: LayoutWishes | None = None
 
     @cached_property
     def bits(self) -> tuple[int, ...]:
@@ -90,6 +116,8 @@ class PlanRequest:
             raise InfeasibleError(
                 [f"minStages {self.min_stages}: the model has {self.model.num_layers} layers, at least one per stage"]
             )
+        if self.layout:
+            self.layout.check()
         if self.sensitivity:
             self.sensitivity.check(self.model, self.bits)
 

@@ -68,12 +68,22 @@ SENTENCES = {
         ["spec.workload.prompt_tokens: no such field; did you mean spec.workload.promptTokens?"],
     ),
     "field of a later release": (
-        {"objective": {"slo": {}}},
-        ["spec.objective.slo: no such field; the fields here are goal, qualityWeight, maxPerplexityIncrease"],
+        {"objective": {"attainment": 0.99}},
+        [
+            "spec.objective.attainment: no such field; the fields here are goal, slo, qualityWeight, maxPerplexityIncrease"
+        ],
+    ),
+    "a goal that one pipeline cannot have": (
+        {"objective": {"goal": "latency"}},
+        ["spec.planning.solver: goals other than throughput and tensorParallel above 1 need planning.solver: layout"],
+    ),
+    "a goal without its figures": (
+        {"objective": {"goal": "slo"}, "planning": {"solver": "layout"}},
+        ['spec.objective: {"goal": "slo"}: the goal slo needs objective.slo and workload.requestsPerSecond'],
     ),
     "impossible objective": (
         {"objective": {"goal": "beauty"}},
-        ["spec.objective.goal: \"beauty\" is not one of 'throughput'; use one of them"],
+        ["spec.objective.goal: \"beauty\" is not one of 'throughput', 'latency', 'slo' or 'cost'; use one of them"],
     ),
     "text for a number": (
         {"workload": {"concurrency": "many"}},

@@ -163,6 +163,12 @@ def test_a_model_path_may_hold_below_the_deployments_folder(strata: Strata, inpu
         ),
         pytest.param({"max_model_len": 4096}, 2, ["maxModelLen 4096", "1024"], id="context-longer-than-the-models"),
         pytest.param({"type": "abacus"}, 2, ["abacus", "unknown", "T4"], id="unknown-device"),
+        pytest.param(
+            {"more": "placement: {tensorParallel: [1, 2]}\n  planning: {solver: layout}"},
+            2,
+            ["tensorParallel [1, 2]", "one device per stage", "--shapes-only"],
+            id="tensor-parallelism",
+        ),
         pytest.param({"memory": 1_000_000}, 1, ["iB at 3 bits", "2 devices"], id="too-little-memory"),
         pytest.param({"more": "placement: {exclude: [a, b]}"}, 2, ["placement.exclude"], id="nothing-left"),
     ],

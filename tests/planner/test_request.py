@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from strata_planner.errors import InputError, PlannerError
+from strata_planner.errors import InputError, PlannerError, WorkloadError
 from strata_planner.planning import make_plan
+from strata_planner.request import LayoutWishes
 from strata_planner.sensitivity import Sensitivity
 from strata_planner.workload import Workload
 from tests.planner.builders import a_model, a_request
@@ -47,3 +48,12 @@ def test_one_long_request_must_fit_as_well_as_the_batch() -> None:
     request = a_request(workload=Workload(10, 10, 2), max_model_len=2048)
     assert request.kv_pages == 128
     assert a_request(workload=Workload(40, 40, 9), max_model_len=64).kv_pages == 9 * 4
+
+
+def test_layout_wishes_are_checked_before_any_search() -> None:
+    for wishes, message in (
+        (LayoutWishes(tensor_parallel=(3,)), r"tensorParallel \[3\]: choose from"),
+        (LayoutWishes(goal="slo"), "needs a deadline"),
+    ):
+        with pytest.raises(WorkloadError, match=message):
+            a_request(layout=wishes).check()

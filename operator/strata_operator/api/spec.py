@@ -104,11 +104,25 @@ class WorkloadSpec(ApiType):
     """Tokens of a typical answer."""
     concurrency: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Sequences in flight at once (the global batch of LLM-PQ)."""
+    requests_per_second: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """How often requests arrive; needed by the goal `slo`."""
+
+
+class SloSpec(ApiType):
+    """What a request may take."""
+
+    ttft_ms: Annotated[float, Field(gt=0, le=1e9)]
+    """Longest time to the first token, milliseconds."""
+    tpot_ms: Annotated[float, Field(gt=0, le=1e9)]
+    """Longest time per further token, milliseconds."""
 
 
 class ObjectiveSpec(ApiType):
-    goal: Literal["throughput"] = "throughput"
-    """What the plan makes best: the time of the whole workload, against quality."""
+    goal: Literal["throughput", "latency", "slo", "cost"] = "throughput"
+    """What the plan makes best, against quality: `throughput` the time of the whole workload; with the solver `layout` also
+    `latency` its slowest request, `slo` the requests per second within `slo`, `cost` the money per token."""
+    slo: SloSpec | None = None
+    """Needed by the goal `slo`, and only there."""
     quality_weight: Annotated[float, Field(ge=0, le=1e12)] = 1.0
     """The weight of quality against speed (theta of LLM-PQ): 0 is speed alone, more keeps more bits."""
     max_perplexity_increase: Annotated[float, Field(gt=0, le=1e6)] | None = None
@@ -175,6 +189,11 @@ class PlacementSpec(ApiType):
     """Fewest stages of the pipeline; more than 1 forces a split."""
     max_stages: Annotated[int, Field(ge=1, le=64)] = 64
     """Most stages of the pipeline."""
+    tensor_parallel: Annotated[
+        tuple[Literal[1, 2, 4, 8], ...],
+        Field(min_length=1, max_length=4, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = (1,)
+    """How many devices of a node may share a stage; more than 1 needs the solver `layout`."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -183,6 +202,12 @@ class PlacementSpec(ApiType):
             message="minStages is more than maxStages; lower it or raise maxStages",
             holds=lambda placement: placement.min_stages <= placement.max_stages,
             path="minStages",
+        ),
+        Rule(
+            cel="",  # the list is a set: the API server refuses repetitions by itself
+            message="lists a degree twice; name each degree once",
+            holds=lambda placement: len(set(placement.tensor_parallel)) == len(placement.tensor_parallel),
+            path="tensorParallel",
         ),
     )
 
@@ -199,6 +224,9 @@ class PlanningOverrides(ApiType):
 
 
 class PlanningSpec(ApiType):
+    solver: Literal["auto", "exact", "transfer", "layout"] = "auto"
+    """`auto`: one pipeline, the best one proven; `exact` proves the same by LLM-PQ's ILP, slower; `transfer` is LLM-PQ's
+    heuristic; `layout` forms replicas and tensor-parallel groups (HexGen)."""
     time_limit_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """Longest time to look for a better plan; the best one found until then is used."""
     overrides: PlanningOverrides = PlanningOverrides()
@@ -310,6 +338,26 @@ class LLMDeploymentSpec(ApiType):
                 or spec.workload.prompt_tokens + spec.workload.output_tokens <= spec.model.max_model_len
             ),
             path="workload",
+        ),
+        Rule(
+            cel="self.planning.solver == 'layout' || (self.objective.goal == 'throughput' && "
+            "self.placement.tensorParallel == [1])",
+            message="goals other than throughput and tensorParallel above 1 need planning.solver: layout",
+            holds=lambda spec: (
+                spec.planning.solver == "layout"
+                or (spec.objective.goal == "throughput" and spec.placement.tensor_parallel == (1,))
+            ),
+            path="planning.solver",
+        ),
+        Rule(
+            cel="(self.objective.goal == 'slo') == has(self.objective.slo) && "
+            "(self.objective.goal != 'slo' || has(self.workload.requestsPerSecond))",
+            message="the goal slo needs objective.slo and workload.requestsPerSecond, other goals take no objective.slo",
+            holds=lambda spec: (
+                (spec.objective.goal == "slo") == (spec.objective.slo is not None)
+                and (spec.objective.goal != "slo" or spec.workload.requests_per_second is not None)
+            ),
+            path="objective",
         ),
     )
 

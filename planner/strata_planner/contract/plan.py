@@ -23,7 +23,7 @@ class DeviceRef(Value, frozen=True):
 
 
 class StageMemory(Value, frozen=True):
-    """Predicted bytes of one stage on its (one) device. `total_bytes` <= the device's usable bytes."""
+    """Predicted bytes of one stage on each of its devices. `total_bytes` <= the device's usable bytes."""
 
     weights_bytes: int
     embedding_bytes: int  # embedding tables, final norm and head, where they sit on this stage
