@@ -1,0 +1,242 @@
+"""What a stage holds beside weights and KV, term by term: kernels, what a step has alive at once, what loading adds.
+
+Called for every stage that is considered. Follows the runtime moment by moment, for any decoder-only model: nothing is
+fitted to a model or a slice. Constants of the libraries were found on the calibration slices of `benchmarks.memory`, the
+others are the runtime's own. Counts no weights and no KV pool: `memory` does. Source of the model: LLM-PQ (arXiv
+2403.01136) section 4.1, "peak temporaries", with the moments of real layers in place of a factor.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
+from strata_planner.model import LayerShape, Linear, Model
+
+# Found on calibration slices: what any role adds to an idle process (modules, sockets, threads); what oneDNN keeps for
+# every pair of a weight's shape and a number of rows in 16-bit types; MKL's buffers for float32 products.
+MODULE_BYTES = 3 << 20
+KERNEL_BYTES = 665 << 10
+FLOAT32_BUFFER_BYTES = 3 << 20
+# The median over the calibration slices of what glibc's heap holds beyond what a step has alive: freed blocks between
+# those that stay do not join. It varies with the order of blocks (0.1 to 1.6), which no formula foresees.
+HEAP_SLACK = 0.6
+FRAMES_UNDER_WAY = 2  # of hidden states in sockets: one coming in, one going out
+
+# The runtime's own: keys and values (cache.batch) or soft-capped scores (cache.attention) at once; rows of an expert at
+# once (loading.experts); weights brought back to the compute type at once, in so many bytes each (precision).
+GATHERED_BYTES = 16 << 20
+EXPERT_ROWS = 128
+CONVERTED_AT_A_TIME = 1 << 21
+CONVERTED_AT_A_TIME_ON_CUDA = 1 << 26
+GROUPS_BYTES_PER_WEIGHT = 4.5
+# Up to so many rows a weight is multiplied as it is stored, by kernels that keep nothing (precision.kernels).
+PACKED_ROWS: dict[FormatName, int] = {"dense": 0, "int8": 16, "w8a8": 1 << 30, "int4": 48, "int3": 48}
+_FEW_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)  # then multiples of 128 (loading.adapter)
+_MANY_ROWS = 128
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The largest step: `tokens` of all segments, `sampled` rows that want logits, `context` keys of one sequence."""
+
+    tokens: int
+    sampled: int
+    context: int
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a stage stores its layers, and where: a processor's memory or a GPU's."""
+
+    formats: frozenset[FormatName]
+    compute_type: ComputeType
+    on_cpu: bool
+
+    @property
+    def item(self) -> int:
+        return COMPUTE_TYPE_BYTES[self.compute_type]
+
+    @property
+    def kernel_families(self) -> int:
+        """Dense weights are multiplied by other kernels than quantized ones."""
+        return len({name == "dense" for name in self.formats})
+
+
+@dataclass(frozen=True)
+class WorkingMemory:
+    """Peak bytes of a stage beside stored weights and KV. What is alive together is added, what follows is not."""
+
+    modules: int  # a role's objects in the process
+    kernels: int  # kept by oneDNN for every row number that steps within the plan's limits can have
+    stream: int  # hidden states: the frame, its padded copy, the stream, its normalised copy, frames in sockets
+    layer: int  # the worst moment of the worst layer: norm, rotation, attention, MLP, weights brought back
+    logits: int  # of the sampled rows, in the compute type and in float32 (last stage)
+    slack: int  # of the heap
+    loading: int  # while loading: a linear not yet quantized, experts not yet merged; KV is not there yet
+
+    @property
+    def serving(self) -> int:
+        return self.modules + self.kernels + self.stream + max(self.layer, self.logits) + self.slack
+
+    def peak(self, kv_bytes: int) -> int:
+        """Beside weights and `kv_bytes` of KV: while serving, or while loading where that is more than the KV makes up."""
+        return max(self.serving, self.loading - kv_bytes)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{field.name} {getattr(self, field.name)}" for field in fields(self))
+
+
+def working_memory(model: Model, step: StepShape, storage: Storage, *, head: bool) -> WorkingMemory:
+    """The worst layer's terms at the worst of the formats. On CUDA the framework's own share is in its overhead."""
+    tokens = padded_rows(step.tokens) if storage.on_cpu else step.tokens
+    layers = set(model.layers)
+    stream = (4 * tokens + FRAMES_UNDER_WAY * step.tokens) * model.hidden_size * storage.item
+    layer = max(_Layer(each, tokens, step, storage, model.hidden_size).worst for each in layers)
+    logits = _logits_bytes(model, step, storage) if head else 0
+    alive = stream + max(layer, logits)
+    return WorkingMemory(
+        modules=MODULE_BYTES * storage.on_cpu,
+        kernels=_kernel_bytes(model, step, storage, head=head) if storage.on_cpu else 0,
+        stream=stream,
+        layer=layer,
+        logits=logits,
+        slack=int(HEAP_SLACK * alive) * storage.on_cpu,
+        loading=max(_loading_bytes(each, storage) for each in layers) + MODULE_BYTES * storage.on_cpu,
+    )
+
+
+def padded_rows(rows: int) -> int:
+    """What the runtime makes of a step's number of rows on a CPU."""
+    return next((size for size in _FEW_ROWS if size >= rows), -(-rows // _MANY_ROWS) * _MANY_ROWS)
+
+
+def row_numbers(least: int, most: int) -> int:
+    """How many numbers of rows the runtime multiplies between `least` and `most`, rounded up."""
+    sizes = (*_FEW_ROWS, *range(_MANY_ROWS, padded_rows(max(most, _MANY_ROWS)) + 1, _MANY_ROWS))
+    return sum(1 for size in sizes if least <= size <= padded_rows(most))
+
+
+def _logits_bytes(model: Model, step: StepShape, storage: Storage) -> int:
+    """float32 ones are made from those of the compute type, where that differs."""
+    rounded = 0 if storage.item == _FLOAT32 else storage.item
+    return padded_rows(step.sampled) * model.vocab_size * (rounded + _FLOAT32)
+
+
+def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool) -> int:
+    """Once for each shape of a weight and each number of rows: what a slot that serves any requests ends up with."""
+    if storage.item == _FLOAT32:
+        return FLOAT32_BUFFER_BYTES
+    linears = {linear for layer in set(model.layers) for linear in layer.linears}
+    kernels = head * row_numbers(1, step.sampled)
+    for name in storage.formats:
+        rows = row_numbers(PACKED_ROWS[name] + 1, step.tokens)
+        kernels += rows * len(_product_shapes((each for each in linears if each.copies == 1), name))
+    experts = {(each.out_features, each.in_features) for each in linears if each.copies > 1}
+    kernels += len(experts) * row_numbers(1, min(step.tokens, EXPERT_ROWS))
+    return kernels * KERNEL_BYTES
+
+
+def _product_shapes(linears: Iterable[Linear], name: FormatName) -> set[tuple[FormatName, int, int]]:
+    """Shapes of what is multiplied at once: a weight, or the pieces that a quantized one is brought back in."""
+    shapes: set[tuple[FormatName, int, int]] = set()
+    for linear in linears:
+        at_once = linear.out_features if name == "dense" else min(linear.out_features, _piece_rows(linear, name))
+        sizes = {at_once, linear.out_features % at_once} - {0}
+        shapes.update((name, size, linear.in_features) for size in sizes)
+    return shapes
+
+
+def _piece_rows(linear: Linear, name: FormatName) -> int:
+    """Rows of a weight that are brought back at once: whole blocks of 64 where weights are packed in groups."""
+    rows = max(1, CONVERTED_AT_A_TIME // linear.in_features)
+    return rows if name in {"int8", "w8a8"} else max(64, rows // 64 * 64)
+
+
+def _loading_bytes(layer: LayerShape, storage: Storage) -> int:
+    """The largest linear is there as it was read while it is quantized or rearranged; merged experts are there unmerged,
+    and their gates and ups stacked once more before they lie side by side.
+    """
+    fused = [each for each in layer.linears if each.copies > 1]
+    plain = max((each.out_features * each.in_features for each in layer.linears if each.copies == 1), default=0)
+    merged = 2 * max((each.copies * each.out_features * each.in_features for each in fused), default=0)
+    pieces = 0 if storage.formats == {"dense"} else _converted_at_once(plain, storage) * GROUPS_BYTES_PER_WEIGHT
+    return int(max(plain * storage.item + pieces, merged * storage.item))
+
+
+def _converted_at_once(weights: int, storage: Storage) -> int:
+    return min(weights, CONVERTED_AT_A_TIME if storage.on_cpu else CONVERTED_AT_A_TIME_ON_CUDA)
+
+
+class _Layer:
+    """One layer's moments in bytes, beside the stream."""
+
+    def __init__(self, layer: LayerShape, tokens: int, step: StepShape, storage: Storage, hidden: int) -> None:
+        self._layer, self._step, self._storage = layer, step, storage
+        self._row = tokens * storage.item  # bytes of one value of every token
+        self._tokens = tokens
+        self._hidden = hidden
+        self._queries, self._keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+        names = {linear.name for linear in layer.linears}
+        self._fused_qkv, self._fused_mlp = "qkv_proj" in names, "gate_up_proj" in names
+        self._gated = bool({"gate_proj", "gate_up_proj"} & names)
+
+    @property
+    def worst(self) -> int:
+        experts = [each for each in self._layer.linears if each.copies > 1]
+        mlp = self._experts(experts) if experts else self._mlp()
+        return max(self._norm(), self._attention(), mlp)
+
+    def _norm(self) -> int:
+        """In float32: the stream, its square or its scaled copy; then rounded. The normalised copy is not there yet."""
+        return self._tokens * self._hidden * (2 * _FLOAT32)
+
+    def _attention(self) -> int:
+        """Queries, keys and values; rotated: q, q cos, turned q, its product with sin; then attended; then projected."""
+        queries, keys = self._queries, self._keys
+        whole = (queries + keys) * self._fused_qkv * self._row  # fused projections stay while their parts are copied
+        rotating = (4 * queries + 2 * keys) * self._row
+        attending = (3 * queries + 2 * keys) * self._row + self._gathered() + self._mask()
+        projecting = (2 * queries + 2 * keys + self._hidden) * self._row + self._brought_back()
+        return whole + max(rotating, attending, projecting)
+
+    def _gathered(self) -> int:
+        """Pages of the pool: of a chunk with a past, or of a group of decoding sequences."""
+        one = 2 * self._step.context * self._keys * self._storage.item
+        chunk = one if self._step.context > self._step.tokens else 0
+        return max(chunk, min(GATHERED_BYTES, self._step.sampled * one))
+
+    def _mask(self) -> int:
+        """Of the longest chunk that has a past: which keys each token sees, and that in the compute type."""
+        rows = max(0, min(self._step.tokens, self._step.context - self._step.tokens + self._step.sampled))
+        return rows * self._step.context * (1 + self._storage.item)
+
+    def _mlp(self) -> int:
+        width = self._layer.mlp_width
+        acting = (1.5 if self._gated and not self._fused_mlp else 2) * width * self._row
+        return int(max(acting, width * self._row + self._brought_back()))
+
+    def _experts(self, experts: list[Linear]) -> int:
+        """All tokens' sum in float32; some rows of one expert: gathered, padded, both halves, what comes of them."""
+        inner = max(each.out_features for each in experts)
+        at_once = min(self._tokens, EXPERT_ROWS) if self._storage.on_cpu else self._tokens * experts[0].active
+        rows = at_once * (3 * self._hidden + 2 * inner) * self._storage.item
+        shared = 1.5 * (self._layer.mlp_width - inner * experts[0].active) * self._row
+        return int(self._tokens * self._hidden * _FLOAT32 + max(rows, shared))
+
+    def _brought_back(self) -> int:
+        """The worst format's weights on their way back to the compute type, blocked once more by oneDNN, and the piece
+        of the product that they make.
+        """
+        plain = (each for each in self._layer.linears if each.copies == 1)
+        return max((self._converted(each, name) for each in plain for name in self._storage.formats), default=0)
+
+    def _converted(self, linear: Linear, name: FormatName) -> int:
+        if name == "dense" or not linear.quantizable:
+            return 0
+        weights = _converted_at_once(linear.out_features * linear.in_features, self._storage)
+        per_weight = (
+            2 * self._storage.item if name in {"int8", "w8a8"} else GROUPS_BYTES_PER_WEIGHT + self._storage.item
+        )
+        product = min(linear.out_features, weights // linear.in_features) * self._row
+        return int(weights * per_weight) + product

@@ -1,0 +1,121 @@
+"""Laws of what a stage holds beside weights and KV, and moments counted by hand."""
+
+from dataclasses import fields
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.costs.working import (
+    FLOAT32_BUFFER_BYTES,
+    KERNEL_BYTES,
+    StepShape,
+    Storage,
+    WorkingMemory,
+    padded_rows,
+    row_numbers,
+    working_memory,
+)
+from strata_planner.model import Model
+from tests.planner.builders import a_model, a_wide_model
+
+STEP = StepShape(tokens=16, sampled=4, context=64)
+
+
+def of(
+    *formats: FormatName,
+    step: StepShape = STEP,
+    model: Model | None = None,
+    compute_type: ComputeType = "bfloat16",
+    on_cpu: bool = True,
+    head: bool = False,
+) -> WorkingMemory:
+    storage = Storage(frozenset(formats), compute_type, on_cpu)
+    return working_memory(model or a_model(), step, storage, head=head)
+
+
+@given(st.integers(1, 5000))
+def test_rows_are_padded_as_the_runtime_pads_them(rows: int) -> None:
+    assert padded_rows(rows) >= rows
+    assert padded_rows(padded_rows(rows)) == padded_rows(rows)
+    assert row_numbers(1, rows) == len({padded_rows(each) for each in range(1, rows + 1)})
+
+
+def test_more_tokens_never_take_less() -> None:
+    for name in ("dense", "int8", "int4"):
+        steps = [StepShape(tokens, 4, 4096) for tokens in (1, 16, 100, 256, 2048)]
+        assert all(less <= more for less, more in pairwise(of(name, step=step).serving for step in steps))
+
+
+def test_a_kernel_for_every_shape_and_number_of_rows() -> None:
+    shapes = {(128, 128), (64, 128), (384, 128), (128, 384)}
+    assert of("dense").kernels == len(shapes) * row_numbers(1, 16) * KERNEL_BYTES
+    assert of("dense", head=True).kernels - of("dense").kernels == row_numbers(1, 4) * KERNEL_BYTES
+
+
+def test_what_is_multiplied_as_it_is_stored_needs_no_kernel() -> None:
+    assert of("int8").kernels == 0
+    assert of("int8", step=StepShape(24, 4, 64)).kernels == 4 * KERNEL_BYTES
+    assert of("int4", step=StepShape(48, 4, 64)).kernels == 0
+
+
+def test_float32_has_buffers_instead() -> None:
+    assert of("dense", compute_type="float32").kernels == FLOAT32_BUFFER_BYTES
+
+
+def test_a_mixed_stage_keeps_the_kernels_of_both() -> None:
+    step = StepShape(64, 4, 64)
+    assert of("dense", "int4", step=step).kernels == of("dense", step=step).kernels + of("int4", step=step).kernels
+
+
+def test_only_the_head_has_logits() -> None:
+    assert of("dense").logits == 0
+    assert of("dense", head=True).logits == 4 * 512 * (2 + 4)
+    assert of("dense", head=True, compute_type="float32").logits == 4 * 512 * 4
+
+
+def test_pieces_are_bounded_however_large_the_layer() -> None:
+    wide = a_wide_model()
+    assert of("int4", model=wide).layer - of("dense", model=wide).layer < 20 << 20
+    assert of("int4", model=wide).layer > of("int8", model=wide).layer > of("dense", model=wide).layer
+
+
+def test_a_prompt_in_chunks_has_masks_and_gathers_its_past() -> None:
+    whole, chunked = (of("dense", step=StepShape(512, 1, context)) for context in (512, 4096))
+    assert chunked.layer > whole.layer + 512 * 4096
+
+
+def test_experts_are_computed_some_rows_at_a_time() -> None:
+    config = {
+        "model_type": "mixtral",
+        "hidden_size": 64,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    model = Model.from_config(config)
+    some, many = (of("dense", model=model, step=StepShape(tokens, 1, 64)).layer for tokens in (128, 256))
+    assert many < 2 * some
+    assert of("dense", model=model).loading > 2 * 4 * 2 * 512 * 64 * 2
+
+
+def test_the_peak_is_reached_while_loading_only_where_kv_is_small() -> None:
+    terms = of("int4")
+    assert terms.peak(kv_bytes=1 << 40) == terms.serving
+    assert WorkingMemory(1, 0, 0, 0, 0, 0, loading=50).peak(kv_bytes=10) == 40
+
+
+def test_a_gpus_share_of_the_process_is_in_its_overhead() -> None:
+    terms = of("dense", on_cpu=False)
+    assert (terms.modules, terms.kernels, terms.slack) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("field", fields(WorkingMemory), ids=lambda field: field.name)
+def test_every_term_is_named_in_the_text(field: object) -> None:
+    assert getattr(field, "name", "") in str(of("dense"))
