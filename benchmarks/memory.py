@@ -2,8 +2,8 @@
 
 `python -m benchmarks.memory [--json FILE] [--points FILE.csv] [--picture FILE.svg]`, some ten minutes on two cores.
 Measured is the peak of private memory (sampled from outside while the slot works) beyond what the same slot held before
-its first role; predicted is the plan's total without the framework's overhead. Constants of the libraries were found on
-the slices called calibration; all others are unseen.
+its first role; predicted is the plan's total without the framework's overhead. The one constant that slices taught (costs.working,
+HEAP_SLACK) comes from those called calibration.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """What a stage holds beside weights and KV, term by term: kernels, what a step has alive at once, what loading adds.
 
 Called for every stage that is considered. Follows the runtime moment by moment, for any decoder-only model: nothing is
-fitted to a model or a slice. Constants of the libraries were found on the calibration slices of `benchmarks.memory`, the
-others are the runtime's own. Counts no weights and no KV pool: `memory` does. Source of the model: LLM-PQ (arXiv
+fitted to a model or a slice. The heap's slack was found on the calibration slices of `benchmarks.memory`; other constants
+are measured on single products or the runtime's own. Counts no weights and no KV pool: `memory` does. Source of the model: LLM-PQ (arXiv
 2403.01136) section 4.1, "peak temporaries", with the moments of real layers in place of a factor.
 """
 
@@ -12,8 +12,9 @@ from dataclasses import dataclass, fields
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
 from strata_planner.model import LayerShape, Linear, Model
 
-# Found on calibration slices: what any role adds to an idle process (modules, sockets, threads); what oneDNN keeps for
-# every pair of a weight's shape and a number of rows in 16-bit types; MKL's buffers for float32 products.
+# Of the libraries. A role's modules take 1.3 MiB in a process; sockets and threads of an epoch are assumed to take the
+# rest. What oneDNN keeps for every pair of a weight's shape and a number of rows in 16-bit types is the growth of glibc's
+# count of used bytes over single products (0.59 to 0.67 MiB, whatever the shape), MKL's buffers for float32 likewise.
 MODULE_BYTES = 3 << 20
 KERNEL_BYTES = 665 << 10
 FLOAT32_BUFFER_BYTES = 3 << 20
