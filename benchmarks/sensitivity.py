@@ -294,6 +294,7 @@ def _calibration(windows: Windows) -> Calibration:
     return calibrate(Subject(MODEL, "heldout.txt"), windows, lambda *_: None)
 
 
+_LEAST_CORRELATION = 0.01  # a peer that ranks by chance must not make a ratio
 # Name of the rows' end -> the indicator, its peer, and the goals of correlation and time.
 _COMPARED = {
     "": (DEVIATION, HESSIAN, 1.0, 0.02),
@@ -308,7 +309,8 @@ def _correlation_rows(found: Correlations) -> list[Row]:
         low, high = found.difference(name, peer)
         unit = f"Spearman, mean of 3 and 4 bits; {name}, difference {low:+.2f} to {high:+.2f}"
         own, other = found.mean(name), found.mean(peer)
-        rows.append(Row(f"indicator_correlation_ratio{end}", own, unit, peer, other, own / other, goal))
+        ratio = own / max(other, _LEAST_CORRELATION)
+        rows.append(Row(f"indicator_correlation_ratio{end}", own, unit, peer, other, ratio, goal))
     return rows
 
 
