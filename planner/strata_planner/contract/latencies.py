@@ -34,13 +34,12 @@ class ProfiledModel(Value, frozen=True):
 
 
 class ProfiledDevice(Value, frozen=True):
-    """Where it was measured. `type`: what cluster files call the device; `neighbours`: processes that did the same meanwhile."""
+    """Where it was measured. `type`: what cluster files call the device."""
 
     type: str
     processor: str
     threads: int
     torch: str
-    neighbours: int = 0
 
 
 class KernelRange(Value, frozen=True):
