@@ -9,11 +9,9 @@ cost        least money per token with all sequences in flight; replicas that ar
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from strata_planner.layout.pipelines import Pipeline
-
-GoalName = Literal["throughput", "latency", "slo", "cost"]
+from strata_planner.request import GoalName
 
 _SPARE = 0.02  # what rate beyond the asked one is worth
 

@@ -50,7 +50,8 @@ class Pipelines:
         self.request = request
         self.pool = pool
         self.stages = Stages(request)
-        self.degrees = tuple(each for each in DEGREES if divisible(request.model, each))
+        wished = request.layout.tensor_parallel if request.layout else DEGREES
+        self.degrees = tuple(each for each in DEGREES if each in wished and divisible(request.model, each))
         self.evaluations = 0
         pricer = self.stages.pricers[0]
         self.least_bytes = pricer.least_weight_bytes

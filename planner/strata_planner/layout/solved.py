@@ -19,7 +19,7 @@ from strata_planner.solve.problem import SolutionStatus
 
 Place = tuple[str, str, int]  # node, type, index
 
-_PREFILL_TOKENS = (0, 256, 512, 1024, 2048)  # of the prefill micro-batches that are tried; 0: one sequence
+_PREFILL_TOKENS = (256, 512, 2048)  # of the prefill micro-batches that are tried, about
 
 
 @dataclass(frozen=True)
