@@ -26,7 +26,7 @@ metadata: {{name: tiny}}
 spec:
   model: {{uri: "file://{model}", maxModelLen: 512}}
   workload: {{promptTokens: 16, outputTokens: 64, concurrency: 2}}
-  placement: {{minStages: 2}}
+  {how}
   precision: {{allowed: [16]}}
   runtime: {{computeType: float32}}
 """
@@ -54,11 +54,11 @@ make_random_model(folder, "llama", vocab_size=128, hidden_size=64, intermediate_
 class Up:
     """A running `strata up`: its address, what it says, and the process of each service."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, how: str = "placement: {minStages: 2}") -> None:
         model = folder / "model"
         model.mkdir()
         subprocess.run([sys.executable, "-c", MAKE_MODEL, str(model)], check=True, capture_output=True)
-        (folder / "tiny.yaml").write_text(DEPLOYMENT.format(model=model))
+        (folder / "tiny.yaml").write_text(DEPLOYMENT.format(model=model, how=how))
         (folder / "cluster.yaml").write_text(CLUSTER)
         self.port = free_port("127.0.0.1")
         command = [sys.executable, "-m", "strata_operator.cli", "up", "-f", str(folder / "tiny.yaml")]
@@ -174,3 +174,20 @@ def _as_soon_as_it_answers(up: Up) -> Iterator[str]:
         except OSError:
             continue
         return
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    running = Up(tmp_path_factory.mktemp("replicas"), "planning: {solver: layout, timeLimitSeconds: 1}")
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+def test_two_replicas_serve_and_the_loss_of_one_is_carried_by_the_other(replicas: Up, expected: str) -> None:
+    streams = [replicas.stream([5, 9, 2]) for _ in range(2)]  # routed by load: one to each
+    pieces = [[next(stream) for _ in range(KILL_AFTER)] for stream in streams]
+    os.kill(replicas.pids["tiny-b-cpu"], signal.SIGKILL)
+    for begun, stream in zip(pieces, streams, strict=True):
+        begun += stream
+    assert ["".join(each) for each in pieces] == [expected, expected]
