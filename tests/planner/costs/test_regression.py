@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_planner.costs.regression import hats, nonnegative, relative_fit
@@ -10,6 +10,7 @@ from strata_planner.costs.regression import hats, nonnegative, relative_fit
 SEEDS = st.integers(0, 10_000)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(seed=SEEDS, rows=st.integers(1, 12), terms=st.integers(1, 8))
 def test_no_coefficient_is_negative_and_none_could_be_moved_to_gain(seed: int, rows: int, terms: int) -> None:
     random = np.random.default_rng(seed)
@@ -21,6 +22,7 @@ def test_no_coefficient_is_negative_and_none_could_be_moved_to_gain(seed: int, r
     assert np.all(np.abs(gradient[found > 0]) <= 1e-6)  # nor does shrinking
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(seed=SEEDS)
 def test_what_is_a_sum_of_the_terms_is_found_again(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -33,6 +35,7 @@ def test_errors_are_relative() -> None:
     assert relative_fit(np.ones((2, 1)), np.array([1.0, 3.0]))[0] == pytest.approx((1 + 1 / 3) / (1 + 1 / 9))
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(values=st.lists(st.floats(-5, 20), min_size=1, max_size=6), slope=st.floats(-3, 3), start=st.floats(-3, 3))
 def test_hats_are_exact_on_lines_and_beyond_the_ends(values: list[float], slope: float, start: float) -> None:
     knots = np.array([0.0, 1.0, 4.0, 10.0])
