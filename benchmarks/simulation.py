@@ -1,0 +1,235 @@
+"""The simulator against the runtime: the same plan, the same requests, the same moments of arrival.
+
+`python -m benchmarks.simulation [--json FILE]`, some 5 minutes. Two stages of one thread and one core each serve a random-weight
+Llama of 246 million parameters at 8 and 16 bits. Requests of mixed lengths come as a Poisson process at half of what the pipeline can do,
+where throughput is the arrivals' rate, and all at once, where the system decides it. The simulator has the plan and a latency
+profile of this machine and sees nothing of the runs. Of several runs the fastest counts: other programs only ever add time.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.pipeline import make_model
+from benchmarks.rows import Row, run
+from benchmarks.slots import slot_processes
+from strata_planner.cluster import Cluster, Device, Node
+from strata_planner.contract.frames import Segment
+from strata_planner.contract.latencies import LatencyPoint, ProfiledDevice
+from strata_planner.contract.plan import Plan
+from strata_planner.costs.fitted import FittedLatency
+from strata_planner.costs.latency import Latencies
+from strata_planner.model import Model
+from strata_planner.planning import PlanRequest, make_plan
+from strata_planner.simulate import Outcome, ReplicaModel, Request, Served, at_once, fleet, poisson, simulate
+from strata_planner.simulate.outcome import METRICS, Metric
+from strata_planner.workload import Workload
+from strata_runtime.measure import processor_name
+from strata_runtime.pipeline.client import LeaderClient, PipelineClient, greedy
+from strata_runtime.profiling.fields import read_fields
+from strata_runtime.profiling.grid import Work
+from strata_runtime.profiling.notes import Notes
+from strata_runtime.profiling.survey import Subject, Survey
+
+PROMPTS, ANSWERS = (16, 40, 96, 200), (8, 24, 48, 80)
+COUNT, SEED, LOAD, RUNS = 96, 7, 0.5, 3
+OPEN, CLOSED = f"Poisson at {LOAD:.0%} of capacity", "all at once"
+GOAL = 0.10
+_MEMORY_BYTES = 290 << 20  # of each stage: some layers fit at 16 bits, the others at 8
+_VOCABULARY = 1000
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    measured: Outcome
+    simulated: Outcome
+
+    @property
+    def figures(self) -> dict[str, tuple[float, float]]:
+        """Name -> measured, simulated."""
+        found = {"tokens/s": (self.measured.tokens_per_second, self.simulated.tokens_per_second)}
+        for metric in METRICS:
+            for percent in (50, 90):
+                found[f"{metric} p{percent}"] = self._pair(metric, percent)
+        return found
+
+    def _pair(self, metric: Metric, percent: float) -> tuple[float, float]:
+        measured, simulated = (each.percentile(metric, percent) for each in (self.measured, self.simulated))
+        assert measured is not None, "every request of the trace is served"
+        assert simulated is not None, "every request of the trace is served"
+        return measured, simulated
+
+
+class Unlike(Work):
+    """Decoding sequences of unlike lengths, 0.3 to 1.7 times `past`, as a continuous batch has them. Attention takes them in
+    groups, which the profile's own points, all of one length, do not meet.
+    """
+
+    @property
+    def longest(self) -> int:
+        return 2 * self.past
+
+    def segments(self, sample: int = 0) -> list[Segment]:
+        step = 1.4 / max(1, self.sequences - 1)
+        starts = [int(self.past * (0.3 + step * number)) for number in range(self.sequences)]
+        return [Segment(number, start, 1, 0, sample) for number, start in enumerate(starts)]
+
+
+UNLIKE = tuple(Unlike("decode", sequences, 1, past) for sequences in (2, 3, 4, 6, 8, 12) for past in (60, 120, 220))
+
+
+_UNLIKE_SIZES = {Work(each.phase, each.sequences, each.tokens, each.past) for each in UNLIKE}
+
+
+class Runtime:
+    """A plan in force; replays traces against its leader."""
+
+    def __init__(self, leader: LeaderClient) -> None:
+        self._leader = leader
+        self._runs = 0
+
+    def fastest(self, trace: Sequence[Request]) -> Outcome:
+        """Of several runs the one whose answers took least time."""
+        return min((self.replay(trace) for _ in range(RUNS)), key=lambda outcome: sum(outcome.values("latency")))
+
+    def replay(self, trace: Sequence[Request]) -> Outcome:
+        """Send every request when it is due, note when its tokens come."""
+        self._runs += 1
+        submits = [
+            greedy(f"{self._runs}-{number}", _prompt(number, each.prompt_tokens), each.output_tokens)
+            for number, each in enumerate(trace)
+        ]
+        moments: dict[str, list[float]] = {submit.request: [] for submit in submits}
+        unfinished, due, started = len(trace), 0, time.perf_counter()
+        while unfinished:
+            now = time.perf_counter() - started
+            while due < len(trace) and trace[due].arrival_seconds <= now:
+                self._leader.send(submits[due])
+                due += 1
+            if due < len(trace) and not self._leader.heard(trace[due].arrival_seconds - now):
+                continue
+            events = (
+                self._leader.events()
+            )  # raises where the slots have lost each other on a machine too busy for heartbeats
+            came_at = time.perf_counter() - started
+            for event in events:
+                moments[event.request].append(came_at)
+                unfinished -= event.finish is not None
+        return _outcome(trace, list(moments.values()))
+
+
+def _prompt(number: int, tokens: int) -> list[int]:
+    return [(7 * number + place) % _VOCABULARY for place in range(tokens)]
+
+
+def _outcome(trace: Sequence[Request], moments: Sequence[Sequence[float]]) -> Outcome:
+    served = tuple(
+        Served(request, 0, came[0], came[-1], len(came)) for request, came in zip(trace, moments, strict=True)
+    )
+    return Outcome(served, (), max(came[-1] for came in moments))
+
+
+def survey(model: Path) -> FittedLatency:
+    """The layers' seconds on one thread of this machine, 8 and 16 bits."""
+    torch.set_num_threads(1)
+    device = ProfiledDevice("cpu", processor_name(), 1, metadata.version("torch"))
+    subject = Subject(
+        read_fields(model), device, torch.device("cpu"), "bfloat16", quick=True, formats=("int8", "dense")
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Notes(Path(folder) / "notes", subject.key)
+        profile = Survey(subject, notes, lambda *_: None).run()
+        notes.close(done=True)
+    points = tuple(_of_unlike(point) if point.phase == "decode" else point for point in profile.points)
+    return FittedLatency(msgspec.structs.replace(profile, points=tuple(point for point in points if point)))
+
+
+def _of_unlike(point: LatencyPoint) -> LatencyPoint | None:
+    """None for points of equal lengths; the others' past is a mean already, not the first sequence's."""
+    if point.sequences == 1:
+        return point
+    if Work(point.phase, point.sequences, point.tokens, point.past) not in _UNLIKE_SIZES:
+        return None
+    return msgspec.structs.replace(point, past=point.past - (point.sequences - 1) // 2)
+
+
+def plan_of(model: Path, source: FittedLatency) -> tuple[Plan, ReplicaModel]:
+    """Two stages, and what the simulator makes of them."""
+    nodes = tuple(Node(f"n{place}", (Device("cpu", memory_bytes=_MEMORY_BYTES, threads=1),)) for place in range(2))
+    request = PlanRequest(
+        deployment="bench",
+        model_uri=str(model),
+        model=Model.from_folder(model),
+        cluster=Cluster(nodes),
+        workload=Workload(prompt_tokens=96, output_tokens=40, concurrency=24),
+        max_model_len=512,
+        allowed_bits=(8, 16),
+        min_stages=2,
+        max_stages=2,
+        latency_sources=(source,),
+    )
+    plan = make_plan(request).plan
+    return plan, fleet(plan, request.model, request.cluster, Latencies((source,)))[0]
+
+
+def compare(model: Path) -> list[Case]:
+    _say("measuring layers")
+    plan, replica = plan_of(model, survey(model))
+    for stage in plan.replicas[0].stages:
+        _say(f"stage {stage.stage}: layers {stage.layers} at {stage.bits} bits, seconds from {stage.times.source}")
+    crowd = at_once(poisson(1.0, COUNT, PROMPTS, ANSWERS, SEED))
+    rate = LOAD * simulate([replica], crowd).requests_per_second
+    traces = {OPEN: poisson(rate, COUNT, PROMPTS, ANSWERS, SEED), CLOSED: crowd}
+    with slot_processes(plan) as slots:
+        runtime = Runtime(PipelineClient(slots).serve(plan))
+        runtime.replay(crowd[: COUNT // 2])  # kernels are made as steps of a size come for the first time
+        return [Case(name, runtime.fastest(trace), simulate([replica], trace)) for name, trace in traces.items()]
+
+
+def table(cases: Sequence[Case]) -> Table:
+    shown = Table(title="simulated against measured", title_justify="left")
+    for column in ("trace", "figure", "measured", "simulated", "error"):
+        shown.add_column(column, justify="left" if column in {"trace", "figure"} else "right")
+    for case in cases:
+        for name, (measured, simulated) in case.figures.items():
+            shown.add_row(case.name, name, f"{measured:.4g}", f"{simulated:.4g}", f"{simulated / measured - 1:+.1%}")
+    return shown
+
+
+def rows(cases: Sequence[Case]) -> list[Row]:
+    """`simulator_error`: the worst of throughput and median latency over both traces; the others are reported."""
+    names = {"tokens/s": "throughput", "latency p50": "latency", "ttft p50": "ttft", "tpot p50": "tpot"}
+    errors = {
+        (case.name, short): abs(case.figures[name][1] / case.figures[name][0] - 1)
+        for case in cases
+        for name, short in names.items()
+    }
+    judged = max(error for (_, short), error in errors.items() if short in {"throughput", "latency"})
+    worst = {short: max(error for (_, own), error in errors.items() if own == short) for short in names.values()}
+    reported = [Row(f"simulator_{short}_error", error, "worst of both traces") for short, error in worst.items()]
+    return [Row("simulator_error", judged, "share", "Vidur", 0.09, goal=GOAL, lower_is_better=True), *reported]
+
+
+def measure() -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        cases = compare(make_model(Path(folder)))
+    Console(width=150).print(table(cases))
+    return rows(cases)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+if __name__ == "__main__":
+    run("simulation", measure)
