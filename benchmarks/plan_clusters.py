@@ -53,9 +53,9 @@ OTHERS = (
 )
 
 
-def plan(which: PaperCluster) -> tuple[PlanOutcome, float]:
-    """The plan of a cluster of the paper and the seconds it took."""
-    request = PlanRequest(
+def request_for(which: PaperCluster) -> PlanRequest:
+    """The cluster's model under the paper's default load, with the prior sensitivity."""
+    return PlanRequest(
         deployment="paper",
         model_uri=f"file:///models/{which.model}",
         model=Model.from_folder(EXAMPLES / "models" / which.model, for_serving=False),
@@ -66,6 +66,11 @@ def plan(which: PaperCluster) -> tuple[PlanOutcome, float]:
         compute_type="float16",
         time_limit_seconds=TIME_LIMIT_SECONDS,
     )
+
+
+def plan(which: PaperCluster) -> tuple[PlanOutcome, float]:
+    """The plan of a cluster of the paper and the seconds it took."""
+    request = request_for(which)
     started = time.perf_counter()
     outcome = make_plan(request)
     return outcome, time.perf_counter() - started

@@ -21,18 +21,10 @@ from strata_planner.costs.communication import (
     sampled_tokens_seconds,
 )
 from strata_planner.costs.latency import Latencies
-from strata_planner.costs.memory import (
-    PAGE_TOKENS,
-    StepShape,
-    Storage,
-    Temporaries,
-    embedding_bytes,
-    kv_bytes_per_token,
-    layer_weights_bytes,
-    temporaries,
-)
+from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
 from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, Rates, decode_phase, prefill_phase
+from strata_planner.costs.working import StepShape, Storage, WorkingMemory, working_memory
 from strata_planner.model import LayerShape
 from strata_planner.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.solve.blocks import MOST_ENTRIES, table_entries
@@ -81,7 +73,7 @@ class Pricer:
         self.omega = request.omega
         self.latencies = Latencies(request.latency_sources)
         self._seconds: dict[tuple[object, ...], float] = {}
-        self._temporaries: dict[tuple[StepShape, Storage, bool, int], Temporaries] = {}
+        self._working: dict[tuple[StepShape, Storage, bool, int], WorkingMemory] = {}
         self._profiles: dict[tuple[str, str, int], bytes] = {}
         self._unit_sizes: dict[int, tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]] = {}
 
@@ -105,21 +97,23 @@ class Pricer:
         prompt = pair.prefill * self.request.workload.prompt_tokens
         return max(min(prompt, MAX_CHUNK_TOKENS), pair.decode)
 
-    def temporaries(self, candidate: Candidate, place: int, formats: Iterable[FormatName]) -> Temporaries:
+    def working(self, candidate: Candidate, place: int, formats: Iterable[FormatName]) -> WorkingMemory:
         """Of one stage whose layers are stored in `formats`."""
         head = place == len(candidate.order) - 1
-        return self._temporary(candidate.order[place], candidate.pair, frozenset(formats), head=head)
+        return self._working_memory(candidate.order[place], candidate.pair, frozenset(formats), head=head)
 
-    def _temporary(self, group: DeviceGroup, pair: Pair, formats: frozenset[FormatName], *, head: bool) -> Temporaries:
+    def _working_memory(
+        self, group: DeviceGroup, pair: Pair, formats: frozenset[FormatName], *, head: bool
+    ) -> WorkingMemory:
         request = self.request
         step = StepShape(self.max_step_tokens(pair), pair.decode, request.max_model_len)
         storage = Storage(formats, request.compute_type, group.leader.name == CPU)
         key = (step, storage, head, group.degree)
-        if key not in self._temporaries:
+        if key not in self._working:
             shapes = dict.fromkeys(sharded(layer, group.degree) for layer in self._shapes)
             model = msgspec.structs.replace(request.model, layers=tuple(shapes))
-            self._temporaries[key] = temporaries(model, step, storage, head=head)
-        return self._temporaries[key]
+            self._working[key] = working_memory(model, step, storage, head=head)
+        return self._working[key]
 
     def problem(self, candidate: Candidate) -> Problem:
         """Raises nothing: a stage that cannot hold even its fixed parts has a negative capacity."""
@@ -162,7 +156,7 @@ class Pricer:
         """Consecutive layers that nothing tells apart; pairs of layers where that still leaves too much for the solver."""
         runs = self._runs_of(1)
         request = self.request
-        big = request.model.parameters > GROUPED_ABOVE_PARAMETERS or self.alike
+        big = request.model.parameters > GROUPED_ABOVE_PARAMETERS or (self.alike and request.solver == "auto")
         if big and len(runs) > _GROUPED_ABOVE_RUNS and request.model.num_layers % 2 == 0 and not self._decomposed:
             return self._runs_of(2)
         return runs
@@ -251,16 +245,16 @@ class Pricer:
         """What a stage costs by its devices and whether it is the first, the last or both; hops left out."""
         low: list[FormatName] = [DEFAULT_FORMAT_OF_BITS[bits] for bits in self.request.bits if bits < 16]
         formats: tuple[list[FormatName], ...] = (["dense"], low or ["dense"], ["dense", *low])
-        dense, quantized, mixed = (self._temporary(group, pair, frozenset(each), head=head) for each in formats)
+        dense, quantized, mixed = (self._working_memory(group, pair, frozenset(each), head=head) for each in formats)
         tables = self.table_bytes(group, embedding=first, head=head)
         sizes, weights = self._sizes(group.degree)
         seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}
         return StageCosts(
             capacity_bytes=group.usable_bytes - dense.serving - tables,
-            quantized_bytes=quantized.serving - dense.serving,
-            mixed_bytes=mixed.serving - quantized.serving,
+            quantized_bytes=max(0, quantized.serving - dense.serving),
+            mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),
             loading_capacity_bytes=group.usable_bytes - dense.loading - tables,
-            loading_quantized_bytes=mixed.loading - dense.loading,
+            loading_quantized_bytes=max(0, mixed.loading - dense.loading),
             seconds=tuple(seconds[shape] for shape in self._run_shapes),
             bytes=sizes,
             weight_bytes=weights,

@@ -9,7 +9,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from strata_planner.solve import ilp
 from strata_planner.solve.blocks import MOST_ENTRIES, Blocks
 from strata_planner.solve.decomposition import Decomposition, Pipeline
 from strata_planner.solve.lattice import alike, lattice_of, unit_runs
@@ -24,7 +23,7 @@ def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float 
     """The best split of this candidate that beats `cutoff`; INFEASIBLE where there is none."""
     solver = _decomposition(problem)
     if solver is None:
-        return ilp.solve(problem, cutoff, time_limit_seconds)
+        return reference(problem, cutoff, time_limit_seconds)
     deadline = time.monotonic() + (math.inf if time_limit_seconds is None else time_limit_seconds)
     solver.tune(cutoff, ROUNDS)
     finish(solver, cutoff, RELATIVE_GAP, deadline)
@@ -35,6 +34,13 @@ def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float 
     counts = counts_of(solver, solver.best, unit_runs(problem))
     status = SolutionStatus.OPTIMAL if done else SolutionStatus.FEASIBLE
     return Solution(status, stop, counts, problem.objective(counts), solver.bound)
+
+
+def reference(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float | None = None) -> Solution:
+    """The same by LLM-PQ's ILP."""
+    from strata_planner.solve import ilp  # noqa: PLC0415  the solver takes longer to load than most plans to make
+
+    return ilp.solve(problem, cutoff, time_limit_seconds)
 
 
 def _decomposition(problem: Problem) -> Decomposition | None:

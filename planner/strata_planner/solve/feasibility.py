@@ -16,6 +16,7 @@ from strata_planner.request import PlanRequest
 from strata_planner.solve.bounds import least_bytes
 from strata_planner.solve.candidates import Candidate, Pricer
 from strata_planner.solve.orders import Fleet, Order, fleet_of, orders
+from strata_planner.solve.penalty import least_penalty
 from strata_planner.solve.problem import Counts, Problem
 from strata_planner.units import human_bytes
 from strata_planner.workload import Workload
@@ -59,7 +60,7 @@ def reasons(request: PlanRequest) -> list[str]:
         return [
             f"minStages {request.min_stages}: the cluster has {fleet.size} usable devices; add devices or ask for fewer"
         ]
-    unable = _without_formats(request, fleet)
+    unable = _without_formats(request, fleet) or _beyond_penalty_bound(request)
     if unable:
         return [unable]
     return [f"{_shortage(request, fleet)}; {_remedies(request)}"]
@@ -72,6 +73,15 @@ def _without_formats(request: PlanRequest, fleet: Fleet) -> str:
         return ""
     types = ", ".join(sorted({profile.type for profile in profiles}))
     return f"no device ({types}) runs any of the allowed bits {list(request.bits)}: allow 16"
+
+
+def _beyond_penalty_bound(request: PlanRequest) -> str:
+    """Where memory suffices, but not for the quality that is asked for."""
+    if request.penalty_bound is None or not fits(request):
+        return ""
+    needed = least_penalty(request)
+    least = "" if needed is None else f"; the least that fits is {needed:.6g}"
+    return f"no plan that fits has a quality penalty of at most {request.penalty_bound:g}{least}: ask for that, or add memory"
 
 
 def _shortage(request: PlanRequest, fleet: Fleet) -> str:

@@ -10,10 +10,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from strata_planner.request import PlanRequest
 from strata_planner.solve.candidates import Pricer
 from strata_planner.solve.exact import RELATIVE_GAP
 from strata_planner.solve.found import Found
-from strata_planner.solve.orders import Fleet
+from strata_planner.solve.orders import Fleet, fleet_of
 from strata_planner.solve.pool_search import PoolSearch
 from strata_planner.solve.pools import pools
 from strata_planner.solve.problem import SolutionStatus, StopReason
@@ -29,6 +30,16 @@ class _Line:
     price: float
     value: float
     slope: float  # penalty beyond the bound
+
+
+def least_penalty(request: PlanRequest) -> float | None:
+    """Of all plans that fit; None where layers cost unlike, or where time was too short."""
+    pricer, fleet = Pricer(request), fleet_of(request.cluster)
+    if not pricer.alike:
+        return None
+    deadline = time.monotonic() + request.time_limit_seconds
+    found = PoolSearch(pricer, fleet, _DEAR, RELATIVE_GAP, deadline).run(pools(fleet, range(1, fleet.size + 1)))
+    return found.problem.penalty(found.solution.counts) if found else None
 
 
 class PenaltySearch:

@@ -63,6 +63,15 @@ class Pool:
         """Of a path: its step at each level."""
         return picked(self.fleet, [self._levels[number][step].device for number, step in enumerate(steps)])
 
+    def steps_of(self, classes: Sequence[int]) -> list[int]:
+        """The path of an order that is given by device classes."""
+        state, found = 0, []
+        for steps, device in zip(self._levels, classes, strict=True):
+            at = next(i for i, step in enumerate(steps) if (step.source, step.device) == (state, device))
+            found.append(at)
+            state = steps[at].target
+        return found
+
     def lattice(self, prices: "Prices", pair: Pair, penalty: Floats) -> Lattice:
         """With the costs of a pair of micro-batches."""
         number = {kind: i for i, kind in enumerate(self._kinds)}

@@ -9,7 +9,7 @@ import time
 from itertools import accumulate
 
 from strata_planner.request import PlanRequest
-from strata_planner.solve import exact, ilp, transfer
+from strata_planner.solve import exact, transfer
 from strata_planner.solve.candidates import Pricer
 from strata_planner.solve.found import Found, SearchStats, gap_of
 from strata_planner.solve.order_search import OrderSearch, Solve
@@ -19,7 +19,7 @@ from strata_planner.solve.problem import SolutionStatus, StopReason
 
 __all__ = ["Found", "Search", "SearchStats", "lengths"]
 
-_SOLVERS: dict[str, Solve] = {"auto": exact.solve, "exact": ilp.solve, "transfer": transfer.solve}
+_SOLVERS: dict[str, Solve] = {"auto": exact.solve, "exact": exact.reference, "transfer": transfer.solve}
 
 
 class Search:

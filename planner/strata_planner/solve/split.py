@@ -3,7 +3,6 @@
 Used by `transfer` and `baselines`. Within a stage the least sensitive units get the fewest bits.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,7 +96,3 @@ class Splits:
         for (_, j, b), count in counts.items():
             found[j] += [self.bits.index(b)] * count
         return tuple(tuple(sorted(each)) for each in found)
-
-
-def holds(splits: Splits, stages: Sequence[Sequence[int]]) -> bool:
-    return splits.priced(tuple(tuple(sorted(each)) for each in stages)).fits

@@ -1,13 +1,14 @@
 """The ILP finds what trying everything finds, and never more."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from strata_planner.solve.bounds import lower_bound
-from strata_planner.solve.exact import solve
 from strata_planner.solve.feasibility import at_fewest_bits
+from strata_planner.solve.ilp import solve
 from strata_planner.solve.problem import Problem, Run, SolutionStatus, StageCosts, StopReason
 from tests.planner.solve.brute_force import best_objective, problems
 
@@ -68,3 +69,10 @@ def test_runs_stay_in_order() -> None:
     solution = solve(two_stages([5.0, 1.0, 1.0, 1.0, 5.0], capacity=40))
     stages = [j for _, j, _ in sorted(solution.counts)]
     assert stages == sorted(stages)
+
+
+def test_a_bound_of_the_penalty_is_kept() -> None:
+    problem = two_stages([9.0, 1.0, 2.0, 8.0], capacity=20)
+    assert problem.penalty(solve(problem).counts) == 3
+    assert solve(replace(problem, penalty_bound=3.0)).objective == solve(problem).objective
+    assert solve(replace(problem, penalty_bound=2.9)).status is SolutionStatus.INFEASIBLE
