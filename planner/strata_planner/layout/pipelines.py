@@ -5,7 +5,7 @@ has few splits into groups; all loads of the ladder are priced together. What is
 and all layers of a replica have the same bits; `solved` decides both anew on the groups that were chosen.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from math import prod
@@ -14,6 +14,7 @@ import numpy as np
 
 from strata_planner.cluster import DeviceGroup
 from strata_planner.costs.shards import divisible
+from strata_planner.errors import WorkloadError
 from strata_planner.layout.pool import Composition, Pool
 from strata_planner.layout.stages import Floats, Stages, StageTable
 from strata_planner.layout.water import cheapest_first, level
@@ -44,15 +45,18 @@ class Pipeline:
 
 
 class Pipelines:
-    """Pipelines of one request, remembered by what costs can tell apart. `evaluations`: how many were worked out."""
+    """Pipelines of one request, remembered by what costs can tell apart. `evaluations`: how many were worked out. `only`: the
+    groups of compositions that are not to be chosen.
+    """
 
-    def __init__(self, request: PlanRequest, pool: Pool) -> None:
+    def __init__(self, request: PlanRequest, pool: Pool, only: Mapping[Composition, Groups] | None = None) -> None:
         self.request = request
         self.pool = pool
         self.stages = Stages(request)
         wished = request.layout.tensor_parallel if request.layout else DEGREES
         self.degrees = tuple(each for each in DEGREES if each in wished and divisible(request.model, each))
         self.evaluations = 0
+        self._only = only or {}
         pricer = self.stages.pricers[0]
         self.least_bytes = pricer.least_weight_bytes
         self._most_stages = min(request.max_stages or request.model.num_layers, request.model.num_layers)
@@ -94,7 +98,8 @@ class Pipelines:
         rates, seconds = np.zeros(count), np.full(count, np.inf)
         groups: list[Groups] = [()] * count
         bits = [0] * count
-        for option in self.options(composition):
+        given = self._only.get(composition)
+        for option in self.options(composition) if given is None else (given,):
             found_rates, found_seconds, found_bits = self.estimate(option)
             for rung in np.flatnonzero(found_rates > rates):
                 rates[rung], seconds[rung] = found_rates[rung], found_seconds[rung]
@@ -117,6 +122,19 @@ class Pipelines:
             groups = tuple((c, degree) for c, degrees in zip(held, split, strict=True) for degree in degrees)
             if self.request.min_stages <= len(groups) <= self._most_stages:
                 yield groups
+
+    def of_degrees(self, composition: Composition, degrees: Sequence[int]) -> Groups:
+        """Stages of these degrees, the composition's classes in turn. Raises WorkloadError where they do not part its devices."""
+        groups, left = [], list(composition)
+        for degree in degrees:
+            c = next((c for c, count in enumerate(left) if count), 0)
+            groups.append((c, degree))
+            left[c] -= degree
+        if any(left):
+            raise WorkloadError(
+                f"degrees {list(degrees)} do not part {composition}: a stage's devices are of one class"
+            )
+        return tuple(groups)
 
     def order(self, groups: Groups, taken: dict[int, int] | None = None) -> tuple[DeviceGroup, ...]:
         """The devices of the groups, the next of each class; `taken`: how many of each class are gone, updated."""

@@ -66,6 +66,8 @@ class Pool:
             if count:
                 parts.setdefault(each.node, []).append((each.kind, count))
         nodes = sorted(parts, key=lambda node: (parts[node], node))
+        if not self.cluster.links:
+            return tuple(tuple(parts[node]) for node in nodes)
         links = tuple(
             (rate.gbps, rate.latency_ms) for i, a in enumerate(nodes) for b in nodes[:i] for rate in [self.link(a, b)]
         )
@@ -78,7 +80,7 @@ class Pool:
         return self._cycles[nodes]
 
     def _shortest(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        if len(nodes) <= 3:
+        if len(nodes) <= 3 or not self.cluster.links:
             return nodes
         if len(nodes) <= _MOST_PERMUTED:
             return min(((nodes[0], *rest) for rest in permutations(nodes[1:])), key=self._delay)

@@ -100,11 +100,19 @@ def composition_of(pool: Pool, counts: dict[str, int]) -> Composition:
     return tuple(found)
 
 
-def laid(request: PlanRequest, genome: Genome, wish: Wish = DEFAULT) -> Layout:
-    """The layout of given compositions, nothing searched but their pipelines."""
+def laid(
+    request: PlanRequest, genome: Genome, wish: Wish = DEFAULT, degrees: Sequence[Sequence[int]] | None = None
+) -> Layout:
+    """The layout of given compositions; nothing is searched but their pipelines, or not even these where `degrees` names
+    the tensor-parallel degree of every stage.
+    """
     started = time.monotonic()
     pool = Pool(request.cluster)
-    genetic = Genetic(Pipelines(request, pool), wish.goal, _checked_costs(wish.goal, pool))
+    only = {}
+    if degrees is not None:
+        free = Pipelines(request, pool)
+        only = {each: free.of_degrees(each, given) for each, given in zip(genome, degrees, strict=True)}
+    genetic = Genetic(Pipelines(request, pool, only), wish.goal, _checked_costs(wish.goal, pool))
     return _solved(request, wish, genetic, genome, (), started)
 
 
