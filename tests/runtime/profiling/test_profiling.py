@@ -133,6 +133,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surveys, "grid", lambda _: list(WORKS[1:]))
     monkeypatch.setattr(surveys, "DECODE_SEQUENCES", (1, 4))
     monkeypatch.setattr(surveys, "PASS_SECONDS", 0.0)
+    monkeypatch.setattr(surveys, "PASSES", 1)
 
 
 @pytest.mark.usefixtures("small")
