@@ -110,6 +110,10 @@ def simulate(  # noqa: PLR0913  one parameter per option
     ] = None,
     costs: Annotated[list[str] | None, typer.Option(help="Where seconds come from, as for `strata plan`.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this processor and use what `strata profile` kept.")
+    ] = False,
+    profile: LatencyProfileFile = None,
 ) -> None:
     """Plan a deployment and run the plan under a trace in virtual time: latencies, throughput, how busy each stage is.
 
@@ -118,7 +122,7 @@ def simulate(  # noqa: PLR0913  one parameter per option
     from strata_operator.commands import simulate as command
 
     arrivals = command.Arrivals(trace, rate, requests, seed)
-    command.run(command.SimulateOptions(file, cluster, arrivals, slo, tuple(costs or ()), json))
+    command.run(command.SimulateOptions(file, cluster, arrivals, slo, tuple(costs or ()), json, measure, profile))
 
 
 @app.command()

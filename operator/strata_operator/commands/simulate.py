@@ -11,6 +11,7 @@ from rich.table import Table
 
 from strata_operator.commands.costs import latency_sources
 from strata_operator.commands.inputs import read_question
+from strata_operator.commands.profile import profiles_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.run import leave_on_signals, log_to
 from strata_operator.local.view import FILE_WIDTH
@@ -44,6 +45,8 @@ class SimulateOptions:
     objectives: tuple[float, float] | None
     costs: tuple[str, ...]
     as_json: bool
+    measure: bool
+    profile: Path | None
 
 
 def run(options: SimulateOptions) -> None:
@@ -51,11 +54,12 @@ def run(options: SimulateOptions) -> None:
     log_to(Console(stderr=True))
     leave_on_signals()
     sources = latency_sources(options.costs)
-    question = read_question(options.deployment, options.cluster, measure=False)
-    request = replace(question.request, latency_sources=sources)
+    question = read_question(options.deployment, options.cluster, measure=options.measure)
+    profiles = profiles_for(question, options.profile, kept=options.measure)
+    request = replace(question.request, latency_sources=(*profiles, *sources))
     trace = trace_of(options.arrivals, request.workload)
     plan = make_plan(request).plan
-    outcome = simulate(fleet(plan, request.model, request.cluster, Latencies(sources)), trace)
+    outcome = simulate(fleet(plan, request.model, request.cluster, Latencies(request.latency_sources)), trace)
     costs = sorted({stage.times.source for replica in plan.replicas for stage in replica.stages})
     if options.as_json:
         shown = {"costs": costs} | outcome.as_json() | _objectives(outcome, options.objectives)
