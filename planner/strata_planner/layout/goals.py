@@ -10,18 +10,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata_planner.layout.pipelines import Pipeline
+from strata_planner.layout.pipelines import Curve, Pipeline
 from strata_planner.request import GoalName
 
-_SPARE = 0.02  # what rate beyond the asked one is worth
+_SPARE = 0.02  # what a load less of the capacity is worth, for bursts
+_SPREAD = 0.2  # how far a replica's requests differ in their seconds, as a share
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds of a request, each a level of service; `requests_per_second`: beyond this nothing is asked for."""
+    """Seconds of a request, each a level of service, and the rates at which requests come."""
 
     seconds: tuple[float, ...]
-    requests_per_second: float
+    requests_per_second: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Judged:
-    """`score`: more is better, whatever the goal. `shares`: sequences in flight on each replica, 0 for one that stays out."""
+    """`score`: more is better, whatever the goal. `shares`: sequences in flight on each replica, 0 for one that stays out.
+    `rungs`: where each replica's groups are looked up, None: at its share.
+    """
 
     score: float
     shares: tuple[int, ...]
+    rungs: tuple[int, ...] | None = None
 
 
 def judge(goal: Goal, load: Load, pipelines: Sequence[Pipeline], costs: Sequence[float]) -> Judged:
@@ -99,22 +103,42 @@ def _quickest(load: Load, pipelines: Sequence[Pipeline]) -> Judged:
 
 
 def _in_time(deadlines: Deadlines, load: Load, pipelines: Sequence[Pipeline]) -> Judged:
-    """Of each deadline the share of the asked rate that is met; a little for what is beyond it, which takes bursts."""
-    score, shares = 0.0, [0] * len(pipelines)
-    for deadline in deadlines.seconds:
-        rungs = [_most_within(each, deadline) for each in pipelines]
-        rate = sum(each.rates[rung] for each, rung in zip(pipelines, rungs, strict=True) if rung is not None)
-        met = rate / load.tokens / deadlines.requests_per_second
-        score += min(1.0, met) + _SPARE * min(met, 10.0)
-        held = (0 if rung is None else load.rungs[rung] for rung in rungs)
-        shares = [max(old, new) for old, new in zip(shares, held, strict=True)]
-    return Judged(score / len(deadlines.seconds), tuple(shares))
+    """Requests go to replicas in proportion to what these can do, as the coordinator's least-loaded routing comes to. Each
+    replica has the groups with which most of its own are in time; a replica too loaded is in time for none.
+    """
+    total = sum(each.best_rate for each in pipelines)
+    if not total:
+        return Judged(-math.inf, (0,) * len(pipelines))
+    used = [rate * load.tokens / total for rate in deadlines.requests_per_second]
+    score, shares, rungs = 0.0, [], []
+    for each in pipelines:
+        value, curve = max(
+            ((_punctual(curve, each.best_rate, used, deadlines), curve) for curve in each.curves),
+            key=lambda pair: (pair[0], pair[1].rung),
+        )
+        score += value * each.best_rate / total
+        shares.append(_most_within(curve, load, deadlines.seconds[-1]))
+        rungs.append(curve.rung)
+    return Judged(score - _SPARE * max(used), tuple(shares), tuple(rungs))
 
 
-def _most_within(pipeline: Pipeline, deadline: float) -> int | None:
-    """The rung with the highest rate whose requests are in time."""
-    within = [rung for rung, seconds in enumerate(pipeline.seconds) if seconds <= deadline and pipeline.rates[rung] > 0]
-    return max(within, key=lambda rung: pipeline.rates[rung], default=None)
+def _punctual(curve: Curve, best_rate: float, used: Sequence[float], deadlines: Deadlines) -> float:
+    """The mean over rates and deadlines of the share in time: all of it well below the deadline, none well above."""
+    score = 0.0
+    for share in used:
+        rung = next((rung for rung, rate in enumerate(curve.rates) if rate >= share * best_rate), None)
+        if rung is None:
+            continue
+        seconds = curve.seconds[rung]
+        score += sum(min(1.0, max(0.0, 0.5 + (deadline / seconds - 1) / _SPREAD)) for deadline in deadlines.seconds)
+    return score / len(used) / len(deadlines.seconds)
+
+
+def _most_within(curve: Curve, load: Load, seconds: float) -> int:
+    """The most sequences with which requests are in time; all that there is room for where none are."""
+    fitting = [rung for rung, rate in enumerate(curve.rates) if rate > 0]
+    within = [rung for rung in fitting if curve.seconds[rung] <= seconds]
+    return load.rungs[(within or fitting)[-1]]
 
 
 def _cheapest(load: Load, pipelines: Sequence[Pipeline], costs: Sequence[float]) -> Judged:

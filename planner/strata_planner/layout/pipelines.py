@@ -6,7 +6,7 @@ and all layers of a replica have the same bits; `solved` decides both anew on th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from math import prod
 
@@ -27,9 +27,19 @@ Groups = tuple[tuple[int, int], ...]  # (class, degree) of each stage, in order
 
 
 @dataclass(frozen=True)
+class Curve:
+    """One choice of groups under every load. `rung`: one where it is the best."""
+
+    rung: int
+    rates: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Pipeline:
     """Per rung of the ladder: tokens a second, seconds of one request, the groups and the bits; rate 0 where nothing fits.
 
+    `curves`: of each choice of groups that is best at some rung, that rung with its own rates and seconds at all of them.
     `steps`: the load's concave hull as (tokens a second per sequence more, sequences more, rung).
     """
 
@@ -37,6 +47,7 @@ class Pipeline:
     seconds: tuple[float, ...]
     groups: tuple[Groups, ...]
     bits: tuple[int, ...]
+    curves: tuple[Curve, ...] = field(repr=False)
     steps: tuple[tuple[float, int, int], ...] = field(repr=False)
 
     @property
@@ -83,7 +94,7 @@ class Pipelines:
         """The same pipeline on other classes: those of alike nodes, in the order that the key compares them in."""
         names = dict(zip(self._sorted_classes(known), self._sorted_classes(composition), strict=True))
         groups = tuple(tuple((names[c], degree) for c, degree in each) for each in pipeline.groups)
-        return Pipeline(pipeline.rates, pipeline.seconds, groups, pipeline.bits, pipeline.steps)
+        return replace(pipeline, groups=groups)
 
     def _sorted_classes(self, composition: Composition) -> list[int]:
         nodes: dict[str, list[int]] = {}
@@ -98,16 +109,22 @@ class Pipelines:
         rates, seconds = np.zeros(count), np.full(count, np.inf)
         groups: list[Groups] = [()] * count
         bits = [0] * count
+        curves: dict[Groups, Curve] = {}
         given = self._only.get(composition)
         for option in self.options(composition) if given is None else (given,):
             found_rates, found_seconds, found_bits = self.estimate(option)
-            for rung in np.flatnonzero(found_rates > rates):
+            better = np.flatnonzero(found_rates > rates)
+            if better.size:
+                curves[option] = Curve(-1, tuple(found_rates.tolist()), tuple(found_seconds.tolist()))
+            for rung in better:
                 rates[rung], seconds[rung] = found_rates[rung], found_seconds[rung]
                 groups[rung], bits[rung] = option, int(found_bits[rung])
         if not rates.any():
             return None
         steps = _hull(self.stages.rungs, rates)
-        return Pipeline(tuple(rates.tolist()), tuple(seconds.tolist()), tuple(groups), tuple(bits), steps)
+        last = {option: rung for rung, option in enumerate(groups) if option}
+        kept = tuple(replace(curves[option], rung=rung) for option, rung in last.items())
+        return Pipeline(tuple(rates.tolist()), tuple(seconds.tolist()), tuple(groups), tuple(bits), kept, steps)
 
     def options(self, composition: Composition) -> Iterator[Groups]:
         """Every split of each class into groups of one degree and its rest by smaller ones, in the nodes' order; where there are

@@ -50,7 +50,7 @@ class Wish:
     """How to search: what for, for how long, and the seed of all chance."""
 
     goal: Goal = THROUGHPUT
-    seconds: float = 5.0
+    seconds: float = 4.0
     seed: int = 0
     stall: int = 1500
 
@@ -77,7 +77,9 @@ def replan_layout(request: PlanRequest, running: Layout, wish: Wish = DEFAULT) -
     there = {device.place for each in pool.classes for device in each.devices}
     kept = tuple(each for each in running.replicas if each.places <= there)
     rest = Pool(request.cluster, without=frozenset[Place]().union(*(each.places for each in kept)))
-    free = max(1, request.workload.concurrency - sum(each.concurrency for each in kept))
+    free = request.workload.concurrency
+    if wish.goal.name != "slo":  # whose replicas have room for all sequences that can be in time, each
+        free = max(1, free - sum(each.concurrency for each in kept))
     genetic = Genetic(Pipelines(with_concurrency(request, free), rest), wish.goal, _checked_costs(wish.goal, rest))
     return _finished(request, wish, genetic, kept, started, ())
 
@@ -140,8 +142,9 @@ def _solved(
     judged = genetic.judged(genome)
     pipelines, found = genetic.pipelines, list(kept)
     taken: dict[int, int] = {}
-    for (_, pipeline), share in zip(genetic.replicas(genome), judged.shares, strict=True):
-        one = _replica(request, pipelines, pipeline, share, taken) if share else None
+    rungs = judged.rungs or (None,) * len(judged.shares)
+    for (_, pipeline), share, rung in zip(genetic.replicas(genome), judged.shares, rungs, strict=True):
+        one = _replica(request, pipelines, pipeline, _Choice(share, rung), taken) if share else None
         if one is not None:
             found.append(one)
     if not found:
@@ -152,18 +155,26 @@ def _solved(
     return Layout(wish.goal, tuple(found), devices - used, stats)
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """Sequences of a replica, and the rung whose groups it has; None: its share's."""
+
+    share: int
+    rung: int | None
+
+
 def _replica(
-    request: PlanRequest, pipelines: Pipelines, pipeline: Pipeline, share: int, taken: dict[int, int]
+    request: PlanRequest, pipelines: Pipelines, pipeline: Pipeline, choice: _Choice, taken: dict[int, int]
 ) -> SolvedReplica | None:
-    """The best groups for its share, or for less where the whole of it does not fit after all."""
+    """On the best groups for its share, or for less where the whole of it does not fit after all."""
     rungs = pipelines.stages.rungs
-    start = next((rung for rung, sequences in enumerate(rungs) if sequences >= share), len(rungs) - 1)
+    start = next((rung for rung, sequences in enumerate(rungs) if sequences >= choice.share), len(rungs) - 1)
     for rung in range(start, -1, -1):
-        if pipeline.rates[rung] <= 0:
+        groups = pipeline.groups[rung if choice.rung is None else choice.rung]
+        if not groups:
             continue
         used = dict(taken)
-        order = pipelines.order(pipeline.groups[rung], used)
-        one = solved(request, order, min(share, rungs[rung]))
+        one = solved(request, pipelines.order(groups, used), min(choice.share, rungs[rung]))
         if one is not None:
             taken.update(used)
             return one

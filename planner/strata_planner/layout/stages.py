@@ -97,7 +97,7 @@ class Stages:
         for bits in pricer.request.bits:
             runnable = all(bits in each for each in costs.seconds)
             size = sum(count * each[bits] for count, each in zip(counts, costs.bytes, strict=True)) / layers
-            room = costs.capacity_bytes - costs.quantized_bytes * (bits < 16)
+            room = costs.capacity_bytes - (costs.quantized_bytes if bits < 16 else costs.dense_bytes)
             most.append(max(0.0, min(room // size, layers)) if runnable else 0.0)
             for phase, found in enumerate((prefill, decode)):
                 total = (

@@ -1,9 +1,8 @@
-"""Builders for the tests of layouts: small pools of processors, some nodes with several."""
+"""Builders for the tests of layouts: small pools of small devices, some nodes with several."""
 
 from typing import Any
 
 from strata_planner.cluster import Cluster, Device, LinkRate, Node
-from strata_planner.costs.memory import RUNTIME_BYTES
 from strata_planner.layout.search import Layout
 from strata_planner.request import PlanRequest
 from strata_planner.workload import Workload
@@ -16,12 +15,13 @@ def a_pool(**counts: int) -> Cluster:
         tuple(Node(name, (a_device(count),)) for name, count in counts.items()),
         default_link=LinkRate(gbps=1, latency_ms=1.0),
         intra_node=LinkRate(gbps=100, latency_ms=0.01),
-        profiles={"cpu": a_profile()},
+        profiles={"small": a_profile(type="small")},
     )
 
 
 def a_device(count: int, memory_mib: float = 2.2, **fields: Any) -> Device:
-    return Device("cpu", count=count, memory_bytes=int(memory_mib * MIB) + RUNTIME_BYTES, usable_fraction=1.0, **fields)
+    memory = int(memory_mib * MIB)
+    return Device("small", count=count, memory_bytes=memory, usable_fraction=1.0, overhead_bytes=0, **fields)
 
 
 def a_pool_request(cluster: Cluster, **changes: Any) -> PlanRequest:

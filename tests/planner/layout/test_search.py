@@ -19,7 +19,7 @@ QUICK = Wish(stall=100, seconds=60.0)
 GOALS = {
     "throughput": Goal(),
     "latency": Goal("latency"),
-    "slo": Goal("slo", Deadlines((0.05, 0.1, 0.2), 100.0)),
+    "slo": Goal("slo", Deadlines((0.05, 0.1, 0.2), (50.0, 100.0))),
     "cost": Goal("cost"),
 }
 
