@@ -1,5 +1,6 @@
 """`strata sensitivity`: has the runtime calibrate a model in a process of its own, and shows what came out."""
 
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def shown(sensitivity: Sensitivity) -> Table:
     if fit:
         table.caption = (
             f"{fit.curve} curve through {fit.points} measured losses; each is predicted from the others within a factor of "
-            f"{1 + fit.leave_one_out:.2f} on average"
+            f"{math.exp(fit.leave_one_out):.2f} on average"
         )
     return table
 
