@@ -59,10 +59,10 @@ class Sizes:
 
 
 def make_shallow(fields: dict[str, Any], layers: int, folder: Path) -> Path:
-    """A model of the same shapes with so many layers; lists with one entry per layer are cut with it."""
+    """A model of the same shapes with so many layers; lists with one entry per layer follow."""
     depth = depth_of(fields)
     shallow: dict[str, Any] = {
-        name: value[:layers] if isinstance(value, list) and len(value) == depth else value
+        name: (value + value[-1:] * layers)[:layers] if isinstance(value, list) and len(value) == depth else value
         for name, value in fields.items()
     }
     shallow |= {name: layers for name in DEPTHS if name in fields}

@@ -17,7 +17,7 @@ from strata_runtime.profiling import __main__ as command
 from strata_runtime.profiling import survey as surveys
 from strata_runtime.profiling.fields import read_fields
 from strata_runtime.profiling.grid import Limits, Work, grid
-from strata_runtime.profiling.model import Sizes, make_shallow
+from strata_runtime.profiling.model import Sizes, make_shallow, shapes_of
 from strata_runtime.profiling.notes import Notes
 from strata_runtime.profiling.stage import ProfiledStage, StageSpec
 from strata_runtime.profiling.survey import Subject, Survey
@@ -187,3 +187,29 @@ def test_sizes_are_read_under_every_architectures_names() -> None:
     assert (sizes.depth, sizes.hidden, sizes.width, sizes.kv_heads, sizes.head_dim) == (3, 128, 512, 2, 64)
     with pytest.raises(InputError):
         read_fields(Path("nowhere"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        FIELDS | {"model_type": "gemma2", "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {
+            "model_type": "opt",
+            "vocab_size": 96,
+            "hidden_size": 64,
+            "ffn_dim": 128,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 256,
+            "word_embed_proj_dim": 64,
+        },
+    ],
+    ids=["gemma2", "opt"],
+)
+def test_other_architectures_are_measured_too(fields: dict[str, object], tmp_path: Path) -> None:
+    """One layer more than the model has: the head's is behind all that are gone through."""
+    fields = fields | {"num_hidden_layers": 4}
+    stage = ProfiledStage(make_shallow(fields, 5, tmp_path), StageSpec(("int8",) * 4, "bfloat16", 512, 256), CPU)
+    stage.prepare(WORKS[0])
+    assert stage.run(WORKS[0]).layer > 0
+    assert shapes_of(stage.model, fields).linears
