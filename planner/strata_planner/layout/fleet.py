@@ -1,8 +1,8 @@
 """Layouts of fleets: many alike nodes, so that patterns of replicas are counted instead of single devices dealt.
 
 Called by benchmarks and planning for pools that the genetic search is too slow for. Patterns are whole or halved nodes of one type,
-several nodes of it, and a node of each of two types; an integer programme on HiGHS says how many of each. The bound is what the
-devices could do at best were every pipeline perfect, see `most_tokens_per_second`.
+several nodes of it, and a node of each of two types; an integer programme on HiGHS says how many of each. Beside it
+stands a bound that no layout passes.
 """
 
 import time
@@ -14,14 +14,13 @@ import highspy  # noqa: F401  before pulp, whose own import of it would swallow 
 import pulp
 
 from strata_planner.cluster import Accelerator, Cluster, DeviceGroup, Node
-from strata_planner.costs.shards import divisible
 from strata_planner.errors import ClusterError, InfeasibleError
-from strata_planner.layout.pipelines import DEGREES, Pipeline, Pipelines
+from strata_planner.layout.bound import most_tokens_per_second
+from strata_planner.layout.pipelines import Pipeline, Pipelines
 from strata_planner.layout.pool import Composition, Pool
 from strata_planner.layout.solved import SolvedReplica, solved
 from strata_planner.layout.stages import with_concurrency
 from strata_planner.request import PlanRequest
-from strata_planner.solve.candidates import Pair, Pricer
 
 MOST_SEQUENCES = 4096  # in flight on one replica
 _MOST_NODES = 6  # of one type in a pattern
@@ -87,45 +86,6 @@ def fleet_layout(request: PlanRequest) -> FleetLayout:
     bound = most_tokens_per_second(request)
     replicas = _placed(found, kinds, Pool(request.cluster))
     return FleetLayout(found, replicas, sum(sizes) - used, rate, bound, len(patterns), time.monotonic() - started)
-
-
-def most_tokens_per_second(request: PlanRequest) -> float:
-    """No layout has a higher predicted rate: each device would have to do nothing but layers, all the time, in the groups, at
-    the bits and in the micro-batches in which a token takes it least; with these not more than its memory holds of one layer's
-    KV. What hops, heads, steps, idle stages and uneven layers take counts as nothing. Exact where a layer's seconds per
-    sequence never rise with the sequences, as a roofline's.
-    """
-    pool = Pool(request.cluster)
-    pricer = Pricer(with_concurrency(request, 1))
-    rates: dict[tuple[int, int], float] = {}
-    total = 0.0
-    for each in pool.classes:
-        key = (each.kind, len(each.devices))
-        if key not in rates:
-            degrees = [d for d in DEGREES if d <= len(each.devices) and divisible(request.model, d)]
-            groups = [DeviceGroup(each.devices[:degree]) for degree in degrees]
-            rates[key] = max(_device_rate(pricer, group, request.workload.concurrency) for group in groups)
-        total += len(each.devices) * rates[key]
-    return total
-
-
-def _device_rate(pricer: Pricer, group: DeviceGroup, concurrency: int) -> float:
-    """Tokens a second of one of the group's devices. `pricer`: of a load of one sequence."""
-    request = pricer.request
-    answer, best = request.workload.output_tokens, 0.0
-    for bits in request.bits:
-        probe = pricer.stage(group, Pair(1, 1), first=False, head=False)
-        if any(bits not in each for each in probe.seconds):
-            continue
-        kv = min(both[bits] - own[bits] for both, own in zip(probe.bytes, probe.weight_bytes, strict=True))
-        most = max(1, min(int(group.usable_bytes // max(kv, 1)), concurrency))
-        costs = pricer.stage(group, Pair(most, most), first=False, head=False)
-        seconds = sum(
-            run.units * (each[bits][0] + (answer - 1) * each[bits][1])
-            for run, each in zip(pricer.layer_runs, costs.seconds, strict=True)
-        )
-        best = max(best, answer * most / seconds / group.degree)
-    return best
 
 
 def _node_kinds(cluster: Cluster) -> list[list[Node]]:

@@ -7,7 +7,8 @@ import pytest
 
 from strata_planner.cluster import Cluster, Link
 from strata_planner.errors import ClusterError
-from strata_planner.layout.fleet import fleet_layout, most_tokens_per_second
+from strata_planner.layout.bound import most_tokens_per_second
+from strata_planner.layout.fleet import fleet_layout
 from strata_planner.layout.search import Wish, best_layout
 from strata_planner.layout.solved import plan_of
 from tests.planner.layout.layouts import a_pool, a_pool_request, used
