@@ -41,6 +41,7 @@ def _instance(draw: random.Random, *, alike: bool) -> Problem:
             loading_capacity_bytes=draw.randint(4 * _MIB, 70 * _MIB),
             loading_quantized_bytes=draw.choice([0, 5 * _MIB]),
             mixed_bytes=draw.choice([0, 2 * _MIB]),
+            dense_bytes=draw.choice([0, 4 * _MIB]),
             seconds=tuple(_seconds(draw, bits)[c] for c in classes)
             if not alike
             else (_seconds(draw, bits)[0],) * len(runs),
@@ -88,7 +89,8 @@ def _best_of(
         high = (np.array(bits)[every[:, cuts[j] : cuts[j + 1]]] >= 16).any(1)
         used = sum(np.array([stage.bytes[runs[u]][b] for b in bits])[every[:, u]] for u in units)
         read = sum(np.array([stage.weight_bytes[runs[u]][b] for b in bits])[every[:, u]] for u in units)
-        fits &= used + low * stage.quantized_bytes + (low & high) * stage.mixed_bytes <= stage.capacity_bytes
+        used = used + low * stage.quantized_bytes + high * stage.dense_bytes + (low & high) * stage.mixed_bytes
+        fits &= used <= stage.capacity_bytes
         fits &= read + low * stage.loading_quantized_bytes <= stage.loading_capacity_bytes
         phases = [
             sum(np.array([stage.seconds[runs[u]][b][phase] for b in bits])[every[:, u]] for u in units)

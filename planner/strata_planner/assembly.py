@@ -138,7 +138,7 @@ def _memories(
         )
         tables = pricer.table_bytes(group, embedding=place == 0, head=head)
         kv = pages * _page_bytes(request, part, group.degree)
-        working = pricer.temporaries(found.candidate, place, formats).peak(kv)
+        working = pricer.working(found.candidate, place, formats).peak(kv)
         overhead = group.leader.overhead_bytes
         memories.append(StageMemory(weights, tables, kv, working, overhead, weights + tables + kv + working))
     return memories

@@ -86,7 +86,7 @@ def _goal(wishes: LayoutWishes) -> Goal:
         return Goal(wishes.goal)
     assert wishes.deadline_seconds is not None, "the request is checked"
     assert wishes.requests_per_second is not None, "the request is checked"
-    return Goal("slo", Deadlines((wishes.deadline_seconds,), wishes.requests_per_second))
+    return Goal("slo", Deadlines((wishes.deadline_seconds,), (wishes.requests_per_second,)))
 
 
 def partition_notes(request: PlanRequest, plan: Plan) -> list[str]:

@@ -4,12 +4,12 @@ from typing import Any
 
 from strata_planner.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.contract.devices import DeviceProfile
-from strata_planner.costs.memory import RUNTIME_BYTES
 from strata_planner.model import Model
 from strata_planner.request import PlanRequest
 from strata_planner.workload import Workload
 
 MIB = 1 << 20
+CARD = "card"  # a device type of the tests' own: unlike a processor it takes little beside the model
 
 
 def a_config(**changes: Any) -> dict[str, Any]:
@@ -54,17 +54,17 @@ def a_profile(**changes: Any) -> DeviceProfile:
 
 
 def a_cluster(*memory_mib: float, speeds: tuple[float, ...] = (), link: LinkRate | None = None) -> Cluster:
-    """One processor per node, named a, b, ..., with so many MiB for the model; `speeds` multiply its rates."""
+    """One card per node, named a, b, ..., with so many MiB for the model; `speeds` multiply its rates."""
     nodes = tuple(
         Node(chr(ord("a") + index), (_a_device(memory, speeds[index] if speeds else 1.0),))
         for index, memory in enumerate(memory_mib)
     )
-    return Cluster(nodes, default_link=link or LinkRate(gbps=10, latency_ms=0.1), profiles={"cpu": a_profile()})
+    return Cluster(nodes, default_link=link or LinkRate(gbps=10, latency_ms=0.1), profiles={CARD: a_profile(type=CARD)})
 
 
 def _a_device(memory_mib: float, speed: float) -> Device:
     rates = {"bandwidthBytesPerSecond": 1e9 * speed, "flopsPerSecond": 1e10 * speed}
-    return Device("cpu", memory_bytes=int(memory_mib * MIB) + RUNTIME_BYTES, usable_fraction=1.0, profile=rates)
+    return Device(CARD, memory_bytes=int(memory_mib * MIB), usable_fraction=1.0, overhead_bytes=0, profile=rates)
 
 
 def a_request(cluster: Cluster | None = None, **changes: Any) -> PlanRequest:

@@ -17,7 +17,7 @@ def test_the_table_names_what_matters() -> None:
         console.print(render_plan(outcome.plan, outcome))
     text = captured.get()
     for expected in (
-        "cpu #0",
+        "card #0",
         "embedding",
         "head",
         "x16",

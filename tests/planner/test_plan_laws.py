@@ -62,7 +62,9 @@ def test_a_plan_is_whole_and_within_memory(request: PlanRequest) -> None:
         assert set(stage.bits) <= set(request.allowed_bits)
         assert [BITS_OF_FORMAT[name] for name in stage.format] == list(stage.bits)
     assert len({(stage.slot, stage.devices[0].index) for stage in stages}) == len(stages)
-    assert 1 <= plan.replicas[0].micro_batch.prefill <= plan.replicas[0].micro_batch.decode <= request.workload.concurrency
+    assert (
+        1 <= plan.replicas[0].micro_batch.prefill <= plan.replicas[0].micro_batch.decode <= request.workload.concurrency
+    )
 
 
 @laws

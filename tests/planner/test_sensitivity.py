@@ -88,12 +88,12 @@ def test_the_prior_counts_the_whole_model_at_8_bits_as_one() -> None:
 
 
 def test_a_table_decides_which_layers_lose_bits(tmp_path: Path) -> None:
-    """Layers 1 and 4 do not mind 8 bits; with room for four layers at 16 they are the ones."""
+    """Layers 1 and 4 do not mind 8 bits, the others do."""
     omega = tuple({"8": 0.01 if index in {1, 4} else 5.0} for index in range(6))
     file = tmp_path / "omega.json"
     file.write_text(Sensitivity("calibrated", omega).to_json())
     request = a_request(
-        a_cluster(300, 300),
+        a_cluster(330, 330),
         model=a_wide_model(),
         sensitivity=Sensitivity.from_file(file),
         allowed_bits=(8, 16),

@@ -63,12 +63,14 @@ class LossFit(Value, frozen=True):
         exponent = 1.0
         if curve == "power":
             spread = float(((x - x.mean()) ** 2).sum())
-            exponent = max(_LEAST_EXPONENT, float(((x - x.mean()) * (y - y.mean())).sum()) / spread) if spread else 1.0
+            steepness = float(((x - x.mean()) * (y - y.mean())).sum()) / spread if spread else 1.0
+            exponent = min(max(steepness, _LEAST_EXPONENT), _MOST_EXPONENT)
         slope = float(np.exp((y - exponent * x).mean()))
         return cls(loss, curve, slope, exponent, (), len(points), 0.0)
 
 
 _LEAST_EXPONENT = 0.1  # a curve must rise to be turned round
+_MOST_EXPONENT = 4.0  # steeper is noise between points that hardly differ
 _LEAST_POINTS: dict[CurveName, int] = {"proportional": 1, "power": 3, "isotonic": 3}
 
 

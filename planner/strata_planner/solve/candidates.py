@@ -249,9 +249,11 @@ class Pricer:
         tables = self.table_bytes(group, embedding=first, head=head)
         sizes, weights = self._sizes(group.degree)
         seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}
+        least = min(dense.serving, quantized.serving)
         return StageCosts(
-            capacity_bytes=group.usable_bytes - dense.serving - tables,
-            quantized_bytes=max(0, quantized.serving - dense.serving),
+            capacity_bytes=group.usable_bytes - least - tables,
+            quantized_bytes=quantized.serving - least,
+            dense_bytes=dense.serving - least,
             mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),
             loading_capacity_bytes=group.usable_bytes - dense.loading - tables,
             loading_quantized_bytes=max(0, mixed.loading - dense.loading),

@@ -13,6 +13,7 @@ from strata_planner.solve.blocks import Blocks, Counts
 from strata_planner.solve.lattice import Floats, Ints, Lattice
 from strata_planner.solve.problem import StageCosts
 
+MOST_COLUMNS = 2_000_000
 _PIVOTS = 24  # of a block's cheapest columns that the others are held against
 
 
@@ -84,7 +85,7 @@ class Columns:
         sizes = [(kind.bytes[0][b], kind.weight_bytes[0][b], b < 16) for b in kind.seconds[0]]
         most = [
             min(
-                (kind.capacity_bytes - low * kind.quantized_bytes) // max(size, 1),
+                (kind.capacity_bytes - (kind.quantized_bytes if low else kind.dense_bytes)) // max(size, 1),
                 (kind.loading_capacity_bytes - low * kind.loading_quantized_bytes) // max(weights, 1),
             )
             for size, weights, low in sizes
@@ -100,7 +101,7 @@ class Columns:
             lacking = np.array([b not in stage.seconds[0] for b in self.lattice.bits])
             low, high = (counts[:, bits < 16] > 0).any(1), (counts[:, bits >= 16] > 0).any(1)
             serving = counts @ np.array([stage.bytes[0][b] for b in self.lattice.bits])
-            serving += low * stage.quantized_bytes + (low & high) * stage.mixed_bytes
+            serving += low * stage.quantized_bytes + high * stage.dense_bytes + (low & high) * stage.mixed_bytes
             loading = counts @ np.array([stage.weight_bytes[0][b] for b in self.lattice.bits])
             loading += low * stage.loading_quantized_bytes
             fits = (serving <= stage.capacity_bytes) & (loading <= stage.loading_capacity_bytes)
@@ -147,10 +148,11 @@ class Columns:
         penalty = self._blocks.penalties(size)[self._blocks.row(first), at]
         return self._blocks.counts(size)[at].astype(np.int64), float(penalty)
 
-    def below(self, linear: Floats, slack: Floats) -> Kept:
-        """Columns that cost at most `slack` [kinds, end, first] under `linear`."""
+    def below(self, linear: Floats, slack: Floats) -> Kept | None:
+        """Columns that cost at most `slack` [kinds, end, first] under `linear`; None where they are too many to hold."""
         blocks: list[tuple[int, int, int, int]] = []
         picked: list[Ints] = []
+        total = 0
         for kind in range(len(self.lattice.kinds)):
             for size, firsts in self._sizes(kind):
                 allowed = slack[kind, firsts + size, firsts]
@@ -161,6 +163,9 @@ class Columns:
                 priced = self._priced(kind, size, firsts[near], linear[kind])
                 row, column = np.nonzero(priced <= allowed[near, None])
                 usable = self.usable(kind, size)[column]
+                total += len(column)
+                if total > MOST_COLUMNS:
+                    return None
                 ends = np.searchsorted(row, np.arange(len(firsts[near]) + 1))
                 for first, low, high in zip(firsts[near], ends, ends[1:], strict=False):
                     if high > low:

@@ -104,7 +104,7 @@ def needed_bytes(request: PlanRequest, stages: int = 1) -> int:
     one, inner = (pricer.problem(Candidate((device,) * count, 1, request.workload.concurrency)) for count in (1, 3))
     low = min(request.bits) < 16
     fixed = [
-        device.usable_bytes - stage.capacity_bytes + low * stage.quantized_bytes
+        device.usable_bytes - stage.capacity_bytes + (stage.quantized_bytes if low else stage.dense_bytes)
         for stage in (one.stages[0], inner.stages[1])
     ]
     return fixed[0] + (stages - 1) * fixed[1] + least_bytes(one)

@@ -88,14 +88,16 @@ def _declare(model: pulp.LpProblem, problem: Problem) -> _Variables:
         for j, stage in enumerate(problem.stages)
         if stage.quantized_bytes or stage.loading_quantized_bytes or stage.mixed_bytes
     }
-    dense, mixed = (
-        {
-            j: model.add_variable(f"{name}_{j}", cat=pulp.LpBinary)
-            for j, stage in enumerate(problem.stages)
-            if stage.mixed_bytes
-        }
-        for name in ("dense", "mixed")
-    )
+    dense = {
+        j: model.add_variable(f"dense_{j}", cat=pulp.LpBinary)
+        for j, stage in enumerate(problem.stages)
+        if stage.dense_bytes or stage.mixed_bytes
+    }
+    mixed = {
+        j: model.add_variable(f"mixed_{j}", cat=pulp.LpBinary)
+        for j, stage in enumerate(problem.stages)
+        if stage.mixed_bytes
+    }
     slowest = [model.add_variable(f"slowest_{phase}", 0) for phase in ("prefill", "decode")]
     return _Variables(units, present, quantized, dense, mixed, slowest[0], slowest[1])
 
@@ -186,10 +188,12 @@ def _add_memory(model: pulp.LpProblem, problem: Problem, variables: _Variables, 
             model += pulp.lpSum(low) <= units * variables.quantized[j], f"stage_{j}_quantized"
             serving.append((variables.quantized[j], stage.quantized_bytes / _SCALE))
             loading.append((variables.quantized[j], stage.loading_quantized_bytes / _SCALE))
-        if j in variables.mixed:
+        if j in variables.dense:
             high = [variable for key, variable in mine if key[2] >= 16]
-            both = variables.quantized[j] + variables.dense[j] - 1
             model += pulp.lpSum(high) <= units * variables.dense[j], f"stage_{j}_dense"
+            serving.append((variables.dense[j], stage.dense_bytes / _SCALE))
+        if j in variables.mixed:
+            both = variables.quantized[j] + variables.dense[j] - 1
             model += variables.mixed[j] >= both, f"stage_{j}_mixed"
             serving.append((variables.mixed[j], stage.mixed_bytes / _SCALE))
         for when, used, capacity in (

@@ -31,9 +31,9 @@ class StageCosts:
 
     Of one unit: `seconds[run][bits]` = (prefill, decode), bits that the device lacks are absent; `bytes[run][bits]` on each
     of the stage's devices with KV, `weight_bytes` without. `fixed` is what the stage adds to each micro-batch (the
-    head); `transfer` hands the micro-batch on. `quantized_bytes`: what a stage needs
-    more as soon as one of its units is below 16 bits; `mixed_bytes`: more still once another is at 16. `loading_...`: the
-    same while weights are loaded, before there is KV.
+    head); `transfer` hands the micro-batch on. `quantized_bytes` and `dense_bytes`: what
+    a stage needs more as soon as one of its units is below 16 bits or at 16; `mixed_bytes`: more still with both.
+    `loading_...`: the same while weights are loaded, before there is KV.
     """
 
     capacity_bytes: int
@@ -46,13 +46,14 @@ class StageCosts:
     fixed_seconds: tuple[float, float] = (0.0, 0.0)
     transfer_seconds: tuple[float, float] = (0.0, 0.0)
     mixed_bytes: int = 0
+    dense_bytes: int = 0
 
     @property
     def signature(self) -> tuple[object, ...]:
         """Equal for stages that units cannot tell apart."""
         seconds = tuple(tuple(sorted(each.items())) for each in self.seconds)
         sizes = tuple(tuple(sorted(each.items())) for each in (*self.bytes, *self.weight_bytes))
-        serving = (self.capacity_bytes, self.quantized_bytes, self.mixed_bytes)
+        serving = (self.capacity_bytes, self.quantized_bytes, self.dense_bytes, self.mixed_bytes)
         loading = (self.loading_capacity_bytes, self.loading_quantized_bytes)
         return (*serving, *loading, self.fixed_seconds, seconds, sizes)
 
@@ -112,9 +113,11 @@ class Problem:
         stage = self.stages[j]
         mine = [(r, bits, count) for (r, place, bits), count in counts.items() if place == j and count]
         quantized = any(bits < 16 for _, bits, _ in mine)
-        mixed = quantized and any(bits >= 16 for _, bits, _ in mine)
+        dense = any(bits >= 16 for _, bits, _ in mine)
         serving = sum(count * stage.bytes[r][bits] for r, bits, count in mine)
-        serving += quantized * stage.quantized_bytes + mixed * stage.mixed_bytes
+        serving += (
+            quantized * stage.quantized_bytes + dense * stage.dense_bytes + (quantized and dense) * stage.mixed_bytes
+        )
         loading = sum(count * stage.weight_bytes[r][bits] for r, bits, count in mine)
         loading += quantized * stage.loading_quantized_bytes
         return min(stage.capacity_bytes - serving, stage.loading_capacity_bytes - loading)

@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strata_planner.catalogue import CPU
+from strata_planner.cluster import Cluster, Device, Node
 from strata_planner.contract.formats import FormatName
 from strata_planner.costs.fitted import Chunk, FittedLatency, steps_of
 from strata_planner.costs.latency import Latencies
@@ -123,6 +125,6 @@ def test_points_left_out_are_told_well_on_a_device_that_keeps_the_law() -> None:
 
 
 def test_a_plan_says_where_its_seconds_are_from() -> None:
-    cluster = a_request().cluster.with_profile(a_profile(threads=1))
+    cluster = Cluster((Node("a", (Device(CPU, threads=1),)),)).with_profile(a_profile(threads=1))
     plan = make_plan(a_request(cluster, latency_sources=(SOURCE,))).plan
     assert all(stage.times.source.startswith(SOURCE.name) for stage in plan.replicas[0].stages)

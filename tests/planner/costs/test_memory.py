@@ -1,19 +1,12 @@
-"""Bytes counted by hand, and the laws of the temporaries."""
-
-from itertools import pairwise
+"""Bytes counted by hand."""
 
 import pytest
 
 from strata_planner.contract.formats import FormatName
 from strata_planner.costs.memory import (
-    RUNTIME_BYTES,
-    StepShape,
-    Storage,
-    Temporaries,
     embedding_bytes,
     kv_bytes_per_token,
     layer_weights_bytes,
-    temporaries,
 )
 from strata_planner.model import Model
 from tests.planner.builders import a_model
@@ -81,33 +74,3 @@ def test_a_tied_table_lies_where_it_is_used() -> None:
     assert both(tied, embedding=True, head=False) == table
     assert both(tied, embedding=False, head=True) == table + norm
     assert both(tied, embedding=False, head=False) == 0
-
-
-def at(formats: tuple[FormatName, ...], tokens: int = 16, *, head: bool = False, on_cpu: bool = True) -> Temporaries:
-    storage = Storage(frozenset(formats), "bfloat16", on_cpu)
-    return temporaries(a_model(), StepShape(tokens, 4, 64), storage, head=head)
-
-
-def test_temporaries_grow_with_the_step_and_only_the_head_has_logits() -> None:
-    assert all(less < more for less, more in pairwise(at(("dense",), tokens).serving for tokens in (1, 16, 256)))
-    assert at(("dense",), head=True).logits == 2 * 4 * 512 * 4
-    assert at(("dense",)).logits == 0
-
-
-def test_quantized_layers_need_room_for_what_they_are_converted_to_and_loaded_from() -> None:
-    dense, int8, int4 = (at((name,)) for name in ("dense", "int8", "int4"))
-    assert dense.dequantization == 0
-    assert int8.dequantization == 384 * 128 * 2
-    assert int4.serving > int8.serving > dense.serving
-    assert int4.loading > int8.loading > dense.loading
-
-
-def test_the_peak_is_reached_while_loading_only_where_kv_is_small() -> None:
-    terms = at(("int4",))
-    assert terms.peak(kv_bytes=1 << 40) == terms.serving
-    assert Temporaries(1, 0, 0, 0, 0, 0, loading=50).peak(kv_bytes=10) == 40
-
-
-def test_a_gpus_share_of_the_process_is_in_its_overhead() -> None:
-    assert at(("dense",)).runtime == RUNTIME_BYTES
-    assert at(("dense",), on_cpu=False).runtime == 0

@@ -56,6 +56,7 @@ def problems(draw: st.DrawFn) -> Problem:
             loading_capacity_bytes=draw(st.integers(4 * MIB, 60 * MIB)),
             loading_quantized_bytes=draw(st.sampled_from([0, 5 * MIB])),
             mixed_bytes=draw(st.sampled_from([0, 2 * MIB])),
+            dense_bytes=draw(st.sampled_from([0, 4 * MIB])),
             seconds=tuple({b: (draw(seconds), draw(seconds)) for b in bits} for _ in built),
             bytes=tuple({b: size // (share if j == 0 else 1) for b, size in each.items()} for each in both),
             weight_bytes=tuple(

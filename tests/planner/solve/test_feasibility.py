@@ -22,9 +22,9 @@ def reason(request: PlanRequest) -> str:
 
 
 def test_by_how_much_and_what_would_fit() -> None:
-    text = reason(a_request(a_cluster(0.6, 0.6)))
+    text = reason(a_request(a_cluster(0.7, 0.7)))
     assert re.match(r"needs [\d.]+ [KMG]iB at 3 bits; the cluster has [\d.]+ [KMG]iB usable on 2 devices; ", text)
-    assert "smallest change that fits: 2 more cpu" in text
+    assert "smallest change that fits: 2 more card" in text
 
 
 def test_a_suggested_number_of_sequences_fits_and_one_more_does_not() -> None:
