@@ -30,7 +30,7 @@ PUBLISHED = {"Helix": 252.1, "Swarm": 124.7, "separate pipelines": 124.3}
 MOST_PROMPT, MOST_ANSWER, REQUESTS = 2048, 1024, 2400
 SECONDS = 600.0  # within which no replica runs out of requests
 WORKLOAD = Workload(
-    prompt_tokens=763, output_tokens=232, concurrency=96
+    prompt_tokens=763, output_tokens=232, concurrency=384
 )  # the trace's mean lengths within those limits
 
 
