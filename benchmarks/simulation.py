@@ -143,9 +143,8 @@ def survey(model: Path) -> FittedLatency:
     """The layers' seconds on one thread of this machine, 8 and 16 bits."""
     torch.set_num_threads(1)
     device = ProfiledDevice("cpu", processor_name(), 1, metadata.version("torch"))
-    subject = Subject(
-        read_fields(model), device, torch.device("cpu"), "bfloat16", quick=True, formats=("int8", "dense")
-    )
+    cpu = torch.device("cpu")
+    subject = Subject(read_fields(model), device, cpu, "bfloat16", quick=True, formats=("int8", "dense"), more=UNLIKE)
     with tempfile.TemporaryDirectory() as folder:
         notes = Notes(Path(folder) / "notes", subject.key)
         profile = Survey(subject, notes, lambda *_: None).run()
