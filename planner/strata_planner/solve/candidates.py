@@ -16,14 +16,16 @@ from strata_planner.catalogue import CPU
 from strata_planner.cluster import DeviceGroup, LinkRate
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, FormatName
 from strata_planner.costs.communication import (
+    Exchange,
+    hidden_states_bytes,
     hidden_states_seconds,
-    layer_collectives_seconds,
+    layer_collectives,
     sampled_tokens_seconds,
 )
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
 from strata_planner.costs.shards import sharded
-from strata_planner.costs.source import Phase, Rates, decode_phase, prefill_phase
+from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
 from strata_planner.costs.working import StepShape, Storage, WorkingMemory, working_memory
 from strata_planner.model import LayerShape
 from strata_planner.request import MAX_CHUNK_TOKENS, PlanRequest
@@ -320,8 +322,12 @@ class Pricer:
         """Of one layer, inside the group."""
         if group.degree == 1:
             return 0.0
-        link, model = self._slowest_link(group), self.request.model
-        return layer_collectives_seconds(model, link, group.degree, phase.total_tokens, self.request.compute_type)
+        return self._exchange(group, phase).seconds
+
+    def _exchange(self, group: DeviceGroup, phase: Phase) -> Timed:
+        size = hidden_states_bytes(self.request.model, phase.total_tokens, self.request.compute_type)
+        exchange = Exchange(group.leader.name, group.degree, self._slowest_link(group), size)
+        return layer_collectives(self.latencies.sources, exchange)
 
     def _slowest_link(self, group: DeviceGroup) -> LinkRate:
         pairs = ((a, b) for a in group.devices for b in group.devices if a != b)
@@ -333,11 +339,13 @@ class Pricer:
         rates = self._rates(group)
         phases = (prefill_phase(self.request.workload, candidate.prefill), self._decode(candidate))
         layer = sharded(self.request.model.layers[0], group.degree)
-        asked = (
+        asked = [
             self.latencies.layer(layer, DEFAULT_FORMAT_OF_BITS[bits], rates, phase).source
             for bits in sorted(set(found_bits))
             for phase in phases
-        )
+        ]
+        if group.degree > 1:
+            asked += [self._exchange(group, phase).source for phase in phases]
         return "; ".join(dict.fromkeys(asked))
 
     def _profile_key(self, group: DeviceGroup) -> tuple[bytes, int]:

@@ -14,8 +14,10 @@ from strata_planner.cluster import DeviceGroup
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.communication import (
+    Exchange,
+    hidden_states_bytes,
     hidden_states_seconds,
-    layer_collectives_seconds,
+    layer_collectives,
     sampled_tokens_seconds,
 )
 from strata_planner.costs.latency import Latencies
@@ -107,7 +109,9 @@ def _stage_seconds(request: PlanRequest, given: Assignment, j: int) -> tuple[flo
 def _collectives(request: PlanRequest, group: DeviceGroup, tokens: int) -> float:
     links = [request.cluster.link(a, b) for a in group.devices for b in group.devices if a != b]
     slowest = min(links, key=lambda link: link.gbps)
-    return layer_collectives_seconds(request.model, slowest, group.degree, tokens, request.compute_type)
+    size = hidden_states_bytes(request.model, tokens, request.compute_type)
+    exchange = Exchange(group.leader.name, group.degree, slowest, size)
+    return layer_collectives(request.latency_sources, exchange).seconds
 
 
 def _hops(request: PlanRequest, given: Assignment) -> Iterator[tuple[float, float]]:
