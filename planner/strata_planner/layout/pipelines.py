@@ -134,6 +134,8 @@ class Pipelines:
         way = self.pool.cycle(nodes)
         held = [c for node in way for c, count in enumerate(composition) if count and self.pool.classes[c].node == node]
         ways = [splits(composition[c], self.degrees) for c in held]
+        if not all(ways):  # devices that no wished degree parts
+            return
         alike = zip(*(_filled(way, len(self.degrees)) for way in ways), strict=True)
         for split in alike if prod(map(len, ways)) > _MOST_OPTIONS else product(*ways):
             groups = tuple((c, degree) for c, degrees in zip(held, split, strict=True) for degree in degrees)

@@ -12,7 +12,7 @@ from strata_planner.errors import ClusterError, InfeasibleError, WorkloadError
 from strata_planner.layout.goals import Deadlines, Goal
 from strata_planner.layout.pool import Pool
 from strata_planner.layout.search import Layout, Wish, best_layout, composition_of, laid, layout_plan, replan_layout
-from strata_planner.request import PlanRequest
+from strata_planner.request import LayoutWishes, PlanRequest
 from tests.planner.layout.layouts import a_device, a_pool, a_pool_request, used
 
 QUICK = Wish(stall=100, seconds=60.0)
@@ -98,6 +98,23 @@ def test_tensor_parallel_groups_are_equal_devices_of_one_node() -> None:
     )
     for group in (group for each in found(request).replicas for group in each.order):
         assert len({(device.node, device.type) for device in group.devices}) == 1
+
+
+@pytest.mark.parametrize("degrees", [(4,), (2, 1, 1), (1, 1, 2), (1, 1, 1, 1)])
+def test_named_degrees_are_kept(degrees: tuple[int, ...]) -> None:
+    layout = laid(a_pool_request(a_pool(a=4)), ((4,),), QUICK, degrees=(degrees,))
+    assert tuple(group.degree for group in layout.replicas[0].order) == degrees
+
+
+def test_degrees_that_part_no_class_are_told() -> None:
+    with pytest.raises(WorkloadError, match="of one class"):
+        laid(a_pool_request(a_pool(a=2, b=1)), ((2, 1),), QUICK, degrees=((1, 2),))
+
+
+@pytest.mark.parametrize("wished", [(1,), (2,), (4, 2)])
+def test_only_wished_degrees_are_used(wished: tuple[int, ...]) -> None:
+    request = a_pool_request(a_pool(a=5, b=3), layout=LayoutWishes(tensor_parallel=wished))
+    assert {group.degree for each in found(request).replicas for group in each.order} <= set(wished)
 
 
 WRONG = {
