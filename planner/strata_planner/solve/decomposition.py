@@ -77,7 +77,11 @@ class Decomposition:
     def solve(self, cutoff: float, tolerance: float, deadline: float) -> None:
         """Find the best pipeline below `cutoff`, and raise the bound to it or to the best pipeline less the tolerance."""
         cutoff = min(cutoff, self.objective * (1 - tolerance))
-        kept, arcs = self._below(cutoff)
+        found = self._below(cutoff)
+        while found is None:  # nearer to the bound there are fewer
+            cutoff = (cutoff + self.bound) / 2
+            found = self._below(cutoff)
+        kept, arcs = found
         if not len(kept.cost) or any(not len(steps) for steps, _ in arcs):
             self.bound = max(self.bound, cutoff)
             return
@@ -173,7 +177,7 @@ class Decomposition:
             end = first
         return Pipeline(float(total + self._weights @ slowest), tuple(reversed(parts))), times
 
-    def _below(self, cutoff: float) -> tuple[Kept, list[tuple[Ints, Ints]]]:
+    def _below(self, cutoff: float) -> tuple[Kept, list[tuple[Ints, Ints]]] | None:
         """Columns that may lie on a route below the cutoff, and per level the steps and blocks of such routes."""
         lattice, table = self.lattice, self._table(self._shares)
         linear = self._linear(self._shares)
@@ -189,6 +193,8 @@ class Decomposition:
         slack[table > slack] = -np.inf
         fixed = lattice.fixed * (self._shares[lattice.group] + np.array([1.0, lattice.weights[2]]))
         kept = self._columns.below(linear, slack - fixed.sum(1)[:, None, None])
+        if kept is None:
+            return None
         arcs = []
         for rest, level in zip(rests, lattice.levels, strict=True):
             cost = rest[:, kept.end, kept.first] + table[kept.kind, kept.end, kept.first]

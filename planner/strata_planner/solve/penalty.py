@@ -16,7 +16,7 @@ from strata_planner.solve.exact import RELATIVE_GAP
 from strata_planner.solve.found import Found
 from strata_planner.solve.orders import Fleet, fleet_of
 from strata_planner.solve.pool_search import PoolSearch
-from strata_planner.solve.pools import pools
+from strata_planner.solve.pools import joined, pools
 from strata_planner.solve.problem import SolutionStatus, StopReason
 
 _PRICES = 24  # tried at most
@@ -34,7 +34,7 @@ class _Line:
 
 def least_penalty(request: PlanRequest) -> float | None:
     """Of all plans that fit; None where layers cost unlike, or where time was too short."""
-    pricer, fleet = Pricer(request), fleet_of(request.cluster)
+    pricer, fleet = Pricer(request), joined(fleet_of(request.cluster))
     if not pricer.alike:
         return None
     deadline = time.monotonic() + request.time_limit_seconds
@@ -49,7 +49,7 @@ class PenaltySearch:
         self.stop = StopReason.PROVED
         self.bound = -math.inf
         self.orders = self.candidates = self.solved = 0
-        self._pricer, self._fleet, self._deadline = pricer, fleet, deadline
+        self._pricer, self._fleet, self._deadline = pricer, joined(fleet), deadline
         self._best: Found | None = None
 
     def run(self, stages: Sequence[int]) -> Found | None:

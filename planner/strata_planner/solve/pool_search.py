@@ -25,6 +25,7 @@ from strata_planner.solve.pools import Pool, Prices
 from strata_planner.solve.problem import Solution, SolutionStatus, StopReason
 
 ORDER_LIMIT = 5000  # different device orders looked at; only large fleets of unlike devices have more
+_DIVING_SHARE = 0.25
 ENUMERATION_SHARE = 0.3  # of the time that there is
 
 
@@ -84,6 +85,8 @@ class PoolSearch:
     def run(self, pools: Iterable[Pool]) -> Found | None:
         """The best plan found; `bound` and `stop` say what is known of it."""
         self._enumerate(pools)
+        if self.jobs and time.monotonic() <= self.deadline:
+            self._dive(min(self.jobs, key=lambda job: job.bound))
         queue = [(job.bound, number, job) for number, job in enumerate(self.jobs)]
         heapq.heapify(queue)
         while queue and queue[0][0] < self._cutoff:
@@ -128,6 +131,14 @@ class PoolSearch:
         job.bound = max(job.bound, job.solver.bound)
         if job.solver.best is not None and job.solver.objective < self.objective:
             self._best = (job, job.solver.best)
+
+    def _dive(self, job: _Job) -> None:
+        """Solve the most promising job at once: the better the first plan, the sooner the others are ruled out."""
+        self._advance(job)
+        now = time.monotonic()
+        latest = now + _DIVING_SHARE * (self.deadline - now)
+        while job.bound < self._cutoff and time.monotonic() < latest:
+            self._advance(job)
 
     def _tune(self, job: _Job, solver: Decomposition) -> None:
         """From the shares that the pool had with another pair."""

@@ -6,6 +6,7 @@ its own.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from strata_planner.cluster import DeviceGroup
+from strata_planner.cluster import Accelerator, DeviceGroup
 from strata_planner.solve.candidates import Pair, Pricer
 from strata_planner.solve.lattice import Floats, Lattice, Level
 from strata_planner.solve.orders import Fleet, Order, orders, picked
@@ -173,6 +174,24 @@ def pools(fleet: Fleet, lengths: Sequence[int]) -> Iterator[Pool]:
             found.setdefault(_signature(fleet, used), used)
     for used in sorted(found.values(), key=lambda each: (list(lengths).index(sum(each)), each)):
         yield Pool(fleet, used)
+
+
+def joined(fleet: Fleet) -> Fleet:
+    """Equal nodes of one device each as one class: any two of them are joined by the same link."""
+    devices: dict[object, list[Accelerator]] = {}
+    alone = Counter(members[0].node for members in fleet.devices)
+    kept: list[int] = []
+    for c, members in enumerate(fleet.devices):
+        single = len(members) == 1 and alone[members[0].node] == 1
+        key = (fleet.kind[c], fleet.node_group[c]) if single else c
+        if key not in devices:
+            kept.append(c)
+        devices.setdefault(key, []).extend(members)
+    return Fleet(
+        tuple(tuple(members) for members in devices.values()),
+        tuple(fleet.kind[c] for c in kept),
+        tuple(fleet.node_group[c] for c in kept),
+    )
 
 
 def _signature(fleet: Fleet, used: tuple[int, ...]) -> object:
