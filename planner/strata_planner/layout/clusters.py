@@ -15,7 +15,7 @@ _ROUNDS = 20
 
 
 def delays(pool: Pool) -> Floats:
-    """[nodes, nodes] logarithms of the seconds that a megabyte takes; 0 of a node to itself."""
+    """[nodes, nodes] logarithms of the seconds that a megabyte takes; a node is as near to itself as its nearest neighbour is."""
     names = pool.nodes
     found = np.zeros((len(names), len(names)))
     for i, a in enumerate(names):
@@ -23,6 +23,8 @@ def delays(pool: Pool) -> Floats:
             if i != j:
                 link = pool.link(a, b)
                 found[i, j] = np.log1p(1e3 * (link.latency_seconds + 1e6 / link.bytes_per_second))
+    for i, row in enumerate(found):
+        found[i, i] = min((value for j, value in enumerate(row) if j != i), default=0.0)
     return found
 
 

@@ -97,12 +97,13 @@ class Pipelines:
         return replace(pipeline, groups=groups)
 
     def _sorted_classes(self, composition: Composition) -> list[int]:
-        nodes: dict[str, list[int]] = {}
-        for c, count in enumerate(composition):
-            if count:
-                nodes.setdefault(self.pool.classes[c].node, []).append(c)
-        keyed = {node: [(self.pool.classes[c].kind, composition[c]) for c in held] for node, held in nodes.items()}
-        return [c for node in sorted(nodes, key=lambda node: (keyed[node], node)) for c in nodes[node]]
+        """By nodes as the key compares them."""
+        return [
+            c
+            for node in self.pool.nodes_of(composition)
+            for c, count in enumerate(composition)
+            if count and self.pool.classes[c].node == node
+        ]
 
     def _evaluate(self, composition: Composition) -> Pipeline | None:
         count = len(self.stages.rungs)
@@ -130,8 +131,7 @@ class Pipelines:
         """Every split of each class into groups of one degree and its rest by smaller ones, in the nodes' order; where there are
         many, only those of all classes at the same degree.
         """
-        nodes = tuple(dict.fromkeys(self.pool.classes[c].node for c, count in enumerate(composition) if count))
-        way = self.pool.cycle(nodes)
+        way = self.pool.cycle(self.pool.nodes_of(composition))
         held = [c for node in way for c, count in enumerate(composition) if count and self.pool.classes[c].node == node]
         ways = [splits(composition[c], self.degrees) for c in held]
         if not all(ways):  # devices that no wished degree parts

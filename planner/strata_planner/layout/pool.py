@@ -61,17 +61,27 @@ class Pool:
 
     def key(self, composition: Composition) -> tuple[object, ...]:
         """Equal for compositions that no cost tells apart: equal devices, alike spread over nodes alike joined."""
-        parts: dict[str, list[tuple[int, int]]] = {}
-        for each, count in zip(self.classes, composition, strict=True):
-            if count:
-                parts.setdefault(each.node, []).append((each.kind, count))
-        nodes = sorted(parts, key=lambda node: (parts[node], node))
+        parts = self._parts(composition)
+        nodes = self.nodes_of(composition)
         if not self.cluster.links:
             return tuple(tuple(parts[node]) for node in nodes)
         links = tuple(
             (rate.gbps, rate.latency_ms) for i, a in enumerate(nodes) for b in nodes[:i] for rate in [self.link(a, b)]
         )
         return (*(tuple(parts[node]) for node in nodes), links)
+
+    def nodes_of(self, composition: Composition) -> tuple[str, ...]:
+        """The nodes it has devices on, by what it has of them: in the same order for compositions of one key."""
+        parts = self._parts(composition)
+        return tuple(sorted(parts, key=lambda node: (parts[node], node)))
+
+    def _parts(self, composition: Composition) -> dict[str, list[tuple[int, int]]]:
+        """Kinds of devices and how many, of each node."""
+        parts: dict[str, list[tuple[int, int]]] = {}
+        for each, count in zip(self.classes, composition, strict=True):
+            if count:
+                parts.setdefault(each.node, []).append((each.kind, count))
+        return parts
 
     def cycle(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """The nodes in the order of least delay, back to the first: every order of a few, else the nearest next."""
