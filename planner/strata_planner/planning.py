@@ -23,6 +23,8 @@ from strata_planner.solve.search import Search, SearchStats
 
 __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
 
+_PROVEN_GAP = 1e-5  # what is left between a plan and its bound when nothing better is to be found
+
 
 @dataclass(frozen=True)
 class PlanOutcome:
@@ -53,9 +55,10 @@ def _pipeline(request: PlanRequest) -> PlanOutcome:
     notes = _notes(request, plan)
     groups = {run.layers_per_unit for run in search.pricer.layer_runs}
     if groups != {1}:
-        notes.append(f"layers decided in groups of {max(groups)} (more than 30b parameters)")
-    if stats.stop is not StopReason.PROVED:
-        notes.append(f"the search ended at its {stats.stop.value}: a better plan may exist")
+        notes.append(f"layers decided in groups of {max(groups)}: one by one they are too many for the solver")
+    if stats.stop is not StopReason.PROVED or stats.gap > _PROVEN_GAP:
+        ended = f"the search ended at its {stats.stop.value}: " if stats.stop is not StopReason.PROVED else ""
+        notes.append(f"{ended}a better plan may exist, at most {stats.gap:.2%} better by the objective")
     return PlanOutcome(plan, stats, tuple(notes))
 
 
