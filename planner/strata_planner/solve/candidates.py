@@ -96,8 +96,11 @@ class Pricer:
             yield Candidate(order, pair.prefill, pair.decode)
 
     def max_step_tokens(self, pair: Pair | Candidate) -> int:
+        """Room for a micro-batch of prompts and for the sequences that decode beside them: without it every prompt would be
+        cut in two as soon as anything decodes.
+        """
         prompt = pair.prefill * self.request.workload.prompt_tokens
-        return max(min(prompt, MAX_CHUNK_TOKENS), pair.decode)
+        return min(prompt, MAX_CHUNK_TOKENS) + pair.decode
 
     def working(self, candidate: Candidate, place: int, formats: Iterable[FormatName]) -> WorkingMemory:
         """Of one stage whose layers are stored in `formats`."""

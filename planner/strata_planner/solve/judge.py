@@ -136,7 +136,7 @@ def _free_bytes(request: PlanRequest, given: Assignment, j: int) -> int:
         weights += layer_weights_bytes(shape, DEFAULT_FORMAT_OF_BITS[bits], request.compute_type)
         kv += request.kv_pages * PAGE_TOKENS * kv_bytes_per_token(shape, request.kv_bits, request.compute_type)
     tables = embedding_bytes(model, embedding=j == 0, head=head, compute_type=request.compute_type)
-    tokens = max(min(given.prefill * request.workload.prompt_tokens, MAX_CHUNK_TOKENS), given.decode)
+    tokens = min(given.prefill * request.workload.prompt_tokens, MAX_CHUNK_TOKENS) + given.decode
     formats = frozenset(DEFAULT_FORMAT_OF_BITS[bits] for bits in given.bits[j])
     storage = Storage(formats, request.compute_type, group.leader.name == CPU)
     shards = msgspec.structs.replace(model, layers=_shards(model.layers, group.degree))
