@@ -81,6 +81,8 @@ def replan_layout(request: PlanRequest, running: Layout, wish: Wish = DEFAULT) -
     if wish.goal.name != "slo":  # whose replicas have room for all sequences that can be in time, each
         free = max(1, free - sum(each.concurrency for each in kept))
     genetic = Genetic(Pipelines(with_concurrency(request, free), rest), wish.goal, _checked_costs(wish.goal, rest))
+    if not rest.classes:
+        return _solved(request, wish, genetic, (), kept, started)
     return _finished(request, wish, genetic, kept, started, ())
 
 

@@ -92,6 +92,14 @@ def test_replanning_keeps_untouched_replicas_and_uses_only_what_is_left() -> Non
     layout_plan(smaller, layout).check()
 
 
+def test_replanning_with_nothing_left_to_deal_out_keeps_what_runs() -> None:
+    request = a_pool_request(a_pool(a=4, b=2))
+    running = laid(request, ((4, 0), (0, 2)), QUICK)
+    layout = replan_layout(dataclasses.replace(request, cluster=a_pool(a=4)), running, QUICK)
+    assert layout.replicas == running.replicas[:1]
+    assert layout.idle == 0
+
+
 def test_tensor_parallel_groups_are_equal_devices_of_one_node() -> None:
     request = a_pool_request(
         Cluster((Node("a", (a_device(2),)), Node("b", (a_device(3),))), profiles=a_pool(a=1).profiles)
