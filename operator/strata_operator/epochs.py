@@ -212,13 +212,13 @@ def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
 
 
 def _leaders(plan: Plan, addresses: Mapping[str, SlotAddress]) -> tuple[Leader, ...]:
-    share = plan.prediction.tokens_per_second / max(1, len(plan.replicas))
+    rates = {replica.replica: replica.decode_rate for replica in plan.replicas}
     return tuple(
         Leader(
             replica=role.replica,
             slot=slot,
             endpoint=f"tcp://{addresses[slot].host}:{addresses[slot].request_port + place}",
-            tokens_per_second=share,
+            tokens_per_second=rates[role.replica],
         )
         for slot, roles in sorted(roles_of(plan).items())
         for place, role in enumerate(roles)

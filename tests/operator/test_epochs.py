@@ -242,6 +242,19 @@ def test_a_leader_is_reached_at_its_slots_request_port_and_place() -> None:
     assert msgspec.json.decode(msgspec.json.encode(world.gateway.route))["maxModelLen"] == 64
 
 
+def test_unequal_replicas_are_weighed_by_what_they_let_through() -> None:
+    quick = a_plan("a")
+    slow_stage = quick.replicas[0].stages[0]
+    times = msgspec.structs.replace(slow_stage.times, decode_seconds=0.004)
+    slow_stage = msgspec.structs.replace(slow_stage, slot="b", node="b", times=times)
+    slow = msgspec.structs.replace(quick.replicas[0], replica=1, stages=(slow_stage,))
+    world = World(msgspec.structs.replace(quick, replicas=(*quick.replicas, slow)))
+    world.settle()
+    assert world.gateway.route is not None
+    rates = {leader.slot: leader.tokens_per_second for leader in world.gateway.route.leaders}
+    assert rates["a"] == 4 * rates["b"]
+
+
 def _name(step: Step) -> str:
     match step:
         case CreateEpoch():

@@ -39,3 +39,9 @@ def test_one_replica_stays_what_it_is() -> None:
 def test_unlike_plans_are_refused() -> None:
     with pytest.raises(ContractError, match="share model"):
         combined([a_plan(64, concurrency=4), a_plan(64, concurrency=4, max_model_len=80)])
+
+
+def test_a_replica_weighs_what_its_slowest_part_lets_through() -> None:
+    replica = a_plan(64, 64, concurrency=8, min_stages=2).replicas[0]
+    slowest = max(max(each.times.decode_seconds, each.times.decode_transfer_seconds) for each in replica.stages)
+    assert replica.decode_rate == pytest.approx(replica.micro_batch.decode / slowest)

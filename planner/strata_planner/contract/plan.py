@@ -79,6 +79,15 @@ class Replica(Value, frozen=True):
     micro_batch: MicroBatch
     concurrency: int
 
+    @property
+    def decode_rate(self) -> float:
+        """Tokens a second of full decode micro-batches through the slowest stage or hop: the replica's weight in routing.
+
+        1 where the plan has no times.
+        """
+        slowest = max(max(each.times.decode_seconds, each.times.decode_transfer_seconds) for each in self.stages)
+        return self.micro_batch.decode / slowest if slowest else 1.0
+
 
 class Prediction(Value, frozen=True):
     """What the whole plan should give for the workload it was made for."""

@@ -60,7 +60,7 @@ class ReplicaModel:
         )
         budget = min(stage.kv_page_budget for stage in replica.stages)
         limits = Limits(replica.micro_batch, plan.page_tokens, budget, plan.max_model_len)
-        return cls(stages, limits, _decode_rate(replica))
+        return cls(stages, limits, replica.decode_rate)
 
 
 def fleet(plan: Plan, model: Model, cluster: Cluster, latencies: Latencies) -> tuple[ReplicaModel, ...]:
@@ -86,9 +86,3 @@ def _group(stage: Stage, cluster: Cluster) -> DeviceGroup:
             )
         found.append(accelerator)
     return DeviceGroup(tuple(found))
-
-
-def _decode_rate(replica: Replica) -> float:
-    """Tokens a second of full decode micro-batches through the slowest stage or hop; 1 where the plan has no times."""
-    slowest = max(max(stage.times.decode_seconds, stage.times.decode_transfer_seconds) for stage in replica.stages)
-    return replica.micro_batch.decode / slowest if slowest else 1.0
