@@ -20,6 +20,7 @@ from benchmarks.rows import Row, run
 from benchmarks.shared_data import data_folder
 from strata_planner.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.costs.latency import Latencies
+from strata_planner.layout.bound import most_tokens_per_second
 from strata_planner.layout.fleet import FleetLayout, fleet_layout
 from strata_planner.layout.genetic import Genome
 from strata_planner.layout.goals import Deadlines, Goal
@@ -132,6 +133,7 @@ def hexgen_rows(console: Console, seconds: float) -> list[Row]:
         console.print(groupings(title, layout))
     replanned, spent = after_four_leave(request, ours, goal)
     console.print(groupings("ours, after 4 GPUs left", replanned))
+    bound = most_tokens_per_second(request)
     attainments = [attained(request, layout, base, rates, seconds) for layout in (ours, theirs)]
     console.print(attainment_table(base, rates, *attainments))
     return [
@@ -146,6 +148,7 @@ def hexgen_rows(console: Console, seconds: float) -> list[Row]:
             ratio=attainments[0].mean / attainments[1].mean,
             goal=1.0,
         ),
+        Row("hexgen_gap", 1 - quickest.tokens_per_second / bound, "of the bound", "bound, tokens/s", bound),
     ]
 
 
