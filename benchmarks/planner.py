@@ -33,12 +33,13 @@ from strata_planner.planning import PlanOutcome, make_plan
 from strata_planner.prediction import predict
 from strata_planner.request import PlanRequest
 from strata_planner.sensitivity import Sensitivity
-from strata_planner.solve import baselines, exact, transfer
+from strata_planner.solve import baselines, exact
 from strata_planner.solve.candidates import Candidate, Pricer
 from strata_planner.solve.found import Found
 from strata_planner.solve.judge import assignment_of, judge
 from strata_planner.solve.orders import fleet_of, orders
 from strata_planner.solve.problem import SolutionStatus
+from strata_planner.solve.search import Search
 
 CLUSTERS = sorted((*LISTED, *OTHERS), key=lambda each: each.number)
 THETAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
@@ -52,6 +53,7 @@ _SEED, _OTHERS, _SMALL = 66, 10, 200
 _ILP_SECONDS, _HEURISTIC_SECONDS = 60.0, 20.0
 _NAMES_2023 = {"T4": ["T4"], "V100": ["V100-32GB"], "P100": ["P100-12GB"]}
 _SAME = 1e-6
+_TIE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -188,10 +190,10 @@ def against_ilp(
 
 
 def methods(request: PlanRequest) -> Iterator[tuple[str, Found | None, float]]:
-    """Each other method's best plan over all orders and pairs."""
+    """Each other method's best plan over all orders and pairs; transfer's within a time limit, most promising first."""
     limited = replace(request, time_limit_seconds=_HEURISTIC_SECONDS)
     every: dict[str, Callable[[], Found | None]] = {
-        "bit-width transfer": lambda: baselines.best(limited, transfer.solve),
+        "bit-width transfer": lambda: Search(replace(limited, solver="transfer")).run()[0],
         "adabits": lambda: baselines.best(limited, baselines.adabits),
         "PipeEdge": lambda: baselines.best(limited, baselines.pipeedge),
         "Uniform": lambda: baselines.best(limited, baselines.even, same_micro_batches=True),
@@ -214,7 +216,7 @@ def compared(console: Console, planned: Sequence[Planned], own: dict[int, tuple[
     for each in planned:
         told, number = each.outcome.plan.prediction, str(each.cluster.number)
         quality = each.request.theta * told.quality_penalty
-        rates = {"ours": told.tokens_per_second}
+        rates = {"ours": (told.tokens_per_second, quality)}
         table.add_section()
         _method_row(table, (number, "ours", told.latency_seconds, quality), each, told.tokens_per_second, each.seconds)
         if each.cluster.number in own:
@@ -227,8 +229,8 @@ def compared(console: Console, planned: Sequence[Planned], own: dict[int, tuple[
                 continue
             latency = found.problem.latency_seconds(found.solution.counts)
             quality = each.request.theta * found.problem.penalty(found.solution.counts)
-            rates[name] = predict(each.request, found).tokens_per_second
-            _method_row(table, (number, name, latency, quality), each, rates[name], seconds)
+            rates[name] = (predict(each.request, found).tokens_per_second, quality)
+            _method_row(table, (number, name, latency, quality), each, rates[name][0], seconds)
         standing.append(_standing(each.cluster.number, rates))
     console.print(table)
     for line in standing:
@@ -250,19 +252,26 @@ def _method_row(table: Table, told: tuple[str, str, float, float], ours: Planned
     )
 
 
-def _standing(number: int, rates: dict[str, float]) -> str:
-    """LLM-PQ, PipeEdge, Uniform by tokens/s: the paper's order and ours."""
+def _standing(number: int, told: dict[str, tuple[float, float]]) -> str:
+    """Ours (LLM-PQ there), PipeEdge, Uniform by tokens/s: the paper's order and ours, and where they differ, why. `told`: tokens/s
+    and seconds of quality penalty.
+    """
     names = ("ours", "PipeEdge", "Uniform")
-    here = sorted(names, key=lambda name: -rates.get(name, 0.0))
+    rates = {name: told[name][0] if name in told else 0.0 for name in names}
     paper = dict(zip(names, PAPER_RATES[number], strict=True))
-    there = sorted(names, key=lambda name: -paper[name])
-    shown = " > ".join(f"{name} {rates[name]:.1f}" if name in rates else f"{name} (does not fit)" for name in here)
-    same = (
-        "as in the paper"
-        if here == there
-        else f"the paper has {' > '.join(f'{name} {paper[name]:g}' for name in there)}"
-    )
-    return f"cluster {number}: {shown}; {same}"
+    shown = ", ".join(f"{name} {rates[name]:.1f}" if name in told else f"{name} does not fit" for name in names)
+    published = ", ".join(f"{paper[name]:g}" if paper[name] else "out of memory" for name in names)
+    reasons = []
+    for first, second in (("ours", "PipeEdge"), ("PipeEdge", "Uniform")):
+        here, there = rates[first] / max(rates[second], 1e-9), paper[first] / max(paper[second], 1e-9)
+        if abs(here - 1) < _TIE and abs(there - 1) >= _TIE:
+            reasons.append(f"{first} and {second} are one plan here")
+        elif (here - 1) * (there - 1) < 0:
+            worse = told[second][1] - told[first][1]
+            reasons.append(
+                f"{second} is {1 / here - 1:.1%} faster; its quality penalty is {worse:.3g} s worse at theta {THETA:g}"
+            )
+    return f"cluster {number}: {shown} (paper: {published}): {'; '.join(reasons) or 'in the same order'}"
 
 
 def over_even(console: Console, clusters: Sequence[PaperCluster]) -> float | None:
