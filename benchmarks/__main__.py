@@ -5,7 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("pipeline", "kernels", "perplexity")  # pipeline includes memory, recovery and plan_clusters
+# pipeline includes recovery and two of plan_clusters; planner the layouts; costs memory and sensitivity
+BENCHMARKS = (
+    "pipeline",
+    "kernels",
+    "perplexity",
+    "planner",
+    "costs",
+    "simulation",
+    "partition",
+    "communication",
+    "published",
+)
 FOLDER = Path("build/bench")
 
 

@@ -1,10 +1,11 @@
 """Predicted against measured time: layers on workloads that the profile has not seen, and whole plans of mixed bits.
 
-`python -m benchmarks.costs [--json FILE] [--quick] [--picture FILE.svg]`, some 7 minutes on two cores (--quick: 4, on a shorter
-grid). A profile of a random-weight Llama is measured, and in the same passes the unseen workloads, so that both meet the same machine. Then the planner,
-with that profile as its source, plans two stages under memory limits that force lower and mixed precisions; the plans run on slots
-of one thread and one core each. Predicted is what the planner's simulator makes of the plan, the profile and the load, which sees nothing of
-the run; the plan's own figure, in closed form, stands beside it. Memory has a benchmark of its own, `benchmarks.memory`.
+`python -m benchmarks.costs [--json FILE] [--quick] [--picture FILE.svg]`: some 7 minutes on two quiet cores (--quick: 4, on a
+shorter grid), and then what `benchmarks.memory` and `benchmarks.sensitivity` take, whose rows follow. A profile of a
+random-weight Llama is measured, and in the same passes the unseen workloads, so that both meet the same machine. Then the
+planner, with that profile as its source, plans two stages under memory limits that force lower and mixed precisions; the plans
+run on slots of one thread and one core each. Predicted is what the planner's simulator makes of the plan, the profile and the
+load, which sees nothing of the run; the plan's own figure, in closed form, stands beside it.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import memory, sensitivity
 from benchmarks.rows import Row, run
 from benchmarks.scatter import Point, scatter_svg
 from benchmarks.served_plans import CASES, Ran, plan_of, serve, show_plans
@@ -209,7 +211,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="steps of at most 512 tokens in the profile")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw predicted over measured")
     chosen, rest = parser.parse_known_args()
-    run("costs", lambda: measure(quick=chosen.quick, picture=chosen.picture), rest)
+    run("costs", lambda: measure_all(quick=chosen.quick, picture=chosen.picture), rest)
+
+
+def measure_all(*, quick: bool, picture: Path | None) -> list[Row]:
+    """Time here; memory and quality by the benchmarks that are also commands of their own."""
+    rows = measure(quick=quick, picture=picture)
+    return [
+        *rows,
+        *memory.measure_all(None, None),
+        *sensitivity.measure(sensitivity.TOKENS, sensitivity.MEASURED_TOKENS),
+    ]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ All device orders and micro-batch pairs of each cluster under the paper's defaul
 seeded sensitivities in which every layer differs, theta from 0 to 1000. Then: small instances against trying everything, the
 plain ILP on our order and pair and on ten seeded others, other methods and partitions, memory and import. Costs are the
 roofline over the catalogue unless a row says otherwise; `--data` adds the LLM-PQ authors' measured layer times for clusters 3
-and 9. Every plan of ours is priced by `strata_planner.solve.judge`. Seconds are a processor's, so that a busy machine does not
+and 9. Replicas, fleets and HexGen's pool follow (`benchmarks.layouts`, also a command of its own). Every plan of ours is priced by `strata_planner.solve.judge`. Seconds are a processor's, so that a busy machine does not
 count; methods run on one core. About 12 minutes on two quiet cores, 2 with --quick.
 """
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import layouts
 from benchmarks.plan_clusters import LISTED, OTHERS, PaperCluster, request_for
 from benchmarks.rows import Row, run
 from benchmarks.seeded_omegas import file_of
@@ -365,4 +366,8 @@ def _table(title: str, *columns: str) -> Table:
 if __name__ == "__main__":
     folder, rest = data_folder()
     brief = "--quick" in rest
-    run("planner", lambda: measure(folder, quick=brief), [each for each in rest if each != "--quick"])
+    run(
+        "planner",
+        lambda: [*measure(folder, quick=brief), *layouts.measure(folder, quick=brief)],
+        [each for each in rest if each != "--quick"],
+    )

@@ -272,6 +272,9 @@ def fit_table(calibration: Calibration) -> Table:
     return table
 
 
+TOKENS, MEASURED_TOKENS = 512, 12_288  # of the indicators; of the losses
+
+
 def measure(tokens: int, measured_tokens: int) -> list[Row]:
     torch.set_num_threads(1)
     windows = read_windows(MODEL, MODEL / "heldout.txt", WINDOW, tokens, measured_tokens)
@@ -326,8 +329,8 @@ def _time_rows(methods: Mapping[str, Method]) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--measured-tokens", type=int, default=12288)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--measured-tokens", type=int, default=MEASURED_TOKENS)
     chosen, rest = parser.parse_known_args()
     run("sensitivity", lambda: measure(chosen.tokens, chosen.measured_tokens), rest)
 
