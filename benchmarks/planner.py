@@ -307,6 +307,7 @@ def in_a_child(code: str) -> float:
 
 _IMPORT = "import time; t = time.process_time(); import strata_planner.planning; print(time.process_time() - t)"
 _PEAK = """
+import resource
 from benchmarks.planner import CLUSTERS, asked, make_plan
 for cluster in CLUSTERS:
     make_plan(asked(cluster, 10.0))
