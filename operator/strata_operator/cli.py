@@ -187,6 +187,10 @@ def profile(  # noqa: PLR0913  one parameter per option
     device_type: Annotated[str, typer.Option("--type", help="What cluster files call the device.")] = "cpu",
     output: Annotated[Path | None, typer.Option(help="Another place than the one where plan and up look.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Steps of at most 512 tokens: a minute less.")] = False,
+    company: Annotated[
+        int,
+        typer.Option(min=0, max=64, help="Processes that decode meanwhile, as the other slots of this machine will."),
+    ] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again even if a profile is kept.")] = False,
 ) -> None:
     """Measure what the model's own layers take on this device, in minutes (needs the runtime). Goes on where it was stopped.
@@ -197,7 +201,8 @@ def profile(  # noqa: PLR0913  one parameter per option
     """
     from strata_operator.commands import profile as command
 
-    command.run(command.ProfileOptions(file, cluster, model, threads, device, device_type, output, quick, fresh))
+    options = command.ProfileOptions(file, cluster, model, threads, device, device_type, output, quick, fresh, company)
+    command.run(options)
 
 
 @app.command()

@@ -46,6 +46,7 @@ class ProfileOptions:
     output: Path | None
     quick: bool
     fresh: bool
+    company: int = 0
 
 
 def run(options: ProfileOptions) -> None:
@@ -185,4 +186,5 @@ def _command(model: Path, threads: int, compute_type: ComputeType) -> list[str]:
 def _flags(options: ProfileOptions) -> list[str]:
     flags = ["--device", options.device, "--type", options.device_type]
     flags += ["--output", str(options.output)] if options.output else []
+    flags += ["--company", str(options.company)] if options.company else []
     return flags + ["--quick"] * options.quick + ["--fresh"] * options.fresh

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         fields = read_fields(options.model)
         device = ProfiledDevice(options.type, processor_name(), options.threads, metadata.version("torch"))
-        file = options.output or _place(fields, device, options.compute_type)
+        file = options.output or _place(fields, device, options.compute_type, options.company)
         if options.fresh or not _kept(file):
             if options.kept:
                 return 1
@@ -53,7 +53,9 @@ def _measure(options: argparse.Namespace, fields: dict[str, Any], device: Profil
     torch.set_num_threads(options.threads)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; use --device cpu, or a CUDA build of torch")
-    subject = Subject(fields, device, torch.device(options.device), options.compute_type, options.quick)
+    subject = Subject(
+        fields, device, torch.device(options.device), options.compute_type, options.quick, company=options.company
+    )
     notes = Notes(file.with_suffix(".notes"), subject.key)
     if notes.resumed:
         sys.stderr.write(f"going on after {notes.resumed} measurements of an earlier run\n")
@@ -83,9 +85,9 @@ def _kept(file: Path) -> bool:
     return True
 
 
-def _place(fields: dict[str, Any], device: ProfiledDevice, compute_type: ComputeType) -> Path:
+def _place(fields: dict[str, Any], device: ProfiledDevice, compute_type: ComputeType, company: int) -> Path:
     """One file for all that makes a profile differ."""
-    told = json.dumps([fields, device.type, device.processor, device.torch, compute_type], sort_keys=True)
+    told = json.dumps([fields, device.type, device.processor, device.torch, compute_type, company], sort_keys=True)
     digest = hashlib.sha256(told.encode()).hexdigest()[:12]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "strata" / f"latency-{digest}-{device.threads}.json"
@@ -126,6 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compute-type", choices=get_args(ComputeType), default="bfloat16")
     parser.add_argument("--output", type=Path, help="write the profile to this file")
+    parser.add_argument(
+        "--company", type=int, default=0, help="processes that decode meanwhile: the other slots of this machine"
+    )
     parser.add_argument("--quick", action="store_true", help="a shorter grid: steps of at most 512 tokens")
     parser.add_argument("--fresh", action="store_true", help="measure again even if a profile is kept")
     parser.add_argument("--kept", action="store_true", help="measure nothing; exit 1 if no profile is kept")

@@ -27,6 +27,7 @@ from strata_planner.contract.latencies import (
     row_sizes,
 )
 from strata_runtime.loading.adapter import padded
+from strata_runtime.profiling.company import in_company
 from strata_runtime.profiling.grid import DECODE_SEQUENCES, Limits, Work, cost_order, grid
 from strata_runtime.profiling.model import Sizes, make_shallow, shapes_of
 from strata_runtime.profiling.notes import Name, Notes
@@ -60,6 +61,7 @@ class Subject:
     quick: bool = False
     formats: tuple[FormatName, ...] = FORMATS
     more: tuple[Work, ...] = ()  # beside the grid: what a fit is to be judged by
+    company: int = 0  # processes that decode meanwhile, each on a core of its own
 
     @property
     def key(self) -> dict[str, Any]:
@@ -71,6 +73,7 @@ class Subject:
             "quick": self.quick,
             "formats": self.formats,
             "more": list(map(astuple, self.more)),
+            "company": self.company,
         }
         return {"version": LATENCY_PROFILE_VERSION, **place, **sizes}
 
@@ -99,7 +102,8 @@ class Survey:
             self._total = PASSES * (len(works) * len(self.subject.formats) + len(DECODE_SEQUENCES))
             for number in range(PASSES):
                 for name in self.subject.formats:
-                    self._pass(name, works, number)
+                    with in_company(self.subject.company, self.subject.fields, name, self.subject.compute_type):
+                        self._pass(name, works, number)
                 self._head_pass(number)
         return self._profile(works)
 

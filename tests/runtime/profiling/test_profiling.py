@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS
 from strata_runtime.profiling import __main__ as command
 from strata_runtime.profiling import survey as surveys
+from strata_runtime.profiling.company import in_company
 from strata_runtime.profiling.fields import read_fields
 from strata_runtime.profiling.grid import Limits, Work, grid
 from strata_runtime.profiling.model import Sizes, make_shallow, shapes_of
@@ -155,6 +157,16 @@ def test_a_survey_of_this_machine_is_a_profile_and_resumes(tmp_path: Path) -> No
     assert kept.resumed == notes.resumed
     assert again.run() == profile  # nothing was measured again
     kept.close(done=True)
+
+
+def test_company_works_until_the_block_ends() -> None:
+    before = set(psutil.Process().children())
+    with in_company(1, FIELDS, "int8", "bfloat16"):
+        (other,) = (
+            each for each in set(psutil.Process().children()) - before if "spawn_main" in " ".join(each.cmdline())
+        )
+        assert other.is_running()
+    assert not other.is_running()
 
 
 def test_the_command_keeps_a_profile_and_finds_it(
