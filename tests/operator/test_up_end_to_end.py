@@ -188,6 +188,5 @@ def test_two_replicas_serve_and_the_loss_of_one_is_carried_by_the_other(replicas
     streams = [replicas.stream([5, 9, 2]) for _ in range(2)]  # routed by load: one to each
     pieces = [[next(stream) for _ in range(KILL_AFTER)] for stream in streams]
     os.kill(replicas.pids["tiny-b-cpu"], signal.SIGKILL)
-    for begun, stream in zip(pieces, streams, strict=True):
-        begun += stream
-    assert ["".join(each) for each in pieces] == [expected, expected]
+    answers = ["".join([*begun, *stream]) for begun, stream in zip(pieces, streams, strict=True)]
+    assert answers == [expected, expected]
