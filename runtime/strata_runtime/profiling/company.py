@@ -1,14 +1,17 @@
 """Company for a survey: processes that run layers of the same model meanwhile, as the other slots of one machine will.
 
-Used by `survey`. Cores of one machine share its memory: two processes that each multiply single rows take half as long again as
-one alone, with eight rows 4 % longer. A profile of a core in company is what a plan of several CPU devices on one machine needs.
+Used by `survey`, which starts `python -m strata_runtime.profiling.company`. Cores of one machine share its memory: two processes
+that each multiply single rows take half as long again as one alone, with eight rows 4 % longer. A profile of a core in company is
+what a plan of several CPU devices on one machine needs.
 """
 
-import multiprocessing
+import json
+import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.synchronize import Event
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from strata_runtime.profiling.stage import ProfiledStage, StageSpec
 
 _LAYERS = 12
 _WORK = Work("decode", 4, 1, 64)  # a small decoding batch: what reads most for what it computes
-_START_SECONDS = 120.0
+_READY = "ready"
 _END_SECONDS = 30.0
 
 
@@ -30,36 +33,53 @@ _END_SECONDS = 30.0
 def in_company(
     count: int, fields: dict[str, Any], format_name: FormatName, compute_type: ComputeType
 ) -> Iterator[None]:
-    """`count` processes of one thread that decode with layers of these shapes until the block ends."""
-    context = multiprocessing.get_context("spawn")
-    stop, ready = context.Event(), [context.Event() for _ in range(count)]
-    wishes = (fields, format_name, compute_type)
-    others = [context.Process(target=_decode, args=(*wishes, each, stop), daemon=True) for each in ready]
-    for other in others:
-        other.start()
-    try:
-        for each in ready:
-            if not each.wait(_START_SECONDS):
-                raise InputError(
-                    f"a process beside the measurement did not start within {_START_SECONDS:g} s; measure without"
-                )
-        yield
-    finally:
-        stop.set()
+    """`count` processes of one thread that decode with layers of these shapes until the block, or this process, ends."""
+    told = json.dumps({"fields": fields, "format": format_name, "computeType": compute_type})
+    with ExitStack() as ending:
+        others = [ending.enter_context(_one(told)) for _ in range(count)]
         for other in others:
-            other.join(_END_SECONDS)
+            assert other.stdout is not None
+            if other.stdout.readline().strip() != _READY:
+                raise InputError("a process beside the measurement did not start; measure without company")
+        yield
 
 
-def _decode(
-    fields: dict[str, Any], format_name: FormatName, compute_type: ComputeType, ready: Event, stop: Event
-) -> None:
+@contextmanager
+def _one(told: str) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "strata_runtime.profiling.company"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:  # noqa: S603  our own
+        assert other.stdin is not None
+        other.stdin.write(f"{told}\n")
+        other.stdin.flush()
+        try:
+            yield other
+        finally:
+            other.stdin.close()  # the sign to stop
+            other.wait(_END_SECONDS)
+
+
+def main() -> None:
+    """Decode until stdin is closed."""
+    wish = json.loads(sys.stdin.readline())
     torch.set_num_threads(1)
+    stop = threading.Event()
+    threading.Thread(target=_until_closed, args=(stop,), daemon=True).start()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        model = make_shallow(fields, _LAYERS + 1, Path(folder) / "model")
-        spec = StageSpec((format_name,) * _LAYERS, compute_type, 1024, 128)
+        model = make_shallow(wish["fields"], _LAYERS + 1, Path(folder) / "model")
+        spec = StageSpec((wish["format"],) * _LAYERS, wish["computeType"], 1024, 128)
         stage = ProfiledStage(model, spec, torch.device("cpu"))
         stage.prepare(_WORK)
         stage.run(_WORK)
-        ready.set()
+        sys.stdout.write(f"{_READY}\n")
+        sys.stdout.flush()
         while not stop.is_set():
             stage.run(_WORK)
+
+
+def _until_closed(stop: threading.Event) -> None:
+    sys.stdin.read()
+    stop.set()
+
+
+if __name__ == "__main__":
+    main()

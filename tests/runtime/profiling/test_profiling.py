@@ -163,7 +163,9 @@ def test_company_works_until_the_block_ends() -> None:
     before = set(psutil.Process().children())
     with in_company(1, FIELDS, "int8", "bfloat16"):
         (other,) = (
-            each for each in set(psutil.Process().children()) - before if "spawn_main" in " ".join(each.cmdline())
+            each
+            for each in set(psutil.Process().children()) - before
+            if "strata_runtime.profiling.company" in each.cmdline()
         )
         assert other.is_running()
     assert not other.is_running()
