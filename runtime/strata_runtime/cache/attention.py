@@ -12,6 +12,7 @@ from torch.nn import functional
 from strata_runtime.cache.batch import Batch, ChunkPart, DecodePart
 
 SCORES_BYTES = 16 << 20  # of soft-capped scores at once
+_WIDE = 256  # of padded keys and rows
 _SCORE_BYTES = 8  # a score in the compute type, in float32 after the softmax, and rounded again
 
 
@@ -119,10 +120,47 @@ def _soft_capped(
 
     Some rows of queries at a time: the scores of a whole chunk would outgrow everything else a step holds.
     """
-    count, heads, tokens, _ = query.shape
-    at_a_time = max(1, SCORES_BYTES // (count * heads * keys.shape[2] * _SCORE_BYTES))
+    tokens = query.shape[2]
     if causal:
         mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()
+    if query.device.type == "cpu" and query.dtype is not torch.float32:
+        query, keys, values, mask = _in_few_shapes(query, keys, values, mask)
+        return _soft_capped_slices(query, keys, values, mask, rule)[:, :, :tokens]
+    return _soft_capped_slices(query, keys, values, mask, rule)
+
+
+def _in_few_shapes(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows and keys padded to few numbers, what is padded never seen: oneDNN keeps some 1.5 MiB for every pair of numbers that a
+    16-bit product has had, and a sequence that grows has a new one with every token.
+    """
+    tokens, seen = query.shape[2], keys.shape[2]
+    rows, columns = _few(tokens) - tokens, _few(seen) - seen
+    if mask is None:
+        mask = torch.ones(1, seen, dtype=torch.bool, device=query.device)
+    mask = functional.pad(mask, (0, columns), value=False)
+    if mask.shape[-2] > 1:
+        mask = functional.pad(mask, (0, 0, 0, rows), value=True)
+    return (
+        functional.pad(query, (0, 0, 0, rows)),
+        functional.pad(keys, (0, 0, 0, columns)),
+        functional.pad(values, (0, 0, 0, columns)),
+        mask,
+    )
+
+
+def _few(size: int) -> int:
+    """The next power of two, beyond 256 the next multiple of it."""
+    return 1 << (size - 1).bit_length() if size <= _WIDE else -(-size // _WIDE) * _WIDE
+
+
+def _soft_capped_slices(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, rule: AttentionRule
+) -> torch.Tensor:
+    count, heads, tokens, _ = query.shape
+    at_a_time = max(1, SCORES_BYTES // (count * heads * keys.shape[2] * _SCORE_BYTES))
+    at_a_time = 1 << (at_a_time.bit_length() - 1)
     out = torch.empty_like(query)
     for start in range(0, tokens, at_a_time):
         rows = slice(start, start + at_a_time)
