@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import memory, sensitivity
+from benchmarks.pipeline import SHAPES
 from benchmarks.rows import Row, run
 from benchmarks.scatter import Point, scatter_svg
 from benchmarks.served_plans import CASES, Ran, plan_of, serve, show_plans
@@ -37,16 +38,6 @@ from strata_runtime.profiling.grid import Work
 from strata_runtime.profiling.notes import Notes
 from strata_runtime.profiling.survey import Subject, Survey
 
-SHAPES = {
-    "vocab_size": 32_000,
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
 UNSEEN = (
     *(Work("decode", sequences, 1, past) for sequences in (3, 5, 7, 10, 20) for past in (100, 384, 768)),
     *(

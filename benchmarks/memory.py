@@ -28,7 +28,7 @@ from benchmarks.scatter import Point, scatter_svg
 from benchmarks.slots import SlotProcess, slot_processes
 from strata_planner.contract.control import GetStatus
 from strata_planner.contract.plan import Plan, Stage
-from strata_planner.costs.working import padded_rows
+from strata_planner.contract.rows import padded_rows
 from strata_planner.model import Model
 from strata_runtime.pipeline.client import LeaderClient, PipelineClient, greedy
 from strata_runtime.pipeline.memory import private_bytes

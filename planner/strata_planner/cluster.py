@@ -187,6 +187,20 @@ class Cluster(Value, frozen=True, dict=True):
                     found.append(self._accelerator(node, device, index))
         return tuple(found)
 
+    def group(self, places: tuple[tuple[str, str, int], ...]) -> DeviceGroup | None:
+        """The devices at these places, as a plan's stage names them; None if one is not in the cluster."""
+        found = tuple(self._places[place] for place in places if place in self._places)
+        return DeviceGroup(found) if len(found) == len(places) else None
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, str, int], Accelerator]:
+        return {each.place: each for each in self._accelerators}
+
+    def slowest_link(self, group: DeviceGroup) -> LinkRate:
+        """Between any two devices of a group of at least two: what its collectives wait for."""
+        pairs = ((a, b) for a in group.devices for b in group.devices if a != b)
+        return min((self.link(*pair) for pair in pairs), key=lambda link: link.gbps)
+
     def link(self, source: Accelerator, target: Accelerator) -> LinkRate:
         """How activations get from one device to the next: inside a node by its interconnect, else over the network."""
         if source.node == target.node:

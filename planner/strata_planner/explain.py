@@ -75,7 +75,7 @@ def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
 
 def sources(plan: Plan) -> list[str]:
     """Where predicted times are from."""
-    return list(dict.fromkeys(stage.times.source for replica in plan.replicas for stage in replica.stages))
+    return list(dict.fromkeys(stage.times.source for stage in plan.stages))
 
 
 def bits_summary(bits: tuple[int, ...]) -> str:

@@ -94,13 +94,14 @@ def _goal(wishes: LayoutWishes) -> Goal:
 
 def partition_notes(request: PlanRequest, plan: Plan) -> list[str]:
     """How each tensor-parallel stage should cut its layers, by the tokens of a prefill step (DynPart)."""
-    devices = {each.place: each for each in request.cluster.accelerators()}
-    notes: dict[str, None] = {}
-    for stage in (stage for replica in plan.replicas for stage in replica.stages if stage.tensor_parallel > 1):
-        first, second = (devices[stage.node, each.type, each.index] for each in stage.devices[:2])
+    cluster, notes = request.cluster, dict[str, None]()
+    for stage in (each for each in plan.stages if each.tensor_parallel > 1):
+        devices = cluster.group(stage.places)
+        assert devices is not None, "the plan was made for this cluster"
+        first = devices.leader
         rates = Rates(first.profile, plan.compute_type, stage.kv_bits, first.name)
         shares = dict.fromkeys(Collective, RING_SHARE)
-        group = Group(rates, request.cluster.link(first, second), stage.tensor_parallel, link_shares=shares)
+        group = Group(rates, cluster.slowest_link(devices), stage.tensor_parallel, link_shares=shares)
         table = strategy_table(request.model, group, request.max_model_len)
         named = ", ".join(f"{name} from {tokens} tokens" for tokens, name in table)
         notes[f"tensor partition of {stage.tensor_parallel} x {first.type}: {named}; decoding is megatron"] = None
@@ -111,8 +112,7 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     notes = []
     if request.sensitivity is None and len(request.bits) > 1:
         notes.append(f"sensitivity: {request.omega.source}")
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    assumed = sorted({stage.devices[0].type for stage in stages if "assumed" in stage.times.source})
+    assumed = sorted({stage.devices[0].type for stage in plan.stages if "assumed" in stage.times.source})
     if assumed:
         notes.append(f"rates or efficiencies of {', '.join(assumed)} are assumed: measure them for a better prediction")
     left_out = sorted(set(request.allowed_bits) - set(request.bits))

@@ -62,6 +62,11 @@ class Stage(Value, frozen=True):
     memory: StageMemory
     times: StageTimes
 
+    @property
+    def places(self) -> tuple[tuple[str, str, int], ...]:
+        """Node, type and index of each device: what no other device has, and what outlasts a plan."""
+        return tuple((self.node, device.type, device.index) for device in self.devices)
+
 
 class MicroBatch(Value, frozen=True):
     """Sequences per micro-batch in the two phases (LLM-PQ's eta and xi) and the most tokens one step may carry."""
@@ -124,6 +129,11 @@ class Plan(Value, frozen=True):
     replicas: tuple[Replica, ...]
     prediction: Prediction
     alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Of all replicas."""
+        return tuple(stage for replica in self.replicas for stage in replica.stages)
 
     def encode(self) -> bytes:
         return to_json(self)

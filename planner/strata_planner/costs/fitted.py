@@ -21,42 +21,22 @@ from strata_planner.costs.regression import Array, hats, relative_fit
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.model import LayerShape, Model
 
-
-@dataclass(frozen=True)
-class Chunk:
-    """`sequences` with `tokens` new tokens each, that see `context` keys on average, in one step."""
-
-    sequences: int
-    tokens: int
-    context: float
-
-    @property
-    def total_tokens(self) -> int:
-        return self.sequences * self.tokens
-
-    @property
-    def past(self) -> float:
-        """Tokens that were cached before."""
-        return max(0.0, self.context - self.tokens / 2)
-
-
-Step = tuple[Chunk, ...]
+Step = tuple[Phase, ...]  # what is computed together
 
 
 def steps_of(phase: Phase, most: int) -> list[Step]:
     """How the scheduler packs a micro-batch: steps filled to `most` tokens, prompts cut where a step is full."""
     if phase.decoding or phase.total_tokens <= most:
-        return [(Chunk(phase.sequences, phase.tokens, phase.context),)]
-    past = max(0.0, phase.context - phase.tokens / 2)
+        return [(phase,)]
     share = min(1.0, 2 * phase.context / phase.tokens)  # below 1 where attention is asked for in part
     steps: list[Step] = []
-    current: list[Chunk] = []
+    current: list[Phase] = []
     room = most
     for _ in range(phase.sequences):
         done = 0
         while done < phase.tokens:
             taken = min(room, phase.tokens - done)
-            current.append(Chunk(1, taken, past + share * (done + taken / 2)))
+            current.append(Phase(1, taken, phase.past + share * (done + taken / 2)))
             done, room = done + taken, room - taken
             if not room:
                 steps.append(tuple(current))
@@ -70,14 +50,14 @@ class Attention:
 
     token_bytes: int
 
-    def decode(self, chunks: Sequence[Chunk]) -> list[float]:
+    def decode(self, chunks: Sequence[Phase]) -> list[float]:
         """(t + s), v (t + s), and what of that is beyond sizes around those of caches."""
         keys = sum(each.sequences * each.context for each in chunks)
         beyond = (max(0.0, keys - size / self.token_bytes) for size in _CACHE_BYTES)
         return [keys / max(1, sum(each.sequences for each in chunks)), keys, *beyond]
 
     @staticmethod
-    def prefill(chunks: Sequence[Chunk]) -> list[float]:
+    def prefill(chunks: Sequence[Phase]) -> list[float]:
         """v; of chunks that go on n + past, whose keys are gathered; v s^2 and n (n + past), each by block of rows."""
         fresh, going_on, gathered = [0.0] * _BLOCKS, [0.0] * _BLOCKS, 0.0
         for each in chunks:
@@ -278,7 +258,7 @@ class FittedLatency:
 _HEAD = "head"
 
 
-def chunk_of(point: LatencyPoint) -> Chunk:
+def chunk_of(point: LatencyPoint) -> Phase:
     """Lengths of a decode point differ by one from sequence to sequence, and each token sees itself."""
     seen = (point.sequences + 1) / 2 if point.phase == "decode" else point.tokens / 2
-    return Chunk(point.sequences, point.tokens, point.past + seen)
+    return Phase(point.sequences, point.tokens, point.past + seen)

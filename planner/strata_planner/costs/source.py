@@ -15,7 +15,7 @@ from strata_planner.workload import Workload
 
 @dataclass(frozen=True)
 class Phase:
-    """One micro-batch of a phase: `sequences`, each with `tokens` new ones that see `context` keys on average."""
+    """One micro-batch of a phase, or a part of one: `sequences`, each with `tokens` new ones that see `context` keys on average."""
 
     sequences: int
     tokens: int
@@ -28,6 +28,11 @@ class Phase:
     @property
     def decoding(self) -> bool:
         return self.tokens == 1
+
+    @property
+    def past(self) -> float:
+        """Tokens of a sequence that were cached before."""
+        return max(0.0, self.context - self.tokens / 2)
 
 
 def prefill_phase(workload: Workload, sequences: int) -> Phase:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
+from strata_planner.contract.rows import FEW_ROWS, MANY_ROWS, padded_rows
 from strata_planner.model import LayerShape, Linear, Model
 
 # Of the libraries. A role's modules take 1.3 MiB in a process; sockets and threads of an epoch are assumed to take the
@@ -32,8 +33,6 @@ CONVERTED_AT_A_TIME_ON_CUDA = 1 << 26
 GROUPS_BYTES_PER_WEIGHT = 4.5
 # Up to so many rows a weight is multiplied as it is stored, by kernels that keep nothing (precision.kernels).
 PACKED_ROWS: dict[FormatName, int] = {"dense": 0, "int8": 16, "w8a8": 1 << 30, "int4": 48, "int3": 48}
-_FEW_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)  # then multiples of 128 (loading.adapter)
-_MANY_ROWS = 128
 _FLOAT32 = 4
 
 
@@ -57,11 +56,6 @@ class Storage:
     @property
     def item(self) -> int:
         return COMPUTE_TYPE_BYTES[self.compute_type]
-
-    @property
-    def kernel_families(self) -> int:
-        """Dense weights are multiplied by other kernels than quantized ones."""
-        return len({name == "dense" for name in self.formats})
 
 
 @dataclass(frozen=True)
@@ -107,14 +101,9 @@ def working_memory(model: Model, step: StepShape, storage: Storage, *, head: boo
     )
 
 
-def padded_rows(rows: int) -> int:
-    """What the runtime makes of a step's number of rows on a CPU."""
-    return next((size for size in _FEW_ROWS if size >= rows), -(-rows // _MANY_ROWS) * _MANY_ROWS)
-
-
 def row_numbers(least: int, most: int) -> int:
     """How many numbers of rows the runtime multiplies between `least` and `most`, rounded up."""
-    sizes = (*_FEW_ROWS, *range(_MANY_ROWS, padded_rows(max(most, _MANY_ROWS)) + 1, _MANY_ROWS))
+    sizes = (*FEW_ROWS, *range(MANY_ROWS, padded_rows(max(most, MANY_ROWS)) + 1, MANY_ROWS))
     return sum(1 for size in sizes if least <= size <= padded_rows(most))
 
 

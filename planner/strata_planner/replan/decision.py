@@ -14,7 +14,7 @@ from strata_planner.assembly import assemble
 from strata_planner.cluster import DeviceGroup
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.errors import InfeasibleError, PlannerError, WorkloadError
-from strata_planner.replan.holdings import NOTHING, Held, Movement, holdings, movement, movement_to, place_of
+from strata_planner.replan.holdings import NOTHING, Held, Movement, holdings, movement, movement_to
 from strata_planner.replan.matching import closest
 from strata_planner.replan.placement import Placement, Units, arranged, placement_of
 from strata_planner.replan.steps import Step, steps
@@ -127,8 +127,7 @@ class _Context:
         self._request, self._pricer, self._running, self._deadline = request, pricer, running, deadline
         self._units = Units.of(pricer.layer_runs)
         self._fleet = fleet_of(request.cluster)
-        self._devices = {each.place: each for each in request.cluster.accelerators()}
-        self.serving = all(self._group(stage) for replica in running.replicas for stage in replica.stages)
+        self.serving = all(self._group(stage) for stage in running.stages)
 
     def least_moving(self, scratch: Found, slack: float) -> _Choice:
         """Over all candidates within the slack: the least bytes to read, then the fewest layers moved."""
@@ -177,8 +176,7 @@ class _Context:
         return Placement(tuple(placed))
 
     def _group(self, stage: Stage) -> DeviceGroup | None:
-        found = [self._devices.get(each) for each in place_of(stage)]
-        return DeviceGroup(tuple(each for each in found if each)) if None not in found else None
+        return self._request.cluster.group(stage.places)
 
     def _repaired_orders(self) -> Iterator[Order]:
         """The running order without what is lost; and with one new device of each kind, at every place."""

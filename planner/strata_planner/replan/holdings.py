@@ -4,7 +4,6 @@ Called by `decision` and `steps`. A device is known by its node, type and index:
 there. Knows no search.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from strata_planner.contract.formats import ComputeType, FormatName
@@ -24,17 +23,8 @@ class Held:
     tables: tuple[bool, bool]
 
 
-def place_of(stage: Stage) -> Place:
-    return tuple((stage.node, device.type, device.index) for device in stage.devices)
-
-
 def holdings(plan: Plan) -> dict[Place, Held]:
-    return {place_of(stage): held_by(stage) for stage in stages_of(plan)}
-
-
-def stages_of(plan: Plan) -> Iterator[Stage]:
-    for replica in plan.replicas:
-        yield from replica.stages
+    return {stage.places: held_by(stage) for stage in plan.stages}
 
 
 def held_by(stage: Stage) -> Held:
@@ -56,6 +46,16 @@ def is_there(held: Held, layer: int, wanted: FormatName) -> bool:
     return have is not None and (have == wanted or is_narrowing(have, wanted))
 
 
+def missing_layers(held: Held, wanted: Held) -> dict[int, FormatName]:
+    """What must be read, with the format it is wanted in."""
+    return {layer: name for layer, name in wanted.layers.items() if not is_there(held, layer, name)}
+
+
+def new_tables(held: Held, wanted: Held) -> tuple[bool, bool]:
+    """Whether the embedding and the head must be read."""
+    return wanted.tables[0] and not held.tables[0], wanted.tables[1] and not held.tables[1]
+
+
 @dataclass(frozen=True)
 class Movement:
     """What one plan asks for beyond what is held: bytes to read over all devices, and layers that change their owner."""
@@ -70,20 +70,19 @@ class Movement:
 def movement(before: dict[Place, Held], plan: Plan, model: Model) -> Movement:
     """From what devices hold to what the plan gives them. Layers at other bits on the same owner are read anew, not moved."""
     total = Movement()
-    for stage in stages_of(plan):
+    for stage in plan.stages:
         total += movement_to(
-            before.get(place_of(stage), NOTHING), held_by(stage), model, plan.compute_type, stage.tensor_parallel
+            before.get(stage.places, NOTHING), held_by(stage), model, plan.compute_type, stage.tensor_parallel
         )
     return total
 
 
 def movement_to(held: Held, wanted: Held, model: Model, compute_type: ComputeType, degree: int) -> Movement:
     """Of one group of `degree` devices, bytes of all of them. Embedding and head count where they are new."""
-    missing = [layer for layer, name in wanted.layers.items() if not is_there(held, layer, name)]
     size = degree * sum(
-        layer_weights_bytes(sharded(model.layers[layer], degree), wanted.layers[layer], compute_type)
-        for layer in missing
+        layer_weights_bytes(sharded(model.layers[layer], degree), name, compute_type)
+        for layer, name in missing_layers(held, wanted).items()
     )
-    new = [want and not have for want, have in zip(wanted.tables, held.tables, strict=True)]
-    size += embedding_bytes(model, embedding=new[0], head=new[1], compute_type=compute_type) if any(new) else 0
+    embedding, head = new_tables(held, wanted)
+    size += embedding_bytes(model, embedding=embedding, head=head, compute_type=compute_type)
     return Movement(size, sum(layer not in held.layers for layer in wanted.layers))

@@ -12,7 +12,16 @@ from strata_planner.costs.memory import embedding_bytes, layer_weights_bytes
 from strata_planner.costs.shards import sharded
 from strata_planner.errors import PlannerError
 from strata_planner.model import Model
-from strata_planner.replan.holdings import NOTHING, Held, Place, held_by, holdings, is_narrowing, place_of, stages_of
+from strata_planner.replan.holdings import (
+    NOTHING,
+    Held,
+    Place,
+    held_by,
+    holdings,
+    is_narrowing,
+    missing_layers,
+    new_tables,
+)
 
 
 @dataclass(frozen=True)
@@ -65,8 +74,6 @@ class Ledger:
         return layer_weights_bytes(sharded(self._model.layers[layer], self._degree), name, self._compute_type)
 
     def table_bytes(self, tables: tuple[bool, bool]) -> int:
-        if not any(tables):
-            return 0
         size = embedding_bytes(self._model, embedding=tables[0], head=tables[1], compute_type=self._compute_type)
         return -(-size // self._degree)
 
@@ -80,16 +87,16 @@ def steps(running: Plan | None, plan: Plan, model: Model, *, serving: bool) -> t
     Raises PlannerError if a device could not hold its own stage of the plan (which the plan's law excludes).
     """
     before = holdings(running) if running else {}
-    working = {place_of(stage): _working_bytes(stage) for stage in stages_of(running)} if running and serving else {}
+    working = {stage.places: _working_bytes(stage) for stage in running.stages} if running and serving else {}
     early: list[Step] = []
     late: list[Step] = []
-    for stage in stages_of(plan):
-        place = place_of(stage)
+    for stage in plan.stages:
+        place = stage.places
         mover = _Mover(place, Ledger(model, plan.compute_type, stage), before.get(place, NOTHING), held_by(stage))
         first, after = mover.steps(stage, working.get(place))
         early += first
         late += after
-    gone = set(before) - {place_of(stage) for stage in stages_of(plan)}
+    gone = set(before) - {stage.places for stage in plan.stages}
     if serving:
         late += [Drop(place, tuple(before[place].layers), tables=True, pauses=False) for place in sorted(gone)]
     return (*early, Switch(), *late)
@@ -109,45 +116,45 @@ class _Mover:
 
     def steps(self, stage: Stage, working_bytes: int | None) -> tuple[list[Step], list[Step]]:
         """Before and after the switch. `working_bytes`: of the plan that serves meanwhile, None if it does not."""
-        loads, narrows = self._loads(), self._narrows()
+        loads = self._loads()
         beside = sum(load.size_bytes for load in loads)
         if working_bytes is not None:
             room = self.ledger.usable_bytes - self.ledger.bytes(self.held) - working_bytes
             if beside + _working_bytes(stage) <= room:
-                return list(loads), [*self._drops(pauses=False), *narrows]
+                return list(loads), [*self._drops(pauses=False), *self._narrows(pauses=False)]
         pauses = working_bytes is not None
-        early: list[Step] = [*self._drops(pauses=pauses)]
-        early += [Narrow(each.place, each.layer, each.to, pauses=pauses) for each in narrows]
+        early = [*self._drops(pauses=pauses), *self._narrows(pauses=pauses)]
         if self.ledger.bytes(self.wanted) + _working_bytes(stage) > self.ledger.usable_bytes:
             raise PlannerError(f"stage {stage.stage} of the plan does not fit {self.place}")
         return [*early, *loads], []
 
     def _drops(self, *, pauses: bool) -> list[Step]:
+        narrowed = self._narrowed
         useless = tuple(
             layer
             for layer, name in self.held.layers.items()
-            if self.wanted.layers.get(layer) != name and not self._narrowed(layer)
+            if self.wanted.layers.get(layer) != name and layer not in narrowed
         )
-        tables = any(have and not want for have, want in zip(self.held.tables, self.wanted.tables, strict=True))
+        tables = any(new_tables(self.wanted, self.held))  # held and no longer wanted
         return [Drop(self.place, useless, tables, pauses)] if useless or tables else []
 
-    def _narrowed(self, layer: int) -> bool:
-        wanted = self.wanted.layers.get(layer)
-        return wanted is not None and is_narrowing(self.held.layers[layer], wanted)
-
-    def _narrows(self) -> list[Narrow]:
-        return [
-            Narrow(self.place, layer, name, pauses=False)
+    @property
+    def _narrowed(self) -> dict[int, FormatName]:
+        """Layers that are quantized where they lie, and to what."""
+        held = self.held.layers
+        return {
+            layer: name
             for layer, name in self.wanted.layers.items()
-            if layer in self.held.layers and self._narrowed(layer)
-        ]
+            if layer in held and is_narrowing(held[layer], name)
+        }
+
+    def _narrows(self, *, pauses: bool) -> list[Narrow]:
+        return [Narrow(self.place, layer, name, pauses) for layer, name in self._narrowed.items()]
 
     def _loads(self) -> list[Load]:
         missing = [
             Load(self.place, layer, name, self.ledger.layer_bytes(layer, name))
-            for layer, name in self.wanted.layers.items()
-            if self.held.layers.get(layer) != name and not (layer in self.held.layers and self._narrowed(layer))
+            for layer, name in missing_layers(self.held, self.wanted).items()
         ]
-        new = tuple(want and not have for want, have in zip(self.wanted.tables, self.held.tables, strict=True))
-        size = self.ledger.table_bytes((new[0], new[1]))
+        size = self.ledger.table_bytes(new_tables(self.held, self.wanted))
         return [*([Load(self.place, None, "dense", size)] if size else []), *missing]

@@ -48,9 +48,8 @@ class StagePricer:
         """Of a stage that holds `layers` on `group`."""
         rates = Rates(group.profile, self.compute_type, kv_bits, group.leader.name)
         counted = [(self._layer(layer, name, rates, group.degree), count) for (layer, name), count in layers.items()]
-        return StageTable(
-            _Stage(self.model, self._latencies, rates, counted, group.degree, self._slowest_link(group)), head=head
-        )
+        link = self.cluster.slowest_link(group) if group.degree > 1 else None
+        return StageTable(_Stage(self.model, self._latencies, rates, counted, group.degree, link), head=head)
 
     def hop(self, source: Accelerator, target: Accelerator, *, sampled: bool) -> Hop:
         """Between the leaders of two stages: of hidden states, or of sampled tokens on the way back to the first."""
@@ -69,11 +68,6 @@ class StagePricer:
         if key not in self._shared:
             self._shared[key] = LayerSeconds(self._latencies, sharded(layer, degree), name, rates)
         return self._shared[key]
-
-    def _slowest_link(self, group: DeviceGroup) -> LinkRate | None:
-        """Between two devices of the group; None for a single device."""
-        pairs = ((a, b) for a in group.devices for b in group.devices if a != b)
-        return min((self.cluster.link(*pair) for pair in pairs), key=lambda link: link.gbps, default=None)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Self
 
-from strata_planner.cluster import Accelerator, Cluster, DeviceGroup
+from strata_planner.cluster import Cluster, DeviceGroup
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.plan import MicroBatch, Plan, Replica, Stage
 from strata_planner.costs.latency import Latencies
@@ -75,14 +75,13 @@ def _layers(stage: Stage, model: Model) -> Counter[tuple[LayerShape, FormatName]
 
 
 def _group(stage: Stage, cluster: Cluster) -> DeviceGroup:
-    known = {(each.node, each.type, each.index): each for each in cluster.accelerators()}
-    found: list[Accelerator] = []
-    for device in stage.devices:
-        accelerator = known.get((stage.node, device.type, device.index))
-        if accelerator is None:
-            raise ClusterError(
-                f"stage {stage.stage} runs on device {device.index} of type '{device.type}' of node '{stage.node}', which the "
-                "cluster does not have: simulate a plan with the cluster it was made for"
-            )
-        found.append(accelerator)
-    return DeviceGroup(tuple(found))
+    group = cluster.group(stage.places)
+    if group is None:
+        device = next(
+            each for place, each in zip(stage.places, stage.devices, strict=True) if not cluster.group((place,))
+        )
+        raise ClusterError(
+            f"stage {stage.stage} runs on device {device.index} of type '{device.type}' of node '{stage.node}', which the "
+            "cluster does not have: simulate a plan with the cluster it was made for"
+        )
+    return group

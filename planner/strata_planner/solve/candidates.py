@@ -13,7 +13,7 @@ from functools import cached_property
 import msgspec
 
 from strata_planner.catalogue import CPU
-from strata_planner.cluster import DeviceGroup, LinkRate
+from strata_planner.cluster import DeviceGroup
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, FormatName
 from strata_planner.costs.communication import (
     Exchange,
@@ -329,12 +329,8 @@ class Pricer:
 
     def _exchange(self, group: DeviceGroup, phase: Phase) -> Timed:
         size = hidden_states_bytes(self.request.model, phase.total_tokens, self.request.compute_type)
-        exchange = Exchange(group.leader.name, group.degree, self._slowest_link(group), size)
+        exchange = Exchange(group.leader.name, group.degree, self.request.cluster.slowest_link(group), size)
         return layer_collectives(self.latencies.sources, exchange)
-
-    def _slowest_link(self, group: DeviceGroup) -> LinkRate:
-        pairs = ((a, b) for a in group.devices for b in group.devices if a != b)
-        return min((self.request.cluster.link(*pair) for pair in pairs), key=lambda link: link.gbps)
 
     def sources(self, found_bits: Iterable[int], candidate: Candidate, place: int) -> str:
         """Names of the sources that the seconds of a stage with these bits are from."""

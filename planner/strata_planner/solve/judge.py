@@ -55,12 +55,9 @@ class Verdict:
 
 def assignment_of(plan: Plan, request: PlanRequest) -> Assignment:
     """Of a plan with one replica, on the request's cluster."""
-    devices = {(each.node, each.type, each.index): each for each in request.cluster.accelerators()}
     replica = plan.replicas[0]
-    order = tuple(
-        DeviceGroup(tuple(devices[stage.node, device.type, device.index] for device in stage.devices))
-        for stage in replica.stages
-    )
+    order = tuple(group for stage in replica.stages if (group := request.cluster.group(stage.places)))
+    assert len(order) == len(replica.stages), "the plan was made for this cluster"
     batch = replica.micro_batch
     return Assignment(order, tuple(stage.bits for stage in replica.stages), batch.prefill, batch.decode)
 

@@ -28,6 +28,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_planner.contract.architectures import check_architecture
+from strata_planner.contract.rows import padded_rows
 from strata_runtime.cache.attention import AttentionRule, attend
 from strata_runtime.cache.batch import Batch
 from strata_runtime.errors import InputError
@@ -290,17 +291,9 @@ def _set_parameter(module: nn.Module, name: str, value: nn.Parameter) -> None:
 
 
 def padded(rows: torch.Tensor) -> torch.Tensor:
-    """`rows` [n, ...] with zeros after them, so that few row numbers occur: 1, 2, 3, 4, 6, 8, 12 ... 128, then multiples of 128.
-
-    oneDNN compiles and keeps a kernel for every number of rows of every linear, 0.7 MB each: steps of ever new sizes would
-    fill the memory.
-    """
-    count = rows.shape[0]
-    wanted = next((size for size in _FEW_ROWS if size >= count), -(-count // 128) * 128)
-    return rows if wanted == count else functional.pad(rows, (0, 0) * (rows.ndim - 1) + (0, wanted - count))
-
-
-_FEW_ROWS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+    """`rows` [n, ...] with zeros after them, so that few row numbers occur."""
+    more = padded_rows(rows.shape[0]) - rows.shape[0]
+    return functional.pad(rows, (0, 0) * (rows.ndim - 1) + (0, more)) if more else rows
 
 
 @contextlib.contextmanager

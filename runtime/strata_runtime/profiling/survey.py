@@ -26,7 +26,7 @@ from strata_planner.contract.latencies import (
     ProfiledModel,
     row_sizes,
 )
-from strata_runtime.loading.adapter import padded
+from strata_planner.contract.rows import padded_rows
 from strata_runtime.profiling.company import in_company
 from strata_runtime.profiling.grid import DECODE_SEQUENCES, Limits, Work, cost_order, grid
 from strata_runtime.profiling.model import Sizes, make_shallow, shapes_of
@@ -229,4 +229,4 @@ def _runs(stage: ProfiledStage, work: Work) -> list[Taken]:
 def _padded_sizes(device: torch.device) -> list[int]:
     if device.type != "cpu":
         return list(range(1, _ROWS_LOOKED_AT + 1))
-    return sorted({padded(torch.empty(count, 1)).shape[0] for count in range(1, _ROWS_LOOKED_AT + 1)})
+    return sorted({padded_rows(count) for count in range(1, _ROWS_LOOKED_AT + 1)})

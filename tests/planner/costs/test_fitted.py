@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from strata_planner.catalogue import CPU
 from strata_planner.cluster import Cluster, Device, Node
 from strata_planner.contract.formats import FormatName
-from strata_planner.costs.fitted import Chunk, FittedLatency, steps_of
+from strata_planner.costs.fitted import FittedLatency, steps_of
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.source import Phase, Rates, prefill_phase
 from strata_planner.planning import make_plan
@@ -54,9 +54,9 @@ def test_attention_is_apart_from_the_rest() -> None:
 
 
 def test_a_mixed_step_costs_its_rows_once() -> None:
-    chunk, decoding = Chunk(1, 100, 50), Chunk(20, 1, 300)
+    chunk, decoding = Phase(1, 100, 50), Phase(20, 1, 300)
     mixed, _ = SOURCE.step_layer("dense", (chunk, decoding))
-    alone, _ = SOURCE.step_layer("dense", (Chunk(1, 120, 60),))
+    alone, _ = SOURCE.step_layer("dense", (Phase(1, 120, 60),))
     apart = sum(SOURCE.step_layer("dense", (each,))[0] for each in (chunk, decoding))
     assert alone < mixed < apart
 

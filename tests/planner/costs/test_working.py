@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.rows import padded_rows
 from strata_planner.costs.working import (
     FLOAT32_BUFFER_BYTES,
     KERNEL_BYTES,
     StepShape,
     Storage,
     WorkingMemory,
-    padded_rows,
     row_numbers,
     working_memory,
 )

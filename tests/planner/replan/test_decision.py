@@ -12,7 +12,7 @@ from strata_planner.costs.memory import layer_weights_bytes
 from strata_planner.errors import InfeasibleError, WorkloadError
 from strata_planner.planning import make_plan
 from strata_planner.replan.decision import ReplanWishes, replan
-from strata_planner.replan.holdings import Movement, Place, holdings, movement, place_of, stages_of
+from strata_planner.replan.holdings import Movement, Place, holdings, movement
 from strata_planner.replan.steps import Drop, Ledger, Load, Narrow, Step, Switch
 from strata_planner.request import PlanRequest
 from tests.planner.builders import a_cluster, a_request
@@ -62,11 +62,11 @@ def test_steps_lead_from_what_is_held_to_the_plan_and_stay_within_memory(loss: t
     running, request = loss
     outcome = replan(request, running, ReplanWishes(min_gain=0.0))
     devices = {each.place for each in request.cluster.accelerators()}
-    serving = all(set(place_of(stage)) <= devices for stage in stages_of(running))
+    serving = all(set(stage.places) <= devices for stage in running.stages)
     held = replayed(running, outcome.plan, outcome.steps, request, serving=serving)
-    for stage in stages_of(outcome.plan):
+    for stage in outcome.plan.stages:
         wanted = dict(zip(range(stage.layers[0], stage.layers[1] + 1), stage.format, strict=True))
-        assert {layer: name for layer, name in held[place_of(stage)].items() if layer is not None} == wanted
+        assert {layer: name for layer, name in held[stage.places].items() if layer is not None} == wanted
 
 
 def replayed(
@@ -77,8 +77,8 @@ def replayed(
         place: dict(each.layers) | ({None: "dense"} if any(each.tables) else {})
         for place, each in holdings(running).items()
     }
-    old = {place_of(stage): stage for stage in stages_of(running)}
-    new = {place_of(stage): stage for stage in stages_of(plan)}
+    old = {stage.places: stage for stage in running.stages}
+    new = {stage.places: stage for stage in plan.stages}
     paused = not serving
     for step in steps:
         if isinstance(step, Switch):
