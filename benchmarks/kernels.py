@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from benchmarks.rows import Row, run
-from strata_planner.contract.formats import FORMAT_NAMES, FormatName
-from strata_runtime.precision import make_linear, stored_bytes_of
+from strata_planner.contract.formats import FormatName
+from strata_runtime.precision import MAKERS, make_linear, stored_bytes_of
 from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
 from strata_runtime.timing import best_seconds, copies_beyond_cache
 
@@ -41,7 +41,7 @@ def seconds(calls: Iterable[Callable[[], object]]) -> float:
 def rows() -> list[Row]:
     found: list[Row] = []
     dense = linears(ROW_SHAPE, "dense")
-    for name in FORMAT_NAMES[1:]:
+    for name in tuple(MAKERS)[1:]:
         modules = linears(ROW_SHAPE, name)
         for count in TOKENS:
             tokens = torch.randn(count, ROW_SHAPE[1]).to(torch.bfloat16)
@@ -68,7 +68,7 @@ def print_table(shape: tuple[int, int]) -> None:
         [partial(each, torch.randn(count, shape[1]).to(torch.bfloat16)) for each in dense] for count in TABLE_TOKENS
     ]
     _print_line("nn.Linear", [(seconds(calls), False) for calls in by_tokens])
-    for name in FORMAT_NAMES[1:]:
+    for name in tuple(MAKERS)[1:]:
         modules = linears(shape, name)
         choices = [each for each in ALL_KERNELS if each.format == name]
         for kernel in choices:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
+from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.frames import (
     FrameHeader,
     KvOperation,
@@ -34,7 +34,7 @@ from strata_runtime.measure import PREFILL_TOKENS, LinearSeconds, Timings, best_
 from strata_runtime.pipeline.executor import StageExecutor
 from strata_runtime.pipeline.load import cache_of
 from strata_runtime.pipeline.tensors import from_bytes, to_bytes
-from strata_runtime.precision import COMPUTE_DTYPES, make_linear, stored_bytes_of
+from strata_runtime.precision import COMPUTE_DTYPES, MAKERS, make_linear, stored_bytes_of
 
 ROUNDS = 3
 ROUND_BUDGET_SECONDS = 0.1  # a slow device gets fewer rounds, never less than one after the warm-up
@@ -120,7 +120,7 @@ def take(device: torch.device, compute_type: ComputeType, progress: Callable[[st
     dtype = COMPUTE_DTYPES[compute_type]
     with torch.inference_mode():
         weight = torch.randn(size, size, device=device, generator=torch.Generator(device).manual_seed(0)) * size**-0.5
-        modules = {name: make_linear(weight, None, name, dtype) for name in FORMAT_NAMES}
+        modules = {name: make_linear(weight, None, name, dtype) for name in MAKERS}
         empty = (EmptyStage(FEW_LAYERS, compute_type, device), EmptyStage(MANY_LAYERS, compute_type, device))
         return best_of(*(_take_once(weight, modules, empty, progress) for _ in range(2)))
 

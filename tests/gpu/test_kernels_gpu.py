@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 
-from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.formats import ComputeType, FormatName, stored_bytes
 from strata_runtime import measure, timing
 from strata_runtime.measure import Subject
-from strata_runtime.precision import COMPUTE_DTYPES, make_linear, reference, stored_bytes_of
+from strata_runtime.precision import COMPUTE_DTYPES, MAKERS, make_linear, reference, stored_bytes_of
 from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
-from strata_runtime.precision.linear import ChannelLinear, GroupLinear
+from strata_runtime.precision.rounded_linear import ChannelLinear, GroupLinear
 
 pytestmark = pytest.mark.gpu
 
@@ -49,7 +49,7 @@ def test_a_kernel_computes_what_the_reference_defines(
     assert ((result.float() - expected.float()).abs() <= TOLERANCE[compute] * magnitude + 1e-6).all()
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", sorted(MAKERS))
 @pytest.mark.parametrize("compute", sorted(COMPUTE_DTYPES))
 def test_a_module_quantized_on_the_cpu_computes_the_same_on_the_device(name: FormatName, compute: ComputeType) -> None:
     weight = torch.randn(320, 256, generator=torch.Generator().manual_seed(0)) / 16
@@ -61,7 +61,7 @@ def test_a_module_quantized_on_the_cpu_computes_the_same_on_the_device(name: For
     torch.testing.assert_close(there(tokens.cuda()).cpu(), here(tokens), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", sorted(MAKERS))
 def test_quantizing_on_the_device_stores_the_same_number_of_bytes(name: FormatName) -> None:
     module = make_linear(torch.randn(80, 100).cuda(), None, name, torch.bfloat16)
     assert stored_bytes_of(module) == stored_bytes(name, 80, 100, "bfloat16")
@@ -73,4 +73,4 @@ def test_the_device_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     profile = measure.profile_of(Subject("gpu", 1 << 30, 0, "bfloat16"), timings)
     with capsys.disabled():
         print("\n" + measure.table(profile))  # noqa: T201 -- the figures are worth reading
-    assert set(profile.decode_efficiency) == set(FORMAT_NAMES)
+    assert set(profile.decode_efficiency) == set(MAKERS)

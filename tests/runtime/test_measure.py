@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata_planner.contract.devices import DeviceProfile
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
 from strata_planner.contract.values import from_json
 from strata_runtime import measure, timing
 from strata_runtime.errors import InputError
 from strata_runtime.measure import PREFILL_TOKENS, LinearSeconds, Store, Subject, Timings
+from strata_runtime.precision import MAKERS
 
 SECONDS = st.floats(1e-6, 1.0)
 
 
 def some_timings(**changes: object) -> Timings:
-    linears: dict[FormatName, LinearSeconds] = dict.fromkeys(FORMAT_NAMES, LinearSeconds(decode=1e-3, prefill=1e-2))
+    linears: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=1e-3, prefill=1e-2))
     values = {
         "features": 2048,
         "bandwidth_bytes_per_second": 2e10,
@@ -41,10 +42,10 @@ def a_profile(**changes: object) -> DeviceProfile:
 
 @given(decode=SECONDS, prefill=SECONDS, compute=st.sampled_from(sorted(COMPUTE_TYPE_BYTES)))
 def test_the_roofline_gives_back_what_was_timed(decode: float, prefill: float, compute: ComputeType) -> None:
-    timings = some_timings(linears=dict.fromkeys(FORMAT_NAMES, LinearSeconds(decode, prefill)))
+    timings = some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode, prefill)))
     profile = measure.profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
     flops = profile.float32_flops_per_second if compute == "float32" else profile.flops_per_second
-    for name in FORMAT_NAMES:
+    for name in MAKERS:
         moved = stored_bytes(name, 2048, 2048, compute) + 2 * 2048 * COMPUTE_TYPE_BYTES[compute]
         read = moved / (profile.bandwidth_bytes_per_second * profile.decode_efficiency[name])
         multiplied = 2 * PREFILL_TOKENS * 2048**2 / (flops * profile.prefill_efficiency[name])
@@ -53,15 +54,15 @@ def test_the_roofline_gives_back_what_was_timed(decode: float, prefill: float, c
 
 
 def test_no_decode_efficiency_is_above_one() -> None:
-    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(FORMAT_NAMES, LinearSeconds(decode=1e-6, prefill=1e-2))
+    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=1e-6, prefill=1e-2))
     profile = measure.profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings(linears=fast))
     assert max(profile.decode_efficiency.values()) == 1.0
 
 
 def test_the_better_of_two_measurements_is_taken_figure_by_figure() -> None:
-    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(FORMAT_NAMES, LinearSeconds(decode=5e-4, prefill=2e-2))
+    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=2e-2))
     best = measure.best_of(some_timings(flops_per_second=1.0), some_timings(linears=fast, layer_overhead_seconds=1.0))
-    assert best == some_timings(linears=dict.fromkeys(FORMAT_NAMES, LinearSeconds(decode=5e-4, prefill=1e-2)))
+    assert best == some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=1e-2)))
 
 
 def test_a_kept_profile_comes_back_for_the_same_key_only(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_a_small_measurement_of_this_machine(compute: ComputeType, monkeypatch: 
     timings = timing.take(torch.device("cpu"), compute, said.write)
     profile = measure.profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
     assert "linears in int3" in said.getvalue()
-    assert set(profile.decode_efficiency) == set(profile.prefill_efficiency) == set(FORMAT_NAMES)
+    assert set(profile.decode_efficiency) == set(profile.prefill_efficiency) == set(MAKERS)
     rates = [*profile.decode_efficiency.values(), *profile.prefill_efficiency.values(), profile.layer_overhead_seconds]
     assert all(rate > 0 for rate in rates)
     assert json.loads(msgspec.json.encode(profile))["source"] == "measured"

@@ -3,25 +3,73 @@
 The planner counts with these and the runtime allocates by them, so that predicted and measured memory are the same
 number. Knows nothing of kernels or devices.
 
-| format   | bits | stored per linear of N outputs and K inputs                              | activations |
-|----------|------|--------------------------------------------------------------------------|-------------|
-| `dense`  | 16   | N*K in the compute type                                                  | 16 (or 32)  |
-| `int8`   | 8    | N*K int8, a symmetric scale per output in the compute type               | 16 (or 32)  |
-| `w8a8`   | 8    | N*K int8, a symmetric float32 scale per output                           | 8, dynamic  |
-| `int4`   | 4    | N*K/2, an asymmetric scale and zero per group in the compute type        | 16 (or 32)  |
-| `int3`   | 3    | N*K*3/8 (a plane of two bits, a plane of one), scale and zero as in int4 | 16 (or 32)  |
+| format             | bits | stored per linear of N outputs and K inputs                              | activations |
+|--------------------|------|--------------------------------------------------------------------------|-------------|
+| `dense`            | 16   | N*K in the compute type                                                  | 16 (or 32)  |
+| `int8`             | 8    | N*K int8, a symmetric scale per output in the compute type               | 16 (or 32)  |
+| `w8a8`             | 8    | N*K int8, a symmetric float32 scale per output                           | 8, dynamic  |
+| `w8a8_static`      | 8    | as `w8a8`, a smoothing factor per input, one activation scale (float32)  | 8, static   |
+| `fp8_e4m3`, `_e5m2`| 8    | N*K float8, a float32 scale per output                                   | 16 (or 32)  |
+| `fp8_*_tensor`     | 8    | N*K float8, one float32 scale                                            | 16 (or 32)  |
+| `fp8_a8`           | 8    | as `fp8_e4m3`                                                            | float8, dynamic |
+| `int4`             | 4    | N*K/2, an asymmetric scale and zero per group in the compute type        | 16 (or 32)  |
+| `int3`             | 3    | N*K*3/8 (a plane of two bits, a plane of one), scale and zero as in int4 | 16 (or 32)  |
+| `any3` ... `any8`  | k    | k bit-planes of N*K/8, 2^k centroids per output in the compute type      | 16 (or 32)  |
+| `any4_a8`          | 4    | as `any4`                                                                | 8, dynamic  |
+| `gptq2` ... `gptq8`| k    | k bit-planes of N*K/8, a float16 scale and an 8-bit zero per group, int32 order of inputs if `ordered` | 16 (or 32) |
+
+Bit-planes (`any*`, `gptq*`): K is padded to 64. `any*` follow Any-Precision LLM (arXiv 2402.10517): the k-bit model is the k most
+significant planes of the 8-bit one.
 """
 
 from typing import Literal, get_args
 
-FormatName = Literal["dense", "int8", "w8a8", "int4", "int3"]
+FormatName = Literal[
+    "dense",
+    "int8",
+    "w8a8",
+    "w8a8_static",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_e4m3_tensor",
+    "fp8_e5m2_tensor",
+    "fp8_a8",
+    "int4",
+    "int3",
+    "any3",
+    "any4",
+    "any5",
+    "any6",
+    "any7",
+    "any8",
+    "any4_a8",
+    "gptq2",
+    "gptq3",
+    "gptq4",
+    "gptq8",
+]
 ComputeType = Literal["bfloat16", "float16", "float32"]
 
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
-BITS_OF_FORMAT: dict[FormatName, int] = {"dense": 16, "int8": 8, "w8a8": 8, "int4": 4, "int3": 3}
+ANY_PRECISION: dict[int, FormatName] = {3: "any3", 4: "any4", 5: "any5", 6: "any6", 7: "any7", 8: "any8"}
+GPTQ: dict[int, FormatName] = {2: "gptq2", 3: "gptq3", 4: "gptq4", 8: "gptq8"}
+BITS_OF_FORMAT: dict[FormatName, int] = {
+    **dict.fromkeys(FORMAT_NAMES, 8),
+    "dense": 16,
+    "int4": 4,
+    "int3": 3,
+    "any4_a8": 4,
+    **{name: bits for family in (ANY_PRECISION, GPTQ) for bits, name in family.items()},
+}
 DEFAULT_FORMAT_OF_BITS: dict[int, FormatName] = {16: "dense", 8: "int8", 4: "int4", 3: "int3"}
 COMPUTE_TYPE_BYTES: dict[ComputeType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 GROUP_SIZES = (128, 64, 32)  # what the int4 kernels of CPU and CUDA take, widest first
+GPTQ_GROUP = 128
+PLANE_QUANTUM = 64  # inputs: rows of bit-planes are whole words of 64 bits
+
+_FLOAT32_BYTES = 4
+_GPTQ_GROUP_BYTES = 3  # a float16 scale, a zero of 8 bits
+_ORDER_BYTES = 4
 
 
 def group_size(in_features: int) -> int:
@@ -34,15 +82,42 @@ def padded_in_features(in_features: int) -> int:
     return -(-in_features // size) * size
 
 
-def stored_bytes(name: FormatName, out_features: int, in_features: int, compute_type: ComputeType) -> int:
-    """Bytes of one weight matrix [out_features, in_features] with all its scales and zeros; the bias is apart."""
-    item = COMPUTE_TYPE_BYTES[compute_type]
-    if name == "dense":
-        return out_features * in_features * item
-    if name == "int8":
-        return out_features * (in_features + item)
-    if name == "w8a8":
-        return out_features * (in_features + 4)
-    columns = padded_in_features(in_features)
-    scales_and_zeros = out_features * (columns // group_size(in_features)) * 2 * item
-    return out_features * columns * BITS_OF_FORMAT[name] // 8 + scales_and_zeros
+def plane_columns(in_features: int) -> int:
+    """Inputs of a bit-plane with their padding."""
+    return -(-in_features // PLANE_QUANTUM) * PLANE_QUANTUM
+
+
+def stored_bytes(
+    name: FormatName,
+    out_features: int,
+    in_features: int,
+    compute_type: ComputeType,
+    *,
+    group: int = GPTQ_GROUP,
+    ordered: bool = False,
+) -> int:
+    """Bytes of one weight matrix [out_features, in_features] with all its scales, zeros and tables; the bias is apart.
+
+    `group` (inputs that share a scale; at most in_features) and `ordered` (inputs were quantized in an order of their own: act-order)
+    are a GPTQ checkpoint's and count for `gptq*` alone.
+    """
+    item, bits = COMPUTE_TYPE_BYTES[compute_type], BITS_OF_FORMAT[name]
+    if name.startswith("any"):
+        return out_features * (plane_columns(in_features) * bits // 8 + (1 << bits) * item)
+    if name.startswith("gptq"):
+        groups = -(-in_features // min(group, in_features))
+        order = in_features * _ORDER_BYTES if ordered else 0
+        return out_features * (plane_columns(in_features) * bits // 8 + groups * _GPTQ_GROUP_BYTES) + order
+    if name in {"int4", "int3"}:
+        columns = padded_in_features(in_features)
+        scales_and_zeros = out_features * (columns // group_size(in_features)) * 2 * item
+        return out_features * columns * bits // 8 + scales_and_zeros
+    metadata = {
+        "dense": 0,
+        "int8": out_features * item,
+        "w8a8_static": out_features * _FLOAT32_BYTES + in_features * item + _FLOAT32_BYTES,
+        "fp8_e4m3_tensor": _FLOAT32_BYTES,
+        "fp8_e5m2_tensor": _FLOAT32_BYTES,
+    }
+    width = item if name == "dense" else 1
+    return out_features * in_features * width + metadata.get(name, out_features * _FLOAT32_BYTES)

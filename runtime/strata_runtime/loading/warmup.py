@@ -9,9 +9,8 @@ import importlib
 
 import torch
 
-from strata_planner.contract.formats import FORMAT_NAMES
 from strata_runtime.loading.blocked import BlockedLinear, can_block
-from strata_runtime.precision import make_linear
+from strata_runtime.precision import MAKERS, make_linear
 
 _SIZE = 64  # of the square weights, a block of every format
 _TOKENS = (4, 64)  # on either side of where kernels change
@@ -21,7 +20,7 @@ def warm_up() -> None:
     """One small product in every format, one attention, the modules that every architecture shares."""
     importlib.import_module("transformers.models.llama.modeling_llama")
     weight = torch.eye(_SIZE, dtype=torch.bfloat16)
-    linears = [make_linear(weight, None, name, torch.bfloat16) for name in FORMAT_NAMES]
+    linears = [make_linear(weight, None, name, torch.bfloat16) for name in MAKERS]
     if can_block(torch.bfloat16, weight.device):
         linears.append(BlockedLinear(weight, None))
     with torch.inference_mode():

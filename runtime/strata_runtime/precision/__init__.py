@@ -4,6 +4,15 @@ The loader calls `make_linear` for each linear of a layer. Nothing here knows of
 """
 
 from strata_runtime.precision.errors import PrecisionError, WeightNotFiniteError
-from strata_runtime.precision.linear import COMPUTE_DTYPES, QuantLinear, make_linear, stored_bytes_of
+from strata_runtime.precision.linear import COMPUTE_DTYPES, MAKERS, make_linear, stored_bytes_of
+from strata_runtime.precision.quant_linear import QuantLinear
 
-__all__ = ["COMPUTE_DTYPES", "PrecisionError", "QuantLinear", "WeightNotFiniteError", "make_linear", "stored_bytes_of"]
+__all__ = [
+    "COMPUTE_DTYPES",
+    "MAKERS",
+    "PrecisionError",
+    "QuantLinear",
+    "WeightNotFiniteError",
+    "make_linear",
+    "stored_bytes_of",
+]

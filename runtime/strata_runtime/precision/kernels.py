@@ -1,7 +1,7 @@
 """The kernels of every format, and the rule that picks one.
 
-`select` is called by `linear` on every forward pass. Knows when a kernel runs and when it is the fastest; how it multiplies is in `channel_kernels`
-and `group_kernels`.
+`select` is called by the linears on every forward pass. Knows when a kernel runs and when it is the fastest; how it multiplies is in `channel_kernels`,
+`group_kernels` and `plane_kernels`.
 
 The number of tokens chooses only between kernels of equal arithmetic, so that a replay by prefill differs from decode by rounding alone;
 activation quantization is a format of the plan, never a silent choice. Equal arithmetic of `int8`, `int4` and `int3`: activations stay in the
@@ -15,12 +15,12 @@ from typing import Generic, Literal, TypeVar
 
 from torch import Tensor
 
-from strata_planner.contract.formats import FormatName
-from strata_runtime.precision import channel_kernels, group_kernels
-from strata_runtime.precision.weights import ChannelWeight, GroupWeight
+from strata_planner.contract.formats import ANY_PRECISION, FormatName
+from strata_runtime.precision import channel_kernels, group_kernels, plane_kernels
+from strata_runtime.precision.weights import ChannelWeight, GroupWeight, PlanesWeight
 
 Arithmetic = Literal["16-bit activations", "8-bit activations"]
-W = TypeVar("W", ChannelWeight, GroupWeight)
+W = TypeVar("W", ChannelWeight, GroupWeight, PlanesWeight)
 
 ANY_TOKENS = 1 << 62
 
@@ -37,7 +37,7 @@ class Kernel(Generic[W]):
     most_tokens: int = ANY_TOKENS
 
 
-def _always(_tokens: Tensor, _weight: ChannelWeight | GroupWeight) -> bool:
+def _always(_tokens: Tensor, _weight: ChannelWeight | GroupWeight | PlanesWeight) -> bool:
     return True
 
 
@@ -58,6 +58,10 @@ GROUP_KERNELS: tuple[Kernel[GroupWeight], ...] = (
         "int3-packed", "int3", "16-bit activations", group_kernels.packed_runs, group_kernels.packed, most_tokens=48
     ),
     Kernel("int3-dequantized", "int3", "16-bit activations", _always, group_kernels.dequantized),
+)
+PLANE_KERNELS: tuple[Kernel[PlanesWeight], ...] = tuple(
+    Kernel(f"{name}-dequantized", name, "16-bit activations", _always, plane_kernels.dequantized)
+    for name in ANY_PRECISION.values()
 )
 
 

@@ -4,16 +4,15 @@
 planned with real memory. Knows formats and shapes; the kernels know how to multiply.
 """
 
+from collections.abc import Callable
 from math import isfinite
 
 import torch
 from torch import Tensor, nn
 
-from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
+from strata_planner.contract.formats import ComputeType, FormatName
 from strata_runtime.precision.errors import PrecisionError, WeightNotFiniteError
-from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, select
-from strata_runtime.precision.quantizers import quantize_channels
-from strata_runtime.precision.weights import ChannelWeight, GroupWeight, store_groups
+from strata_runtime.precision.rounded_linear import ChannelLinear, GroupLinear
 
 GROUP_HEADROOM = 4  # the zero of a group may lie so many times beyond its largest value
 COMPUTE_DTYPES: dict[ComputeType, torch.dtype] = {
@@ -21,88 +20,6 @@ COMPUTE_DTYPES: dict[ComputeType, torch.dtype] = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-
-
-class QuantLinear(nn.Module):
-    """[..., K] -> [..., N] in the compute type; the weight is stored once, in integers, as `contract.formats` counts it."""
-
-    def __init__(self, shape: tuple[int, int], format_name: FormatName, bias: Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = shape
-        self.format: FormatName = format_name
-        self.bias: Tensor | None
-        self.register_buffer("bias", bias)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        tokens = inputs.reshape(-1, self.in_features)
-        out = self.multiply(tokens)
-        if self.bias is not None:
-            out += self.bias
-        return out.view(*inputs.shape[:-1], self.out_features)
-
-    def multiply(self, tokens: Tensor) -> Tensor:
-        """tokens [M, K] -> [M, N], without the bias."""
-        raise NotImplementedError
-
-    def dequantized(self) -> Tensor:
-        """The stored weight as float32 [N, K]."""
-        raise NotImplementedError
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
-
-
-class ChannelLinear(QuantLinear):
-    """Formats `int8` and `w8a8`."""
-
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
-    ) -> None:
-        super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
-        stored = quantize_channels(weight, torch.float32 if format_name == "w8a8" else compute_dtype)
-        self.codes: Tensor
-        self.scales: Tensor
-        self.register_buffer("codes", stored.codes)
-        self.register_buffer("scales", stored.scales)
-
-    @property
-    def stored(self) -> ChannelWeight:
-        return ChannelWeight(self.codes, self.scales)
-
-    def multiply(self, tokens: Tensor) -> Tensor:
-        stored = self.stored
-        return select(CHANNEL_KERNELS, self.format, tokens, stored).run(tokens, stored)
-
-    def dequantized(self) -> Tensor:
-        return self.stored.dequantized()
-
-
-class GroupLinear(QuantLinear):
-    """Formats `int4` and `int3`."""
-
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
-    ) -> None:
-        super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
-        stored = store_groups(weight, format_name, compute_dtype)
-        self.columns = stored.columns
-        self.plane_names = tuple(f"plane_{index}" for index in range(len(stored.planes)))
-        for name, plane in zip(self.plane_names, stored.planes, strict=True):
-            self.register_buffer(name, plane)
-        self.scales_and_zeros: Tensor
-        self.register_buffer("scales_and_zeros", stored.scales_and_zeros)
-
-    @property
-    def stored(self) -> GroupWeight:
-        planes = tuple(self.get_buffer(name) for name in self.plane_names)
-        return GroupWeight(planes, self.scales_and_zeros, self.in_features, self.columns)
-
-    def multiply(self, tokens: Tensor) -> Tensor:
-        stored = self.stored
-        return select(GROUP_KERNELS, self.format, tokens, stored).run(tokens, stored)
-
-    def dequantized(self) -> Tensor:
-        return self.stored.dequantized()
 
 
 def make_linear(
@@ -120,11 +37,8 @@ def make_linear(
     that cannot be.
     """
     _check(weight, bias, format, compute_dtype, name)
-    if format == "dense":
-        return _dense(weight, bias, compute_dtype)
-    kind = ChannelLinear if format in {"int8", "w8a8"} else GroupLinear
     stored_bias = None if bias is None else bias.detach().to(compute_dtype)
-    return kind(weight.detach(), stored_bias, format, compute_dtype)
+    return MAKERS[format](weight.detach(), stored_bias, format, compute_dtype)
 
 
 def stored_bytes_of(module: nn.Module) -> int:
@@ -132,18 +46,31 @@ def stored_bytes_of(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
-def _dense(weight: Tensor, bias: Tensor | None, compute_dtype: torch.dtype) -> nn.Linear:
+def _dense(weight: Tensor, bias: Tensor | None, _format_name: FormatName, compute_dtype: torch.dtype) -> nn.Linear:
     out_features, in_features = weight.shape
     linear = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight.detach().to(compute_dtype).contiguous(), requires_grad=False)
+    linear.weight = nn.Parameter(weight.to(compute_dtype).contiguous(), requires_grad=False)
     if bias is not None:
-        linear.bias = nn.Parameter(bias.detach().to(compute_dtype), requires_grad=False)
+        linear.bias = nn.Parameter(bias, requires_grad=False)
     return linear
 
 
+Maker = Callable[[Tensor, Tensor | None, FormatName, torch.dtype], nn.Module]
+# The formats that a weight alone can be stored in while it streams in: weight [N, K], bias [N] in the compute type or None -> module.
+MAKERS: dict[FormatName, Maker] = {
+    "dense": _dense,
+    "int8": ChannelLinear,
+    "w8a8": ChannelLinear,
+    "int4": GroupLinear,
+    "int3": GroupLinear,
+}
+
+
 def _check(weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype, name: str) -> None:
-    if format_name not in FORMAT_NAMES:
-        raise PrecisionError(f"{name}: format {format_name!r} is unknown; use one of {', '.join(FORMAT_NAMES)}")
+    if format_name not in MAKERS:
+        raise PrecisionError(
+            f"{name}: format {format_name!r} cannot be made of a weight alone; use one of {', '.join(MAKERS)}"
+        )
     if compute_dtype not in COMPUTE_DTYPES.values():
         raise PrecisionError(f"{name}: compute type {compute_dtype} is not one of bfloat16, float16, float32")
     if weight.ndim != 2 or not weight.is_floating_point():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName, group_size, padded_in_features
 from strata_runtime.precision import packing, reference
+from strata_runtime.precision.planes import unpack_planes
 from strata_runtime.precision.quantizers import quantize_groups
 
 PLANE_BITS: dict[FormatName, tuple[int, ...]] = {"int4": (4,), "int3": (2, 1)}
@@ -96,3 +97,33 @@ def store_groups(weight: Tensor, format_name: FormatName, scale_dtype: torch.dty
         scales_and_zeros[:, part.start : part.stop, 0] = stored.scales.t()
         scales_and_zeros[:, part.start : part.stop, 1] = stored.zeros.t()
     return GroupWeight(planes, scales_and_zeros, in_features, columns)
+
+
+@dataclass(frozen=True)
+class PlanesWeight:
+    """Formats `any3` ... `any8`: the value of a weight is the centroid of its output that its code names.
+
+    planes: as many as the format has bits, most significant first, each uint8 [N, columns / 8] (see `planes`); table: centroids
+    [N, 2^bits] in the compute type.
+    """
+
+    planes: tuple[Tensor, ...]
+    table: Tensor
+    in_features: int
+
+    @property
+    def bits(self) -> int:
+        return len(self.planes)
+
+    @property
+    def out_features(self) -> int:
+        return self.table.shape[0]
+
+    def dequantized_rows(self, start: int, stop: int) -> Tensor:
+        """[stop - start, K] in the table's type."""
+        codes = unpack_planes([plane[start:stop] for plane in self.planes], self.in_features)
+        return self.table[start:stop].gather(1, codes.long())
+
+    def dequantized(self) -> Tensor:
+        """float32 [N, K]."""
+        return self.dequantized_rows(0, self.out_features).float()

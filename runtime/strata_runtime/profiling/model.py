@@ -16,7 +16,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.random_model import make_random_model
 from strata_runtime.loading.stage_model import StageModel
-from strata_runtime.precision.linear import QuantLinear
+from strata_runtime.precision import QuantLinear
 from strata_runtime.profiling.fields import DEPTHS, depth_of
 
 

@@ -31,7 +31,7 @@ from strata_runtime.pipeline.executor import StageExecutor
 from strata_runtime.pipeline.load import cache_of
 from strata_runtime.pipeline.tensors import from_bytes, to_bytes
 from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, select
-from strata_runtime.precision.linear import ChannelLinear, GroupLinear
+from strata_runtime.precision.rounded_linear import ChannelLinear, GroupLinear
 from strata_runtime.profiling.grid import Work
 
 PAGE_TOKENS = 16

@@ -12,7 +12,7 @@ from strata_planner.contract.formats import group_size
 from strata_runtime.calibration.layers import LayeredModel
 from strata_runtime.calibration.statistics import Moments, deviations, input_moments, weight_ranges
 from strata_runtime.precision import make_linear
-from strata_runtime.precision.linear import ChannelLinear, GroupLinear
+from strata_runtime.precision.rounded_linear import ChannelLinear, GroupLinear
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.stages import CPU
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from strata_runtime.precision import features, kernels, make_linear, reference
 from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
-from strata_runtime.precision.linear import ChannelLinear, GroupLinear
+from strata_runtime.precision.rounded_linear import ChannelLinear, GroupLinear
 
 torch.set_num_threads(1)
 ALL_KERNELS = {kernel.name: kernel for kernel in (*CHANNEL_KERNELS, *GROUP_KERNELS)}

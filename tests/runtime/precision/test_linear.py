@@ -5,12 +5,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName, stored_bytes
-from strata_runtime.precision import COMPUTE_DTYPES, PrecisionError, WeightNotFiniteError, make_linear, stored_bytes_of
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
+from strata_runtime.precision import (
+    COMPUTE_DTYPES,
+    MAKERS,
+    PrecisionError,
+    WeightNotFiniteError,
+    make_linear,
+    stored_bytes_of,
+)
 
 torch.set_num_threads(1)
 SHAPES = st.tuples(st.integers(1, 200), st.integers(1, 300))
-QUANTIZED = [name for name in FORMAT_NAMES if name != "dense"]
+QUANTIZED = [name for name in MAKERS if name != "dense"]
 
 
 def a_weight(out_features: int, in_features: int, seed: int = 0) -> torch.Tensor:
@@ -19,7 +26,7 @@ def a_weight(out_features: int, in_features: int, seed: int = 0) -> torch.Tensor
 
 @given(
     shape=SHAPES,
-    name=st.sampled_from(FORMAT_NAMES),
+    name=st.sampled_from(sorted(MAKERS)),
     compute=st.sampled_from(sorted(COMPUTE_DTYPES)),
     bias_items=st.sampled_from([0, 1]),
 )
@@ -34,7 +41,7 @@ def test_stored_bytes_are_what_the_contract_counts(
     assert stored_bytes_of(module) == stored_bytes(name, out_features, in_features, compute) + bias_bytes
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", sorted(MAKERS))
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
 def test_a_weight_that_is_not_finite_is_refused_by_name(name: FormatName, broken: float) -> None:
     weight = a_weight(16, 32)
@@ -77,7 +84,7 @@ def test_error_falls_with_bits(compute: ComputeType) -> None:
     assert by_error == ["int8", "w8a8", "int4", "int3"]
 
 
-@given(shape=SHAPES, name=st.sampled_from(FORMAT_NAMES), count=st.integers(2, 80))
+@given(shape=SHAPES, name=st.sampled_from(sorted(MAKERS)), count=st.integers(2, 80))
 @settings(max_examples=60, deadline=None)
 def test_a_row_alone_equals_the_row_in_a_batch(shape: tuple[int, int], name: FormatName, count: int) -> None:
     module = make_linear(a_weight(*shape), a_weight(shape[0], 1)[:, 0], name, torch.float32)
@@ -87,7 +94,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(shape: tuple[int, int], name: For
         torch.testing.assert_close(module(tokens[row]), together[row], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", sorted(MAKERS))
 @pytest.mark.parametrize("count", [1, 100])
 def test_the_same_input_gives_the_same_bits(name: FormatName, count: int) -> None:
     weight, tokens = a_weight(80, 160), a_weight(count, 160, seed=3).to(torch.bfloat16)
@@ -96,7 +103,7 @@ def test_the_same_input_gives_the_same_bits(name: FormatName, count: int) -> Non
     assert torch.equal(first(tokens), first(tokens))
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", sorted(MAKERS))
 @pytest.mark.parametrize("compute", sorted(COMPUTE_DTYPES))
 def test_the_bias_is_added_and_leading_dimensions_kept(name: FormatName, compute: ComputeType) -> None:
     dtype = COMPUTE_DTYPES[compute]
@@ -108,14 +115,14 @@ def test_the_bias_is_added_and_leading_dimensions_kept(name: FormatName, compute
     torch.testing.assert_close(biased(tokens), plain(tokens) + bias.to(dtype), rtol=2e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", sorted(MAKERS))
 @pytest.mark.parametrize("compute", sorted(COMPUTE_DTYPES))
 def test_no_tokens_give_no_rows(name: FormatName, compute: ComputeType) -> None:
     module = make_linear(a_weight(80, 64), None, name, COMPUTE_DTYPES[compute])
     assert module(torch.zeros(0, 64, dtype=COMPUTE_DTYPES[compute])).shape == (0, 80)
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", sorted(MAKERS))
 def test_the_module_survives_its_state_dict(name: FormatName) -> None:
     one, other = (make_linear(a_weight(80, 64, seed=seed), None, name, torch.float32) for seed in (1, 2))
     other.load_state_dict(one.state_dict())
@@ -123,7 +130,7 @@ def test_the_module_survives_its_state_dict(name: FormatName) -> None:
     assert torch.equal(one(tokens), other(tokens))
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", sorted(MAKERS))
 def test_a_transposed_weight_is_stored_like_a_straight_one(name: FormatName) -> None:
     straight, tokens = a_weight(80, 64), a_weight(3, 64)
     transposed = straight.t().contiguous().t()

@@ -1,0 +1,37 @@
+"""What every quantized linear is: a module from [..., K] to [..., N] whose weight is stored once, in few bits.
+
+Base of the linears of all formats; each knows its stored form and asks `kernels` how to multiply by it.
+"""
+
+from torch import Tensor, nn
+
+from strata_planner.contract.formats import FormatName
+
+
+class QuantLinear(nn.Module):
+    """[..., K] -> [..., N] in the compute type; the weight is stored once, in integers, as `contract.formats` counts it."""
+
+    def __init__(self, shape: tuple[int, int], format_name: FormatName, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = shape
+        self.format: FormatName = format_name
+        self.bias: Tensor | None
+        self.register_buffer("bias", bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        tokens = inputs.reshape(-1, self.in_features)
+        out = self.multiply(tokens)
+        if self.bias is not None:
+            out += self.bias
+        return out.view(*inputs.shape[:-1], self.out_features)
+
+    def multiply(self, tokens: Tensor) -> Tensor:
+        """tokens [M, K] -> [M, N], without the bias."""
+        raise NotImplementedError
+
+    def dequantized(self) -> Tensor:
+        """The stored weight as float32 [N, K]."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
