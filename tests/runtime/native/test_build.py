@@ -13,7 +13,10 @@ needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ com
 
 
 def a_folder(path: Path, text: str) -> Path:
-    (path / "one.cpp").write_text(f'extern "C" const char* strata_digest() {{ return STRATA_DIGEST; }}\n{text}\n')
+    visible = '__attribute__((visibility("default")))'
+    (path / "one.cpp").write_text(
+        f'extern "C" {visible} const char* strata_digest() {{ return STRATA_DIGEST; }}\n{text}\n'
+    )
     return path
 
 
