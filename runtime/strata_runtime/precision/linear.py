@@ -10,7 +10,9 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, ComputeType, FormatName
+from strata_runtime.precision.any_linear import AnyLinear
+from strata_runtime.precision.any_precision import quantize_any
 from strata_runtime.precision.errors import PrecisionError, WeightNotFiniteError
 from strata_runtime.precision.rounded_linear import ChannelLinear, GroupLinear
 
@@ -55,6 +57,11 @@ def _dense(weight: Tensor, bias: Tensor | None, _format_name: FormatName, comput
     return linear
 
 
+def _any(weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype) -> AnyLinear:
+    bits = BITS_OF_FORMAT[format_name]
+    return AnyLinear(quantize_any(weight, bits).at(bits, compute_dtype), bias)
+
+
 Maker = Callable[[Tensor, Tensor | None, FormatName, torch.dtype], nn.Module]
 # The formats that a weight alone can be stored in while it streams in: weight [N, K], bias [N] in the compute type or None -> module.
 MAKERS: dict[FormatName, Maker] = {
@@ -63,6 +70,7 @@ MAKERS: dict[FormatName, Maker] = {
     "w8a8": ChannelLinear,
     "int4": GroupLinear,
     "int3": GroupLinear,
+    **dict.fromkeys(ANY_PRECISION.values(), _any),
 }
 
 
@@ -80,6 +88,9 @@ def _check(weight: Tensor, bias: Tensor | None, format_name: FormatName, compute
     if bias is not None and bias.shape != weight.shape[:1]:
         raise PrecisionError(f"{name}: bias {list(bias.shape)} must hold one value per output, [{weight.shape[0]}]")
     limit = torch.finfo(compute_dtype).max / (1 if format_name == "dense" else GROUP_HEADROOM)
+    cure = "compute in bfloat16 or float32"
+    if format_name in ANY_PRECISION.values():  # their centroids are float16 first, whatever the compute type
+        limit, cure = torch.finfo(torch.float16).max, "use another format"
     for kind, values in (("weight", weight), ("bias", bias)):
         if values is None:
             continue
@@ -93,6 +104,5 @@ def _check(weight: Tensor, bias: Tensor | None, format_name: FormatName, compute
             )
         if max(high, -low) > limit:
             raise PrecisionError(
-                f"{name}: the {kind} reaches {max(high, -low):g}, and {format_name} in {compute_dtype} holds at most {limit:g}; "
-                "compute in bfloat16 or float32."
+                f"{name}: the {kind} reaches {max(high, -low):g}, and {format_name} in {compute_dtype} holds at most {limit:g}; {cure}."
             )

@@ -17,7 +17,6 @@ from strata_runtime.precision import (
 
 torch.set_num_threads(1)
 SHAPES = st.tuples(st.integers(1, 200), st.integers(1, 300))
-QUANTIZED = [name for name in MAKERS if name != "dense"]
 
 
 def a_weight(out_features: int, in_features: int, seed: int = 0) -> torch.Tensor:
@@ -64,24 +63,38 @@ def test_impossible_shapes_are_refused(weight: torch.Tensor, bias: torch.Tensor 
         make_linear(weight, bias, "int4", torch.float32)
 
 
-def test_values_beyond_the_compute_type_are_refused() -> None:
-    with pytest.raises(PrecisionError, match=r"reaches 60000, and int4 in torch\.float16 holds at most 16376"):
-        make_linear(torch.full((16, 32), 60000.0), None, "int4", torch.float16)
+@pytest.mark.parametrize(
+    ("name", "compute", "rule"),
+    [
+        ("int4", torch.float16, r"reaches 70000, and int4 in torch\.float16 holds at most 16376; compute in bfloat16"),
+        ("any4", torch.float32, r"reaches 70000, and any4 in torch\.float32 holds at most 65504; use another format"),
+    ],
+)
+def test_values_beyond_what_a_format_holds_are_refused(name: FormatName, compute: torch.dtype, rule: str) -> None:
+    with pytest.raises(PrecisionError, match=rule):
+        make_linear(torch.full((16, 32), 70000.0), None, name, compute)
+
+
+# Formats of one kind, the most exact first.
+KINDS: dict[str, list[FormatName]] = {
+    "rounded": ["int8", "w8a8", "int4", "int3"],
+    "any-precision": ["any8", "any7", "any6", "any5", "any4", "any3"],
+}
 
 
 @pytest.mark.parametrize("compute", sorted(COMPUTE_DTYPES))
-def test_error_falls_with_bits(compute: ComputeType) -> None:
-    weight, tokens = a_weight(192, 256), torch.randn(5, 256, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("kind", KINDS)
+def test_error_falls_with_bits(compute: ComputeType, kind: str) -> None:
+    dtype = COMPUTE_DTYPES[compute]
+    weight, tokens = a_weight(192, 768), a_weight(5, 768, seed=1)
     exact = tokens @ weight.t()
-    by_error = sorted(
-        QUANTIZED,
-        key=lambda name: float(
-            (
-                make_linear(weight, None, name, COMPUTE_DTYPES[compute])(tokens.to(COMPUTE_DTYPES[compute])) - exact
-            ).norm()
-        ),
-    )
-    assert by_error == ["int8", "w8a8", "int4", "int3"]
+
+    def error(name: FormatName) -> float:
+        return float((make_linear(weight, None, name, dtype)(tokens.to(dtype)) - exact).norm())
+
+    found = sorted(KINDS[kind], key=error)
+    coarse = KINDS[kind] if compute == "float32" else [name for name in KINDS[kind] if name not in {"any7", "any8"}]
+    assert [name for name in found if name in coarse] == coarse  # beyond 6 bits the compute type's own rounding decides
 
 
 @given(shape=SHAPES, name=st.sampled_from(sorted(MAKERS)), count=st.integers(2, 80))
