@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from strata_operator.errors import InvalidInputError, NotReadyError
+from strata_operator.planning import BesideModel
 from strata_planner.contract.calibration import CALIBRATION_FILE, Calibration
 from strata_planner.contract.values import ContractError
 
+ARTEFACT_FOLDER, MANIFEST_FILE = "strata-any", "manifest.json"
 HUB = "https://huggingface.co"
 HUB_SECONDS = 20
 
@@ -35,16 +37,36 @@ def read_calibration(
 
     Raises InvalidInputError for a file of another model or release.
     """
-    if uri.startswith("hf://"):
-        return None
-    folder = _claim_folder(uri, environment) if uri.startswith("pvc://") else local_folder(uri)
-    file = folder / CALIBRATION_FILE
-    if not file.is_file():
+    folder = _visible_folder(uri, environment)
+    if folder is None or not (file := folder / CALIBRATION_FILE).is_file():
         return None
     try:
         return Calibration.from_file(file, config)
     except ContractError as error:
         raise InvalidInputError(uri, [str(error)]) from error
+
+
+def read_beside(uri: str, config: dict[str, Any], environment: Mapping[str, str] = os.environ) -> BesideModel:
+    """What earlier commands left beside the checkpoint. Raises InvalidInputError."""
+    return BesideModel(read_calibration(uri, config, environment), _is_prequantized(_visible_folder(uri, environment)))
+
+
+def _is_prequantized(folder: Path | None) -> bool:
+    """Whether a finished any-precision copy lies there; slots check it before they use it."""
+    if folder is None:
+        return False
+    try:
+        manifest = json.loads((folder / ARTEFACT_FOLDER / MANIFEST_FILE).read_bytes())
+        return len(manifest["files"]) == int(manifest["layers"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _visible_folder(uri: str, environment: Mapping[str, str]) -> Path | None:
+    """The model's folder, where this process can see one."""
+    if uri.startswith("hf://"):
+        return None
+    return _claim_folder(uri, environment) if uri.startswith("pvc://") else local_folder(uri)
 
 
 def local_folder(uri: str) -> Path:

@@ -4,7 +4,7 @@ import asyncio
 
 from strata_operator.api import LLMDeployment
 from strata_operator.errors import InvalidInputError, NotReadyError, OperatorError
-from strata_operator.model_files import read_calibration, read_config
+from strata_operator.model_files import read_beside, read_config
 from strata_operator.planning import request_for
 from strata_planner.alternatives import with_alternatives
 from strata_planner.cluster import Cluster
@@ -34,8 +34,8 @@ async def plan_now(
         raise CannotPlanError("NoDevices", "; ".join(("no node has a device that may be used", *refused)))
     try:
         config = await asyncio.to_thread(read_config, deployment.spec.model.uri)
-        calibration = await asyncio.to_thread(read_calibration, deployment.spec.model.uri, config)
-        request = request_for(deployment, cluster, config, calibration=calibration)
+        found = await asyncio.to_thread(read_beside, deployment.spec.model.uri, config)
+        request = request_for(deployment, cluster, config, beside=found)
         return await asyncio.to_thread(_plan, request, running)
     except InfeasibleError as error:
         raise CannotPlanError("Infeasible", "; ".join((str(error), *refused))) from error

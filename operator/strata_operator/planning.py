@@ -3,6 +3,7 @@
 Pure: reads no file and asks no API; whoever calls it has read the model's config.json.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -10,13 +11,25 @@ import msgspec
 from strata_operator.api import LLMDeployment
 from strata_planner.cluster import Cluster
 from strata_planner.contract.calibration import Calibration
-from strata_planner.contract.formats import ComputeType
+from strata_planner.contract.formats import ComputeType, Method
 from strata_planner.errors import ClusterError, WorkloadError
 from strata_planner.model import Model
 from strata_planner.request import LayoutWishes, PlanRequest
 from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
 from strata_planner.workload import Workload
 
+
+@dataclass(frozen=True, slots=True)
+class BesideModel:
+    """`calibration`: of `strata sensitivity`; without it the prior stands in. `prequantized`: `strata quantize` made an any-precision
+    copy, all layers of it, which slots will find: what `precision.method: auto` asks for.
+    """
+
+    calibration: Calibration | None = None
+    prequantized: bool = False
+
+
+NOTHING_BESIDE = BesideModel()
 BFLOAT16_SINCE = (8, 0)  # CUDA compute capability
 
 
@@ -27,12 +40,12 @@ def request_for(
     model_uri: str | None = None,
     *,
     for_serving: bool = True,
-    calibration: Calibration | None = None,
+    beside: BesideModel = NOTHING_BESIDE,
 ) -> PlanRequest:
     """What `spec` asks of the planner on this cluster. `model_uri`: where the slots find the model, if not as in `spec`.
 
-    `for_serving` False: only shapes are studied, of a model that the runtime may not be able to run. `calibration`: of
-    this model's weights, where there is one; without it the prior stands in.
+    `for_serving` False: only shapes are studied, of a model that the runtime may not be able to run. `beside`: what
+    earlier commands left beside the model's weights.
     Raises the planner's InputError and UnsupportedModelError.
     """
     spec = deployment.spec
@@ -43,7 +56,7 @@ def request_for(
         concurrency=spec.workload.concurrency,
     )
     devices = corrected(deployment, cluster)
-    sensitivity = _sensitivity(calibration, model)
+    sensitivity = _sensitivity(beside.calibration, model)
     most = spec.objective.max_perplexity_increase
     return PlanRequest(
         deployment=deployment.name,
@@ -54,6 +67,8 @@ def request_for(
         max_model_len=spec.model.max_model_len or model.max_positions or workload.sequence_tokens,
         allowed_bits=tuple(spec.precision.allowed),
         kv_bits=spec.precision.kv_cache_bits,
+        method=_method(deployment, prequantized=beside.prequantized),
+        activation_bits=tuple(spec.precision.activation_bits),
         theta=spec.objective.quality_weight,
         min_stages=spec.placement.min_stages,
         max_stages=spec.placement.max_stages,
@@ -64,6 +79,13 @@ def request_for(
         solver="auto" if spec.planning.solver == "layout" else spec.planning.solver,
         layout=_layout(deployment, for_serving=for_serving) if spec.planning.solver == "layout" else None,
     )
+
+
+def _method(deployment: LLMDeployment, *, prequantized: bool) -> Method:
+    asked = deployment.spec.precision.method
+    if asked != "auto":
+        return asked
+    return "anyPrecision" if prequantized else "roundToNearest"
 
 
 def _layout(deployment: LLMDeployment, *, for_serving: bool) -> LayoutWishes:

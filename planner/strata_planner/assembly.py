@@ -9,7 +9,6 @@ from itertools import accumulate
 
 import msgspec
 
-from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
 from strata_planner.contract.plan import (
     PLAN_VERSION,
     DeviceRef,
@@ -131,7 +130,7 @@ def _memories(
     for place, part in enumerate(slices):
         head = place == len(slices) - 1
         group = found.candidate.order[place]
-        formats = [DEFAULT_FORMAT_OF_BITS[bits] for bits in part.bits]
+        formats = [pricer.formats(group)[bits] for bits in part.bits]
         weights = sum(
             layer_weights_bytes(sharded(request.model.layers[index], group.degree), name, request.compute_type)
             for index, name in zip(part.layers, formats, strict=True)
@@ -176,7 +175,7 @@ def _stage(found: Found, pricer: Pricer, part: _Slice, memory: StageMemory, page
         leader=place == 0,
         layers=(part.layers[0], part.layers[-1]),
         bits=part.bits,
-        format=tuple(DEFAULT_FORMAT_OF_BITS[bits] for bits in part.bits),
+        format=tuple(pricer.formats(group)[bits] for bits in part.bits),
         kv_bits=request.kv_bits,
         kv_page_budget=pages,
         embedding=place == 0,

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from strata_planner.cluster import Cluster
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, DEFAULT_FORMAT_OF_BITS, ComputeType
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FORMATS_OF_METHOD, ComputeType, FormatName, Method
 from strata_planner.costs.memory import PAGE_TOKENS
 from strata_planner.costs.source import LatencySource
 from strata_planner.errors import InfeasibleError, ModelError, WorkloadError
@@ -52,7 +52,8 @@ class PlanRequest:
     `penalty_bound`: the most that the layers' omega may sum to; None: no bound. `max_stages` None: as many as there are
     devices. `sensitivity` None: the prior. `latency_sources`: in order of trust, before the roofline. `solver`: "exact" is
     the ILP of LLM-PQ for every candidate, "transfer" its heuristic; "auto" proves as much as "exact", faster.
-    `layout`: form replicas and tensor-parallel groups too; None: one pipeline of single devices.
+    `layout`: form replicas and tensor-parallel groups too; None: one pipeline of single devices. `method`: how weights become
+    fewer bits. `activation_bits`: 8 among them lets products round activations too, where a format for it exists and a device is faster by it.
     """
 
     deployment: str
@@ -73,6 +74,18 @@ class PlanRequest:
     penalty_bound: float | None = None
     solver: Solver = "auto"
     layout: LayoutWishes | None = None
+    method: Method = "roundToNearest"
+    activation_bits: tuple[int, ...] = (16,)
+
+    @cached_property
+    def formats(self) -> dict[int, tuple[FormatName, ...]]:
+        """Allowed bits -> the formats that may store them, the preferred of equals first."""
+        known = FORMATS_OF_METHOD[self.method]
+        eight = 8 in self.activation_bits
+        return {
+            bits: tuple(name for name in (known[bits][:1], known[bits])[eight] if name is not None)
+            for bits in self.bits
+        }
 
     @cached_property
     def bits(self) -> tuple[int, ...]:
@@ -82,7 +95,7 @@ class PlanRequest:
 
     @cached_property
     def omega(self) -> Sensitivity:
-        return self.sensitivity or prior(self.model, self.bits)
+        return self.sensitivity.completed(self.bits) if self.sensitivity else prior(self.model, self.bits)
 
     @property
     def kv_pages(self) -> int:
@@ -119,7 +132,7 @@ class PlanRequest:
         if self.layout:
             self.layout.check()
         if self.sensitivity:
-            self.sensitivity.check(self.model, self.bits)
+            self.omega.check(self.model, self.bits)
 
     def _check_lengths(self) -> None:
         limit = self.model.max_positions
@@ -136,9 +149,20 @@ class PlanRequest:
             )
 
     def _check_bits(self) -> None:
-        unknown = sorted(set(self.allowed_bits) - set(DEFAULT_FORMAT_OF_BITS))
-        if unknown or not self.allowed_bits:
-            raise WorkloadError(f"allowed bits {list(self.allowed_bits)}: choose from {sorted(DEFAULT_FORMAT_OF_BITS)}")
+        if self.method not in FORMATS_OF_METHOD:
+            raise WorkloadError(f"method '{self.method}': choose from {', '.join(FORMATS_OF_METHOD)}")
+        if not set(self.activation_bits) <= {8, 16} or 16 not in self.activation_bits:
+            raise WorkloadError(f"activationBits {list(self.activation_bits)}: choose [16] or [8, 16]")
+        known = FORMATS_OF_METHOD[self.method]
+        if not self.allowed_bits or not set(self.allowed_bits) <= set(known):
+            raise WorkloadError(
+                f"allowed bits {list(self.allowed_bits)}: the method {self.method} has formats for {sorted(known)}; choose from these"
+                + (
+                    ""
+                    if self.method == "anyPrecision"
+                    else ", or take the method anyPrecision for every width from 3 to 8"
+                )
+            )
         if not self.bits:
             raise ModelError(
                 f"allowed bits {list(self.allowed_bits)}: the fused experts of '{self.model.architecture}' have no format "

@@ -94,8 +94,8 @@ SENTENCES = {
         ["spec.workload.outputTokens: 0: should be greater than or equal to 1 (Tokens of a typical answer)"],
     ),
     "a width no format has": (
-        {"precision": {"allowed": [4, 5]}},
-        ["spec.precision.allowed[1]: 5 is not one of 3, 4, 8"],
+        {"precision": {"allowed": [4, 2]}},
+        ["spec.precision.allowed[1]: 2 is not one of 3, 4, 5"],
     ),
     "a width twice": ({"precision": {"allowed": [4, 4]}}, ["spec.precision.allowed: [4, 4]: lists a width twice"]),
     "s3": ({"model": {"uri": "s3://bucket/key"}}, ['spec.model.uri: "s3://bucket/key": s3:// and oci:// are not']),

@@ -16,7 +16,7 @@ from strata_operator.commands import sensitivity as command
 from strata_operator.commands.sensitivity import shown
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.errors import LocalError
-from strata_operator.model_files import read_calibration, read_config
+from strata_operator.model_files import read_beside, read_calibration, read_config
 from strata_operator.planning import request_for
 from strata_planner.cluster import Cluster
 from strata_planner.contract.calibration import (
@@ -91,7 +91,7 @@ def test_the_file_beside_the_checkpoint_is_used(folder: Path) -> None:
         load_deployment(deployment(folder, "{maxPerplexityIncrease: 0.1}"), source="test"),
         CLUSTER,
         config,
-        calibration=read_calibration(uri, config),
+        beside=read_beside(uri, config),
     )
     assert request.omega.source == "calibrated: deviation indicator, 64 tokens of text.txt"
     assert request.penalty_bound is not None

@@ -4,6 +4,7 @@ from typing import Any
 
 from strata_planner.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.formats import FORMAT_NAMES, FormatName
 from strata_planner.model import Model
 from strata_planner.request import PlanRequest
 from strata_planner.workload import Workload
@@ -38,7 +39,7 @@ def a_wide_model() -> Model:
 
 def a_profile(**changes: Any) -> DeviceProfile:
     """A slow processor without launch overhead, on which every format is as good as its bytes."""
-    even = {"dense": 0.5, "int8": 0.5, "int4": 0.5, "int3": 0.5}
+    even: dict[FormatName, float] = dict.fromkeys(FORMAT_NAMES, 0.5)
     fields: dict[str, Any] = {
         "type": "cpu",
         "memory_bytes": 64 * MIB,

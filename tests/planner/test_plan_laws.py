@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from strata_planner.contract.formats import BITS_OF_FORMAT
+from strata_planner.contract.formats import BITS_OF_FORMAT, Method
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import InfeasibleError, PlannerError
 from strata_planner.planning import PlanOutcome, make_plan
@@ -16,6 +16,10 @@ from tests.planner.builders import a_cluster, a_request, a_wide_model
 laws = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
+ALLOWED: dict[Method, list[tuple[int, ...]]] = {
+    "roundToNearest": [(16,), (4, 8), (3, 4, 8, 16)],
+    "anyPrecision": [(5, 16), (3, 4, 5, 6, 7, 8, 16)],
+}
 memories = st.lists(st.floats(1.0, 12.0), min_size=1, max_size=3)
 
 
@@ -23,13 +27,16 @@ memories = st.lists(st.floats(1.0, 12.0), min_size=1, max_size=3)
 def requests(draw: st.DrawFn) -> PlanRequest:
     memory = draw(memories)
     speeds = tuple(draw(st.sampled_from([0.5, 1.0, 4.0])) for _ in memory)
+    method: Method = draw(st.sampled_from(sorted(ALLOWED)))
     workload = Workload(draw(st.integers(1, 60)), draw(st.integers(1, 40)), draw(st.integers(1, 9)))
     return a_request(
         a_cluster(*memory, speeds=speeds),
         workload=workload,
         max_model_len=64,
         theta=draw(st.sampled_from([0.0, 0.01, 1.0, 100.0])),
-        allowed_bits=draw(st.sampled_from([(16,), (4, 8), (3, 4, 8, 16)])),
+        method=method,
+        activation_bits=draw(st.sampled_from([(16,), (8, 16)])),
+        allowed_bits=draw(st.sampled_from(ALLOWED[method])),
         compute_type=draw(st.sampled_from(["bfloat16", "float32"])),
         min_stages=draw(st.integers(1, len(memory))),
     )

@@ -18,7 +18,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "LLMDeployment"
 PLURAL = "llmdeployments"
 
-Bits = Literal[3, 4, 8, 16]
+Bits = Literal[3, 4, 5, 6, 7, 8, 16]
 ComputeTypeName = Literal["bfloat16", "float16", "float32"]
 
 # No regular expression features beyond RE2: the same text is the API server's rule.
@@ -132,14 +132,22 @@ class ObjectiveSpec(ApiType):
 
 class PrecisionSpec(ApiType):
     allowed: Annotated[
-        tuple[Bits, ...], Field(min_length=1, max_length=4, json_schema_extra={"x-kubernetes-list-type": "set"})
+        tuple[Bits, ...], Field(min_length=1, max_length=7, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = (
         3,
         4,
         8,
         16,
     )
-    """Bits that the weights of a layer may have; the plan chooses per layer."""
+    """Bits that the weights of a layer may have; the plan chooses per layer. 5 to 7 need the method anyPrecision."""
+    method: Literal["auto", "roundToNearest", "anyPrecision"] = "auto"
+    """How weights become fewer bits. anyPrecision: every width is cut from one copy that `strata quantize` made (without one, while
+    loading, which takes long). auto: anyPrecision where the model's folder has that copy, else roundToNearest."""
+    activation_bits: Annotated[
+        tuple[Literal[8, 16], ...],
+        Field(min_length=1, max_length=2, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = (16,)
+    """8 beside 16 lets products with 8-bit weights (4-bit ones of anyPrecision) round activations too, on devices that are faster by it."""
     kv_cache_bits: Literal[16] = 16
     """Bits of the KV cache's entries."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from strata_operator.api import LLMDeployment, load_deployment
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.machine import this_machine, with_measured_rates, with_threads
-from strata_operator.model_files import beside, read_calibration, read_config
+from strata_operator.model_files import beside, read_beside, read_config
 from strata_operator.planning import request_for
 from strata_planner.cluster import Cluster
 from strata_planner.errors import ClusterError
@@ -34,10 +34,10 @@ def read_question(
     uri = beside(deployment.spec.model.uri, deployment_file)
     config = read_config(uri)
     cluster = with_threads(given or this_machine(deployment.spec.placement.min_stages))
-    calibration = read_calibration(uri, config)
+    found = read_beside(uri, config)
 
     def asked() -> PlanRequest:
-        return request_for(deployment, cluster, config, uri, for_serving=not shapes_only, calibration=calibration)
+        return request_for(deployment, cluster, config, uri, for_serving=not shapes_only, beside=found)
 
     asked().check()
     if measure:

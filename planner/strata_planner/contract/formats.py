@@ -62,6 +62,15 @@ BITS_OF_FORMAT: dict[FormatName, int] = {
     **{name: bits for family in (ANY_PRECISION, GPTQ) for bits, name in family.items()},
 }
 DEFAULT_FORMAT_OF_BITS: dict[int, FormatName] = {16: "dense", 8: "int8", 4: "int4", 3: "int3"}
+Method = Literal["roundToNearest", "anyPrecision"]
+# How weights become fewer bits -> bits -> formats, each with 16-bit and with 8-bit activations (None: there is none).
+FORMATS_OF_METHOD: dict[Method, dict[int, tuple[FormatName, FormatName | None]]] = {
+    "roundToNearest": {16: ("dense", None), 8: ("int8", "w8a8"), 4: ("int4", None), 3: ("int3", None)},
+    "anyPrecision": {
+        16: ("dense", None),
+        **{bits: (name, "any4_a8" if bits == 4 else None) for bits, name in ANY_PRECISION.items()},
+    },
+}
 COMPUTE_TYPE_BYTES: dict[ComputeType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 GROUP_SIZES = (128, 64, 32)  # what the int4 kernels of CPU and CUDA take, widest first
 GPTQ_GROUP = 128

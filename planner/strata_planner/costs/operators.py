@@ -27,7 +27,7 @@ import msgspec
 
 from strata_planner.catalogue import catalogue
 from strata_planner.contract.devices import DeviceProfile
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
+from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, FormatName
 from strata_planner.costs.interpolation import Axis
 from strata_planner.costs.operator_data import all_reduces, attentions, gemms, gpu
 from strata_planner.costs.roofline import linear_seconds
@@ -52,6 +52,7 @@ _SCALED_FROM: dict[FormatName, tuple[FormatName, ...]] = {
     "int8": ("dense",),
     "int4": ("dense",),
     "int3": ("int4", "dense"),
+    **dict.fromkeys(ANY_PRECISION.values(), ("int4", "dense")),
 }
 
 

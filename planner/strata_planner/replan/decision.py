@@ -250,12 +250,12 @@ class _Context:
 
     def _stage_movement(self, placement: Placement, j: int, group: DeviceGroup) -> Movement:
         tables = (j == 0, j == len(placement.stages) - 1)
-        wanted = placement.held(j, self._units, tables=tables)
+        wanted = placement.held(j, self._units, self._pricer.formats(group), tables=tables)
         request = self._request
         return movement_to(self._held(group), wanted, request.model, request.compute_type, group.degree)
 
     def _arranged(self, placement: Placement, j: int, group: DeviceGroup) -> Placement:
-        return arranged(placement, j, self._units, self._held(group))
+        return arranged(placement, j, self._units, self._pricer.formats(group), self._held(group))
 
     def _held(self, group: DeviceGroup) -> Held:
         return self.before.get(group.places, NOTHING)

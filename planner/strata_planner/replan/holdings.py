@@ -6,12 +6,13 @@ there. Knows no search.
 
 from dataclasses import dataclass
 
-from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, ComputeType, FormatName
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.costs.memory import embedding_bytes, layer_weights_bytes
 from strata_planner.costs.shards import sharded
 from strata_planner.model import Model
 
+_PLANES = frozenset(ANY_PRECISION.values())
 Place = tuple[tuple[str, str, int], ...]  # node, type and index of each device of a group
 
 
@@ -36,7 +37,9 @@ NOTHING = Held({}, (False, False))
 
 
 def is_narrowing(held: FormatName, wanted: FormatName) -> bool:
-    """Whether weights held in one format give the other in place: 16-bit weights are quantized where they lie."""
+    """Whether weights held in one format give the other in place: 16-bit weights are quantized where they lie, bit-planes dropped."""
+    if held in _PLANES and wanted in _PLANES:
+        return BITS_OF_FORMAT[wanted] < BITS_OF_FORMAT[held]
     return held == "dense" and wanted != "dense"
 
 

@@ -5,15 +5,16 @@ devices already hold.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
+from strata_planner.contract.formats import FormatName
 from strata_planner.replan.holdings import Held, is_there
 from strata_planner.solve.candidates import LayerRun
 from strata_planner.solve.problem import Counts
 
 Bits = tuple[int, ...]
+Formats = Mapping[int, FormatName]  # of a stage: bits -> how its devices store them
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,10 @@ class Placement:
             counter.update((units.run[first + k], j, each) for k, each in enumerate(bits))
         return dict(counter)
 
-    def held(self, j: int, units: Units, *, tables: tuple[bool, bool]) -> Held:
-        """What stage j is to hold."""
+    def held(self, j: int, units: Units, formats: Formats, *, tables: tuple[bool, bool]) -> Held:
+        """What stage j is to hold, on devices that store bits in `formats`."""
         first = self.firsts()[j]
-        layers = {
-            layer: DEFAULT_FORMAT_OF_BITS[bits]
-            for k, bits in enumerate(self.stages[j])
-            for layer in units.layers[first + k]
-        }
+        layers = {layer: formats[bits] for k, bits in enumerate(self.stages[j]) for layer in units.layers[first + k]}
         return Held(layers, tables)
 
     def with_stage(self, j: int, bits: Bits) -> "Placement":
@@ -93,30 +90,30 @@ def placement_of(counts: Counts, stages: int) -> Placement:
     return Placement(tuple(placed))
 
 
-def arranged(placement: Placement, j: int, units: Units, held: Held) -> Placement:
+def arranged(placement: Placement, j: int, units: Units, formats: Formats, held: Held) -> Placement:
     """Stage j's bits dealt out among units that nothing tells apart, so that a device that holds `held` reads the least."""
     first, mine = placement.firsts()[j], placement.stages[j]
     dealt = list(mine)
     for run in {units.run[first + k] for k in range(len(mine))}:
         spots = [k for k in range(len(mine)) if units.run[first + k] == run]
         left = Counter(mine[k] for k in spots)
-        for k in sorted(spots, key=lambda k: _choices(first + k, units, held, left)):
-            ready = [bits for bits in left if left[bits] and _ready(first + k, bits, units, held)]
-            exact = [bits for bits in ready if _exact(first + k, bits, units, held)]
+        for k in sorted(spots, key=lambda k: _choices(first + k, units, formats, held, left)):
+            ready = [bits for bits in left if left[bits] and _ready(first + k, formats[bits], units, held)]
+            exact = [bits for bits in ready if _exact(first + k, formats[bits], units, held)]
             dealt[k] = max(exact or ready or [bits for bits in left if left[bits]])
             left[dealt[k]] -= 1
     return placement.with_stage(j, tuple(dealt))
 
 
-def _choices(unit: int, units: Units, held: Held, left: Counter[int]) -> tuple[bool, int]:
+def _choices(unit: int, units: Units, formats: Formats, held: Held, left: Counter[int]) -> tuple[bool, int]:
     """Units that fit only one way are dealt first, those that fit nowhere last."""
-    ready = sum(_ready(unit, bits, units, held) for bits in left)
+    ready = sum(_ready(unit, formats[bits], units, held) for bits in left)
     return ready == 0, ready
 
 
-def _ready(unit: int, bits: int, units: Units, held: Held) -> bool:
-    return all(is_there(held, layer, DEFAULT_FORMAT_OF_BITS[bits]) for layer in units.layers[unit])
+def _ready(unit: int, name: FormatName, units: Units, held: Held) -> bool:
+    return all(is_there(held, layer, name) for layer in units.layers[unit])
 
 
-def _exact(unit: int, bits: int, units: Units, held: Held) -> bool:
-    return all(held.layers.get(layer) == DEFAULT_FORMAT_OF_BITS[bits] for layer in units.layers[unit])
+def _exact(unit: int, name: FormatName, units: Units, held: Held) -> bool:
+    return all(held.layers.get(layer) == name for layer in units.layers[unit])

@@ -1,6 +1,7 @@
 """The table itself: omega of each layer at each number of bits, where it is from, and how it translates into perplexity."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -49,6 +50,11 @@ class Sensitivity(Value, frozen=True):
         points = [(table.total(each.bits), each.increase, each.error) for each in calibration.measured]
         return cls(source, omega, fit_loss(calibration.loss, points))
 
+    def completed(self, bits: Sequence[int]) -> Self:
+        """With the widths of `bits` that lie between two known ones: the error of rounding falls geometrically with each bit."""
+        omega = tuple({**layer, **_between(layer, bits)} for layer in self.omega)
+        return type(self)(self.source, omega, self.fit)
+
     def of(self, layer: int, bits: int) -> float:
         return self.omega[layer].get(str(bits), 0.0)
 
@@ -69,6 +75,22 @@ class Sensitivity(Value, frozen=True):
 
     def to_json(self) -> str:
         return json.dumps(msgspec.to_builtins(self), indent=1)
+
+
+def _between(layer: dict[str, float], bits: Sequence[int]) -> dict[str, float]:
+    known = sorted(int(each) for each in layer)
+    found = {}
+    for each in bits:
+        below, above = [k for k in known if k < each], [k for k in known if k > each]
+        if str(each) in layer or not below or not above:
+            continue
+        low, high = below[-1], above[0]
+        share = (each - low) / (high - low)
+        ends = layer[str(low)], layer[str(high)]
+        found[str(each)] = (
+            math.exp((1 - share) * math.log(ends[0]) + share * math.log(ends[1])) if min(ends) > 0 else min(ends)
+        )
+    return found
 
 
 def check_shapes(calibration: Calibration, model: Model) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from strata_planner.catalogue import CPU
 from strata_planner.cluster import DeviceGroup
-from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, FormatName
+from strata_planner.contract.formats import FormatName
 from strata_planner.costs.communication import (
     Exchange,
     hidden_states_bytes,
@@ -28,6 +28,7 @@ from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
 from strata_planner.costs.working import StepShape, Storage, WorkingMemory, working_memory
 from strata_planner.model import LayerShape
+from strata_planner.precision import formats_on
 from strata_planner.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.solve.blocks import MOST_ENTRIES, table_entries
 from strata_planner.solve.orders import Order
@@ -77,6 +78,7 @@ class Pricer:
         self._seconds: dict[tuple[object, ...], float] = {}
         self._working: dict[tuple[StepShape, Storage, bool, int], WorkingMemory] = {}
         self._profiles: dict[tuple[str, str, int], bytes] = {}
+        self._formats: dict[tuple[bytes, int], Mapping[int, FormatName]] = {}
         self._unit_sizes: dict[int, tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]] = {}
 
     def pairs(self, stages: int) -> Iterator[Pair]:
@@ -224,7 +226,10 @@ class Pricer:
         """Bits -> bytes of a unit on each device of a group."""
         request, layers = self.request, self._shards(run, degree)
         return {
-            bits: sum(layer_weights_bytes(each, DEFAULT_FORMAT_OF_BITS[bits], request.compute_type) for each in layers)
+            bits: max(
+                sum(layer_weights_bytes(each, name, request.compute_type) for each in layers)
+                for name in request.formats[bits]
+            )
             for bits in request.bits
         }
 
@@ -248,7 +253,7 @@ class Pricer:
 
     def stage(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> StageCosts:
         """What a stage costs by its devices and whether it is the first, the last or both; hops left out."""
-        low: list[FormatName] = [DEFAULT_FORMAT_OF_BITS[bits] for bits in self.request.bits if bits < 16]
+        low = [name for bits, name in self.formats(group).items() if bits < 16]
         formats: tuple[list[FormatName], ...] = (["dense"], low or ["dense"], ["dense", *low])
         dense, quantized, mixed = (self._working_memory(group, pair, frozenset(each), head=head) for each in formats)
         tables = self.table_bytes(group, embedding=first, head=head)
@@ -304,18 +309,23 @@ class Pricer:
         return Rates(group.profile, self.request.compute_type, self.request.kv_bits, group.leader.name)
 
     def _unit_seconds(self, run: LayerRun, group: DeviceGroup, pair: Pair) -> Mapping[int, tuple[float, float]]:
-        profile = group.profile
         prefill, decode = prefill_phase(self.request.workload, pair.prefill), self._decode(pair)
         return {
             bits: (self._phase_seconds(run, group, bits, prefill), self._phase_seconds(run, group, bits, decode))
-            for bits in self.request.bits
-            if DEFAULT_FORMAT_OF_BITS[bits] in profile.decode_efficiency.keys() & profile.prefill_efficiency.keys()
+            for bits in self.formats(group)
         }
+
+    def formats(self, group: DeviceGroup) -> Mapping[int, FormatName]:
+        """Bits -> the format in which these devices store them."""
+        key = self._profile_key(group)
+        if key not in self._formats:
+            self._formats[key] = formats_on(self.request, group)
+        return self._formats[key]
 
     def _phase_seconds(self, run: LayerRun, group: DeviceGroup, bits: int, phase: Phase) -> float:
         key = (run.first, self._profile_key(group), bits, phase)
         if key not in self._seconds:
-            rates, name = self._rates(group), DEFAULT_FORMAT_OF_BITS[bits]
+            rates, name = self._rates(group), self.formats(group)[bits]
             layers = self._shards(run, group.degree)
             compute = sum(self.latencies.layer(each, name, rates, phase).seconds for each in layers)
             self._seconds[key] = compute + len(layers) * self._collectives(group, phase)
@@ -339,7 +349,7 @@ class Pricer:
         phases = (prefill_phase(self.request.workload, candidate.prefill), self._decode(candidate))
         layer = sharded(self.request.model.layers[0], group.degree)
         asked = [
-            self.latencies.layer(layer, DEFAULT_FORMAT_OF_BITS[bits], rates, phase).source
+            self.latencies.layer(layer, self.formats(group)[bits], rates, phase).source
             for bits in sorted(set(found_bits))
             for phase in phases
         ]

@@ -11,7 +11,6 @@ from itertools import islice
 import msgspec
 
 from strata_planner.cluster import Cluster, Device, DeviceGroup, Node
-from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
 from strata_planner.request import PlanRequest
 from strata_planner.solve.bounds import least_bytes
 from strata_planner.solve.candidates import Candidate, Pricer
@@ -67,7 +66,7 @@ def reasons(request: PlanRequest) -> list[str]:
 
 
 def _without_formats(request: PlanRequest, fleet: Fleet) -> str:
-    formats = {DEFAULT_FORMAT_OF_BITS[bits] for bits in request.bits}
+    formats = {name for names in request.formats.values() for name in names}
     profiles = [members[0].profile for members in fleet.devices]
     if any(formats & profile.decode_efficiency.keys() for profile in profiles):
         return ""

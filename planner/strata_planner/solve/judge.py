@@ -11,7 +11,6 @@ import msgspec
 
 from strata_planner.catalogue import CPU
 from strata_planner.cluster import DeviceGroup
-from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.communication import (
     Exchange,
@@ -26,6 +25,7 @@ from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Rates, decode_phase, prefill_phase
 from strata_planner.costs.working import StepShape, Storage, working_memory
 from strata_planner.model import LayerShape
+from strata_planner.precision import formats_on
 from strata_planner.request import MAX_CHUNK_TOKENS, PlanRequest
 
 
@@ -89,6 +89,7 @@ def _stage_seconds(request: PlanRequest, given: Assignment, j: int) -> tuple[flo
     group, model = given.order[j], request.model
     latencies = Latencies(request.latency_sources)
     rates = Rates(group.profile, request.compute_type, request.kv_bits, group.leader.name)
+    formats = formats_on(request, group)
     found = []
     for phase in (prefill_phase(request.workload, given.prefill), decode_phase(request.workload, given.decode)):
         seconds = latencies.step(model, rates, phase).seconds
@@ -96,7 +97,7 @@ def _stage_seconds(request: PlanRequest, given: Assignment, j: int) -> tuple[flo
             seconds += latencies.head(model, rates, phase.sequences).seconds / group.degree
         for layer, bits in _layers(given, j):
             shape = sharded(model.layers[layer], group.degree)
-            seconds += latencies.layer(shape, DEFAULT_FORMAT_OF_BITS[bits], rates, phase).seconds
+            seconds += latencies.layer(shape, formats[bits], rates, phase).seconds
             if group.degree > 1:
                 seconds += _collectives(request, group, phase.total_tokens)
         found.append(seconds)
@@ -128,13 +129,14 @@ def _free_bytes(request: PlanRequest, given: Assignment, j: int) -> int:
     group, model = given.order[j], request.model
     head = j == len(given.order) - 1
     weights = kv = 0
+    format_of = formats_on(request, group)
     for layer, bits in _layers(given, j):
         shape = sharded(model.layers[layer], group.degree)
-        weights += layer_weights_bytes(shape, DEFAULT_FORMAT_OF_BITS[bits], request.compute_type)
+        weights += layer_weights_bytes(shape, format_of[bits], request.compute_type)
         kv += request.kv_pages * PAGE_TOKENS * kv_bytes_per_token(shape, request.kv_bits, request.compute_type)
     tables = embedding_bytes(model, embedding=j == 0, head=head, compute_type=request.compute_type)
     tokens = min(given.prefill * request.workload.prompt_tokens, MAX_CHUNK_TOKENS) + given.decode
-    formats = frozenset(DEFAULT_FORMAT_OF_BITS[bits] for bits in given.bits[j])
+    formats = frozenset(format_of[bits] for bits in given.bits[j])
     storage = Storage(formats, request.compute_type, group.leader.name == CPU)
     shards = msgspec.structs.replace(model, layers=_shards(model.layers, group.degree))
     working = working_memory(shards, StepShape(tokens, given.decode, request.max_model_len), storage, head=head)
