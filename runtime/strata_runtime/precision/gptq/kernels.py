@@ -1,0 +1,46 @@
+"""Products with a GptqWeight (`gptq2` ... `gptq8`), and the rule that picks one. Called by `GptqLinear` on every forward pass.
+
+All have the same arithmetic: activations stay in the compute type, sums are float32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strata_runtime.precision.gptq.weight import GptqWeight
+
+WEIGHTS_AT_A_TIME = 1 << 20  # decoded at once: temporaries of 14 MB
+WEIGHTS_AT_A_TIME_ON_CUDA = 1 << 26
+ANY_TOKENS = 1 << 62
+
+
+@dataclass(frozen=True)
+class GptqKernel:
+    """`run(tokens [M, K] in the order of the planes, weight) -> [M, N]`, without bias, if `runs`; the fastest up to `most_tokens`."""
+
+    name: str
+    runs: Callable[[Tensor, GptqWeight], bool]
+    run: Callable[[Tensor, GptqWeight], Tensor]
+    most_tokens: int = ANY_TOKENS
+
+
+def dequantized(tokens: Tensor, weight: GptqWeight) -> Tensor:
+    """Some rows of the weight to the compute type, then a dense product: what every other kernel is tested against."""
+    out = tokens.new_empty(tokens.shape[0], weight.out_features)
+    step = max(1, (WEIGHTS_AT_A_TIME_ON_CUDA if tokens.is_cuda else WEIGHTS_AT_A_TIME) // weight.in_features)
+    for start in range(0, weight.out_features, step):
+        rows = weight.stored_rows(start, min(start + step, weight.out_features))
+        out[:, start : start + step] = torch.nn.functional.linear(tokens, rows.to(tokens.dtype))
+    return out
+
+
+GPTQ_KERNELS: tuple[GptqKernel, ...] = (GptqKernel("gptq-dequantized", lambda _tokens, _weight: True, dequantized),)
+
+
+def multiply(tokens: Tensor, weight: GptqWeight) -> Tensor:
+    """tokens [M, K] in the model's order of inputs -> [M, N], by the first kernel that runs here for so many tokens."""
+    gathered, count = weight.gathered(tokens), tokens.shape[0]
+    kernel = next(each for each in GPTQ_KERNELS if count <= each.most_tokens and each.runs(gathered, weight))
+    return kernel.run(gathered, weight)
