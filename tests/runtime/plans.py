@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, ComputeType, FormatName
+from strata_planner.contract.formats import BITS_OF_FORMAT, DEFAULT_FORMAT_OF_BITS, ComputeType, FormatName
 from strata_planner.contract.plan import (
     PLAN_VERSION,
     DeviceRef,
@@ -66,9 +66,6 @@ def even_plan(
     )
 
 
-_BITS = {name: bits for bits, name in DEFAULT_FORMAT_OF_BITS.items()} | {"w8a8": 8}
-
-
 def _stage(place: int, slots: Sequence[str], formats: Sequence[FormatName], first: int, pages: int) -> Stage:
     return Stage(
         stage=place,
@@ -78,7 +75,7 @@ def _stage(place: int, slots: Sequence[str], formats: Sequence[FormatName], firs
         tensor_parallel=1,
         leader=place == 0,
         layers=(first, first + len(formats) - 1),
-        bits=tuple(_BITS[name] for name in formats),
+        bits=tuple(BITS_OF_FORMAT[name] for name in formats),
         format=tuple(formats),
         kv_bits=16,
         kv_page_budget=pages,

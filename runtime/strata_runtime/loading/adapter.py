@@ -95,6 +95,8 @@ class ModelSlice:
             if hasattr(module, "layer_idx"):
                 module.strata_step = self.step
         self._wanted = set(self.module.state_dict())
+        self._renamed: dict[str, tuple[list[str], bool]] = {}
+        self._places = self._find_linears()
 
     def sources(self, checkpoint_keys: Iterable[str]) -> dict[int | None, list[str]]:
         """Checkpoint keys that this stage needs, by layer. Raises InputError if a parameter would have none."""
@@ -136,13 +138,20 @@ class ModelSlice:
             self.module._initialize_missing_keys(is_quantized=False)  # noqa: SLF001
 
     def linears(self, layer: int) -> list[tuple[nn.Module, str, nn.Linear]]:
-        """Every nn.Linear of a layer with the module and attribute that hold it."""
-        return [
-            (parent, name, child)
-            for parent in self._decoder.layers[layer].modules()
-            for name, child in parent.named_children()
-            if type(child) is nn.Linear
-        ]
+        """Every nn.Linear that a layer (still) has, with the module and attribute that hold it."""
+        held = [(parent, name, getattr(parent, name)) for parent, name in self._places[layer].values()]
+        return [(parent, name, child) for parent, name, child in held if type(child) is nn.Linear]
+
+    def places(self, layer: int) -> dict[str, tuple[nn.Module, str]]:
+        """Key of each linear of a layer, its path in the whole model (`model.layers.0.mlp.down_proj`), with the module and
+        attribute that hold it, in whatever format.
+        """
+        return self._places[layer]
+
+    def plain_parameter(self, checkpoint_key: str) -> str | None:
+        """The parameter of the whole model that a checkpoint tensor is, as it lies there; None: it is converted or merged first."""
+        names, plain = self._renaming(checkpoint_key)
+        return names[0] if plain else None
 
     def own_layers(self) -> list[nn.Module]:
         """This stage's decoder layers, in order."""
@@ -218,20 +227,43 @@ class ModelSlice:
             _replace(self._decoder, after)
             self.module.set_output_embeddings(Outside())
 
+    def _find_linears(self) -> dict[int, dict[str, tuple[nn.Module, str]]]:
+        """Layer -> key of a linear -> what holds it."""
+        paths = {module: path for path, module in self.module.named_modules()}
+        first, last = self._layers
+        return {
+            layer: {
+                f"{paths[parent]}.{name}": (parent, name)
+                for parent in self._decoder.layers[layer].modules()
+                for name, child in parent.named_children()
+                if type(child) is nn.Linear
+            }
+            for layer in range(first, last + 1)
+        }
+
     def _names(self, key: str) -> list[str]:
         """The parameters of the whole model that a checkpoint key fills, and those of this stage tied to them."""
+        return self._renaming(key)[0]
+
+    def _renaming(self, key: str) -> tuple[list[str], bool]:
+        """`_names`, and whether the tensor is the first of them as it is."""
+        if key not in self._renamed:
+            self._renamed[key] = self._renaming_of(key)
+        return self._renamed[key]
+
+    def _renaming_of(self, key: str) -> tuple[list[str], bool]:
         renamings = [entry for entry in self._conversions if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in self._conversions if isinstance(entry, WeightConverter)]
         prefix = self.module.base_model_prefix
         name, pattern = rename_source_key(key, renamings, converters, prefix, self._whole)
         if name not in self._whole and key in self._whole:
-            return [key]
+            return [key], True
         names = [name]
         if pattern is not None:
             converter = next(entry for entry in converters if pattern in entry.source_patterns)
             targets = converter.target_patterns
             names = [name.replace(targets[0], target) for target in targets]
-        return names + [parameter for parameter, source in self._tied.items() if source in names]
+        return names + [parameter for parameter, source in self._tied.items() if source in names], pattern is None
 
     def _own_name(self, key: str) -> str:
         """The key itself, unless it must fill a parameter that is tied to one of another stage."""

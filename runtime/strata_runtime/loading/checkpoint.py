@@ -37,7 +37,7 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     """Where a tensor lies: bytes begin..end-1 of its file."""
 
     type: str
@@ -53,17 +53,22 @@ class Checkpoint:
         """Reads the index alone. Raises InputError where there is no safetensors checkpoint."""
         self.folder = folder
         self.keys_read: list[str] = []
-        self._headers: dict[str, dict[str, _Entry]] = {}
+        self._headers: dict[str, dict[str, Entry]] = {}
         self._file_of = _files(folder)
 
     @property
     def keys(self) -> tuple[str, ...]:
         return tuple(self._file_of)
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the safetensors files, sorted."""
+        return tuple(sorted(set(self._file_of.values())))
+
     def check(self, keys: Iterable[str]) -> None:
         """Before any byte of data is read: the files of `keys` are there, whole, and hold them. Raises InputError."""
         for name, wanted in self._by_file(keys).items():
-            header = self._header(name)
+            header = self.header(name)
             absent = [key for key in wanted if key not in header]
             if absent:
                 raise InputError(
@@ -75,7 +80,7 @@ class Checkpoint:
         """The tensors in memory of their own, floating-point ones in `dtype`."""
         tensors = {}
         for name, wanted in self._by_file(keys).items():
-            header = self._header(name)
+            header = self.header(name)
             with FileIO(self.folder / name) as file:
                 for key in wanted:
                     stored = _read(file, key, header[key])
@@ -84,9 +89,10 @@ class Checkpoint:
                     self.keys_read.append(key)
         return tensors
 
-    def _header(self, name: str) -> dict[str, _Entry]:
+    def header(self, name: str) -> dict[str, Entry]:
+        """What a file holds, in the order of its header. Raises InputError if the file is absent, cut off or unreadable."""
         if name not in self._headers:
-            self._headers[name] = _checked_header(self.folder / name)
+            self._headers[name] = checked_header(self.folder / name)
         return self._headers[name]
 
     def _by_file(self, keys: Iterable[str]) -> dict[str, list[str]]:
@@ -106,14 +112,14 @@ def _files(folder: Path) -> dict[str, str]:
             raise InputError(f"{index} is not a safetensors index ({error}): fetch the checkpoint again") from error
         return weight_map
     if (folder / _SINGLE).is_file():
-        header = _checked_header(folder / _SINGLE)
+        header = checked_header(folder / _SINGLE)
         return dict.fromkeys(header, _SINGLE)
     raise InputError(
         f"{folder} has neither {_INDEX} nor {_SINGLE}: only safetensors checkpoints are read; convert other formats first"
     )
 
 
-def _checked_header(path: Path) -> dict[str, _Entry]:
+def checked_header(path: Path) -> dict[str, Entry]:
     """The file's header, if the file is as long as it says."""
     if not path.is_file():
         raise InputError(f"shard {path} is missing: fetch the checkpoint again")
@@ -138,12 +144,12 @@ def _checked_header(path: Path) -> dict[str, _Entry]:
     return header
 
 
-def _entry(value: dict[str, Any], data: int) -> _Entry:
+def _entry(value: dict[str, Any], data: int) -> Entry:
     begin, end = value["data_offsets"]
-    return _Entry(value["dtype"], tuple(value["shape"]), data + begin, data + end)
+    return Entry(value["dtype"], tuple(value["shape"]), data + begin, data + end)
 
 
-def _read(file: FileIO, key: str, entry: _Entry) -> torch.Tensor:
+def _read(file: FileIO, key: str, entry: Entry) -> torch.Tensor:
     if entry.type not in _TYPES:
         raise InputError(f"{file.name}: tensor {key} has type {entry.type}; readable are {', '.join(_TYPES)}")
     flat = torch.empty(prod(entry.shape), dtype=_TYPES[entry.type])

@@ -1,35 +1,46 @@
-"""Loading one role: from a checkpoint to a StageModel, one layer at a time.
+"""Loading one role: from a checkpoint to a StageModel, linear by linear.
 
-Called by the slot's prepare. A linear is read in the compute type and stored in its format, its dense weight freed, then
-comes the next: beyond the finished stage never more than one dense linear is held (one layer where the checkpoint's tensors
-are not those of the model, as merged experts). Tensors of other layers are not read.
+Called by the slot's prepare. While one linear is stored in its format and its dense weight freed, a thread reads the next one: beyond the
+finished stage at most two linears are held as they were read, whatever the model's size (one layer where the checkpoint's tensors are not those of
+the model, as merged experts). Bit-planes come from the model's any-precision copy where it has one, and of that only the planes that the
+format needs. Tensors of other layers are not read; files are read, not mapped, so that stages of one machine share the page cache and no more.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from strata_planner.contract.architectures import check_formats
-from strata_planner.contract.formats import FormatName
+from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, FormatName
 from strata_planner.contract.roles import Role
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
 from strata_runtime.loading.adapter import ModelSlice, read_config
+from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.experts import use_padded_experts
+from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.stage_model import StageModel
+from strata_runtime.loading.stream import ahead
 from strata_runtime.precision import COMPUTE_DTYPES, make_linear
+from strata_runtime.precision.any_linear import AnyLinear
+from strata_runtime.precision.weights import PlanesWeight
+
+ANY_FORMATS = frozenset(ANY_PRECISION.values())
+_CPU = torch.device("cpu")
 
 
 def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None], device: torch.device) -> StageModel:
     """The role's layers from the folder `model_path`, on `device`. `progress(done, total)` is called after each layer.
 
-    Raises UnsupportedModelError for what the engine or a format cannot do, InputError for a checkpoint that is damaged,
-    incomplete or does not have the role's layers.
+    Raises UnsupportedModelError for what the engine or a format cannot do, InputError for a checkpoint or an any-precision copy that is damaged,
+    incomplete, of another model, or does not have the role's layers.
     """
     config = read_config(model_path)
     check_formats(config.to_dict(), role.format)
@@ -44,43 +55,157 @@ def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None
     use_padded_experts(stage.module)
     sources = stage.sources(checkpoint.keys)
     checkpoint.check(key for keys in sources.values() for key in keys)
+    formats = dict(zip(range(first, last + 1), role.format, strict=True))
+    units = [unit for layer, name in formats.items() for unit in _units(stage, layer, name, sources[layer])]
+    weights = {unit.key: unit.tensors["weight"] for unit in units if unit.key}
+    source = LinearSource(checkpoint, _artefact(formats, model_path), weights, dtype)
+    loader = _Loader(stage, checkpoint, source, dtype, device)
     stage.initialise_buffers(device)
     with freed_at_once():
-        stage.load(checkpoint.read(sources.get(None, ()), dtype, device), device)
-        stage.tie()
-        _store(stage.own_head(), "dense", dtype)  # while nothing else is held: it takes its table twice
-        for done, (layer, name) in enumerate(zip(range(first, last + 1), role.format, strict=True)):
-            for keys in _one_linear_at_a_time(stage, sources[layer]):
-                stage.load(checkpoint.read(keys, dtype, device), device)
-                _store(stage.linears(layer), name, dtype)
-            progress(done + 1, last - first + 1)
+        loader.load_outside(sources.get(None, ()))
+        for unit, piece in zip(units, ahead(partial(loader.read, unit) for unit in units), strict=True):
+            loader.store(unit, piece)
+            if unit.ends_layer:
+                progress(unit.layer - first + 1, last - first + 1)
         stage.finish()
-    return StageModel(stage, num_layers=last - first + 1, device=device)
+    return StageModel(stage, num_layers=last - first + 1, device=device, source=source)
 
 
-def _one_linear_at_a_time(stage: ModelSlice, keys: Iterable[str]) -> list[list[str]]:
-    """Checkpoint keys of one layer in groups that can be loaded apart: each linear's own, and all that is no linear's."""
-    linears = {name for name, module in stage.module.named_modules() if type(module) is nn.Linear}
-    groups: dict[str, list[str]] = defaultdict(list)
+@dataclass(frozen=True)
+class _Unit:
+    """What is read and stored at once: a linear, `tensors` being `weight` and perhaps `bias` -> name in the checkpoint; or,
+    without a key, all else that a layer has, each name for itself.
+    """
+
+    layer: int
+    key: str | None
+    tensors: dict[str, str]
+    format: FormatName
+    ends_layer: bool = False
+
+
+@dataclass
+class _Piece:
+    """What has been read of a unit. Emptied when it is stored: the next one is on its way already."""
+
+    tensors: dict[str, Tensor]
+    planes: PlanesWeight | None = None
+
+
+def _units(stage: ModelSlice, layer: int, name: FormatName, keys: Iterable[str]) -> list[_Unit]:
+    """A layer's linears each for itself, before them all that is no linear's or is converted first."""
+    linears: dict[str, dict[str, str]] = defaultdict(dict)
+    others: dict[str, str] = {}
     for key in keys:
-        parent = key.rpartition(".")[0]
-        groups[parent if parent in linears else ""].append(key)
-    return list(groups.values())
-
-
-def _store(linears: list[tuple[nn.Module, str, nn.Linear]], name: FormatName, dtype: torch.dtype) -> None:
-    """Replace each linear that has been read by one that stores its weight in format `name`."""
-    for parent, attribute, linear in linears:
-        parameters = dict(linear.named_parameters())
-        if any(parameter.is_meta for parameter in parameters.values()):
-            continue
-        weight = parameters["weight"].data
-        bias = parameters["bias"].data if "bias" in parameters else None
-        if name != "dense":
-            stored: nn.Module = make_linear(weight, bias, name, dtype)
-        elif can_block(dtype, weight.device):
-            stored = BlockedLinear(weight, bias)
+        linear, _, what = (stage.plain_parameter(key) or "").rpartition(".")
+        if linear in stage.places(layer):
+            linears[linear][what] = key
         else:
-            continue
+            others[key] = key
+    for incomplete in [linear for linear, tensors in linears.items() if "weight" not in tensors]:
+        others |= {key: key for key in linears.pop(incomplete).values()}
+    units = [_Unit(layer, None, others, name)] if others else []
+    units += [_Unit(layer, linear, tensors, name) for linear, tensors in linears.items()]
+    return [*units[:-1], replace(units[-1], ends_layer=True)]
+
+
+def _artefact(formats: Mapping[int, FormatName], model_path: Path) -> Artefact | None:
+    """The model's any-precision copy; where a layer will be read from it, its file is found whole first."""
+    artefact = find_artefact(model_path)
+    if artefact is not None:
+        artefact.check(layer for layer, name in formats.items() if name in ANY_FORMATS)
+    return artefact
+
+
+class _Loader:
+    """The two sides of the stream: `read` in the reading thread, the rest in the one that loads."""
+
+    def __init__(
+        self, stage: ModelSlice, checkpoint: Checkpoint, source: LinearSource, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._stage = stage
+        self._checkpoint = checkpoint
+        self._source = source
+        self._dtype = dtype
+        self._device = device
+
+    def read(self, unit: _Unit) -> _Piece:
+        """On the CPU."""
+        wanted, planes = dict(unit.tensors), None
+        if unit.key and unit.format in ANY_FORMATS and self._source.artefact is not None:
+            planes = self._source.planes(unit.key, BITS_OF_FORMAT[unit.format])
+            del wanted["weight"]
+        read = self._checkpoint.read(wanted.values(), self._dtype, _CPU)
+        return _Piece({what: read[name] for what, name in wanted.items()}, planes)
+
+    def store(self, unit: _Unit, piece: _Piece) -> None:
+        """On the device, in the unit's format. Empties the piece."""
+        if unit.key is None:
+            tensors = {name: self._moved(piece.tensors.pop(name)) for name in tuple(piece.tensors)}
+            self._stage.load(tensors, self._device)
+            self._store_filled(unit)
+            return
+        parent, attribute = self._stage.places(unit.layer)[unit.key]
+        weight, bias, planes = (piece.tensors.pop("weight", None), piece.tensors.pop("bias", None), piece.planes)
+        piece.planes = None
+        _check_shapes(unit.key, getattr(parent, attribute), weight if planes is None else planes, bias)
+        bias = None if bias is None else self._moved(bias)
+        if planes is not None:
+            moved = PlanesWeight(
+                tuple(self._moved(plane) for plane in planes.planes), self._moved(planes.table), planes.in_features
+            )
+            stored: nn.Module = AnyLinear(moved, bias)
+        else:
+            assert weight is not None
+            stored = self._stored(self._moved(weight), bias, unit.format, unit.key)
+        setattr(parent, attribute, stored)
+
+    def load_outside(self, keys: Iterable[str]) -> None:
+        """Embedding, last norm, head. While nothing else is held: the head takes its table twice."""
+        self._stage.load(self._checkpoint.read(keys, self._dtype, self._device), self._device)
+        self._stage.tie()
+        for parent, attribute, head in self._stage.own_head():
+            self._replace(parent, attribute, head, "dense", attribute)
+
+    def _store_filled(self, unit: _Unit) -> None:
+        """The linears whose weights were converted on their way."""
+        for parent, attribute, linear in self._stage.linears(unit.layer):
+            if not any(parameter.is_meta for parameter in linear.parameters()):
+                self._replace(parent, attribute, linear, unit.format, f"{attribute} of layer {unit.layer}")
+
+    def _replace(self, parent: nn.Module, attribute: str, linear: nn.Linear, name: FormatName, called: str) -> None:
+        parameters = {what: parameter.data for what, parameter in linear.named_parameters()}
+        stored = self._stored(parameters.pop("weight"), parameters.get("bias"), name, called)
         setattr(parent, attribute, stored)
         linear.weight = None  # type: ignore[assignment]  # freed now, not when all are done
+
+    def _stored(self, weight: Tensor, bias: Tensor | None, name: FormatName, called: str) -> nn.Module:
+        if name == "dense" and can_block(self._dtype, weight.device):
+            return BlockedLinear(weight, bias)
+        if name == "dense":
+            return _plain(weight, bias)
+        return make_linear(weight, bias, name, self._dtype, name=called)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+def _plain(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
+
+
+def _check_shapes(key: str, linear: nn.Linear, weight: Tensor | PlanesWeight | None, bias: Tensor | None) -> None:
+    """Of what was read against those that config.json gives."""
+    expected = [linear.out_features, linear.in_features]
+    if isinstance(weight, PlanesWeight):
+        found = [weight.out_features, weight.in_features]
+    else:
+        found = expected if weight is None else list(weight.shape)
+    if found != expected or (bias is not None and list(bias.shape) != expected[:1]):
+        raise InputError(
+            f"the checkpoint does not fit config.json: {key} has the shape {found}, {expected} is expected"
+        )

@@ -4,15 +4,22 @@ Made by `load_stage`, called once per step by the stage executor. Knows nothing 
 """
 
 import torch
+from torch import nn
 
 from strata_runtime.cache.batch import Batch
 from strata_runtime.loading.adapter import ModelSlice
+from strata_runtime.loading.linear_source import LinearSource
 
 
 class StageModel:
-    """One stage of one model. Not for two threads at once."""
+    """One stage of one model. Not for two threads at once.
 
-    def __init__(self, stage: ModelSlice, *, num_layers: int, device: torch.device) -> None:
+    `source`: where its linears' weights lie, at any precision; None where the stage was not loaded from a folder by `load_stage`.
+    """
+
+    def __init__(
+        self, stage: ModelSlice, *, num_layers: int, device: torch.device, source: LinearSource | None = None
+    ) -> None:
         config = stage.module.config
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
@@ -22,7 +29,20 @@ class StageModel:
         self.dtype = stage.dtype
         self.device = device
         self.layers = stage.own_layers()
+        self.source = source
         self._stage = stage
+
+    def linears(self, layer: int) -> dict[str, nn.Module]:
+        """The linears of a layer (numbered as in the whole model) as they are stored now, by key: the path in the whole model.
+
+        With the key `source` finds the planes, tables and dense weights of the same linear.
+        """
+        return {key: getattr(parent, name) for key, (parent, name) in self._stage.places(layer).items()}
+
+    def replace(self, layer: int, key: str, module: nn.Module) -> None:
+        """Put another module in a linear's place, between two steps: for changes that its format does not make in place."""
+        parent, name = self._stage.places(layer)[key]
+        setattr(parent, name, module)
 
     def forward(self, inputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """inputs: token ids [tokens] int64 where the stage embeds, else hidden states [tokens, hidden].

@@ -1,0 +1,231 @@
+"""Reading a model's any-precision copy: the planes and the table of any width, of any rows and tile-aligned columns of a linear.
+
+Called by `load_stage`, and by a slot that changes precision while it runs (`missing_planes`, `table`). Every answer is memory of its own,
+a tensor per plane, so that a plane that is dropped is returned. Reads are positioned: several threads may read at once, and
+processes share the page cache. Who writes: `artefact_writer`.
+
+What is checked when: version, model and finished layers at opening; size and header of a file before its first byte is used; the
+checksums by `verify` alone (`strata quantize --verify`), for they take a pass over all bytes.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from strata_planner.contract.formats import plane_columns
+from strata_runtime.errors import InputError
+from strata_runtime.loading.artefact_manifest import (
+    AGAIN,
+    FOLDER_NAME,
+    LayerFile,
+    Manifest,
+    cache_folder,
+    layer_of,
+    read_manifest,
+)
+from strata_runtime.loading.checkpoint import Entry, checked_header
+from strata_runtime.loading.digest import file_sha256, model_digest
+from strata_runtime.precision.planes import TILE_COLUMNS
+from strata_runtime.precision.weights import PlanesWeight
+
+_STRIP_BYTES = 1 << 22  # of a plane, read at once where columns are cut out of it
+
+Range = tuple[int, int]
+
+
+class Artefact:
+    """One opened folder. `read` and its like raise InputError for a key, a width or a range that it does not have."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._headers: dict[int, dict[str, Entry]] = {}
+
+    @property
+    def widths(self) -> range:
+        """The numbers of bits that can be read."""
+        return range(self.manifest.recipe.seed_bits, self.manifest.recipe.bits + 1)
+
+    def shape(self, key: str) -> tuple[int, int]:
+        """[N, K] of a linear."""
+        file = self._file(layer_of(key))
+        if key not in file.shapes:
+            raise InputError(f"{self.folder / file.name} has no linear '{key}'; it has {', '.join(file.shapes)}")
+        return file.shapes[key]
+
+    def check(self, layers: Iterable[int]) -> None:
+        """The files of these layers are finished, whole and have the header that they should. Raises InputError."""
+        for layer in layers:
+            self._header(layer)
+
+    def read(
+        self, key: str, bits: int, dtype: torch.dtype, *, rows: Range | None = None, columns: Range | None = None
+    ) -> PlanesWeight:
+        """The `bits`-bit model of a linear, on the CPU: only the first `bits` planes are read.
+
+        rows: outputs [r0, r1); columns: inputs [k0, k1), of which k0 is a multiple of 512 and k1 too unless it is K. Equal to the same
+        cut of the whole. The table is in `dtype`.
+        """
+        _, in_features = self.shape(key)
+        first, last = columns or (0, in_features)
+        planes = self._planes(key, range(self._width(bits)), rows, columns)
+        return PlanesWeight(planes, self.table(key, bits, dtype, rows=rows), last - first)
+
+    def missing_planes(
+        self, key: str, from_bits: int, to_bits: int, *, rows: Range | None = None, columns: Range | None = None
+    ) -> tuple[Tensor, ...]:
+        """The planes that follow the first `from_bits` (0: none is held) in the model of `to_bits`: what `AnyLinear.set_bits` adds."""
+        return self._planes(key, range(from_bits, self._width(to_bits)), rows, columns)
+
+    def table(self, key: str, bits: int, dtype: torch.dtype, *, rows: Range | None = None) -> Tensor:
+        """The centroids [N, 2^bits] of that width."""
+        first, last = self._rows(key, rows)
+        entry = self._entry(key, f"table_{self._width(bits)}")
+        stored = torch.empty(last - first, 1 << bits, dtype=torch.float16)
+        with self._opened(key) as file:
+            file.fill([stored], entry.begin + 2 * first * stored.shape[1])
+        return stored.to(dtype)
+
+    def verify(self) -> Iterator[int]:
+        """Reads all bytes and compares checksums; yields each layer when it is found right. Raises InputError at the first that is not."""
+        for file in self.manifest.files:
+            self._header(file.layer)
+            path = self.folder / file.name
+            actual = file_sha256(path)
+            if actual != file.sha256:
+                raise InputError(f"{path} has the checksum {actual}, its manifest says {file.sha256}: {AGAIN}")
+            yield file.layer
+        self.check(self.manifest.missing)
+
+    def _planes(self, key: str, places: range, rows: Range | None, columns: Range | None) -> tuple[Tensor, ...]:
+        out_features, in_features = self.shape(key)
+        if not places:
+            return ()
+        first, last = self._rows(key, rows)
+        row_bytes = plane_columns(in_features) // 8
+        cut = _byte_range(key, in_features, columns)
+        entries = [self._entry(key, f"plane_{place}") for place in places]
+        planes = tuple(torch.empty(last - first, cut[1] - cut[0], dtype=torch.uint8) for _ in places)
+        with self._opened(key) as file:
+            if cut == (0, row_bytes) and last - first == out_features:
+                file.fill(planes, entries[0].begin)  # they lie one after the other
+            elif cut == (0, row_bytes):
+                for plane, entry in zip(planes, entries, strict=True):
+                    file.fill([plane], entry.begin + first * row_bytes)
+            else:
+                for plane, entry in zip(planes, entries, strict=True):
+                    file.fill_columns(plane, entry.begin + first * row_bytes, row_bytes, cut)
+        return planes
+
+    def _width(self, bits: int) -> int:
+        if bits not in self.widths:
+            raise InputError(f"{self.folder} has models of {self.widths[0]} to {self.widths[-1]} bits, none of {bits}")
+        return bits
+
+    def _rows(self, key: str, rows: Range | None) -> Range:
+        out_features, _ = self.shape(key)
+        first, last = rows or (0, out_features)
+        if not 0 <= first < last <= out_features:
+            raise InputError(f"{key}: rows {first}..{last} are not within its {out_features} outputs")
+        return first, last
+
+    def _file(self, layer: int) -> LayerFile:
+        file = self.manifest.of_layer(layer)
+        if file is None:
+            done = len(self.manifest.files)
+            raise InputError(
+                f"{self.folder} is not finished ({done} of {self.manifest.layers} layers, layer {layer} is not there): {AGAIN}, it goes on"
+            )
+        return file
+
+    def _header(self, layer: int) -> dict[str, Entry]:
+        if layer not in self._headers:
+            file = self._file(layer)
+            path = self.folder / file.name
+            header = checked_header(path)
+            size = path.stat().st_size
+            if size != file.size_bytes:
+                raise InputError(f"{path} has {size} bytes, its manifest says {file.size_bytes}: {AGAIN}")
+            self._headers[layer] = header
+        return self._headers[layer]
+
+    def _entry(self, key: str, what: str) -> Entry:
+        layer = layer_of(key)
+        header = self._header(layer)
+        if f"{key}.{what}" not in header:
+            raise InputError(f"{self.folder / self._file(layer).name} has no {key}.{what}: {AGAIN}")
+        return header[f"{key}.{what}"]
+
+    def _opened(self, key: str) -> "_Opened":
+        return _Opened(self.folder / self._file(layer_of(key)).name)
+
+
+def find_artefact(model_folder: Path) -> Artefact | None:
+    """The any-precision copy beside a model, else the one that this node keeps; None where there is neither.
+
+    Raises InputError for one of another version or of another model: a slot never serves with weights that are not the model's.
+    """
+    beside = model_folder / FOLDER_NAME
+    manifest = read_manifest(beside)
+    digest = model_digest(model_folder)
+    folder = beside if manifest is not None else cache_folder(digest)
+    manifest = manifest or read_manifest(folder)
+    if manifest is None:
+        return None
+    if manifest.model_digest != digest:
+        raise InputError(
+            f"{folder} was made of another model (digest {manifest.model_digest[:12]}, {model_folder} has {digest[:12]}): {AGAIN}, "
+            "or remove the folder"
+        )
+    return Artefact(folder, manifest)
+
+
+class _Opened:
+    """A file that is read at positions."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        self._descriptor = os.open(self._path, os.O_RDONLY)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def fill(self, tensors: Sequence[Tensor], offset: int) -> None:
+        """Contiguous tensors from neighbouring bytes: one call of the system where it gives all at once."""
+        left: list[memoryview] = [tensor.view(torch.uint8).view(-1).numpy().data for tensor in tensors]
+        while left:
+            count = os.preadv(self._descriptor, left, offset)
+            if not count:
+                raise InputError(f"{self._path} ends at byte {offset}: it was cut off while it was read; {AGAIN}")
+            offset += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if left:
+                left[0] = left[0][count:]
+
+    def fill_columns(self, target: Tensor, offset: int, row_bytes: int, cut: Range) -> None:
+        """`target` [rows, bytes]: the bytes `cut` of each row of a plane whose first wanted row begins at `offset`."""
+        step = max(1, _STRIP_BYTES // row_bytes)
+        for start in range(0, target.shape[0], step):
+            strip = torch.empty(min(step, target.shape[0] - start), row_bytes, dtype=torch.uint8)
+            self.fill([strip], offset + start * row_bytes)
+            target[start : start + step] = strip[:, cut[0] : cut[1]]
+
+
+def _byte_range(key: str, in_features: int, columns: Range | None) -> Range:
+    """Where columns lie in a row of a plane."""
+    first, last = columns or (0, in_features)
+    if not 0 <= first < last <= in_features:
+        raise InputError(f"{key}: columns {first}..{last} are not within its {in_features} inputs")
+    if first % TILE_COLUMNS or (last % TILE_COLUMNS and last != in_features):
+        raise InputError(
+            f"{key}: columns {first}..{last} do not lie on tiles of {TILE_COLUMNS}: cut at multiples of {TILE_COLUMNS} or at the end, {in_features}"
+        )
+    return first // 8, plane_columns(last) // 8

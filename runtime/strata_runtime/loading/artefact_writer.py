@@ -1,0 +1,145 @@
+"""Writing a model's any-precision copy layer by layer, so that an interrupted run goes on where it stopped.
+
+Called by `strata_runtime.quantize`. A file appears under its name when it is whole, then the manifest counts it; a lock per layer keeps two processes
+of one node from making the same file twice. Knows nothing of how weights are quantized.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedWriter
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from strata_planner.contract.formats import plane_columns
+from strata_runtime.errors import InputError
+from strata_runtime.loading.artefact_manifest import (
+    ARTEFACT_VERSION,
+    LayerFile,
+    Manifest,
+    Recipe,
+    read_manifest,
+    write_manifest,
+)
+from strata_runtime.loading.digest import file_sha256
+from strata_runtime.precision.any_precision import AnyParent
+from strata_runtime.precision.planes import pack_planes
+
+_ALIGNMENT = 8  # of the data in a safetensors file
+Shapes = Mapping[str, tuple[int, int]]
+
+
+class ArtefactWriter:
+    """One folder that is being made. What is there of another model, version or recipe is made anew."""
+
+    def __init__(self, folder: Path, model_digest: str, layers: int, recipe: Recipe) -> None:
+        self.folder = folder
+        self._empty = Manifest(ARTEFACT_VERSION, model_digest, recipe, layers)
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._lock("manifest"):
+            if self._current() == self._empty:
+                write_manifest(folder, self._empty)
+
+    def is_done(self, layer: int) -> bool:
+        """The layer's file is finished and has the checksum that the manifest says: all of it is read."""
+        file = self._current().of_layer(layer)
+        if file is None:
+            return False
+        path = self.folder / file.name
+        return path.is_file() and path.stat().st_size == file.size_bytes and file_sha256(path) == file.sha256
+
+    @contextlib.contextmanager
+    def alone(self, layer: int) -> Iterator[None]:
+        """Waits until no other process makes this layer. Ask `is_done` within."""
+        with self._lock(f"any-{layer:05d}"):
+            yield
+
+    def write(self, layer: int, shapes: Shapes, parents: Iterable[tuple[str, AnyParent]]) -> LayerFile:
+        """One file of one layer: `parents` in the order of `shapes` (key -> [N, K]), each taken when the one before is written."""
+        recipe = self._empty.recipe
+        name = LayerFile(layer, 0, "", {}).name
+        scratch = self.folder / f".{name}.{os.getpid()}"
+        try:
+            with scratch.open("wb") as target:
+                hashed = _Hashed(target)
+                hashed.add(_header(shapes, recipe))
+                for (key, parent), (expected, shape) in zip(parents, shapes.items(), strict=True):
+                    assert (key, tuple(parent.codes.shape)) == (expected, shape), f"{key} is not {expected} {shape}"
+                    for part in _parts(parent, recipe):
+                        hashed.add(part.contiguous().view(torch.uint8).numpy().data.cast("B"))
+                target.flush()
+                os.fsync(target.fileno())
+            scratch.replace(self.folder / name)
+        finally:
+            scratch.unlink(missing_ok=True)
+        file = LayerFile(layer, hashed.size_bytes, hashed.digest.hexdigest(), dict(shapes))
+        with self._lock("manifest"):
+            current = self._current()
+            files = {each.layer: each for each in (*current.files, file)}
+            write_manifest(self.folder, _with_files(current, tuple(files[each] for each in sorted(files))))
+        return file
+
+    def _current(self) -> Manifest:
+        """The manifest as it is now, without what cannot be kept."""
+        try:
+            manifest = read_manifest(self.folder) or self._empty
+        except InputError:  # damaged or of another version: made anew
+            return self._empty
+        return manifest if _with_files(manifest, ()) == self._empty else self._empty
+
+    @contextlib.contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        """Held until left, or until the process ends, however it does."""
+        with (self.folder / f".{name}.lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+class _Hashed:
+    """Writes and takes the checksum in one pass."""
+
+    def __init__(self, target: BufferedWriter) -> None:
+        self._target = target
+        self.digest = hashlib.sha256()
+        self.size_bytes = 0
+
+    def add(self, data: bytes | memoryview) -> None:
+        self._target.write(data)
+        self.digest.update(data)
+        self.size_bytes += len(data)
+
+
+def _with_files(manifest: Manifest, files: tuple[LayerFile, ...]) -> Manifest:
+    return Manifest(manifest.version, manifest.model_digest, manifest.recipe, manifest.layers, files)
+
+
+def _header(shapes: Shapes, recipe: Recipe) -> bytes:
+    """Of safetensors: every tensor's type, shape and place, known before any weight is quantized."""
+    entries: dict[str, dict[str, object]] = {}
+    offset = 0
+    for key, (out_features, in_features) in shapes.items():
+        row_bytes = plane_columns(in_features) // 8
+        tensors = [(f"plane_{place}", "U8", row_bytes, row_bytes) for place in range(recipe.bits)]
+        tensors += [(f"table_{bits}", "F16", 1 << bits, 2 << bits) for bits in range(recipe.seed_bits, recipe.bits + 1)]
+        for name, kind, width, width_bytes in tensors:
+            stop = offset + out_features * width_bytes
+            entries[f"{key}.{name}"] = {
+                "dtype": kind,
+                "shape": [out_features, width],
+                "data_offsets": [offset, stop],
+            }
+            offset = stop
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _parts(parent: AnyParent, recipe: Recipe) -> Iterator[Tensor]:
+    yield from pack_planes(parent.codes, recipe.bits)
+    for bits in range(recipe.seed_bits, recipe.bits + 1):
+        yield parent.tables[bits]

@@ -1,0 +1,46 @@
+"""Which model a folder holds, as one short string: ties what `strata quantize` wrote to the checkpoint that it was made of.
+
+Called by whoever opens or writes an artefact. Cheap: it covers config.json, and of every safetensors file its name, its size, its header (names,
+types, shapes and places of all tensors) and the 64 bytes in the middle of each tensor, so that two trainings of one architecture
+differ; it does not cover the other weights: a checkpoint in which only those were edited keeps its digest.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+from strata_runtime.errors import InputError
+from strata_runtime.loading.checkpoint import Checkpoint
+
+SAMPLE_BYTES = 64
+
+
+def model_digest(folder: Path) -> str:
+    """64 hexadecimal digits. Raises InputError where config.json or a file of the checkpoint is absent or damaged."""
+    config = folder / "config.json"
+    if not config.is_file():
+        raise InputError(f"{folder} has no config.json; point at a Hugging Face model folder")
+    digest = hashlib.sha256(config.read_bytes())
+    checkpoint = Checkpoint(folder)
+    for name in checkpoint.files:
+        header = checkpoint.header(name)
+        data = min((entry.begin for entry in header.values()), default=0)
+        file = os.open(folder / name, os.O_RDONLY)
+        try:
+            digest.update(f"{name} {os.fstat(file).st_size}\n".encode())
+            digest.update(os.pread(file, data, 0))
+            for entry in header.values():
+                middle = (entry.begin + entry.end) // 2
+                digest.update(os.pread(file, min(SAMPLE_BYTES, entry.end - middle), middle))
+        finally:
+            os.close(file)
+    return digest.hexdigest()
+
+
+def file_sha256(path: Path, chunk_bytes: int = 1 << 22) -> str:
+    """Of the whole file."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(chunk_bytes):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,60 @@
+"""Where the weights of a stage's linears come from, at any precision, while it loads and as long as it lives.
+
+Made by `load_stage`; kept by the StageModel for whoever changes a linear's precision in place. Dense weights come from the checkpoint, bit-planes
+and tables from the any-precision copy, where the model has one. Every answer is memory of its own, on the CPU. Safe for several threads.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from strata_runtime.errors import InputError
+from strata_runtime.loading.artefact import Artefact
+from strata_runtime.loading.checkpoint import Checkpoint
+from strata_runtime.precision.weights import PlanesWeight
+
+_CPU = torch.device("cpu")
+
+
+class LinearSource:
+    """`weights`: key of a linear -> name of its weight in the checkpoint, for those that lie there as they are."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, artefact: Artefact | None, weights: Mapping[str, str], dtype: torch.dtype
+    ) -> None:
+        self.artefact = artefact
+        self._checkpoint = checkpoint
+        self._weights = weights
+        self._dtype = dtype
+
+    @property
+    def folder(self) -> Path:
+        return self._checkpoint.folder
+
+    def dense(self, key: str) -> Tensor:
+        """[N, K] in the compute type. Raises InputError where the checkpoint has no such weight."""
+        if key not in self._weights:
+            raise InputError(f"{self.folder} has no dense weight of '{key}': it stays at the precision it has")
+        name = self._weights[key]
+        return self._checkpoint.read([name], self._dtype, _CPU)[name]
+
+    def planes(self, key: str, bits: int) -> PlanesWeight:
+        """The model of `bits` bits. Raises InputError where there is no any-precision copy, or none of that width."""
+        return self._copy(key).read(key, bits, self._dtype)
+
+    def missing_planes(self, key: str, from_bits: int, to_bits: int) -> tuple[Tensor, ...]:
+        """What a linear that holds the first `from_bits` planes lacks of `to_bits`. Raises as `planes`."""
+        return self._copy(key).missing_planes(key, from_bits, to_bits)
+
+    def table(self, key: str, bits: int) -> Tensor:
+        """Centroids [N, 2^bits] in the compute type. Raises as `planes`."""
+        return self._copy(key).table(key, bits, self._dtype)
+
+    def _copy(self, key: str) -> Artefact:
+        if self.artefact is None:
+            raise InputError(
+                f"'{key}' cannot change its bits: {self.folder} has no any-precision copy; run `strata quantize {self.folder}` once"
+            )
+        return self.artefact
