@@ -34,7 +34,7 @@ from strata_planner.model import LayerShape, Model
 
 PREFILL, DECODE = Phase(8, 512, 256), Phase(8, 1, 512)
 PHASES = {"prefill": PREFILL, "decode": DECODE}
-FORMATS: tuple[FormatName, ...] = ("dense", "int8", "w8a8", "int4", "int3")
+FORMATS: tuple[FormatName, ...] = ("dense", "int8", "w8a8", "fp8_a8", "int4", "int3")
 NAMES_2023 = {"T4": ["T4"], "V100": ["V100-32GB"], "P100": ["P100-12GB"]}
 HELIX = {"a100": "A100-40GB", "v100": "V100-16GB", "l4": "L4", "t4": "T4"}
 HELIX_PAST = 300  # not said there; at up to 32 sequences it moves a time by 2 % at most

@@ -81,11 +81,7 @@ class PlanRequest:
     def formats(self) -> dict[int, tuple[FormatName, ...]]:
         """Allowed bits -> the formats that may store them, the preferred of equals first."""
         known = FORMATS_OF_METHOD[self.method]
-        eight = 8 in self.activation_bits
-        return {
-            bits: tuple(name for name in (known[bits][:1], known[bits])[eight] if name is not None)
-            for bits in self.bits
-        }
+        return {bits: known[bits] if 8 in self.activation_bits else known[bits][:1] for bits in self.bits}
 
     @cached_property
     def bits(self) -> tuple[int, ...]:

@@ -63,12 +63,14 @@ BITS_OF_FORMAT: dict[FormatName, int] = {
 }
 DEFAULT_FORMAT_OF_BITS: dict[int, FormatName] = {16: "dense", 8: "int8", 4: "int4", 3: "int3"}
 Method = Literal["roundToNearest", "anyPrecision"]
-# How weights become fewer bits -> bits -> formats, each with 16-bit and with 8-bit activations (None: there is none).
-FORMATS_OF_METHOD: dict[Method, dict[int, tuple[FormatName, FormatName | None]]] = {
-    "roundToNearest": {16: ("dense", None), 8: ("int8", "w8a8"), 4: ("int4", None), 3: ("int3", None)},
+# How weights become fewer bits -> bits -> formats: first the one with 16-bit activations, then those that round activations too.
+FORMATS_OF_METHOD: dict[Method, dict[int, tuple[FormatName, ...]]] = {
+    "roundToNearest": {16: ("dense",), 8: ("int8", "w8a8", "fp8_a8"), 4: ("int4",), 3: ("int3",)},
     "anyPrecision": {
-        16: ("dense", None),
-        **{bits: (name, "any4_a8" if bits == 4 else None) for bits, name in ANY_PRECISION.items()},
+        16: ("dense",),
+        **{bits: (name,) for bits, name in ANY_PRECISION.items()},
+        8: ("any8", "w8a8", "fp8_a8"),
+        4: ("any4", "any4_a8"),
     },
 }
 COMPUTE_TYPE_BYTES: dict[ComputeType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}

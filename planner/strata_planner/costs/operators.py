@@ -46,7 +46,13 @@ SYSTEMS = {
 }
 COLLECTIVES = {name: system for name, system in SYSTEMS.items() if name != "A800-80GB"} | {"A100-40GB": "a100_sxm"}
 # Our format -> the tables' type of GEMM: 16 bits; int8 weights, 16-bit activations; int8 both (SmoothQuant); int4 weights.
-GEMM_TYPES: dict[FormatName, str] = {"dense": "bfloat16", "int8": "int8_wo", "w8a8": "sq", "int4": "int4_wo"}
+GEMM_TYPES: dict[FormatName, str] = {
+    "dense": "bfloat16",
+    "int8": "int8_wo",
+    "w8a8": "sq",
+    "fp8_a8": "fp8",
+    "int4": "int4_wo",
+}
 # What a format without a table is scaled from, nearest first.
 _SCALED_FROM: dict[FormatName, tuple[FormatName, ...]] = {
     "int8": ("dense",),
