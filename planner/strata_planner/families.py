@@ -1,7 +1,7 @@
 """What config.json leaves unsaid: how the decoder layers of each model family are built.
 
 Read by `model` alone. A row per `model_type`; a family that is not listed counts as Llama's. Checked against the modules that
-transformers builds (tests/planner/test_model_shapes.py).
+transformers builds (tests/planner/test_model_shapes.py, tests/planner/test_quantized_models.py).
 """
 
 from dataclasses import dataclass
@@ -144,6 +144,26 @@ FAMILIES: dict[str, Family] = {
         tied=True,
     ),
 }
+
+
+_DECODER_LAYERS = {"gpt_neox": "gpt_neox.layers", "opt": "model.decoder.layers"}
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
+_NEOX_MLP = {"up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h"}
+# Where families call their linears otherwise than Llama: our name -> path in the layer.
+_PATHS: dict[str, dict[str, str]] = {
+    "gpt_neox": {"qkv_proj": "attention.query_key_value", "o_proj": "attention.dense"} | _NEOX_MLP,
+    "opt": {"o_proj": "self_attn.out_proj", "up_proj": "fc1", "down_proj": "fc2"},
+    "persimmon": {"qkv_proj": "self_attn.query_key_value", "o_proj": "self_attn.dense"} | _NEOX_MLP,
+    "phi": {"o_proj": "self_attn.dense", "up_proj": "mlp.fc1", "down_proj": "mlp.fc2"},
+    "starcoder2": {"up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
+}
+
+
+def linear_path(model_type: str, layer: int, name: str) -> str:
+    """The path of a linear in the model that transformers builds, as `model.layers.0.self_attn.q_proj`: what checkpoints name it by."""
+    part = "self_attn" if name in _ATTENTION else "mlp"
+    within = _PATHS.get(model_type, {}).get(name, f"{part}.{name}")
+    return f"{_DECODER_LAYERS.get(model_type, 'model.layers')}.{layer}.{within}"
 
 
 def family_of(model_type: str) -> Family:

@@ -8,16 +8,26 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from strata_planner.contract.architectures import check_architecture
+from strata_planner.contract.formats import BITS_OF_FORMAT, GPTQ, GPTQ_GROUP, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.quantization import (
+    ModuleQuantization,
+    Quantization,
+    read_quantization,
+    with_old_description,
+    without_description,
+)
 from strata_planner.contract.values import Value
 from strata_planner.errors import ModelError
-from strata_planner.families import Family, family_of, flag
+from strata_planner.families import Family, family_of, flag, linear_path
 
 
 class Linear(Value, frozen=True):
     """`copies` equal weights [out_features, in_features], `active` of which a token passes (experts).
 
-    `quantizable`: it has formats below 16 bits (fused experts have none).
+    `quantizable`: it has formats below 16 bits (fused experts have none). `stored`: how the checkpoint holds it, where it is quantized already.
     """
 
     name: str
@@ -27,10 +37,25 @@ class Linear(Value, frozen=True):
     copies: int = 1
     active: int = 1
     quantizable: bool = True
+    stored: ModuleQuantization | None = None
 
     @property
     def parameters(self) -> int:
         return self.copies * (self.out_features * self.in_features + self.out_features * self.bias)
+
+    def format_in(self, layer_format: FormatName) -> FormatName:
+        """The format of this linear in a layer of `layer_format`: a layer of `gptq*` leaves each linear as its checkpoint holds it."""
+        if layer_format in GPTQ.values():
+            return self.stored.format if self.stored else "dense"
+        return layer_format if self.quantizable else "dense"
+
+    def weight_bytes(self, layer_format: FormatName, compute_type: ComputeType) -> int:
+        """Of one copy, in a layer of `layer_format`, with scales, zeros, tables and order; the bias is apart."""
+        name = self.format_in(layer_format)
+        group, ordered = GPTQ_GROUP, False
+        if self.stored and name in GPTQ.values():
+            group, ordered = self.stored.group or self.in_features, self.stored.ordered
+        return stored_bytes(name, self.out_features, self.in_features, compute_type, group=group, ordered=ordered)
 
 
 class LayerShape(Value, frozen=True):
@@ -51,6 +76,16 @@ class LayerShape(Value, frozen=True):
         return sum(linear.copies * linear.out_features * linear.in_features for linear in self.linears)
 
     @property
+    def stored_format(self) -> FormatName | None:
+        """The format of most of its quantized weights, where the checkpoint holds the layer quantized; None: it is plain."""
+        weights: dict[FormatName, int] = {}
+        for linear in self.linears:
+            if linear.stored:
+                held = linear.copies * linear.out_features * linear.in_features
+                weights[linear.stored.format] = weights.get(linear.stored.format, 0) + held
+        return max(weights, key=lambda name: (weights[name], BITS_OF_FORMAT[name])) if weights else None
+
+    @property
     def mlp_width(self) -> int:
         """Values per token between the two halves of the MLP, gate included."""
         return sum(linear.active * linear.out_features for linear in self.linears if linear.name in _MLP_IN)
@@ -59,7 +94,8 @@ class LayerShape(Value, frozen=True):
 class Model(Value, frozen=True):
     """A decoder-only model. Parameters: `table` (token embedding), `embedding_other` (positions, projection into the
     hidden size, norm) on the first stage; `head_other` (final norm, projection out, bias) and the head's table on the last.
-    `tied`: head and embedding share one table where they share a device. `max_positions`: 0 where nothing bounds them.
+    `tied`: head and embedding share one table where they share a device. `max_positions`: 0 where nothing bounds them. `quantization`: what
+    the checkpoint says of weights that are quantized already; its layers then have `stored_formats`, and 16 bits, and nothing else.
     """
 
     architecture: str
@@ -71,6 +107,12 @@ class Model(Value, frozen=True):
     embedding_other: int
     head_other: int
     tied: bool
+    quantization: Quantization | None = None
+
+    @property
+    def stored_formats(self) -> tuple[FormatName | None, ...]:
+        """Of each layer; None: the checkpoint holds it in 16 bits."""
+        return tuple(layer.stored_format for layer in self.layers)
 
     @property
     def num_layers(self) -> int:
@@ -97,6 +139,8 @@ class Model(Value, frozen=True):
             raise ModelError(f"model '{path}': there is no {file}; give the folder of a Hugging Face model") from error
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ModelError(f"model '{path}': {file} cannot be read as JSON ({error})") from error
+        if isinstance(config, dict):
+            config = with_old_description(config, file.parent)
         return cls.from_config(config, for_serving=for_serving)
 
     @classmethod
@@ -104,9 +148,10 @@ class Model(Value, frozen=True):
         """Raises UnsupportedModelError where the engine lacks something (unless only shapes are studied), ModelError."""
         if not isinstance(config, dict):
             raise ModelError(f"config.json holds a {type(config).__name__}; an object with model_type is needed")
+        quantization = read_quantization(config)
         if for_serving:
-            check_architecture(config)
-        reader = _Reader(config)
+            check_architecture(without_description(config))
+        reader = _Reader(config, quantization)
         layers = tuple(reader.layer(index) for index in range(reader.num_layers))
         return cls(
             architecture=reader.model_type,
@@ -118,6 +163,7 @@ class Model(Value, frozen=True):
             embedding_other=reader.embedding_other(),
             head_other=reader.head_other(),
             tied=bool(config.get("tie_word_embeddings", reader.family.tied)),
+            quantization=quantization,
         )
 
 
@@ -134,8 +180,9 @@ _MLP_IN = (
 class _Reader:
     """One config.json, its synonyms resolved."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], quantization: Quantization | None) -> None:
         self._config = config
+        self._quantization = quantization
         self.model_type = str(config.get("model_type", "llama"))
         self.family: Family = family_of(self.model_type)
         self.hidden = self.number("hidden_size", "n_embd", "d_model")
@@ -160,8 +207,15 @@ class _Reader:
         return value
 
     def layer(self, index: int) -> LayerShape:
-        linears = (*self._attention(), *self._mlp(index))
+        linears = tuple(self._as_stored(index, linear) for linear in (*self._attention(), *self._mlp(index)))
         return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, self._norms() + self._routers(index))
+
+    def _as_stored(self, index: int, linear: Linear) -> Linear:
+        """With what the checkpoint says of it. Fused experts are merged in 16 bits, however their parts are stored."""
+        if self._quantization is None or not linear.quantizable:
+            return linear
+        path = linear_path(self.model_type, index, linear.name)
+        return msgspec.structs.replace(linear, stored=self._quantization.of(path))
 
     def _attention(self) -> tuple[Linear, ...]:
         family = self.family
