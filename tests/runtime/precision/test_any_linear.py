@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_planner.contract.formats import ANY_PRECISION, stored_bytes
-from strata_runtime.precision import stored_bytes_of
+from strata_runtime.precision import PrecisionError, stored_bytes_of
 from strata_runtime.precision.any_linear import AnyLinear
 from strata_runtime.precision.planes import pack_planes
 from strata_runtime.precision.weights import PlanesWeight
@@ -44,3 +44,28 @@ def test_planes_go_and_come_back(fewer: int) -> None:
     assert torch.equal(linear.dequantized(), kept.dequantized())
     linear.set_bits(8, whole.table, whole.planes[fewer:])
     assert torch.equal(linear(tokens), before)
+
+
+def test_what_is_let_go_is_memory_of_its_own() -> None:
+    whole = a_planes_weight(16, 600, 8)
+    together = torch.stack(whole.planes)  # as one read of a file gives them
+    linear = AnyLinear(PlanesWeight(tuple(together), whole.table, 600), None)
+    places = {plane.untyped_storage().data_ptr() for plane in linear.stored.planes}
+    assert len(places) == 8
+    assert together.untyped_storage().data_ptr() not in places
+    kept = linear.stored.planes[:4]
+    linear.set_bits(4, a_planes_weight(16, 600, 4).table)
+    assert all(one is other for one, other in zip(linear.stored.planes, kept, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("bits", "table_bits", "missing"), [(3, 4, 0), (8, 8, 0), (8, 8, 3), (5, 5, 2), (4, 4, 1)], ids=str
+)
+def test_planes_and_tables_that_do_not_fit_change_nothing(bits: int, table_bits: int, missing: int) -> None:
+    linear = AnyLinear(a_planes_weight(16, 600, 4), None)
+    before, parent = linear.dequantized(), a_planes_weight(16, 600, 8)
+    with pytest.raises(PrecisionError):
+        linear.set_bits(bits, a_planes_weight(16, 600, table_bits).table, parent.planes[4 : 4 + missing])
+    with pytest.raises(PrecisionError):
+        linear.set_bits(3, a_planes_weight(16, 600, 3).table.bfloat16())
+    assert torch.equal(linear.dequantized(), before)
