@@ -41,3 +41,19 @@ def int_mm_on_cpu() -> bool:
     int_mm = torch._int_mm  # noqa: SLF001 -- torch names its kernels so
     products = (int_mm(largest, largest.t()), int_mm(largest, -largest.t()))
     return [int(product[0, 0]) for product in products] == [64 * 127 * 127, -64 * 127 * 127]
+
+
+@cache
+def scaled_mm(device: torch.device) -> bool:
+    """Products of float8 matrices come out in float32 with nothing lost: GPUs from SM 8.9 on."""
+    if not hasattr(torch, "_scaled_mm"):
+        return False
+    one = torch.ones((), device=device)
+    largest = torch.full((16, 64), torch.finfo(torch.float8_e4m3fn).max, device=device).to(torch.float8_e4m3fn)
+    try:
+        sums = torch._scaled_mm(  # noqa: SLF001 -- torch names its kernels so
+            largest, largest.t(), scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=False
+        )
+    except RuntimeError:
+        return False
+    return bool((sums == 64 * torch.finfo(torch.float8_e4m3fn).max ** 2).all())

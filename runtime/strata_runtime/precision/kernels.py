@@ -1,7 +1,7 @@
 """The kernels of every format, and the rule that picks one.
 
 `select` is called by the linears on every forward pass. Knows when a kernel runs and when it is the fastest; how it multiplies is in `channel_kernels`,
-`group_kernels` and `plane_kernels`.
+`group_kernels`, `plane_kernels` and `float8_kernels`.
 
 The number of tokens chooses only between kernels of equal arithmetic, so that a replay by prefill differs from decode by rounding alone;
 activation quantization is a format of the plan, never a silent choice. Equal arithmetic of `int8`, `int4` and `int3`: activations stay in the
@@ -16,11 +16,12 @@ from typing import Generic, Literal, TypeVar
 from torch import Tensor
 
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
-from strata_runtime.precision import channel_kernels, group_kernels, plane_kernels
+from strata_runtime.precision import channel_kernels, float8_kernels, group_kernels, plane_kernels
+from strata_runtime.precision.float8 import TYPE_OF_FORMAT, Float8Weight
 from strata_runtime.precision.weights import ChannelWeight, GroupWeight, PlanesWeight
 
 Arithmetic = Literal["16-bit activations", "8-bit activations"]
-W = TypeVar("W", ChannelWeight, GroupWeight, PlanesWeight)
+W = TypeVar("W", ChannelWeight, GroupWeight, PlanesWeight, Float8Weight)
 
 ANY_TOKENS = 1 << 62
 
@@ -37,7 +38,7 @@ class Kernel(Generic[W]):
     most_tokens: int = ANY_TOKENS
 
 
-def _always(_tokens: Tensor, _weight: ChannelWeight | GroupWeight | PlanesWeight) -> bool:
+def _always(_tokens: Tensor, _weight: ChannelWeight | GroupWeight | PlanesWeight | Float8Weight) -> bool:
     return True
 
 
@@ -62,6 +63,17 @@ GROUP_KERNELS: tuple[Kernel[GroupWeight], ...] = (
 PLANE_KERNELS: tuple[Kernel[PlanesWeight], ...] = tuple(
     Kernel(f"{name}-dequantized", name, "16-bit activations", _always, plane_kernels.dequantized)
     for name in ANY_PRECISION.values()
+)
+FLOAT8_KERNELS: tuple[Kernel[Float8Weight], ...] = (
+    *(
+        Kernel(f"{name}-converted", name, "16-bit activations", _always, float8_kernels.converted)
+        for name in TYPE_OF_FORMAT
+        if name != "fp8_a8"
+    ),
+    Kernel(
+        "fp8_a8-scaled-mm", "fp8_a8", "8-bit activations", float8_kernels.scaled_mm_runs, float8_kernels.scaled_mm
+    ),
+    Kernel("fp8_a8-reference", "fp8_a8", "8-bit activations", _always, float8_kernels.reference),
 )
 
 

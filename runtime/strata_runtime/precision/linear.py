@@ -14,6 +14,8 @@ from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, Compu
 from strata_runtime.precision.any_linear import AnyLinear
 from strata_runtime.precision.any_precision import quantize_any
 from strata_runtime.precision.errors import PrecisionError, WeightNotFiniteError
+from strata_runtime.precision.float8 import TYPE_OF_FORMAT
+from strata_runtime.precision.float8_linear import Float8Linear
 from strata_runtime.precision.rounded_linear import ChannelLinear, GroupLinear
 
 GROUP_HEADROOM = 4  # the zero of a group may lie so many times beyond its largest value
@@ -70,6 +72,7 @@ MAKERS: dict[FormatName, Maker] = {
     "w8a8": ChannelLinear,
     "int4": GroupLinear,
     "int3": GroupLinear,
+    **dict.fromkeys(TYPE_OF_FORMAT, Float8Linear),
     **dict.fromkeys(ANY_PRECISION.values(), _any),
 }
 
