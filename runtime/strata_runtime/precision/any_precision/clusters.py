@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CANDIDATES = 128  # borders that the seed chooses from before it is refined
-MOST_SWEEPS = 16  # of the refinement; it ends by itself after a few
+LEAST_CANDIDATES = 128  # borders that the seed chooses from before it is refined; twice the clusters, if that is more
+MOST_SWEEPS = 64  # of the refinement; it ends by itself after a few
 LEAST_IMPORTANCE = (
     1e-6  # of the row's mean, added to every importance: what calibration never touched still has a best centroid
 )
@@ -65,7 +65,7 @@ def _sums(terms: Tensor) -> Tensor:
 
 def seed(rows: SortedRows, clusters: int) -> Tensor:
     """Borders int64 [R, clusters + 1]: the best on a grid of candidates, then refined until no single border can be moved to advantage."""
-    borders = _best_of(rows, _candidates(rows), clusters)
+    borders = _best_of(rows, _candidates(rows, max(LEAST_CANDIDATES, 2 * clusters)), clusters)
     for _ in range(MOST_SWEEPS):
         before = borders.clone()
         # Borders of one parity at a time: their neighbours stand still.
@@ -77,8 +77,8 @@ def seed(rows: SortedRows, clusters: int) -> Tensor:
     return borders
 
 
-def _candidates(rows: SortedRows) -> Tensor:
-    """Places int64 [R, C + 1], rising, from 0 to K, at beginnings of equal values: all of a short row; of a long one as many as CANDIDATES.
+def _candidates(rows: SortedRows, most: int) -> Tensor:
+    """Places int64 [R, C + 1], rising, from 0 to K, at beginnings of equal values: all of a short row; `most` and the end of a long one.
 
     They lie densely where a fine quantizer has its borders: equal steps of the sum of sqrt(w * difference of neighbours), near the
     cube root of the point density that is best for many levels (Panter and Dite 1951) and free of functions that libraries round differently.
@@ -86,13 +86,13 @@ def _candidates(rows: SortedRows) -> Tensor:
     count, columns = len(rows.values), rows.columns
     places = torch.arange(columns, device=rows.values.device).expand(count, -1)
     differs = torch.nn.functional.pad(rows.values[:, 1:] != rows.values[:, :-1], (1, 0), value=True)
-    if columns <= CANDIDATES:
+    if columns <= most:
         chosen = torch.where(differs, places, 0).cummax(dim=1).values
     else:
         weights = rows.weight_sums[:, 1:] - rows.weight_sums[:, :-1]
         steps = (weights[:, 1:] * (rows.values[:, 1:] - rows.values[:, :-1])).sqrt()
         sums = torch.nn.functional.pad(steps.cumsum(dim=1), (1, 0))
-        shares = torch.arange(CANDIDATES, dtype=torch.float64, device=sums.device) / CANDIDATES
+        shares = torch.arange(most, dtype=torch.float64, device=sums.device) / most
         chosen = torch.searchsorted(sums, sums[:, -1:] * shares)
     return torch.nn.functional.pad(chosen, (0, 1), value=columns)
 

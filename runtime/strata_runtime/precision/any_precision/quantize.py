@@ -6,6 +6,7 @@ Knows nothing of where importances come from (`calibration.fisher`) and of how p
 import torch
 from torch import Tensor
 
+from strata_runtime.precision.any_precision import native
 from strata_runtime.precision.any_precision.clusters import SortedRows, seed, sort_rows, split
 from strata_runtime.precision.any_precision.parent import AnyParent
 from strata_runtime.precision.errors import PrecisionError
@@ -13,6 +14,7 @@ from strata_runtime.precision.errors import PrecisionError
 MOST_BITS = 8
 SEED_BITS = 3
 WEIGHTS_AT_A_TIME = 1 << 18  # in torch: temporaries of some 50 MB
+WEIGHTS_AT_A_TIME_NATIVE = 1 << 22  # two float32 copies: 32 MB
 
 Tables = dict[int, Tensor]
 
@@ -31,18 +33,20 @@ def quantize_any(
     codes = torch.empty(out_features, in_features, dtype=torch.uint8, device=weight.device)
     widths = range(seed_bits, bits + 1)
     tables = {each: torch.empty(out_features, 1 << each, dtype=torch.float16, device=weight.device) for each in widths}
-    step = max(1, WEIGHTS_AT_A_TIME // in_features)
+    natively = weight.device.type == "cpu" and native.library_here() is not None
+    step = max(1, (WEIGHTS_AT_A_TIME_NATIVE if natively else WEIGHTS_AT_A_TIME) // in_features)
+    run = native.cluster_rows if natively else cluster_rows
     for start in range(0, out_features, step):
         rows = slice(start, start + step)
         part = None if importance is None else importance.expand_as(weight)[rows].float()
-        codes[rows], found = cluster_rows(weight[rows].float(), part, seed_bits, bits)
+        found = run(weight[rows].float(), part, seed_bits, bits, codes[rows])
         for width, table in found.items():
             tables[width][rows] = table.to(torch.float16)
     return AnyParent(codes, tables)
 
 
-def cluster_rows(weight: Tensor, importance: Tensor | None, seed_bits: int, bits: int) -> tuple[Tensor, Tables]:
-    """Codes uint8 [R, K] of `bits` bits and tables float32 [R, 2^width], in torch. weight and importance: float32 [R, K]."""
+def cluster_rows(weight: Tensor, importance: Tensor | None, seed_bits: int, bits: int, codes: Tensor) -> Tables:
+    """In torch: fills codes, uint8 [R, K]; gives tables float32 [R, 2^width]. weight and importance: float32 [R, K]."""
     rows = sort_rows(weight, importance)
     borders = seed(rows, 1 << seed_bits)
     means = _spread(rows.means(borders))
@@ -53,7 +57,8 @@ def cluster_rows(weight: Tensor, importance: Tensor | None, seed_bits: int, bits
         finer = rows.means(borders)
         means = torch.where(finer.isnan(), means.repeat_interleave(2, dim=1), finer)  # an empty half is its parent
         tables[width] = means.float()
-    return _codes(rows, borders), tables
+    codes.copy_(_codes(rows, borders))
+    return tables
 
 
 def _spread(means: Tensor) -> Tensor:

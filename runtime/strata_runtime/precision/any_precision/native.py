@@ -1,0 +1,44 @@
+"""The native quantizer (`native/kmeans.cpp`) behind the signature of the one in torch. Called by `quantize` where `library_here` gives one."""
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from strata_runtime import native
+
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+
+
+@cache
+def library_here() -> ctypes.CDLL | None:
+    found = native.library()
+    if found is not None:
+        found.strata_quantize_any.restype = None
+        found.strata_quantize_any.argtypes = [
+            *(_POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
+            *(_INT, _INT, _POINTER, _POINTER, _INT),
+        ]
+    return found
+
+
+def cluster_rows(
+    weight: Tensor, importance: Tensor | None, seed_bits: int, bits: int, codes: Tensor
+) -> dict[int, Tensor]:
+    """Fills codes, uint8 [R, K] contiguous; gives tables float32 [R, 2^width]. weight and importance: float32 [R, K] on the CPU."""
+    library = library_here()
+    assert library is not None
+    weight = weight.contiguous()
+    importance = importance if importance is None or importance.stride() == (0, 1) else importance.contiguous()
+    sizes = [1 << width for width in range(seed_bits, bits + 1)]
+    tables = torch.empty(len(weight), sum(sizes))
+    library.strata_quantize_any(
+        weight.data_ptr(),
+        None if importance is None else importance.data_ptr(),
+        0 if importance is None else importance.stride(0),
+        *weight.shape,
+        *(seed_bits, bits),
+        *(codes.data_ptr(), tables.data_ptr(), torch.get_num_threads()),
+    )
+    return dict(zip(range(seed_bits, bits + 1), tables.split(sizes, dim=1), strict=True))

@@ -1,0 +1,79 @@
+"""The native quantizer is the one in torch, code for code, on every path of the processor and any number of threads."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata_runtime.precision.any_precision import native
+from strata_runtime.precision.any_precision.quantize import cluster_rows
+from tests.runtime.precision.any_precision.test_quantize import DEGENERATE, heavy_tailed, importances
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.skipif(native.library_here() is None, reason="no native library is here")
+WIDEST = 2
+
+
+@pytest.fixture(params=range(WIDEST + 1), ids=["portable", "avx2", "avx512"])
+def level(request: pytest.FixtureRequest) -> Iterator[None]:
+    library = native.library_here()
+    assert library is not None
+    reached = library.strata_limit_cpu_level(request.param)
+    yield None if reached == request.param else pytest.skip("this processor has no such instructions")
+    library.strata_limit_cpu_level(WIDEST)
+
+
+def same(weight: torch.Tensor, importance: torch.Tensor | None, seed_bits: int = 3, bits: int = 8) -> None:
+    ours, theirs = (torch.empty(weight.shape, dtype=torch.uint8) for _ in range(2))
+    tables = native.cluster_rows(weight, importance, seed_bits, bits, ours)
+    expected = cluster_rows(weight, importance, seed_bits, bits, theirs)
+    assert torch.equal(ours, theirs)
+    assert list(tables) == list(expected) == list(range(seed_bits, bits + 1))
+    for width, table in tables.items():
+        assert torch.equal(table, expected[width])
+
+
+@given(
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 600)),
+    widths=st.lists(st.integers(1, 8), min_size=2, max_size=2).map(sorted),
+    seed=st.integers(0, 9),
+    weighted=st.booleans(),
+    values=st.sampled_from([2, 50, 1 << 20]),
+)
+@settings(max_examples=80, deadline=None)
+def test_any_rows(shape: tuple[int, int], widths: list[int], seed: int, values: int, *, weighted: bool) -> None:
+    weight = (heavy_tailed(*shape, seed=seed) * values).round() / values
+    same(weight, importances(*shape, seed=seed + 9) if weighted else None, *widths)
+
+
+def test_every_path_of_the_processor(level: None) -> None:
+    same(heavy_tailed(6, 3001), importances(6, 3001))
+    same(heavy_tailed(6, 3001), None)
+
+
+@pytest.mark.parametrize("weight", DEGENERATE.values(), ids=DEGENERATE)
+def test_few_values(weight: torch.Tensor) -> None:
+    for importance in (None, torch.zeros_like(weight), weight.abs()):
+        same(weight, importance)
+
+
+def test_views_and_the_importance_of_columns() -> None:
+    whole = heavy_tailed(64, 40)
+    same(whole.t(), importances(64, 40).t())
+    same(whole[1:, 3:], importances(1, 37).expand(63, -1))
+
+
+def test_threads_share_rows() -> None:
+    weight = heavy_tailed(33, 500)
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            codes = torch.empty(weight.shape, dtype=torch.uint8)
+            native.cluster_rows(weight, None, 3, 8, codes)
+        finally:
+            torch.set_num_threads(1)
+        found.append(codes)
+    assert all(torch.equal(each, found[0]) for each in found)
