@@ -3,8 +3,8 @@
 Sent as JSON over a ROUTER socket of the slot or gateway. Every request is answered by a whole status, and a watcher gets
 a status at every change: nothing depends on an event that could be missed.
 
-    controller -> slot      Prepare | Commit | GetStatus | Watch      -> SlotStatus
-    controller -> gateway   SetRoute | GetStatus | Watch              -> GatewayStatus
+    controller -> slot      Prepare | Commit | SetBits | GetStatus | Watch      -> SlotStatus
+    controller -> gateway   SetRoute | GetStatus | Watch                        -> GatewayStatus
 """
 
 from typing import Literal
@@ -39,6 +39,18 @@ class Commit(Value, frozen=True, tag="commit"):
     epoch: int
 
 
+class SetBits(Value, frozen=True, tag="setBits"):
+    """Give layers of a running role other bits, each between two steps: sequences go on, their KV stays.
+
+    Says what is wanted, not what to do: layers that have these bits stay as they are. Holds until the next epoch, whose plan decides anew.
+    """
+
+    epoch: int
+    replica: int
+    stage: int
+    bits: dict[int, int]  # layer (numbered as in the whole model) -> 3..8 or 16
+
+
 class GetStatus(Value, frozen=True, tag="getStatus"):
     """Answer with the status, change nothing."""
 
@@ -65,7 +77,7 @@ class SetRoute(Value, frozen=True, tag="setRoute"):
     max_model_len: int
 
 
-SlotRequest = Prepare | Commit | GetStatus | Watch
+SlotRequest = Prepare | Commit | SetBits | GetStatus | Watch
 GatewayRequest = SetRoute | GetStatus | Watch
 
 
@@ -77,6 +89,32 @@ class PrepareState(Value, frozen=True):
     reason: str = ""
     layers_loaded: int = 0
     layers_total: int = 0
+
+
+class LayerSwitch(Value, frozen=True):
+    """One layer that got other bits, and what it took."""
+
+    layer: int
+    bits_before: int
+    bits: int
+    before_step: int  # of the role in its epoch: the first that computed with these bits
+    read_seconds: float  # while steps went on
+    swap_seconds: float  # between two steps
+    added_bytes: int
+    returned_bytes: int
+
+
+SwitchPhase = Literal["waiting", "switching", "switched", "refused", "failed"]
+SWITCH_OVER: tuple[SwitchPhase, ...] = ("switched", "refused", "failed")
+
+
+class SwitchState(Value, frozen=True):
+    """How far a request is. `refused`: nothing was changed; `failed`: the layers in `done` have changed, the others have not."""
+
+    request: SetBits
+    phase: SwitchPhase
+    done: tuple[LayerSwitch, ...] = ()
+    reason: str = ""
 
 
 class PeerLoss(Value, frozen=True):
@@ -97,6 +135,7 @@ class RoleStats(Value, frozen=True):
     prefill_tokens: int
     decode_tokens: int
     frames_dropped: int
+    bits: tuple[int, ...] = ()  # of each layer now
 
 
 class SlotStatus(Value, frozen=True, tag="slot"):
@@ -111,6 +150,7 @@ class SlotStatus(Value, frozen=True, tag="slot"):
     idle_bytes: int  # the same before the first role was loaded
     roles: tuple[RoleStats, ...]
     failure: str = ""  # a step failed: the slot needs a new epoch
+    switches: tuple[SwitchState, ...] = ()  # the newest requests for other bits, in their order
 
 
 class GatewayStatus(Value, frozen=True, tag="gateway"):

@@ -11,7 +11,16 @@ from typing import Any, Self
 import zmq
 
 from strata_planner.contract import control, frames
-from strata_planner.contract.control import Commit, GetStatus, Prepare, SlotAddress, SlotStatus
+from strata_planner.contract.control import (
+    SWITCH_OVER,
+    Commit,
+    GetStatus,
+    Prepare,
+    SetBits,
+    SlotAddress,
+    SlotStatus,
+    SwitchState,
+)
 from strata_planner.contract.frames import Hello, LeaderHello, Rejected, Sampling, Submit, TokenEvent, Tokens
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import roles_of
@@ -50,6 +59,13 @@ class SlotClient:
                 raise RuntimeFaultError(f"slot {self.name} stays at {status}")
             time.sleep(_POLL_SECONDS)
         return status
+
+    def set_bits(self, request: SetBits) -> SwitchState:
+        """Returns when the request is over, however it ended."""
+        status = self.ask(request)
+        while not (states := [each for each in status.switches if each.request == request and each.phase in SWITCH_OVER]):
+            status = self.until(lambda status: any(each.request == request and each.phase in SWITCH_OVER for each in status.switches))
+        return states[0]
 
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -73,8 +73,27 @@ class RunningEpoch:
     def stats(self) -> tuple[RoleStats, ...]:
         return tuple(_stats(worker.executor) for worker in self._workers)
 
+    def executor_of(self, replica: int, stage: int) -> StageExecutor | None:
+        executors = (worker.executor for worker in self._workers)
+        return next((each for each in executors if (each.role.replica, each.role.stage) == (replica, stage)), None)
+
+    def held(self) -> tuple[LoadedRole, ...]:
+        """The roles with the bits that their layers have now. They stay so if `keep_bits` was called."""
+        pairs = zip(self._workers, self.prepared.loaded, strict=True)
+        return tuple(LoadedRole(worker.executor.role, loaded.model, loaded.cache) for worker, loaded in pairs)
+
+    def keep_bits(self, reason: str) -> None:
+        """No layer changes its bits any more, until `move_bits`."""
+        for worker in self._workers:
+            worker.executor.boundary.close(reason)
+
+    def move_bits(self) -> None:
+        for worker in self._workers:
+            worker.executor.boundary.open()
+
     def end(self) -> None:
         """Stop the workers after the step they are in; their ports are free when this returns."""
+        self.keep_bits(f"epoch {self.epoch} has ended")
         for link in self.links:
             link.monitor.close(linger=0)
         self._context.term()
@@ -122,4 +141,5 @@ def _stats(executor: StageExecutor) -> RoleStats:
         prefill_tokens=work.prefill_tokens,
         decode_tokens=work.decode_tokens,
         frames_dropped=work.frames_dropped,
+        bits=executor.role.bits,
     )

@@ -1,6 +1,7 @@
 """The stage executor: runs one frame on one stage. Called by the stage's worker; knows no sockets.
 
-It holds the laws of a frame: steps without gaps, KV operations before the segments, hidden states packed [tokens, hidden].
+It holds the laws of a frame: steps without gaps, KV operations before the segments, hidden states packed [tokens, hidden]; and that of a change of
+precision: never within a step.
 """
 
 import time
@@ -24,7 +25,9 @@ from strata_planner.contract.roles import Role
 from strata_runtime.cache import PagedKvCache
 from strata_runtime.engine.sampling import choose, log_probabilities
 from strata_runtime.errors import StepError
+from strata_runtime.loading.precision_switch import Change, role_after
 from strata_runtime.loading.stage_model import StageModel
+from strata_runtime.pipeline.boundary import StepBoundary
 
 
 @dataclass(slots=True)
@@ -40,12 +43,13 @@ class Work:
 
 
 class StageExecutor:
-    """One role's layers, its KV pages and the sampling parameters of its open sequences."""
+    """One role's layers, its KV pages and the sampling parameters of its open sequences. `role` tells the bits that its layers have now."""
 
     def __init__(self, role: Role, model: StageModel, cache: PagedKvCache) -> None:
         self.role = role
         self.work = Work()
-        self._model = model
+        self.model = model
+        self.boundary = StepBoundary()
         self._cache = cache
         self._samplings: dict[int, Sampling] = {}
         self._next_step = 0
@@ -66,13 +70,27 @@ class StageExecutor:
 
     def compute(self, header: FrameHeader, inputs: torch.Tensor) -> torch.Tensor | None:
         """The same without sampling: hidden states [tokens, hidden], on the last stage logits [rows, vocab] float32."""
-        self._check(header, inputs)
-        for operation in header.operations:
-            self._apply(operation)
-        if not header.segments:
-            return None
-        with torch.inference_mode():
-            return self._model.forward(inputs.to(self._model.device), self._cache.plan(header.segments))
+        with self.boundary.step(), torch.inference_mode():
+            self._check(header, inputs)
+            for operation in header.operations:
+                self._apply(operation)
+            if not header.segments:
+                return None
+            return self.model.forward(inputs.to(self.model.device), self._cache.plan(header.segments))
+
+    def switch(self, change: Change) -> tuple[int, float]:
+        """Give a layer its new weights between two steps; from any thread, while another one runs the steps.
+
+        Returns the number of the first step that computes with them and the seconds that the swap took. Raises BoundaryClosedError.
+        """
+
+        def swap() -> tuple[int, float]:
+            started = time.perf_counter()
+            change.apply()
+            self.role = role_after(self.role, change)
+            return self._next_step, time.perf_counter() - started
+
+        return self.boundary.between_steps(swap)
 
     def _check(self, header: FrameHeader, inputs: torch.Tensor) -> None:
         if header.step != self._next_step:

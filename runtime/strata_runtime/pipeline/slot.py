@@ -25,6 +25,7 @@ from strata_planner.contract.control import (
     GetStatus,
     Prepare,
     PrepareState,
+    SetBits,
     SlotRequest,
     SlotStatus,
     Watch,
@@ -38,6 +39,7 @@ from strata_runtime.logs import set_up_logs
 from strata_runtime.pipeline.epoch import RunningEpoch
 from strata_runtime.pipeline.load import Loading, same_weights
 from strata_runtime.pipeline.memory import private_bytes
+from strata_runtime.pipeline.switching import Switches
 from strata_runtime.pipeline.transport import Keys, listen
 
 log = logging.getLogger(__name__)
@@ -95,6 +97,7 @@ class Slot:
         self._watchers: set[bytes] = set()
         self._published = b""
         self._wakeup = Wakeup()
+        self._switches = Switches(self._wakeup.ring)
         self._stopping = False
         self._context: zmq.Context[Any] = zmq.Context()
         self._control = self._context.socket(zmq.ROUTER)
@@ -114,6 +117,7 @@ class Slot:
                 self._publish()
         finally:
             self._end_epoch()
+            self._switches.close()
             self._context.destroy(linger=0)
             self._wakeup.close()
 
@@ -132,6 +136,7 @@ class Slot:
             idle_bytes=self._idle_bytes,
             roles=self._running.stats() if self._running else (),
             failure=self._failure,
+            switches=self._switches.states,
         )
 
     def _answer(self) -> None:
@@ -151,6 +156,8 @@ class Slot:
                 self._prepare(request)
             case Commit(epoch=epoch):
                 self._commit(epoch)
+            case SetBits():
+                self._set_bits(request)
             case Watch():
                 self._watchers.add(identity)
             case GetStatus():
@@ -163,8 +170,10 @@ class Slot:
             return
         if self._loading is not None:
             self._loading.superseded = True
+        if self._running is not None:
+            self._running.keep_bits(f"epoch {prepare.epoch} is being prepared: its plan decides the bits")
         self._make_room(prepare)
-        held = self._running.prepared.loaded if self._running else ()
+        held = self._running.held() if self._running else ()
         log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
         self._loading = Loading(prepare, held, self._wakeup.ring)
 
@@ -172,7 +181,7 @@ class Slot:
         """Stop serving before loading if old and new weights do not fit beside each other."""
         if self._running is None:
             return
-        old = [loaded.role for loaded in self._running.prepared.loaded]
+        old = [loaded.role for loaded in self._running.held()]
         new = [role for role in prepare.roles if not any(same_weights(role, other) for other in old)]
         usable = sum(device.usable_bytes for role in prepare.roles for device in role.devices)
         held = sum(role.predicted_bytes for role in old)
@@ -199,6 +208,28 @@ class Slot:
             self._fail(str(error))
         else:
             log.info("%s: epoch %d is in force", self._name, epoch)
+
+    def _set_bits(self, request: SetBits) -> None:
+        """Idempotent; what cannot be is refused and shows in the status."""
+        running = self._running
+        if running is None or running.epoch != request.epoch:
+            in_force = f"epoch {running.epoch} is" if running else "no epoch is"
+            self._switches.refuse(
+                request, f"{in_force} in force here, not {request.epoch}: look at the status and ask again"
+            )
+            return
+        coming = self._loading.state if self._loading else NO_PREPARE
+        if coming.epoch > running.epoch and coming.phase != "refused":
+            self._switches.refuse(request, f"epoch {coming.epoch} is being prepared: its plan decides the bits")
+            return
+        executor = running.executor_of(request.replica, request.stage)
+        if executor is None:
+            self._switches.refuse(
+                request, f"slot {self._name} has no role of replica {request.replica} stage {request.stage}"
+            )
+            return
+        running.move_bits()
+        self._switches.ask(request, executor)
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
