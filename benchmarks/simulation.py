@@ -3,16 +3,21 @@
 `python -m benchmarks.simulation [--json FILE]`, some 5 minutes. Two stages of one thread and one core each serve a random-weight
 Llama of 246 million parameters at 8 and 16 bits. Requests of mixed lengths come as a Poisson process at half of what the pipeline can do,
 where throughput is the arrivals' rate, and all at once, where the system decides it. The simulator has the plan and a latency
-profile of this machine, one core measured while the other works, and sees nothing of the runs. Of several runs the fastest counts: other programs only ever add time.
+profile of this machine, one core measured while the other works, and sees nothing of the runs.
+
+The speed of a virtual machine drifts by tenths within minutes. So runs and passes of the profile take turns, each run between two
+passes; the profile tells the typical seconds of its passes, and the run in the middle is what they are compared with.
 """
 
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import torch
@@ -21,10 +26,11 @@ from rich.table import Table
 
 from benchmarks.pipeline import make_model
 from benchmarks.rows import Row, run
+from benchmarks.served_plans import loopback
 from benchmarks.slots import slot_processes
 from strata_planner.cluster import Cluster, Device, Node
 from strata_planner.contract.frames import Segment
-from strata_planner.contract.latencies import LatencyPoint, ProfiledDevice
+from strata_planner.contract.latencies import LatencyPoint, LatencyProfile, ProfiledDevice
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.fitted import FittedLatency
 from strata_planner.costs.latency import Latencies
@@ -98,10 +104,6 @@ class Runtime:
         self._leader = leader
         self._runs = 0
 
-    def fastest(self, trace: Sequence[Request]) -> Outcome:
-        """Of several runs the one whose answers took least time."""
-        return min((self.replay(trace) for _ in range(RUNS)), key=lambda outcome: sum(outcome.values("latency")))
-
     def replay(self, trace: Sequence[Request]) -> Outcome:
         """Send every request when it is due, note when its tokens come."""
         self._runs += 1
@@ -139,18 +141,73 @@ def _outcome(trace: Sequence[Request], moments: Sequence[Sequence[float]]) -> Ou
     return Outcome(served, (), max(came[-1] for came in moments))
 
 
-def survey(model: Path) -> FittedLatency:
+class Runs:
+    """The traces run on slots, once at each `take`; what is simulated in the end has the same plan."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._outcomes: dict[str, list[Outcome]] = {}
+        self._ending = ExitStack()
+        self.plan: Plan | None = None
+        self.traces: dict[str, tuple[Request, ...]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.close()
+
+    def take(self, profile: LatencyProfile) -> None:
+        """Run every trace once. The first profile decides what is planned and how fast requests come."""
+        if self.plan is None:
+            self._start(profile)
+        for name, trace in self.traces.items():
+            self._outcomes.setdefault(name, []).append(self._runtime.replay(trace))
+
+    def typical(self, name: str) -> Outcome:
+        """The run in the middle, by what its answers took."""
+        outcomes = sorted(self._outcomes[name], key=lambda outcome: sum(outcome.values("latency")))
+        for outcome in self._outcomes[name]:
+            _say(f"{name}: {outcome.tokens_per_second:.1f} tokens/s, latency {outcome.percentile('latency', 50):.3f} s")
+        return outcomes[len(outcomes) // 2]
+
+    def _start(self, profile: LatencyProfile) -> None:
+        source = source_of(profile)
+        self.plan = plan_of(self._model, source)
+        for stage in self.plan.replicas[0].stages:
+            _say(f"stage {stage.stage}: layers {stage.layers} at {stage.bits} bits, from {stage.times.source}")
+        crowd = at_once(poisson(1.0, COUNT, PROMPTS, ANSWERS, SEED))
+        rate = LOAD * simulate([replica_of(self._model, self.plan, source)], crowd).requests_per_second
+        self.traces = {OPEN: poisson(rate, COUNT, PROMPTS, ANSWERS, SEED), CLOSED: crowd}
+        slots = self._ending.enter_context(slot_processes(self.plan))
+        self._runtime = Runtime(PipelineClient(slots).serve(self.plan))
+        self._runtime.replay(crowd[: COUNT // 2])  # kernels are made as steps of a size come for the first time
+
+
+def survey(model: Path, between: Callable[[LatencyProfile], None]) -> FittedLatency:
     """The layers' seconds on one thread of this machine while its other core decodes, 8 and 16 bits."""
     torch.set_num_threads(1)
     device = ProfiledDevice("cpu", processor_name(), 1, metadata.version("torch"))
-    cpu = torch.device("cpu")
     subject = Subject(
-        read_fields(model), device, cpu, "bfloat16", quick=True, formats=("int8", "dense"), more=UNLIKE, company=1
+        read_fields(model),
+        device,
+        torch.device("cpu"),
+        "bfloat16",
+        quick=True,
+        formats=("int8", "dense"),
+        more=UNLIKE,
+        company=1,
+        passes=RUNS + 1,
     )
     with tempfile.TemporaryDirectory() as folder:
         notes = Notes(Path(folder) / "notes", subject.key)
-        profile = Survey(subject, notes, lambda *_: None).run()
+        profile = Survey(subject, notes, lambda *_: None, between).run()
         notes.close(done=True)
+    return source_of(profile)
+
+
+def source_of(profile: LatencyProfile) -> FittedLatency:
+    """With decode points of unlike lengths alone: those that a continuous batch has."""
     points = tuple(_of_unlike(point) if point.phase == "decode" else point for point in profile.points)
     return FittedLatency(msgspec.structs.replace(profile, points=tuple(point for point in points if point)))
 
@@ -164,14 +221,24 @@ def _of_unlike(point: LatencyPoint) -> LatencyPoint | None:
     return msgspec.structs.replace(point, past=point.past - (point.sequences - 1) // 2)
 
 
-def plan_of(model: Path, source: FittedLatency) -> tuple[Plan, ReplicaModel]:
-    """Two stages, and what the simulator makes of them."""
+def plan_of(model: Path, source: FittedLatency) -> Plan:
+    """Two stages."""
+    return make_plan(_request(model, source)).plan
+
+
+def replica_of(model: Path, plan: Plan, source: FittedLatency) -> ReplicaModel:
+    """What the simulator makes of the plan."""
+    request = _request(model, source)
+    return fleet(plan, request.model, request.cluster, Latencies((source,)))[0]
+
+
+def _request(model: Path, source: FittedLatency) -> PlanRequest:
     nodes = tuple(Node(f"n{place}", (Device("cpu", memory_bytes=_MEMORY_BYTES, threads=1),)) for place in range(2))
-    request = PlanRequest(
+    return PlanRequest(
         deployment="bench",
         model_uri=str(model),
         model=Model.from_folder(model),
-        cluster=Cluster(nodes),
+        cluster=Cluster(nodes, default_link=loopback()),
         workload=Workload(prompt_tokens=96, output_tokens=40, concurrency=24),
         max_model_len=512,
         allowed_bits=(8, 16),
@@ -179,22 +246,15 @@ def plan_of(model: Path, source: FittedLatency) -> tuple[Plan, ReplicaModel]:
         max_stages=2,
         latency_sources=(source,),
     )
-    plan = make_plan(request).plan
-    return plan, fleet(plan, request.model, request.cluster, Latencies((source,)))[0]
 
 
 def compare(model: Path) -> list[Case]:
-    _say("measuring layers")
-    plan, replica = plan_of(model, survey(model))
-    for stage in plan.replicas[0].stages:
-        _say(f"stage {stage.stage}: layers {stage.layers} at {stage.bits} bits, seconds from {stage.times.source}")
-    crowd = at_once(poisson(1.0, COUNT, PROMPTS, ANSWERS, SEED))
-    rate = LOAD * simulate([replica], crowd).requests_per_second
-    traces = {OPEN: poisson(rate, COUNT, PROMPTS, ANSWERS, SEED), CLOSED: crowd}
-    with slot_processes(plan) as slots:
-        runtime = Runtime(PipelineClient(slots).serve(plan))
-        runtime.replay(crowd[: COUNT // 2])  # kernels are made as steps of a size come for the first time
-        return [Case(name, runtime.fastest(trace), simulate([replica], trace)) for name, trace in traces.items()]
+    with Runs(model) as runs:
+        _say("measuring layers and running traces in turn")
+        source = survey(model, runs.take)
+        assert runs.plan is not None, "there is a run between two passes"
+        replica = replica_of(model, runs.plan, source)
+        return [Case(name, runs.typical(name), simulate([replica], trace)) for name, trace in runs.traces.items()]
 
 
 def table(cases: Sequence[Case]) -> Table:

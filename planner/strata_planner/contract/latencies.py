@@ -53,7 +53,7 @@ class KernelRange(Value, frozen=True):
 class LatencyPoint(Value, frozen=True):
     """One micro-batch: `sequences` with `tokens` new tokens each after `past` that are cached.
 
-    `layer_seconds`: one decoder layer stored in `format`; `step_seconds`: what the step took beside its layers.
+    `layer_seconds`: one decoder layer stored in `format`; `step_seconds`: what its executor took beside the layers.
     """
 
     format: FormatName
@@ -70,6 +70,14 @@ class HeadPoint(Value, frozen=True):
     """Final norm, logits and sampling of one row for each of `sequences`."""
 
     sequences: int
+    seconds: float
+
+
+class HandlingPoint(Value, frozen=True):
+    """Processor time of one stage for the messages and the scheduling of a step of `sequences` and `tokens`, both means of many."""
+
+    sequences: float
+    tokens: float
     seconds: float
 
 
@@ -90,6 +98,7 @@ class LatencyProfile(Value, frozen=True):
     kernels: tuple[KernelRange, ...]
     points: tuple[LatencyPoint, ...]
     head: tuple[HeadPoint, ...]
+    handling: tuple[HandlingPoint, ...] = ()
     # Mean relative error per format and phase, of points left out of the fit one by one; written once the profile has been fitted.
     leave_one_out: dict[str, float] = msgspec.field(default_factory=dict)
 

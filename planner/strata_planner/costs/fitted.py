@@ -252,7 +252,12 @@ class FittedLatency:
         """Seconds of a step beside its layers: a constant, per sequence, per token."""
         points = [point for point in self.profile.points if point.step_seconds > 0]
         features = np.array([[1.0, point.sequences, point.sequences * point.tokens] for point in points])
-        return relative_fit(features, np.array([point.step_seconds for point in points]))
+        executor = relative_fit(features, np.array([point.step_seconds for point in points]))
+        handling = self.profile.handling
+        if not handling:
+            return executor
+        features = np.array([[1.0, point.sequences, point.tokens] for point in handling])
+        return executor + relative_fit(features, np.array([point.seconds for point in handling]))
 
 
 _HEAD = "head"

@@ -40,7 +40,7 @@ class Notes:
         self._write({"name": name, "runs": runs})
 
     def quantile(self, name: Name, share: float) -> tuple[float, ...]:
-        """Of each figure of the runs: other programs of the machine only ever add time, so a low one is the device's own."""
+        """Of each figure of the runs: 0 the lowest, 0.5 the one in the middle."""
         return tuple(sorted(column)[int(share * (len(column) - 1))] for column in zip(*self._runs[name], strict=True))
 
     def close(self, *, done: bool) -> None:

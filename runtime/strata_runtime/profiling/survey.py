@@ -18,6 +18,7 @@ import torch
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, ComputeType, FormatName
 from strata_planner.contract.latencies import (
     LATENCY_PROFILE_VERSION,
+    HandlingPoint,
     HeadPoint,
     KernelRange,
     LatencyPoint,
@@ -29,6 +30,7 @@ from strata_planner.contract.latencies import (
 from strata_planner.contract.rows import padded_rows
 from strata_runtime.profiling.company import in_company
 from strata_runtime.profiling.grid import DECODE_SEQUENCES, Limits, Work, cost_order, grid
+from strata_runtime.profiling.handling import LOADS, Load, idle_pipeline
 from strata_runtime.profiling.model import Sizes, make_shallow, shapes_of
 from strata_runtime.profiling.notes import Name, Notes
 from strata_runtime.profiling.stage import ProfiledStage, StageSpec, Taken
@@ -36,7 +38,9 @@ from strata_runtime.timing import copies_beyond_cache
 
 FORMATS: tuple[FormatName, ...] = tuple(DEFAULT_FORMAT_OF_BITS[bits] for bits in (16, 8, 4, 3))
 PASSES = 3
-LOW_QUANTILE = 0.2
+# A pipeline's seconds are sums of many steps, so each is told as it typically is. Of one thread's own time, which leaves out what other
+# programs took; they still slow it where they use the same memory, and that is part of the machine as it is.
+TYPICAL = 0.5
 MOST_RUNS = 6  # of a work in a pass, or as many as fit in
 PASS_SECONDS = 0.06
 SLOW_SECONDS = 0.3  # what takes longer is not run once more for warming up, and
@@ -62,6 +66,7 @@ class Subject:
     formats: tuple[FormatName, ...] = FORMATS
     more: tuple[Work, ...] = ()  # beside the grid: what a fit is to be judged by
     company: int = 0  # processes that decode meanwhile, each on a core of its own
+    passes: int = PASSES
 
     @property
     def key(self) -> dict[str, Any]:
@@ -80,11 +85,14 @@ class Subject:
 
 @dataclass
 class Survey:
-    """`progress(done, total, what)` is called after every work of every pass."""
+    """`progress(done, total, what)` is called after every work of every pass; `between` with the profile of each pass but the last and
+    those before it: what a profile is to be judged by can meet the same hours of a machine.
+    """
 
     subject: Subject
     notes: Notes
     progress: Callable[[int, int, str], None]
+    between: Callable[[LatencyProfile], None] | None = None
     _folder: Path = field(default_factory=Path)
     _per_token: dict[str | int, float] = field(default_factory=dict)
     _done: int = 0
@@ -99,12 +107,16 @@ class Survey:
             self._layers = {name: self._depth(name) for name in self.subject.formats}
             self._folder = make_shallow(self.subject.fields, max(self._layers.values()) + 1, Path(folder) / "model")
             works = self._works
-            self._total = PASSES * (len(works) * len(self.subject.formats) + len(DECODE_SEQUENCES))
-            for number in range(PASSES):
+            passes = self.subject.passes
+            self._total = passes * (len(works) * len(self.subject.formats) + len(DECODE_SEQUENCES) + len(LOADS))
+            for number in range(passes):
+                if number and self.between:
+                    self.between(self._profile(works))
                 for name in self.subject.formats:
                     with in_company(self.subject.company, self.subject.fields, name, self.subject.compute_type):
                         self._pass(name, works, number)
                 self._head_pass(number)
+                self._handling_pass(number)
         return self._profile(works)
 
     @property
@@ -126,6 +138,15 @@ class Survey:
             for sequences in DECODE_SEQUENCES:
                 self._measure(stage, ("head", sequences), Work("decode", sequences, 1, 0), number)
 
+    def _handling_pass(self, number: int) -> None:
+        """On the processor, whatever computes the layers."""
+        with idle_pipeline(self._sizes.hidden, self.subject.compute_type, MAX_STEP_TOKENS) as pipeline:
+            for load in LOADS:
+                self._done += 1
+                if self.notes.passes(_handling_name(load)) <= number:
+                    self.notes.add(_handling_name(load), [tuple(pipeline.handle(load))])
+                self.progress(self._done, self._total, " ".join(map(str, _handling_name(load))))
+
     @contextmanager
     def _stage(self, formats: tuple[FormatName, ...], *, head: bool = False) -> Iterator[ProfiledStage]:
         limits = self._limits
@@ -142,7 +163,7 @@ class Survey:
             if self.notes.passes(name) <= number:
                 stage.prepare(work)
                 self.notes.add(name, [(taken.layer, taken.before, taken.after) for taken in _runs(stage, work)])
-            self._per_token[name[0]] = self.notes.quantile(name, LOW_QUANTILE)[0] / work.total_tokens
+            self._per_token[name[0]] = self.notes.quantile(name, TYPICAL)[0] / work.total_tokens
         self.progress(self._done, self._total, " ".join(str(part) for part in name))
 
     def _fast_enough(self, name: Name, work: Work) -> bool:
@@ -197,19 +218,26 @@ class Survey:
             max_step_tokens=MAX_STEP_TOKENS,
             kernels=tuple(each for ranges in self._kernels.values() for each in ranges),
             points=tuple(points),
-            head=tuple(
-                HeadPoint(each, self.notes.quantile(("head", each), LOW_QUANTILE)[2]) for each in DECODE_SEQUENCES
-            ),
+            head=tuple(HeadPoint(each, self.notes.quantile(("head", each), TYPICAL)[2]) for each in DECODE_SEQUENCES),
+            handling=tuple(map(self._handling, LOADS)),
         )
 
+    def _handling(self, load: Load) -> HandlingPoint:
+        seconds, sequences, tokens = self.notes.quantile(_handling_name(load), TYPICAL)
+        return HandlingPoint(sequences, tokens, seconds)
+
     def _point(self, name: FormatName, work: Work) -> LatencyPoint:
-        layer, before, after = self.notes.quantile(_point_name(name, work), LOW_QUANTILE)
+        layer, before, after = self.notes.quantile(_point_name(name, work), TYPICAL)
         sizes = _padded_sizes(self.subject.torch_device)
         rows = next((size for size in sizes if size >= work.total_tokens), MAX_STEP_TOKENS)
         kernel = next(each.kernel for each in self._kernels[name] if rows <= each.most_rows)
         return LatencyPoint(
             name, kernel, work.phase, work.sequences, work.tokens, work.past, layer, max(0.0, before + after)
         )
+
+
+def _handling_name(load: Load) -> Name:
+    return "handling", *load
 
 
 def _point_name(name: str, work: Work) -> Name:

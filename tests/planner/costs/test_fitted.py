@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from strata_planner.catalogue import CPU
 from strata_planner.cluster import Cluster, Device, Node
 from strata_planner.contract.formats import FormatName
+from strata_planner.contract.latencies import HandlingPoint
 from strata_planner.costs.fitted import FittedLatency, steps_of
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.source import Phase, Rates, prefill_phase
@@ -116,6 +117,18 @@ def test_the_head_and_the_step_are_told() -> None:
     assert step is not None
     assert step.seconds == pytest.approx(1e-4 + 8e-5, rel=1e-3)
     assert SOURCE.head(a_model(vocab_size=1024), RATES, 3) is None
+
+
+def test_the_handling_of_a_step_comes_on_top() -> None:
+    loads = ((1.0, 1.0), (3.7, 3.7), (16.0, 16.0), (2.0, 700.0))
+    handling = tuple(HandlingPoint(v, s, 2e-4 + 1e-6 * v + 2e-6 * s) for v, s in loads)
+    with_it = FittedLatency(a_latency_profile(handling=handling))
+    for phase in (Phase(8, 1, 100), Phase(2, 300, 150)):
+        more, less = with_it.step(a_model(), RATES, phase), SOURCE.step(a_model(), RATES, phase)
+        assert more is not None
+        assert less is not None
+        expected = 2e-4 + 1e-6 * phase.sequences + 2e-6 * phase.total_tokens
+        assert more.seconds - less.seconds == pytest.approx(expected, rel=1e-3)
 
 
 def test_points_left_out_are_told_well_on_a_device_that_keeps_the_law() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,10 +16,12 @@ from strata_planner.contract.latencies import LATENCY_PROFILE_VERSION, LatencyPr
 from strata_runtime.errors import InputError
 from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS
 from strata_runtime.profiling import __main__ as command
+from strata_runtime.profiling import handling
 from strata_runtime.profiling import survey as surveys
 from strata_runtime.profiling.company import in_company
 from strata_runtime.profiling.fields import read_fields
 from strata_runtime.profiling.grid import Limits, Work, grid
+from strata_runtime.profiling.handling import Load, idle_pipeline
 from strata_runtime.profiling.model import Sizes, make_shallow, shapes_of
 from strata_runtime.profiling.notes import Notes
 from strata_runtime.profiling.stage import ProfiledStage, StageSpec
@@ -125,7 +128,9 @@ def test_notes_of_another_survey_are_thrown_away(tmp_path: Path) -> None:
 def small_survey(folder: Path, said: list[tuple[int, int, str]]) -> tuple[Survey, Notes]:
     device = ProfiledDevice("cpu", "this one", 1, "some")
     formats: Sequence[FormatName] = ("dense", "int4")
-    subject = Subject(FIELDS, device, CPU, "bfloat16", quick=True, formats=tuple(formats), more=WORKS[:1])
+    subject = Subject(
+        FIELDS, device, CPU, "bfloat16", quick=True, formats=tuple(formats), more=WORKS[:1], passes=surveys.PASSES
+    )
     notes = Notes(folder / "small.notes", subject.key)
     return Survey(subject, notes, lambda *told: said.append(told)), notes
 
@@ -136,6 +141,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surveys, "DECODE_SEQUENCES", (1, 4))
     monkeypatch.setattr(surveys, "PASS_SECONDS", 0.0)
     monkeypatch.setattr(surveys, "PASSES", 1)
+    monkeypatch.setattr(surveys, "LOADS", (Load(2, 3, 4),))
+    monkeypatch.setattr(handling, "_READ_BYTES", 1 << 12)
 
 
 @pytest.mark.usefixtures("small")
@@ -152,11 +159,39 @@ def test_a_survey_of_this_machine_is_a_profile_and_resumes(tmp_path: Path) -> No
     assert profile.layers == {"dense": 5, "int4": 5}  # as many as the model has: all of it fits in the cache
     assert (profile.row_sizes[:5], profile.row_multiple) == ((1, 2, 3, 4, 6), 128)
     assert [each.sequences for each in profile.head] == [1, 4]
+    assert len(profile.handling) == 1
     notes.close(done=False)
     again, kept = small_survey(tmp_path, said)
     assert kept.resumed == notes.resumed
     assert again.run() == profile  # nothing was measured again
     kept.close(done=True)
+
+
+@pytest.mark.usefixtures("small")
+def test_what_is_to_be_judged_by_a_profile_runs_between_its_passes(tmp_path: Path) -> None:
+    said: list[tuple[int, int, str]] = []
+    met: list[tuple[int, LatencyProfile]] = []
+    survey, notes = small_survey(tmp_path, said)
+    survey.subject = replace(survey.subject, passes=3)
+    survey.between = lambda profile: met.append((len(said), profile))
+    profile = survey.run()
+    notes.close(done=True)
+    share = len(said) // 3
+    assert [at for at, _ in met] == [share, 2 * share]
+    assert {len(each.points) for _, each in met} == {len(profile.points)}
+
+
+@settings(deadline=None, max_examples=5)
+@given(requests=st.integers(1, 9), prompt=st.integers(1, 40), answer=st.integers(1, 5))
+def test_handling_counts_what_the_steps_of_a_load_carry(requests: int, prompt: int, answer: int) -> None:
+    with idle_pipeline(64, "bfloat16", 128) as pipeline:
+        for _ in range(2):
+            handled = pipeline.handle(Load(requests, prompt, answer))
+            assert handled.seconds > 0
+            # each request is a segment of one step for its prompt at least, and of one for every later token
+            steps = requests * answer / handled.sequences
+            assert handled.tokens * steps == pytest.approx(requests * (prompt + answer - 1), rel=0.2)
+            assert 1 <= handled.sequences <= min(requests, handled.tokens)
 
 
 def test_company_works_until_the_block_ends() -> None:
