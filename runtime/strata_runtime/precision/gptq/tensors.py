@@ -49,14 +49,26 @@ class GptqTensors:
             )
         return cls(found["qweight"], found["qzeros"], found["scales"], found.get("g_idx"))
 
+    def shape(self, bits: int) -> tuple[int, int]:
+        """[N, K] by the tensors alone."""
+        if self.g_idx is not None:
+            return self.qweight.shape[1], self.g_idx.shape[0]
+        return self.qweight.shape[1], self.qweight.shape[0] * 8 * self.qweight.element_size() // bits
+
     def named(self, name: str) -> dict[str, Tensor]:
         """Checkpoint key -> tensor, of the linear `name`."""
         parts = zip(PARTS, (self.qweight, self.qzeros, self.scales, self.g_idx), strict=True)
         return {f"{name}.{part}": tensor for part, tensor in parts if tensor is not None}
 
 
-def decode(name: str, stored: GptqTensors, how: ModuleQuantization, zeros: Zeros, shape: tuple[int, int]) -> GptqCodes:
-    """Codes of the linear `name` of `shape` [N, K]. Raises PrecisionError (value, rule, fix) for what is not of the format."""
+def decode(
+    name: str, stored: GptqTensors, how: ModuleQuantization, zeros: Zeros, shape: tuple[int, int] | None = None
+) -> GptqCodes:
+    """Codes of the linear `name`. Raises PrecisionError (value, rule, fix) for what is not of the format.
+
+    `shape`: [N, K] as the model has it; without it, what the tensors themselves say.
+    """
+    shape = shape or stored.shape(how.bits)
     out_features, in_features = shape
     groups = -(-in_features // (how.group or in_features))
     _check_shapes(name, stored, how.bits, shape, groups)
