@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from strata_planner.cluster import Cluster
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FORMATS_OF_METHOD, ComputeType, FormatName, Method
+from strata_planner.contract.kv import KV_BITS
 from strata_planner.costs.memory import PAGE_TOKENS
 from strata_planner.costs.source import LatencySource
 from strata_planner.errors import InfeasibleError, ModelError, WorkloadError
@@ -18,7 +19,6 @@ from strata_planner.workload import Workload
 
 Solver = Literal["auto", "exact", "transfer"]
 GoalName = Literal["throughput", "latency", "slo", "cost"]
-KV_BITS = (16,)  # what the runtime's cache stores
 MAX_CHUNK_TOKENS = 2048  # longer prefills are cut into steps of this many tokens
 
 
@@ -165,7 +165,7 @@ class PlanRequest:
                 "below 16 bits; allow 16"
             )
         if self.kv_bits not in KV_BITS:
-            raise WorkloadError(f"kvCacheBits {self.kv_bits}: the cache stores 16 bits; use 16")
+            raise WorkloadError(f"kvCacheBits {self.kv_bits}: the cache stores 16 or 8 bits; use one of these")
         if self.compute_type not in COMPUTE_TYPE_BYTES:
             raise WorkloadError(f"computeType {self.compute_type}: choose from {', '.join(COMPUTE_TYPE_BYTES)}")
 

@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from strata_planner.contract.formats import BITS_OF_FORMAT, Method
+from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import InfeasibleError, PlannerError
 from strata_planner.planning import PlanOutcome, make_plan
@@ -38,6 +39,7 @@ def requests(draw: st.DrawFn) -> PlanRequest:
         activation_bits=draw(st.sampled_from([(16,), (8, 16)])),
         allowed_bits=draw(st.sampled_from(ALLOWED[method])),
         compute_type=draw(st.sampled_from(["bfloat16", "float32"])),
+        kv_bits=draw(st.sampled_from(KV_BITS)),
         min_stages=draw(st.integers(1, len(memory))),
     )
 

@@ -21,7 +21,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"model": a_model(model_type="mixtral", num_local_experts=2), "allowed_bits": (4,)},
         "fused experts .* allow 16",
     ),
-    "cache": ({"kv_bits": 8}, "kvCacheBits 8"),
+    "cache": ({"kv_bits": 4}, "kvCacheBits 4"),
     "stages": ({"min_stages": 3, "max_stages": 2}, "minStages 3 and maxStages 2"),
     "theta": ({"theta": -1.0}, "qualityWeight -1"),
     "time": ({"time_limit_seconds": 0}, "timeLimitSeconds 0"),

@@ -5,6 +5,7 @@ Source of the model: LLM-PQ (arXiv 2403.01136) section 4.1, with real shapes in 
 """
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.kv import kv_token_bytes
 from strata_planner.model import LayerShape, Model
 
 PAGE_TOKENS = 16
@@ -22,9 +23,8 @@ def layer_weights_bytes(layer: LayerShape, format_name: FormatName, compute_type
 
 
 def kv_bytes_per_token(layer: LayerShape, kv_bits: int, compute_type: ComputeType) -> int:
-    """Keys and values of one token in one layer; 16 bits mean the compute type."""
-    values = 2 * layer.kv_heads * layer.head_dim
-    return values * COMPUTE_TYPE_BYTES[compute_type] if kv_bits == 16 else values * kv_bits // 8
+    """Keys and values of one token in one layer, with their scales; 16 bits mean the compute type."""
+    return kv_token_bytes(kv_bits, layer.kv_heads, layer.head_dim, compute_type)
 
 
 def embedding_bytes(model: Model, *, embedding: bool, head: bool, compute_type: ComputeType) -> int:

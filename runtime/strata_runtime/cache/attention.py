@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from strata_runtime.cache.batch import Batch, ChunkPart, DecodePart
+from strata_runtime.cache.pool import LayerPool
 
 SCORES_BYTES = 16 << 20  # of soft-capped scores at once
 _WIDE = 256  # of padded keys and rows
@@ -33,34 +34,29 @@ def attend(
     query: [heads, tokens, head_dim]; key, value: [kv_heads, tokens, head_dim]. Returns [tokens, heads, head_dim].
     """
     pool = batch.layers[layer - batch.first_layer]
-    pool.keys.index_copy_(1, batch.places, key)
-    pool.values.index_copy_(1, batch.places, value)
+    key, value = pool.store(batch.places, key, value)
     parts = batch.parts(rule.window)
     first = parts[0]
     if len(parts) == 1 and isinstance(first, DecodePart) and first.rows is None:
-        return _decode(first, pool.pages, query, rule)
+        return _decode(first, pool, query, rule)
     out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
     for part in parts:
         if isinstance(part, DecodePart):
             assert part.rows is not None
             chosen = query.index_select(1, part.rows)
-            out[part.rows] = _decode(part, pool.pages, chosen, rule)
+            out[part.rows] = _decode(part, pool, chosen, rule)
         else:
             own = (key[:, part.rows], value[:, part.rows])
-            out[part.rows] = _chunk(part, pool.pages, (query[:, part.rows], *own), rule)
+            out[part.rows] = _chunk(part, pool, (query[:, part.rows], *own), rule)
     return out
 
 
-def _decode(part: DecodePart, pool: torch.Tensor, query: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
-    """pool: [2, kv_heads, pages, page_tokens * head_dim]; query: [heads, B, head_dim] -> [B, heads, head_dim]."""
+def _decode(part: DecodePart, pool: LayerPool, query: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+    """query: [heads, B, head_dim] -> [B, heads, head_dim]."""
     heads, count, width = query.shape
-    kv_heads = pool.shape[1]
-    keys, values = (
-        pool.index_select(2, part.pages)
-        .view(2, kv_heads, count, -1, width)[:, :, :, part.keys]
-        .transpose(1, 2)
-        .unbind(0)
-    )
+    kv_heads = pool.shape.kv_heads
+    gathered = pool.gather(part.pages).view(2, kv_heads, count, -1, width)
+    keys, values = gathered[:, :, :, part.keys].transpose(1, 2).unbind(0)
     grouped = query.transpose(0, 1).reshape(count, kv_heads, heads // kv_heads, width)
     if heads == kv_heads and query.dtype is not torch.float32 and not query.is_cuda:
         # A single row goes through torch's 16-bit matrix-vector product, which takes three times as long as two rows.
@@ -71,15 +67,14 @@ def _decode(part: DecodePart, pool: torch.Tensor, query: torch.Tensor, rule: Att
 
 def _chunk(
     part: ChunkPart,
-    pool: torch.Tensor,
+    pool: LayerPool,
     own: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     rule: AttentionRule,
 ) -> torch.Tensor:
     """own: the chunk's query [heads, n, head_dim], key and value [kv_heads, n, head_dim] -> [n, heads, head_dim]."""
     query, key, value = own
     if part.pages is not None:
-        kv_heads, width = key.shape[0], key.shape[2]
-        key, value = pool.index_select(2, part.pages).view(2, kv_heads, -1, width)[:, :, part.keys].unbind(0)
+        key, value = pool.gather(part.pages)[:, :, part.keys].unbind(0)
     out = _softmax_attention(query[None], key[None], value[None], part.mask, rule, causal=part.mask is None)
     return out[0].transpose(0, 1)
 

@@ -6,9 +6,10 @@ pages they gather, what is masked) are the same for all layers with the same win
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
+
+from strata_runtime.cache.pool import LayerPool
 
 DECODE_GROUP_BYTES = 16 << 20  # of keys and values gathered at once: stays in cache and bounds the temporaries
 _GROUP_PADDING = 0.75  # sequences at least this long, relative to the longest, share a padded batch
@@ -64,17 +65,6 @@ class ChunkPart:
 Part = DecodePart | ChunkPart
 
 
-class LayerPool(NamedTuple):
-    """One layer's part of the pool, seen twice.
-
-    keys, values: [kv_heads, pages * page_tokens, head_dim]; pages: [2, kv_heads, pages, page_tokens * head_dim].
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    pages: torch.Tensor
-
-
 @dataclass(frozen=True)
 class Batch:
     """A planned step. positions, places: [tokens] int64; places is where each token's keys and values go in the pool.
@@ -113,9 +103,7 @@ class Batch:
         """Sequences of similar length together, each group within DECODE_GROUP_BYTES; batch order kept if all fit."""
         if not spans:
             return []
-        pool = self.layers[0].pages
-        page_bytes = pool[:, :, 0].numel() * pool.element_size()
-        most_pages = max(1, DECODE_GROUP_BYTES // page_bytes)
+        most_pages = max(1, DECODE_GROUP_BYTES // self.layers[0].shape.gathered_page_bytes)
         longest = max(len(span.pages) for span in spans)
         even = longest <= _SHORT_PAGES or min(len(span.pages) for span in spans) >= _GROUP_PADDING * longest
         if even and longest * len(spans) <= most_pages:

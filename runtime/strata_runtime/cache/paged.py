@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import torch
 
 from strata_planner.contract.frames import Segment
-from strata_runtime.cache.batch import Batch, LayerPool, Span
+from strata_runtime.cache.batch import Batch, Span
 from strata_runtime.cache.pages import PageTable
+from strata_runtime.cache.pool import PoolShape, make_pool
 
 
 class PagedKvCache:
-    """Keys and values of `num_layers` layers, the first with global number `first_layer`.
+    """Keys and values of `num_layers` layers, the first with global number `first_layer`, at 16 or 8 bits.
 
-    Memory is 2 * layers * pages * page_tokens * kv_heads * head_dim * itemsize bytes, taken and touched at construction.
+    Memory is layers * pages * page_tokens times what `contract.kv.kv_token_bytes` counts, taken and touched at construction.
     """
 
     def __init__(  # noqa: PLR0913, the shape of the pool
@@ -29,20 +30,17 @@ class PagedKvCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        kv_bits: int = 16,
     ) -> None:
         self._table = PageTable(pages, page_tokens)
         self._first_layer = first_layer
-        self._storage = torch.empty(
-            (num_layers, 2, kv_heads, pages * page_tokens, head_dim), dtype=dtype, device=device
-        )
-        # Touches the memory now rather than in mid-stream, and keeps masked padding finite.
-        self._storage.zero_()
-        by_page = (2, kv_heads, pages, page_tokens * head_dim)
-        self._layers = tuple(LayerPool(layer[0], layer[1], layer.view(by_page)) for layer in self._storage)
+        self._device = device
+        shape = PoolShape(num_layers, pages, page_tokens, kv_heads, head_dim, dtype, device)
+        self._pool = make_pool(shape, kv_bits)
 
     @property
     def bytes(self) -> int:
-        return self._storage.nbytes
+        return self._pool.bytes
 
     @property
     def free_pages(self) -> int:
@@ -69,7 +67,7 @@ class PagedKvCache:
             positions.extend(covered)
             places.extend(pages[position // size] * size + position % size for position in covered)
             sampled.extend(range(len(positions) - segment.sample, len(positions)))
-        device = self._storage.device
+        device = self._device
         return Batch(
             positions=torch.tensor(positions, dtype=torch.int64, device=device),
             places=torch.tensor(places, dtype=torch.int64, device=device),
@@ -77,7 +75,7 @@ class PagedKvCache:
             spans=tuple(spans),
             page_tokens=size,
             first_layer=self._first_layer,
-            layers=self._layers,
+            layers=self._pool.layers,
         )
 
     def truncate(self, sequence: int, length: int) -> None:
@@ -88,8 +86,8 @@ class PagedKvCache:
         """`child` starts as the first `length` positions of `parent`, on pages of its own."""
         copies = self._table.fork(parent, child, length)
         for source, target in copies:
-            for layer in self._layers:
-                layer.pages[:, :, target].copy_(layer.pages[:, :, source])
+            for layer in self._pool.layers:
+                layer.copy_page(source, target)
 
     def free(self, sequence: int) -> None:
         """The sequence is over; one that has no pages yet is no error."""

@@ -107,4 +107,5 @@ def cache_of(role: Role, model: StageModel) -> PagedKvCache:
         head_dim=model.head_dim,
         dtype=model.dtype,
         device=model.device,
+        kv_bits=role.kv_bits,
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strata_planner.contract.formats import FormatName
+from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.costs.memory import (
     embedding_bytes,
     kv_bytes_per_token,
@@ -60,6 +60,13 @@ def test_kv_of_one_token() -> None:
     layer = a_model().layers[0]
     assert kv_bytes_per_token(layer, 16, "bfloat16") == 2 * 2 * 32 * 2
     assert kv_bytes_per_token(layer, 16, "float32") == 2 * 2 * 32 * 4
+
+
+@pytest.mark.parametrize("compute_type", ["bfloat16", "float16", "float32"])
+def test_kv_at_8_bits_counts_a_scale_per_head(compute_type: ComputeType) -> None:
+    layer = a_model().layers[0]
+    assert kv_bytes_per_token(layer, 8, compute_type) == 2 * 2 * (32 + 2)
+    assert 2 * kv_bytes_per_token(layer, 8, compute_type) < 1.1 * kv_bytes_per_token(layer, 16, compute_type)
 
 
 def test_a_tied_table_lies_where_it_is_used() -> None:
