@@ -100,6 +100,7 @@ class LayerSwitch(Value, frozen=True):
     before_step: int  # of the role in its epoch: the first that computed with these bits
     read_seconds: float  # while steps went on
     swap_seconds: float  # between two steps
+    return_seconds: float  # giving memory back, while steps went on
     added_bytes: int
     returned_bytes: int
 

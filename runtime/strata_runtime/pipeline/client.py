@@ -63,8 +63,12 @@ class SlotClient:
     def set_bits(self, request: SetBits) -> SwitchState:
         """Returns when the request is over, however it ended."""
         status = self.ask(request)
-        while not (states := [each for each in status.switches if each.request == request and each.phase in SWITCH_OVER]):
-            status = self.until(lambda status: any(each.request == request and each.phase in SWITCH_OVER for each in status.switches))
+        while not (
+            states := [each for each in status.switches if each.request == request and each.phase in SWITCH_OVER]
+        ):
+            status = self.until(
+                lambda status: any(each.request == request and each.phase in SWITCH_OVER for each in status.switches)
+            )
         return states[0]
 
     def close(self) -> None:

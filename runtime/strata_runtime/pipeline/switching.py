@@ -6,6 +6,7 @@ steps go on and swapped between two of them. What fails leaves its layer as it w
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -121,7 +122,19 @@ def switch_layer(executor: StageExecutor, layer: int, bits: int) -> LayerSwitch:
     change = read_change(executor.model, layer, bits)
     step, seconds = executor.switch(change)
     growth, read_seconds = change.growth, change.read_seconds
+    started = time.perf_counter()
     change.release()
+    done = LayerSwitch(
+        layer=layer,
+        bits_before=before,
+        bits=bits,
+        before_step=step,
+        read_seconds=read_seconds,
+        swap_seconds=seconds,
+        return_seconds=time.perf_counter() - started,
+        added_bytes=growth.added_bytes,
+        returned_bytes=growth.returned_bytes,
+    )
     log.info(
         "layer %d: %d -> %d bits, read in %.1f ms, swapped in %.2f ms",
         layer,
@@ -130,7 +143,7 @@ def switch_layer(executor: StageExecutor, layer: int, bits: int) -> LayerSwitch:
         read_seconds * 1e3,
         seconds * 1e3,
     )
-    return LayerSwitch(layer, before, bits, step, read_seconds, seconds, growth.added_bytes, growth.returned_bytes)
+    return done
 
 
 def _has(role: Role, request: SetBits) -> bool:

@@ -216,7 +216,7 @@ def test_the_next_epoch_takes_over_layers_that_have_moved(model: Path, reference
         assert pipeline.slots["s0"].set_bits(SetBits(2, 0, 0, {1: 8, 2: 8})).phase == "switched"
         pipeline.serve(any_plan(model, ["s0"], moved))
         assert held(pipeline) is not before, "at other bits than the plan's it is loaded"
-    switches = [LayerSwitch(layer, 8, bits, 0, 0, 0, 0, 0) for layer, bits in ((1, 4), (2, 16))]
+    switches = [LayerSwitch(layer, 8, bits, 0, 0, 0, 0, 0, 0) for layer, bits in ((1, 4), (2, 16))]
     assert tokens == reference.answer(PROMPT, 20, switches)
 
 
