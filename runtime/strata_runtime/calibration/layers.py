@@ -6,6 +6,7 @@ architecture that loads can be calibrated; never more than one is held.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,12 +15,26 @@ from torch import nn
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
 from strata_planner.contract.frames import Segment
 from strata_runtime.cache import PagedKvCache
+from strata_runtime.cache.pool import LayerPool
 from strata_runtime.loading.adapter import ModelSlice, read_config
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.precision import make_linear
 
 _PAGE_TOKENS = 16
+
+
+class _PassingPool(LayerPool):
+    """Keeps nothing: the keys of a whole text are its own."""
+
+    def store(self, places: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        return key, value
+
+    def gather(self, pages: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def copy_page(self, source: int, target: int) -> None:
+        raise NotImplementedError
 
 
 class Piece:
@@ -48,6 +63,19 @@ class Piece:
             outputs.append(self._model.forward(window.to(self._model.device), batch))
             cache.free(0)
         return outputs
+
+    def differentiable(self, window: torch.Tensor) -> torch.Tensor:
+        """What `run` gives of one window of at least two, with its graph: for gradients by the input and by weights that require them."""
+        batch = self._cache(len(window)).plan([Segment(0, 0, len(window), 0, len(window))])
+        batch = replace(batch, layers=tuple(_PassingPool(pool.shape) for pool in batch.layers))
+        return self._slice.compute(window.to(self._model.device), batch)
+
+    @property
+    def keyed_linears(self) -> dict[str, nn.Linear]:
+        """`linears` by their path in the whole model: the keys of what `strata quantize` stores."""
+        places = self._slice.places(self._layers[0])
+        held = {key: getattr(parent, name) for key, (parent, name) in places.items()}
+        return {key: child for key, child in held.items() if type(child) is nn.Linear}
 
     def quantized(self, bits: int) -> dict[str, torch.Tensor]:
         """Each linear's weight as the runtime's format of `bits` gives it back, in the compute type."""
