@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec import structs
+
 from strata_planner.contract.formats import BITS_OF_FORMAT, DEFAULT_FORMAT_OF_BITS, ComputeType, FormatName
 from strata_planner.contract.plan import (
     PLAN_VERSION,
@@ -45,6 +47,7 @@ def even_plan(
     micro_batch: tuple[int, int, int] = (4, 4, 64),
     max_model_len: int = 128,
     formats: Sequence[FormatName] | None = None,
+    kv_bits: int = 16,
 ) -> Plan:
     """Layers shared out evenly over `slots`, one stage each; `formats` per layer overrides `bits`."""
     layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
@@ -53,6 +56,7 @@ def even_plan(
     stages = tuple(
         _stage(place, slots, chosen[cuts[place] : cuts[place + 1]], cuts[place], pages) for place in range(len(slots))
     )
+    stages = tuple(structs.replace(stage, kv_bits=kv_bits) for stage in stages)
     return Plan(
         version=PLAN_VERSION,
         model_uri=str(model),
