@@ -13,7 +13,9 @@ from strata_planner.units import human_bytes
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 1120.0, 230.0, 170.0, 26.0, 34.0
 _FONT = "font-family:system-ui,sans-serif"
 # Dark is fine, light is coarse; readable without colour vision (from Wong, Nature Methods 8, 2011).
-_OF_BITS = {16: "#0b3c5d", 8: "#0072b2", 4: "#e69f00", 3: "#f0e442"}
+_OF_BITS = {
+    16: "#0b3c5d", 8: "#0072b2", 7: "#3a93bf", 6: "#6fb1a0", 5: "#b3b45a", 4: "#e69f00", 3: "#f0e442", 2: "#f7f3b0",
+}  # fmt: skip
 _OF_BATCH = ("#0072b2", "#56b4e9", "#009e73", "#8fd1bd", "#cc79a7", "#e3b5d0", "#d55e00", "#eea475")
 _IDLE, _INK, _QUIET = "#eceff1", "#1b1f23", "#57606a"
 _MOST_BATCHES, _ROUNDS = 8, 2

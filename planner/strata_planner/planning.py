@@ -17,6 +17,7 @@ from strata_planner.partition.seconds import Group
 from strata_planner.partition.states import Collective
 from strata_planner.partition.switching import strategy_table
 from strata_planner.request import LayoutWishes, PlanRequest
+from strata_planner.solve.blocks import mixed_widths
 from strata_planner.solve.feasibility import reasons
 from strata_planner.solve.problem import SolutionStatus, StopReason
 from strata_planner.solve.search import Search, SearchStats
@@ -115,6 +116,9 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     assumed = sorted({stage.devices[0].type for stage in plan.stages if "assumed" in stage.times.source})
     if assumed:
         notes.append(f"rates or efficiencies of {', '.join(assumed)} are assumed: measure them for a better prediction")
+    mixed = mixed_widths(request.model.num_layers, len(request.bits))
+    if mixed < len(request.bits) and request.solver == "auto":
+        notes.append(f"proven among plans whose stages mix at most {mixed} neighbouring widths")
     left_out = sorted(set(request.allowed_bits) - set(request.bits))
     if left_out:
         notes.append(f"bits {left_out} left out: the fused experts of this model have no format below 16 bits")

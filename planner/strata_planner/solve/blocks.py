@@ -2,6 +2,9 @@
 
 Called by `columns`. A stage's time and memory depend on how many of its units are at each bit-width; which of them are is
 decided here: the least penalty over all dealings, by a recursion over the block's last unit, all blocks of a length at once.
+
+Of more than four bit-widths a block mixes only neighbouring ones, as many as tables of a bounded size allow: what a block wants is one
+trade between its memory, its time and its penalty, which layers of unlike sensitivity answer with widths that lie near each other.
 """
 
 import math
@@ -13,17 +16,33 @@ import numpy.typing as npt
 from strata_planner.solve.lattice import Floats, Ints
 
 MOST_ENTRIES = 12_000_000  # of the penalties' tables
+_ALL_MIX = 4  # so many widths mix freely
+_MANY_WIDTHS_ENTRIES = 3_000_000  # of more: the tables of mixes that are looked at
 
 Counts = npt.NDArray[np.int16]
 
 
 def table_entries(units: int, longest: int, bits: int) -> int:
     """How many numbers the penalties of all blocks up to a length are."""
-    return sum((units - size + 1) * ways(size, bits) for size in range(1, longest + 1))
+    return _entries(units, longest, bits, mixed_widths(units, bits))
 
 
-def ways(size: int, bits: int) -> int:
-    return math.comb(size + bits - 1, bits - 1)
+def mixed_widths(units: int, bits: int) -> int:
+    """How many neighbouring widths, of `bits`, a block of a model of `units` units mixes."""
+    free = min(bits, _ALL_MIX)
+    more = (mixed for mixed in range(bits, 1, -1) if _entries(units, units, bits, mixed) <= _MANY_WIDTHS_ENTRIES)
+    return free if bits == free else next(more, 2)
+
+
+def _entries(units: int, longest: int, bits: int, mixed: int) -> int:
+    return sum((units - size + 1) * ways(size, bits, mixed) for size in range(1, longest + 1))
+
+
+def ways(size: int, bits: int, mixed: int) -> int:
+    """How many counts of `size` units there are: those within each run of `mixed` neighbouring widths, none twice."""
+    windows = bits - mixed + 1
+    shared = math.comb(size + mixed - 2, mixed - 2) if mixed > 1 else 0
+    return windows * math.comb(size + mixed - 1, mixed - 1) - (windows - 1) * shared
 
 
 class Blocks:
@@ -32,6 +51,7 @@ class Blocks:
     def __init__(self, penalty: Floats) -> None:
         self._rows = penalty
         self._bits = penalty.shape[1]
+        self._mixed = mixed_widths(len(penalty), self._bits)
         self._counts: list[Counts] = [np.zeros((1, self._bits), dtype=np.int16)]
         self._ranks: list[Ints] = []  # of the counts with one unit fewer at each bit-width; -1: there is none
         self._penalties: list[Floats] = [np.zeros((len(penalty) + 1, 1))]
@@ -75,15 +95,21 @@ class Blocks:
 
     def _extend(self) -> None:
         size = len(self._counts)
-        counts = _compositions(size, self._bits)
+        counts = _neighbouring(size, self._bits, self._mixed)
         ranks = np.full((self._bits, len(counts)), -1, dtype=np.int64)
+        smaller = self._keys(self._counts[-1])
         for b in range(self._bits):
             some = counts[:, b] > 0
             fewer = counts[some].copy()
             fewer[:, b] -= 1
-            ranks[b, some] = _rank(fewer, size - 1)
+            ranks[b, some] = np.searchsorted(smaller, self._keys(fewer))
         self._counts.append(counts)
         self._ranks.append(ranks)
+
+    def _keys(self, counts: Counts) -> Ints:
+        """A number for each vector, in lexicographic order."""
+        powers = (len(self._rows) + 1) ** np.arange(self._bits - 1, -1, -1, dtype=np.int64)
+        return np.asarray(counts.astype(np.int64) @ powers)
 
     def _append(self) -> None:
         size = len(self._penalties)
@@ -99,24 +125,21 @@ class Blocks:
         self._penalties.append(best)
 
 
+def _neighbouring(size: int, bits: int, mixed: int) -> Counts:
+    """All vectors of `bits` numbers that add up to `size`, of which only neighbouring ones are not zero, in lexicographic order."""
+    within = _compositions(size, mixed)
+    found = []
+    for start in range(bits - mixed + 1):
+        some = within if start == 0 else within[within[:, -1] > 0]  # else the run before has it
+        found.append(np.pad(some, ((0, 0), (start, bits - mixed - start))))
+    every = np.concatenate(found)
+    return every[np.lexsort(every.T[::-1])]
+
+
 def _compositions(size: int, bits: int) -> Counts:
-    """All vectors of `bits` numbers that add up to `size`, in lexicographic order."""
+    """All vectors of `bits` numbers that add up to `size`."""
     if bits == 1:
         return np.array([[size]], dtype=np.int16)
     parts = [_compositions(size - head, bits - 1) for head in range(size + 1)]
     heads = np.repeat(np.arange(size + 1, dtype=np.int16), [len(part) for part in parts])
     return np.column_stack([heads, np.concatenate(parts)])
-
-
-def _rank(counts: Counts, size: int) -> Ints:
-    """Where vectors stand in the lexicographic order of `_compositions`."""
-    bits = counts.shape[1]
-    rank = np.zeros(len(counts), dtype=np.int64)
-    left = np.full(len(counts), size, dtype=np.int64)
-    for b in range(bits - 1):
-        rest = bits - 1 - b
-        # Vectors whose number at b is less: ways of what is left, summed over those numbers.
-        before = np.concatenate([[0], np.cumsum([ways(each, rest) for each in range(size + 1)])])
-        rank += before[left + 1] - before[left + 1 - counts[:, b]]
-        left -= counts[:, b]
-    return rank

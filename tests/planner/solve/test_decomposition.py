@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.small_instances import best_objective as judged_best
 from benchmarks.small_instances import instances
+from strata_planner.solve import blocks as blocks_module
 from strata_planner.solve import exact
-from strata_planner.solve.blocks import Blocks, table_entries
+from strata_planner.solve.blocks import Blocks, mixed_widths, table_entries
 from strata_planner.solve.bounds import pooled_bound
 from strata_planner.solve.decomposition import Decomposition
 from strata_planner.solve.lattice import alike, lattice_of
@@ -118,3 +119,14 @@ def _any_dealing(penalty: "np.ndarray[tuple[int, int], np.dtype[np.float64]]", f
 def test_tables_are_as_large_as_they_are_said_to_be() -> None:
     blocks = Blocks(np.random.default_rng(0).random((9, 4)))
     assert sum(blocks.penalties(size).size for size in range(1, 7)) == table_entries(9, 6, 4)
+
+
+def test_of_many_widths_neighbouring_ones_mix_as_far_as_the_tables_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [mixed_widths(units, 7) for units in (12, 24, 48)] == [7, 5, 3]
+    assert mixed_widths(48, 4) == 4
+    monkeypatch.setattr(blocks_module, "_MANY_WIDTHS_ENTRIES", 400)
+    blocks = Blocks(np.random.default_rng(0).random((6, 7)))
+    assert sum(blocks.penalties(size).size for size in range(1, 7)) == table_entries(6, 6, 7) <= 400
+    spans = [np.flatnonzero(row) for row in blocks.counts(6)]
+    assert {int(span[-1] - span[0]) for span in spans} == set(range(mixed_widths(6, 7)))
+    assert blocks.dealt(0, blocks.counts(6)[-1].astype(np.int64)) == [6] * 6

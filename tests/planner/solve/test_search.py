@@ -49,6 +49,22 @@ def requests(draw: st.DrawFn) -> PlanRequest:
     )
 
 
+def falling(layers: int) -> st.SearchStrategy[Sensitivity]:
+    """Layers up to 30 times as sensitive as others; each bit quarters the penalty, about."""
+
+    def drawn(seed: int) -> Sensitivity:
+        draw = np.random.default_rng(seed)
+        scales = 30 ** draw.uniform(0, 1, layers)
+        noise = draw.uniform(0.9, 1.1, (layers, 6))
+        rows = [
+            {str(bits): float(scale * 4.0 ** (8 - bits) * each[bits - 3]) for bits in range(3, 9)}
+            for scale, each in zip(scales, noise, strict=True)
+        ]
+        return Sensitivity("drawn", tuple(rows))
+
+    return st.integers(0, 2**32).map(drawn)
+
+
 def outcome(request: PlanRequest, solver: Solver = "auto") -> PlanOutcome | None:
     try:
         return make_plan(replace(request, solver=solver))
@@ -64,6 +80,26 @@ def objective(request: PlanRequest, made: PlanOutcome) -> float:
     assert verdict.latency_seconds == pytest.approx(predicted.latency_seconds)
     assert verdict.penalty == pytest.approx(predicted.quality_penalty)
     return verdict.objective
+
+
+@laws
+@given(
+    memory=st.lists(st.floats(2.0, 6.0), min_size=1, max_size=2),
+    theta=st.sampled_from([1e-5, 1e-3, 1e-1]),
+    sensitivity=falling(6),
+)
+def test_many_widths_are_searched_as_well_as_few(memory: list[float], theta: float, sensitivity: Sensitivity) -> None:
+    request_ = a_request(
+        a_cluster(*memory),
+        method="anyPrecision",
+        allowed_bits=(3, 4, 5, 6, 7, 8, 16),
+        theta=theta,
+        sensitivity=sensitivity,
+    )
+    ours, theirs = outcome(request_), outcome(request_, "exact")
+    assert (ours is None) == (theirs is None)
+    if ours and theirs:
+        assert objective(request_, ours) <= objective(request_, theirs) * (1 + 1e-5)
 
 
 @laws
