@@ -48,6 +48,25 @@ LISTED: dict[str, tuple[str, ...]] = {
         "indicator_time_ratio",
     ),
     "simulation": ("simulator_error",),
+    "kernels": (
+        *(f"matvec_k{bits}" for bits in range(3, 9)),
+        "matvec_proportional",
+        "matvec_over_int4pack",
+        "gemm_16_a16",
+        "gemm_64_a16",
+        "gemm_16_a8",
+        "gemm_64_a8",
+    ),
+    "gpu_kernels": ("gpu_matvec_k4", "gpu_monotone"),
+    "loading": ("load_time", "load_peak_memory"),
+    "quality": (
+        "nested_over_separate_k3",
+        "nested_over_separate_k4",
+        "sensitivity_ordered",
+        "quantize_seconds_per_parameter",
+        *(f"upscaling_error_k{bits}" for bits in range(3, 9)),
+    ),
+    "precision_switch": ("switch_milliseconds_per_layer", "switch_memory_returned"),
     "plan_clusters": ("plan_cluster_3", "plan_cluster_5"),
 }
 
