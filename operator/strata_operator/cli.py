@@ -206,6 +206,24 @@ def profile(  # noqa: PLR0913  one parameter per option
 
 
 @app.command()
+def set_bits(
+    name: Annotated[str, typer.Argument(help="The deployment's name; `strata up` runs it on this machine.")],
+    layers: Annotated[str, typer.Option(help="Layers, counted from 0: 3-7,9.")],
+    bits: Annotated[int, typer.Option(help="3 to 8, or 16.")],
+    replica: Annotated[int | None, typer.Option(help="One replica; without it, all of them.")] = None,
+) -> None:
+    """Give layers of a running deployment more or fewer bits; requests that run go on.
+
+    Needs the model's any-precision copy (`strata quantize`). Holds until the deployment is planned anew or a slot is started anew.
+
+    Example: `strata set-bits tiny --layers 3-7 --bits 4`
+    """
+    from strata_operator.commands import set_bits as command
+
+    command.run(command.SetBitsOptions(name, layers, bits, replica))
+
+
+@app.command()
 def demo() -> None:
     """Plan the quickstart of this checkout over unlike devices, run it, ask it something, stop it.
 

@@ -8,7 +8,8 @@ the messages of contract/control.py.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,17 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from strata_operator.errors import OperatorError
 from strata_planner.contract.control import (
+    SWITCH_OVER,
     Commit,
     GetStatus,
     Prepare,
+    SetBits,
     SetRoute,
+    SlotStatus,
     Status,
+    SwitchState,
     Watch,
     encode,
     status_decoder,
@@ -30,7 +36,7 @@ from strata_planner.contract.keys import curve_secret_key
 
 log = logging.getLogger(__name__)
 
-Message = Prepare | Commit | SetRoute | GetStatus | Watch
+Message = Prepare | Commit | SetBits | SetRoute | GetStatus | Watch
 
 ANSWER_SECONDS = 5.0
 ASK_AGAIN_SECONDS = 0.5  # a watch asks by itself this often: a lost change is late by this much, never missed
@@ -39,6 +45,14 @@ SILENCE_SECONDS = 2.0  # after this the other side counts as away
 
 class NoAnswerError(ConnectionError):
     """Nobody answered in time: the process is away, starting, or holds another control key. Try again later."""
+
+
+class BitsKeptError(OperatorError):
+    """A slot did not give all layers the bits that were asked for. `state` tells which it did; the message says why not the others."""
+
+    def __init__(self, state: SwitchState) -> None:
+        self.state = state
+        super().__init__(state.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +78,36 @@ async def ask(endpoint: Endpoint, message: Message, timeout_seconds: float = ANS
         socket.close(linger=0)
 
 
-async def watch(endpoint: Endpoint) -> AsyncIterator[Status | None]:
+async def set_bits(
+    endpoint: Endpoint, request: SetBits, told: Callable[[SwitchState], None] = lambda _: None
+) -> SwitchState:
+    """Give layers of a running role other bits; returns when all have them. `told` hears of every layer.
+
+    Raises BitsKeptError if the slot refuses or a layer fails, NoAnswerError if the slot is away or is started anew meanwhile. Asking again is
+    always safe: layers that have their bits stay as they are.
+    """
+    state = _state_of(endpoint, await ask(endpoint, request), request)
+    async with aclosing(watch(endpoint)) as statuses:
+        while state.phase not in SWITCH_OVER:
+            told(state)
+            state = _state_of(endpoint, await anext(statuses), request)
+    told(state)
+    if state.phase != "switched":
+        raise BitsKeptError(state)
+    return state
+
+
+def _state_of(endpoint: Endpoint, status: Status | None, request: SetBits) -> SwitchState:
+    switches = status.switches if isinstance(status, SlotStatus) else ()
+    for state in switches:
+        if state.request == request:
+            return state
+    raise NoAnswerError(
+        f"{endpoint.host}:{endpoint.port} knows no such request: it fell silent or was started anew; ask again"
+    )
+
+
+async def watch(endpoint: Endpoint) -> AsyncGenerator[Status | None]:
     """The status now and after every change; None whenever nobody answers. Never ends by itself."""
     while True:
         socket = _connect(endpoint)

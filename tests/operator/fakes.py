@@ -8,12 +8,15 @@ from strata_planner.contract.control import (
     Commit,
     GatewayStatus,
     GetStatus,
+    LayerSwitch,
     PeerLoss,
     Prepare,
     PrepareState,
+    SetBits,
     SetRoute,
     SlotAddress,
     SlotStatus,
+    SwitchState,
     Watch,
 )
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
@@ -49,6 +52,7 @@ class FakeSlot:
         self.ever_committed: list[int] = []
         self.lost: tuple[PeerLoss, ...] = ()
         self.failure = ""
+        self.switches: tuple[SwitchState, ...] = ()
 
     def status(self) -> SlotStatus:
         return SlotStatus(
@@ -61,9 +65,12 @@ class FakeSlot:
             idle_bytes=0,
             roles=(),
             failure=self.failure,
+            switches=self.switches,
         )
 
-    def handle(self, message: Prepare | Commit | GetStatus | Watch) -> SlotStatus:
+    def handle(self, message: Prepare | Commit | SetBits | GetStatus | Watch) -> SlotStatus:
+        if isinstance(message, SetBits):
+            self.switches = (self._switch(message),)
         if isinstance(message, Prepare) and message.epoch > max(self.prepare.epoch, self.committed):
             total = sum(role.layers[1] - role.layers[0] + 1 for role in message.roles)
             self.prepare = PrepareState(epoch=message.epoch, phase="loading", layers_total=total)
@@ -73,6 +80,15 @@ class FakeSlot:
             self.committed, self.lost, self.failure = message.epoch, (), ""
             self.ever_committed.append(message.epoch)
         return self.status()
+
+    def _switch(self, request: SetBits) -> SwitchState:
+        """At once: each layer from 16 bits, or none where it refuses."""
+        if self.refuses:
+            return SwitchState(request, "refused", reason=self.refuses)
+        done = tuple(
+            LayerSwitch(layer, 16, bits, 7, 0.02, 0.0001, 0.004, 0, 1 << 20) for layer, bits in request.bits.items()
+        )
+        return SwitchState(request, "switched", done)
 
     def finish_loading(self) -> None:
         if self.prepare.phase == "loading":

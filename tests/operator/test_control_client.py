@@ -8,11 +8,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from strata_operator.control_client import Endpoint, Links, NoAnswerError, ask, watch
+from strata_operator.control_client import BitsKeptError, Endpoint, Links, NoAnswerError, ask, set_bits, watch
 from strata_planner.contract.control import (
     GetStatus,
     Prepare,
+    SetBits,
     SlotStatus,
+    SwitchState,
     Watch,
     encode,
     slot_request_decoder,
@@ -109,6 +111,50 @@ async def test_a_watch_tells_every_change_and_finds_the_next_process_at_the_same
             pass
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+class SlowSlot(FakeSlot):
+    """Switches when it is told to."""
+
+    def _switch(self, request: SetBits) -> SwitchState:
+        return SwitchState(request, "waiting")
+
+
+BITS = SetBits(epoch=3, replica=0, stage=0, bits={1: 4})
+
+
+async def test_setting_bits_returns_when_all_layers_have_them() -> None:
+    slot, seen = SlowSlot("a"), list[str]()
+    async with serving(slot) as served:
+        asked = asyncio.create_task(set_bits(at(served.port), BITS, lambda state: seen.append(state.phase)))
+        while not served.watchers:  # noqa: ASYNC110  it listens a moment after it has asked
+            await asyncio.sleep(0.01)
+        for phase in ("switching", "switched"):
+            slot.switches = (SwitchState(BITS, phase),)
+            await served.tell()
+        assert (await asked).request == BITS
+    assert seen[0] == "waiting"
+    assert seen[-1] == "switched"
+
+
+async def test_bits_that_are_kept_are_an_error_with_the_slots_reason() -> None:
+    slot = FakeSlot("a")
+    slot.refuses = "layer 1 is stored in int4"
+    async with serving(slot) as served:
+        with pytest.raises(BitsKeptError, match="layer 1 is stored in int4") as kept:
+            await set_bits(at(served.port), BITS)
+    assert kept.value.state.request == BITS
+
+
+async def test_a_slot_that_is_started_anew_while_bits_move_is_told_so() -> None:
+    slot = SlowSlot("a")
+    async with serving(slot) as served:
+        asked = asyncio.create_task(set_bits(at(served.port), BITS))
+        while not served.watchers:  # noqa: ASYNC110  as above
+            await asyncio.sleep(0.01)
+        slot.restart()
+        with pytest.raises(NoAnswerError, match="started anew"):
+            await asked
 
 
 async def test_links_hold_only_who_answers() -> None:

@@ -13,6 +13,7 @@ from strata_operator.errors import InvalidInputError
 from strata_operator.local.deployment import LocalOptions, Programs
 from strata_operator.local.machine import threads_of_slots
 from strata_operator.local.ports import check_port, free_port
+from strata_operator.local.record import recorded
 from strata_operator.local.run import leave_on_signals, log_folder, log_to, run_until_stopped, serve
 from strata_operator.local.view import show_plan
 from strata_planner.contract.plan import Plan
@@ -49,9 +50,10 @@ def run(options: UpOptions) -> None:
 
         async def body() -> None:
             async with serve(outcome.plan, local, console) as deployment:
-                sys.stdout.write(f"ready: {local.url}\n")
-                sys.stdout.flush()
-                await deployment.supervise()
+                with recorded(local.served_model_name, outcome.plan, deployment.slot_endpoints):
+                    sys.stdout.write(f"ready: {local.url}\n")
+                    sys.stdout.flush()
+                    await deployment.supervise()
 
         run_until_stopped(body)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from strata_operator.control_client import Links, as_kind
+from strata_operator.control_client import Endpoint, Links, as_kind
 from strata_operator.epochs import (
     CreateEpoch,
     Epoch,
@@ -129,6 +129,11 @@ class LocalDeployment:
     @property
     def slot_statuses(self) -> dict[str, SlotStatus]:
         return as_kind(self._links.statuses, SlotStatus)
+
+    @property
+    def slot_endpoints(self) -> dict[str, Endpoint]:
+        """Control ports of the slots that run now."""
+        return {name: slot.control for name, slot in self._slots.items() if slot.control}
 
     @property
     def pids(self) -> dict[str, int]:
