@@ -5,6 +5,7 @@ projections, experts. Knows no weights, no device and no precision.
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,7 +55,8 @@ class Linear(Value, frozen=True):
         name = self.format_in(layer_format)
         group, ordered = GPTQ_GROUP, False
         if self.stored and name in GPTQ.values():
-            group, ordered = self.stored.group or self.in_features, self.stored.ordered
+            group = self.stored.group or self.in_features
+            ordered = self.stored.ordered and group < self.in_features  # one group has no order
         return stored_bytes(name, self.out_features, self.in_features, compute_type, group=group, ordered=ordered)
 
 
@@ -78,12 +80,11 @@ class LayerShape(Value, frozen=True):
     @property
     def stored_format(self) -> FormatName | None:
         """The format of most of its quantized weights, where the checkpoint holds the layer quantized; None: it is plain."""
-        weights: dict[FormatName, int] = {}
+        weights: Counter[FormatName] = Counter()
         for linear in self.linears:
             if linear.stored:
-                held = linear.copies * linear.out_features * linear.in_features
-                weights[linear.stored.format] = weights.get(linear.stored.format, 0) + held
-        return max(weights, key=lambda name: (weights[name], BITS_OF_FORMAT[name])) if weights else None
+                weights[linear.stored.format] += linear.copies * linear.out_features * linear.in_features
+        return max(weights, key=lambda name: (weights[name], BITS_OF_FORMAT[name]), default=None)
 
     @property
     def mlp_width(self) -> int:

@@ -20,12 +20,19 @@ from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, Forma
 from strata_planner.contract.roles import Role
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
-from strata_runtime.loading.adapter import ModelSlice, read_config
+from strata_runtime.loading.adapter import ModelSlice
 from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.experts import use_padded_experts
 from strata_runtime.loading.linear_source import LinearSource
+from strata_runtime.loading.quantized import (
+    GPTQ_FORMATS,
+    QuantizedCheckpoint,
+    format_in,
+    quantized_checkpoint,
+    read_model_config,
+)
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.stream import ahead
 from strata_runtime.precision import COMPUTE_DTYPES, make_linear
@@ -42,7 +49,7 @@ def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None
     Raises UnsupportedModelError for what the engine or a format cannot do, InputError for a checkpoint or an any-precision copy that is damaged,
     incomplete, of another model, or does not have the role's layers.
     """
-    config = read_config(model_path)
+    config = read_model_config(model_path)
     check_formats(config.to_dict(), role.format)
     first, last = role.layers
     if last >= config.num_hidden_layers:
@@ -50,13 +57,17 @@ def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None
             f"role asks for layers {first}..{last}; {model_path} has {config.num_hidden_layers}: plan again"
         )
     dtype = COMPUTE_DTYPES[role.compute_type]
-    checkpoint = Checkpoint(model_path)
+    checkpoint = quantized_checkpoint(model_path) or Checkpoint(model_path)
     stage = ModelSlice(config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype)
     use_padded_experts(stage.module)
     sources = stage.sources(checkpoint.keys)
     checkpoint.check(key for keys in sources.values() for key in keys)
     formats = dict(zip(range(first, last + 1), role.format, strict=True))
-    units = [unit for layer, name in formats.items() for unit in _units(stage, layer, name, sources[layer])]
+    units = [
+        replace(unit, format=format_in(checkpoint, unit.tensors.get("weight"), unit.format))
+        for layer, name in formats.items()
+        for unit in _units(stage, layer, name, sources[layer])
+    ]
     weights = {unit.key: unit.tensors["weight"] for unit in units if unit.key}
     source = LinearSource(checkpoint, _artefact(formats, model_path), weights, dtype)
     loader = _Loader(stage, checkpoint, source, dtype, device)
@@ -90,6 +101,7 @@ class _Piece:
 
     tensors: dict[str, Tensor]
     planes: PlanesWeight | None = None
+    module: nn.Module | None = None  # the linear as a quantized checkpoint holds it
 
 
 def _units(stage: ModelSlice, layer: int, name: FormatName, keys: Iterable[str]) -> list[_Unit]:
@@ -132,6 +144,11 @@ class _Loader:
     def read(self, unit: _Unit) -> _Piece:
         """On the CPU."""
         wanted, planes = dict(unit.tensors), None
+        if unit.key and unit.format in GPTQ_FORMATS and isinstance(self._checkpoint, QuantizedCheckpoint):
+            parent, attribute = self._stage.places(unit.layer)[unit.key]
+            linear = getattr(parent, attribute)
+            shape = (linear.out_features, linear.in_features)
+            return _Piece({}, module=self._checkpoint.read_linear(wanted, shape, self._dtype))
         if unit.key and unit.format in ANY_FORMATS and self._source.artefact is not None:
             planes = self._source.planes(unit.key, BITS_OF_FORMAT[unit.format])
             del wanted["weight"]
@@ -146,6 +163,10 @@ class _Loader:
             self._store_filled(unit)
             return
         parent, attribute = self._stage.places(unit.layer)[unit.key]
+        if piece.module is not None:
+            setattr(parent, attribute, piece.module.to(self._device))
+            piece.module = None
+            return
         weight, bias, planes = (piece.tensors.pop("weight", None), piece.tensors.pop("bias", None), piece.planes)
         piece.planes = None
         _check_shapes(unit.key, getattr(parent, attribute), weight if planes is None else planes, bias)

@@ -164,6 +164,7 @@ def _inverse_factor(factors: Tensor, damp: float) -> Tensor:
         damped.diagonal().add_(damp * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
+            upper: Tensor
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not failed:
                 return upper
