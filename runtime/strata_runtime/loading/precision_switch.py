@@ -5,7 +5,7 @@ from the stage's `LinearSource`. Going down among planes reads tables alone; the
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -143,9 +143,15 @@ def role_after(role: Role, change: Change) -> Role:
     return msgspec.structs.replace(
         role,
         bits=(*role.bits[:place], change.bits, *role.bits[place + 1 :]),
-        format=(*role.format[:place], FORMAT_OF_BITS[change.bits], *role.format[place + 1 :]),
+        format=formats_after(role, {change.layer: change.bits}),
         predicted_bytes=role.predicted_bytes + change.growth.net_bytes,
     )
+
+
+def formats_after(role: Role, moves: Mapping[int, int]) -> tuple[FormatName, ...]:
+    """Of the role's layers, once those of `moves` (layer -> bits) have moved."""
+    layers = enumerate(role.format, start=role.layers[0])
+    return tuple(FORMAT_OF_BITS[moves[layer]] if layer in moves else name for layer, name in layers)
 
 
 def format_of(module: nn.Module) -> FormatName:

@@ -172,10 +172,10 @@ class Slot:
             self._loading.superseded = True
         if self._running is not None:
             self._running.keep_bits(f"epoch {prepare.epoch} is being prepared: its plan decides the bits")
-        self._make_room(prepare)
         held = self._running.held() if self._running else ()
+        self._make_room(prepare)
         log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
-        self._loading = Loading(prepare, held, self._wakeup.ring)
+        self._loading = Loading(prepare, held, self._wakeup.ring, idle=self._running is None)
 
     def _make_room(self, prepare: Prepare) -> None:
         """Stop serving before loading if old and new weights do not fit beside each other."""

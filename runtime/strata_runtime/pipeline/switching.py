@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
+import torch
 
 from strata_planner.contract.control import SWITCH_OVER, LayerSwitch, SetBits, SwitchPhase, SwitchState
 from strata_planner.contract.roles import Role
@@ -62,7 +63,8 @@ class Switches:
         self._changed = changed
         self._lock = threading.Lock()
         self._states: list[SwitchState] = []
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="set bits")
+        # Asked first in a new thread, torch tells it the slot's number of threads; else oneDNN would take every core from the steps.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="set bits", initializer=torch.get_num_threads)
 
     @property
     def states(self) -> tuple[SwitchState, ...]:

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from strata_planner.contract.control import Commit, GetStatus, LayerSwitch, SetBits, SlotStatus
-from strata_planner.contract.formats import FormatName
+from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
@@ -241,6 +241,38 @@ def test_bits_stay_while_another_epoch_is_prepared_and_move_again_when_it_was_re
         slot.until(lambda status: status.prepare.phase == "refused")
         assert slot.set_bits(request).phase == "switched"
         assert slot.ask(Commit(epoch=2)).committed_epoch == 1, "what was prepared before the move is no longer"
+
+
+TIGHT: dict[str, tuple[list[FormatName], list[FormatName], bool]] = {
+    "fewer and more bits": (["any8"] * 6, ["any8", "any4", "dense", "any3", "any8", "any8"], True),
+    "nothing that moves": (["int8"] * 6, ["any8"] * 6, False),
+    "the same bits in another format": (["any8"] * 6, ["int8", *["any8"] * 5], False),
+}
+
+
+@pytest.mark.parametrize("name", TIGHT)
+def test_where_old_and_new_do_not_fit_a_role_at_other_bits_moves_what_is_held(model: Path, name: str) -> None:
+    before, after, moves = TIGHT[name]
+    with PipelineHarness(["s0"]) as pipeline:
+        pipeline.serve(tight(any_plan(model, ["s0"], before)))
+        old, request = held(pipeline), greedy("a", PROMPT, 20)
+        leader = pipeline.serve(tight(any_plan(model, ["s0"], after)))
+        assert (held(pipeline) is old) == moves
+        tokens = leader.generate([request])["a"]
+        assert pipeline.slots["s0"].ask(GetStatus()).roles[0].bits == tuple(BITS_OF_FORMAT[each] for each in after)
+        pipeline.serve(any_plan(model, ["s0"], [*after[:5], "any7"]))
+        fresh = pipeline.serve(any_plan(model, ["s0"], after))
+        assert held(pipeline) is not old
+        assert fresh.generate([request])["a"] == tokens
+
+
+def tight(plan: Plan) -> Plan:
+    """Its stage takes most of its device."""
+    [replica] = plan.replicas
+    [stage] = replica.stages
+    memory = msgspec.structs.replace(stage.memory, total_bytes=stage.devices[0].usable_bytes * 2 // 3)
+    stages = (msgspec.structs.replace(stage, memory=memory),)
+    return msgspec.structs.replace(plan, replicas=(msgspec.structs.replace(replica, stages=stages),))
 
 
 def bits_of(status: SlotStatus) -> Mapping[int, tuple[int, ...]]:
