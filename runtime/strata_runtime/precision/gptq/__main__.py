@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from strata_planner.contract.architectures import UnsupportedModelError, check_formats
 from strata_planner.contract.formats import GPTQ, ComputeType
+from strata_planner.contract.quantization import CONFIG_FIELD, with_old_description
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.calibration.text import read_windows
 from strata_runtime.errors import InputError
@@ -49,8 +50,11 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     """Raises InputError, UnsupportedModelError."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; use --device cpu, or a CUDA build of torch")
+    fields = with_old_description(json.loads((folder / "config.json").read_text(encoding="utf-8")), folder)
+    if CONFIG_FIELD in fields:
+        raise InputError(f"{folder} is quantized already: name the model that it was made of")
     config = read_config(folder)
-    check_formats(json.loads((folder / "config.json").read_text(encoding="utf-8")), (GPTQ[options.bits],))
+    check_formats(fields, (GPTQ[options.bits],))
     description = _description(options, config.num_hidden_layers)
     window = min(options.window, getattr(config, "max_position_embeddings", None) or options.window)
     text: Path = options.text or folder / "heldout.txt"

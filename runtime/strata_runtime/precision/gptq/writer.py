@@ -26,6 +26,7 @@ CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _WEIGHT, _CODES = ".weight", ".qweight"
 _MARK = "strata-gptq"
+_MODE = 0o644
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".gguf")
 
 
@@ -104,7 +105,12 @@ class GptqWriter:
 
     def _save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         metadata = {"format": "pt", _MARK: self._mark}
-        _whole(self._output / name, lambda scratch: save_file(dict(tensors), scratch, metadata))
+
+        def write(scratch: Path) -> None:
+            save_file(dict(tensors), scratch, metadata)
+            scratch.chmod(_MODE)  # safetensors keeps files to their owner, and slots may run as somebody else
+
+        _whole(self._output / name, write)
 
     def _decoded(self, tensors: Mapping[str, Tensor]) -> dict[str, GptqCodes]:
         quantization, found = self._description.quantization, {}
