@@ -7,7 +7,7 @@ Exit codes: 0 done, 1 it cannot be done (infeasible, refused, crashed), 2 the in
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -174,6 +174,45 @@ def sensitivity(
     from strata_operator.commands import sensitivity as command
 
     command.run(command.SensitivityOptions(model, text, output, tokens, held_back_tokens, device))
+
+
+@app.command()
+def quantize(  # noqa: PLR0913  one parameter per option
+    model: Annotated[str, typer.Argument(help="The model's folder, or its file://, pvc:// or hf:// uri.")],
+    *,
+    method: Annotated[
+        Literal["any-precision", "gptq"],
+        typer.Option(help="One copy that gives 3 to 8 bits, or a GPTQ checkpoint of its own."),
+    ] = "any-precision",
+    bits: Annotated[
+        int | None, typer.Option(help="The most that the copy gives, by default 8; of a GPTQ checkpoint, by default 4.")
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="UTF-8 text like what the model will see, to weigh errors by; gptq: else heldout.txt of its folder."
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Of the text, at most.")] = 16384,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to; the copy by default beside the checkpoint, or in the node's cache if that is read-only."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Make nothing: read the copy and compare its checksums.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON and nothing else.")] = False,
+) -> None:
+    """Quantize a model once, so that slots load any of 3 to 8 bits at once (needs the runtime). Goes on where it was stopped.
+
+    Example: `strata quantize examples/models/strata-tiny --text examples/models/strata-tiny/heldout.txt`
+    """
+    from strata_operator.commands import quantize as command
+
+    command.run(command.QuantizeOptions(model, method, bits, text, tokens, output, device, verify, json))
 
 
 @app.command()

@@ -21,6 +21,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.loading.artefact_manifest import (
     AGAIN,
     FOLDER_NAME,
+    MANIFEST_NAME,
     LayerFile,
     Manifest,
     cache_folder,
@@ -170,12 +171,20 @@ def find_artefact(model_folder: Path) -> Artefact | None:
     Raises InputError for one of another version or of another model: a slot never serves with weights that are not the model's.
     """
     beside = model_folder / FOLDER_NAME
-    manifest = read_manifest(beside)
-    digest = model_digest(model_folder)
-    folder = beside if manifest is not None else cache_folder(digest)
-    manifest = manifest or read_manifest(folder)
+    if (beside / MANIFEST_NAME).is_file():
+        return open_artefact(beside, model_folder)
+    kept = cache_folder(model_digest(model_folder))
+    return open_artefact(kept, model_folder) if (kept / MANIFEST_NAME).is_file() else None
+
+
+def open_artefact(folder: Path, model_folder: Path) -> Artefact:
+    """The copy in `folder`. Raises InputError where it is absent, damaged, of another version or of another model."""
+    manifest = read_manifest(folder)
     if manifest is None:
-        return None
+        raise InputError(
+            f"{folder} has no {MANIFEST_NAME}: it is no any-precision copy; run `strata quantize {model_folder}`"
+        )
+    digest = model_digest(model_folder)
     if manifest.model_digest != digest:
         raise InputError(
             f"{folder} was made of another model (digest {manifest.model_digest[:12]}, {model_folder} has {digest[:12]}): {AGAIN}, "

@@ -45,24 +45,30 @@ class ArtefactWriter:
             if self._current() == self._empty:
                 write_manifest(folder, self._empty)
 
-    def is_done(self, layer: int) -> bool:
-        """The layer's file is finished and has the checksum that the manifest says: all of it is read."""
+    def finished(self, layer: int) -> LayerFile | None:
+        """The layer's file, if it is whole and has the checksum that the manifest says: all of it is read."""
         file = self._current().of_layer(layer)
         if file is None:
-            return False
+            return None
         path = self.folder / file.name
-        return path.is_file() and path.stat().st_size == file.size_bytes and file_sha256(path) == file.sha256
+        whole = path.is_file() and path.stat().st_size == file.size_bytes and file_sha256(path) == file.sha256
+        return file if whole else None
 
     @contextlib.contextmanager
     def alone(self, layer: int) -> Iterator[None]:
-        """Waits until no other process makes this layer. Ask `is_done` within."""
+        """Waits until no other process makes this layer. Ask `finished` within."""
         with self._lock(f"any-{layer:05d}"):
             yield
 
     def write(self, layer: int, shapes: Shapes, parents: Iterable[tuple[str, AnyParent]]) -> LayerFile:
-        """One file of one layer: `parents` in the order of `shapes` (key -> [N, K]), each taken when the one before is written."""
+        """One file of one layer: `parents` in the order of `shapes` (key -> [N, K]), each taken when the one before is written.
+
+        Within `alone`: what a process that was killed left of this file is removed.
+        """
         recipe = self._empty.recipe
         name = LayerFile(layer, 0, "", {}).name
+        for left in self.folder.glob(f".{name}.*"):
+            left.unlink()
         scratch = self.folder / f".{name}.{os.getpid()}"
         try:
             with scratch.open("wb") as target:
@@ -71,7 +77,7 @@ class ArtefactWriter:
                 for (key, parent), (expected, shape) in zip(parents, shapes.items(), strict=True):
                     assert (key, tuple(parent.codes.shape)) == (expected, shape), f"{key} is not {expected} {shape}"
                     for part in _parts(parent, recipe):
-                        hashed.add(part.contiguous().view(torch.uint8).numpy().data.cast("B"))
+                        hashed.add(part.cpu().contiguous().view(torch.uint8).numpy().data.cast("B"))
                 target.flush()
                 os.fsync(target.fileno())
             scratch.replace(self.folder / name)

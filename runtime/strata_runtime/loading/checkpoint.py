@@ -76,15 +76,15 @@ class Checkpoint:
                     f"{absent[0]}: fetch the checkpoint again"
                 )
 
-    def read(self, keys: Iterable[str], dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
-        """The tensors in memory of their own, floating-point ones in `dtype`."""
+    def read(self, keys: Iterable[str], dtype: torch.dtype | None, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors in memory of their own, floating-point ones in `dtype`; None: in the type that they are stored in."""
         tensors = {}
         for name, wanted in self._by_file(keys).items():
             header = self.header(name)
             with FileIO(self.folder / name) as file:
                 for key in wanted:
                     stored = _read(file, key, header[key])
-                    target = dtype if stored.is_floating_point() else stored.dtype
+                    target = dtype if dtype and stored.is_floating_point() else stored.dtype
                     tensors[key] = stored.to(device=device, dtype=target)
                     self.keys_read.append(key)
         return tensors

@@ -1,0 +1,160 @@
+"""The pass over a model that writes its any-precision copy: each layer's linears are read, quantized and written one after the other.
+
+Called by `__main__`. The next linear is read while one is quantized; at most two are held dense, and with a calibration one layer's Fisher
+diagonals. Layers that an earlier run finished are kept.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from strata_planner.contract.architectures import check_formats
+from strata_planner.contract.formats import ANY_PRECISION
+from strata_runtime.allocator import freed_at_once
+from strata_runtime.calibration.fisher import fisher_diagonals
+from strata_runtime.errors import InputError
+from strata_runtime.loading.adapter import ModelSlice, read_config
+from strata_runtime.loading.artefact_manifest import Recipe
+from strata_runtime.loading.artefact_writer import ArtefactWriter, Shapes
+from strata_runtime.loading.checkpoint import Checkpoint
+from strata_runtime.loading.digest import model_digest
+from strata_runtime.loading.stream import ahead
+from strata_runtime.precision.any_precision import AnyParent, quantize_any
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to make of which model, where. `windows`: token ids of the calibration, empty without one."""
+
+    model: Path
+    folder: Path
+    bits: int
+    seed_bits: int = 3
+    windows: Sequence[Tensor] = ()
+    device: torch.device = _CPU
+
+    @property
+    def recipe(self) -> Recipe:
+        """The windows themselves, not the file that they came from, tell one calibration from another."""
+        digest = hashlib.sha256()
+        for window in self.windows:
+            digest.update(window.to(torch.int64).numpy().tobytes())
+        return Recipe(self.bits, self.seed_bits, digest.hexdigest() if self.windows else None)
+
+
+@dataclass(frozen=True)
+class LayerDone:
+    """`kept`: an earlier run had finished it."""
+
+    layer: int
+    shapes: Shapes
+    seconds: float
+    kept: bool
+    size_bytes: int
+
+
+def make_copy(job: Job, progress: Callable[[int, int], None]) -> list[LayerDone]:
+    """All layers' files, by layer; `progress(done, total)` counts weights. Can be stopped at any time and started again.
+
+    Raises UnsupportedModelError and InputError as loading does.
+    """
+    config = read_config(job.model)
+    check_formats(config.to_dict(), (ANY_PRECISION[job.bits],))
+    count = config.num_hidden_layers
+    weights = _Weights(job.model, count)
+    writer = ArtefactWriter(job.folder, model_digest(job.model), count, job.recipe)
+    counted = _Counted(progress, sum(weights.count(layer) for layer in range(count)))
+    done: dict[int, LayerDone] = {}
+    for layer in range(count):
+        kept = writer.finished(layer)
+        if kept is not None:
+            done[layer] = LayerDone(layer, kept.shapes, 0.0, kept=True, size_bytes=kept.size_bytes)
+            counted.add(weights.count(layer))
+    with freed_at_once():
+        for layer, importances in _importances(job, sorted(set(range(count)) - done.keys())):
+            with writer.alone(layer):
+                made = writer.finished(layer)  # by another process, meanwhile
+                started = time.perf_counter()
+                if made is None:
+                    parents = weights.quantized(layer, job, importances, counted)
+                    made = writer.write(layer, weights.shapes(layer), parents)
+            done[layer] = LayerDone(layer, made.shapes, time.perf_counter() - started, False, made.size_bytes)
+    return [done[layer] for layer in sorted(done)]
+
+
+def _importances(job: Job, layers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Each layer with the Fisher diagonals of its linears: the last layer first, as gradients come; without a calibration none, in order."""
+    if job.windows:
+        return fisher_diagonals(job.model, job.windows, device=job.device, layers=layers)
+    return ((layer, {}) for layer in layers)
+
+
+class _Weights:
+    """A model's linears: shapes without reading anything, weights linear by linear."""
+
+    def __init__(self, model: Path, layers: int) -> None:
+        stage = ModelSlice(read_config(model), (0, layers - 1), embedding=False, head=False, dtype=torch.float32)
+        self._checkpoint = Checkpoint(model)
+        self._sources: dict[str, str] = {}
+        for name in self._checkpoint.keys:
+            linear, _, what = (stage.plain_parameter(name) or "").rpartition(".")
+            if what == "weight":
+                self._sources[linear] = name
+        self._shapes: dict[int, Shapes] = {}
+        for layer in range(layers):
+            linears = {key: getattr(parent, name) for key, (parent, name) in stage.places(layer).items()}
+            self._shapes[layer] = {key: (each.out_features, each.in_features) for key, each in linears.items()}
+        absent = [key for shapes in self._shapes.values() for key in shapes if key not in self._sources]
+        if absent:
+            raise InputError(
+                f"{model} has no dense weight for {len(absent)} linears, for instance {absent[0]}: it is incomplete or quantized already; "
+                "give the checkpoint that it was made of"
+            )
+        self._checkpoint.check(self._sources[key] for shapes in self._shapes.values() for key in shapes)
+
+    def shapes(self, layer: int) -> Shapes:
+        return self._shapes[layer]
+
+    def count(self, layer: int) -> int:
+        """Weights of a layer's linears."""
+        return sum(prod(shape) for shape in self._shapes[layer].values())
+
+    def quantized(
+        self, layer: int, job: Job, importances: dict[str, Tensor], counted: "_Counted"
+    ) -> Iterator[tuple[str, AnyParent]]:
+        """A linear at a time, the next one being read meanwhile."""
+        keys = list(self._shapes[layer])
+        for key, weight in zip(keys, ahead(partial(self._read, key) for key in keys), strict=True):
+            parent = quantize_any(
+                weight.pop().to(job.device), job.bits, importance=importances.get(key), seed_bits=job.seed_bits
+            )
+            counted.add(prod(self._shapes[layer][key]))
+            yield key, parent
+
+    def _read(self, key: str) -> list[Tensor]:
+        """In a list, so that it can be taken out and freed."""
+        name = self._sources[key]
+        return [self._checkpoint.read([name], None, _CPU)[name]]
+
+
+class _Counted:
+    """Weights that are done, of all."""
+
+    def __init__(self, progress: Callable[[int, int], None], total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+        self.add(0)
+
+    def add(self, weights: int) -> None:
+        self._done += weights
+        self._progress(self._done, self._total)
