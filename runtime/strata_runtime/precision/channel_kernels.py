@@ -43,21 +43,31 @@ def converted(tokens: Tensor, weight: ChannelWeight) -> Tensor:
 
 
 def int_mm_runs(tokens: Tensor, weight: ChannelWeight) -> bool:
-    if tokens.device.type == "cpu":
-        return features.int_mm_on_cpu()
-    out_features, in_features = weight.codes.shape
-    return tokens.device.type == "cuda" and out_features % CUDA_INT_MM_QUANTUM == in_features % CUDA_INT_MM_QUANTUM == 0
+    return int8_sums_run(tokens, weight.codes)
 
 
 def int_mm(tokens: Tensor, weight: ChannelWeight) -> Tensor:
     """int8 x int8 with exact int32 sums."""
     codes, token_scales = reference.quantize_tokens(tokens)
-    count = codes.shape[0]
-    if codes.is_cuda and count < CUDA_INT_MM_TOKENS:
-        codes = torch.nn.functional.pad(codes, (0, 0, 0, CUDA_INT_MM_TOKENS - count))
-    sums = torch._int_mm(codes, weight.codes.t())[:count]  # noqa: SLF001 -- torch names its kernels so
-    return (sums.float() * token_scales * weight.scales).to(tokens.dtype)
+    return (int8_sums(codes, weight.codes).float() * token_scales * weight.scales).to(tokens.dtype)
 
 
 def int8_reference(tokens: Tensor, weight: ChannelWeight) -> Tensor:
     return reference.multiply_quantized(tokens, weight.codes, weight.scales)
+
+
+def int8_sums_run(tokens: Tensor, codes: Tensor) -> bool:
+    """Whether torch multiplies int8 matrices here, exactly: tokens of any type [M, K], codes [N, K]."""
+    if tokens.device.type == "cpu":
+        return features.int_mm_on_cpu()
+    out_features, in_features = codes.shape
+    return tokens.device.type == "cuda" and out_features % CUDA_INT_MM_QUANTUM == in_features % CUDA_INT_MM_QUANTUM == 0
+
+
+def int8_sums(token_codes: Tensor, codes: Tensor) -> Tensor:
+    """int8 [M, K], int8 [N, K] -> int32 [M, N]."""
+    count = token_codes.shape[0]
+    if token_codes.is_cuda and count < CUDA_INT_MM_TOKENS:
+        token_codes = torch.nn.functional.pad(token_codes, (0, 0, 0, CUDA_INT_MM_TOKENS - count))
+    sums: Tensor = torch._int_mm(token_codes, codes.t())  # noqa: SLF001 -- torch names its kernels so
+    return sums[:count]

@@ -16,12 +16,13 @@ from typing import Generic, Literal, TypeVar
 from torch import Tensor
 
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
-from strata_runtime.precision import channel_kernels, float8_kernels, group_kernels, plane_kernels
+from strata_runtime.precision import channel_kernels, float8_kernels, group_kernels, plane_kernels, static_kernels
 from strata_runtime.precision.float8 import TYPE_OF_FORMAT, Float8Weight
+from strata_runtime.precision.static_weight import StaticWeight
 from strata_runtime.precision.weights import ChannelWeight, GroupWeight, PlanesWeight
 
 Arithmetic = Literal["16-bit activations", "8-bit activations"]
-W = TypeVar("W", ChannelWeight, GroupWeight, PlanesWeight, Float8Weight)
+W = TypeVar("W", ChannelWeight, GroupWeight, PlanesWeight, Float8Weight, StaticWeight)
 
 ANY_TOKENS = 1 << 62
 
@@ -38,7 +39,7 @@ class Kernel(Generic[W]):
     most_tokens: int = ANY_TOKENS
 
 
-def _always(_tokens: Tensor, _weight: ChannelWeight | GroupWeight | PlanesWeight | Float8Weight) -> bool:
+def _always(_tokens: Tensor, _weight: ChannelWeight | GroupWeight | PlanesWeight | Float8Weight | StaticWeight) -> bool:
     return True
 
 
@@ -64,15 +65,17 @@ PLANE_KERNELS: tuple[Kernel[PlanesWeight], ...] = tuple(
     Kernel(f"{name}-dequantized", name, "16-bit activations", _always, plane_kernels.dequantized)
     for name in ANY_PRECISION.values()
 )
+STATIC_KERNELS: tuple[Kernel[StaticWeight], ...] = (
+    Kernel("w8a8_static-int-mm", "w8a8_static", "8-bit activations", static_kernels.int_mm_runs, static_kernels.int_mm),
+    Kernel("w8a8_static-reference", "w8a8_static", "8-bit activations", _always, static_kernels.reference_product),
+)
 FLOAT8_KERNELS: tuple[Kernel[Float8Weight], ...] = (
     *(
         Kernel(f"{name}-converted", name, "16-bit activations", _always, float8_kernels.converted)
         for name in TYPE_OF_FORMAT
         if name != "fp8_a8"
     ),
-    Kernel(
-        "fp8_a8-scaled-mm", "fp8_a8", "8-bit activations", float8_kernels.scaled_mm_runs, float8_kernels.scaled_mm
-    ),
+    Kernel("fp8_a8-scaled-mm", "fp8_a8", "8-bit activations", float8_kernels.scaled_mm_runs, float8_kernels.scaled_mm),
     Kernel("fp8_a8-reference", "fp8_a8", "8-bit activations", _always, float8_kernels.reference),
 )
 

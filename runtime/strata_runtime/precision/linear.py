@@ -40,7 +40,11 @@ def make_linear(
     `name` only appears in errors. Raises WeightNotFiniteError for NaN or infinity, PrecisionError for a shape, type or format
     that cannot be.
     """
-    _check(weight, bias, format, compute_dtype, name)
+    if format not in MAKERS:
+        raise PrecisionError(
+            f"{name}: format {format!r} cannot be made of a weight alone; use one of {', '.join(MAKERS)}"
+        )
+    check_weight(weight, bias, format, compute_dtype, name)
     stored_bias = None if bias is None else bias.detach().to(compute_dtype)
     return MAKERS[format](weight.detach(), stored_bias, format, compute_dtype)
 
@@ -77,11 +81,10 @@ MAKERS: dict[FormatName, Maker] = {
 }
 
 
-def _check(weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype, name: str) -> None:
-    if format_name not in MAKERS:
-        raise PrecisionError(
-            f"{name}: format {format_name!r} cannot be made of a weight alone; use one of {', '.join(MAKERS)}"
-        )
+def check_weight(
+    weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype, name: str
+) -> None:
+    """Raises PrecisionError for what no linear of this format can be made of."""
     if compute_dtype not in COMPUTE_DTYPES.values():
         raise PrecisionError(f"{name}: compute type {compute_dtype} is not one of bfloat16, float16, float32")
     if weight.ndim != 2 or not weight.is_floating_point():
