@@ -61,9 +61,25 @@ GROUP_KERNELS: tuple[Kernel[GroupWeight], ...] = (
     ),
     Kernel("int3-dequantized", "int3", "16-bit activations", _always, group_kernels.dequantized),
 )
-PLANE_KERNELS: tuple[Kernel[PlanesWeight], ...] = tuple(
-    Kernel(f"{name}-dequantized", name, "16-bit activations", _always, plane_kernels.dequantized)
-    for name in ANY_PRECISION.values()
+PLANE_KERNELS: tuple[Kernel[PlanesWeight], ...] = (
+    *(
+        kernel
+        for name in ANY_PRECISION.values()
+        for kernel in (
+            Kernel(
+                f"{name}-native",
+                name,
+                "16-bit activations",
+                plane_kernels.native_runs,
+                plane_kernels.native,
+                most_tokens=64,
+            ),
+            Kernel(f"{name}-decoded", name, "16-bit activations", plane_kernels.native_runs, plane_kernels.decoded),
+            Kernel(f"{name}-dequantized", name, "16-bit activations", _always, plane_kernels.dequantized),
+        )
+    ),
+    Kernel("any4_a8-native", "any4_a8", "8-bit activations", plane_kernels.native_int8_runs, plane_kernels.native_int8),
+    Kernel("any4_a8-reference", "any4_a8", "8-bit activations", _always, plane_kernels.reference_int8),
 )
 STATIC_KERNELS: tuple[Kernel[StaticWeight], ...] = (
     Kernel("w8a8_static-int-mm", "w8a8_static", "8-bit activations", static_kernels.int_mm_runs, static_kernels.int_mm),

@@ -1,15 +1,43 @@
-"""Products with a PlanesWeight (`any3` ... `any8`). Listed and chosen in `kernels`.
+"""Products with a PlanesWeight (`any3` ... `any8`, `any4_a8`). Listed and chosen in `kernels`.
 
-Activations stay in the compute type and sums are float32, whichever kernel runs.
+`any3` ... `any8`: activations stay in the compute type and sums are float32, whichever kernel runs. `any4_a8`: activations are rounded to int8 with a scale
+per token, as in `w8a8`, and centroids to int8 with a scale per output; sums are exact, so its kernels agree in every bit.
 """
 
 import torch
 from torch import Tensor
 
+from strata_runtime.precision import native_planes, reference
+from strata_runtime.precision.planes import unpack_planes
+from strata_runtime.precision.quantizers import quantize_channels
 from strata_runtime.precision.weights import PlanesWeight
 
 WEIGHTS_AT_A_TIME = 1 << 20  # decoded at once: temporaries of 12 MB
+NATIVE_WEIGHTS_AT_A_TIME = 1 << 19  # of 16 bits they stay in the cache until they are multiplied
 WEIGHTS_AT_A_TIME_ON_CUDA = 1 << 26
+
+
+def native_runs(tokens: Tensor, weight: PlanesWeight) -> bool:
+    return native_planes.takes(tokens, weight.planes) and tokens.dtype == weight.table.dtype
+
+
+def native(tokens: Tensor, weight: PlanesWeight) -> Tensor:
+    """Straight from the planes, in the native library."""
+    if torch.compiler.is_compiling():
+        product: Tensor = torch.ops.strata.planes_linear(tokens, weight.planes, weight.table)
+        return product
+    return native_planes.planes_linear(tokens, weight.planes, weight.table)  # without the dispatcher's two microseconds
+
+
+def decoded(tokens: Tensor, weight: PlanesWeight) -> Tensor:
+    """Some rows of the weight to the compute type by the native library, then torch's dense product."""
+    out = tokens.new_empty(tokens.shape[0], weight.out_features)
+    step = max(1, NATIVE_WEIGHTS_AT_A_TIME // weight.in_features)
+    for start in range(0, weight.out_features, step):
+        part = slice(start, start + step)
+        rows = native_planes.decoded([plane[part] for plane in weight.planes], weight.table[part], weight.in_features)
+        out[:, part] = torch.nn.functional.linear(tokens, rows)
+    return out
 
 
 def dequantized(tokens: Tensor, weight: PlanesWeight) -> Tensor:
@@ -20,3 +48,22 @@ def dequantized(tokens: Tensor, weight: PlanesWeight) -> Tensor:
         rows = weight.dequantized_rows(start, min(start + step, weight.out_features))
         out[:, start : start + step] = torch.nn.functional.linear(tokens, rows.to(tokens.dtype))
     return out
+
+
+def native_int8_runs(tokens: Tensor, weight: PlanesWeight) -> bool:
+    return native_runs(tokens, weight) and weight.in_features <= native_planes.MOST_INPUTS_INT8
+
+
+def native_int8(tokens: Tensor, weight: PlanesWeight) -> Tensor:
+    """`any4_a8` straight from the planes, in the native library."""
+    if torch.compiler.is_compiling():
+        product: Tensor = torch.ops.strata.planes_linear_int8(tokens, weight.planes, weight.table)
+        return product
+    return native_planes.planes_linear_int8(tokens, weight.planes, weight.table)
+
+
+def reference_int8(tokens: Tensor, weight: PlanesWeight) -> Tensor:
+    """What `any4_a8` means, in plain torch."""
+    centroids = quantize_channels(weight.table, torch.float32)
+    codes = unpack_planes(weight.planes, weight.in_features)
+    return reference.multiply_quantized(tokens, centroids.codes.gather(1, codes.long()), centroids.scales)

@@ -1,0 +1,171 @@
+// Bit-planes to values in AVX-512 (F, BW, VL, VBMI, BF16, VNNI). A tile's planes, one vector each, are transposed by shifts and selects: after two stages
+// a byte holds two codes of four bits, after three one code of eight. Values are then looked up in registers, 64 bytes at a time.
+// Any-Precision LLM (arXiv 2402.10517, section 5.2) does both with 32-bit words of a GPU.
+#pragma once
+#include "planes.h"
+
+#if STRATA_X86
+#include <immintrin.h>
+
+#define STRATA_INLINE STRATA_AVX512 inline __attribute__((always_inline))
+
+namespace strata {
+
+// mask ? a : b, bit by bit; the result may take the register of the first operand, which is the one that is not needed again.
+STRATA_INLINE __m512i take_first(__m512i a, __m512i b, __m512i mask) { return _mm512_ternarylogic_epi32(a, b, mask, 0xE4); }
+STRATA_INLINE __m512i take_second(__m512i b, __m512i a, __m512i mask) { return _mm512_ternarylogic_epi32(b, a, mask, 0xD8); }
+
+// Pairs of bits: of columns with odd b in `odd` (at bits b, b - 1), with even b in `even` (at b + 1, b).
+STRATA_INLINE void pair_planes(__m512i high, __m512i low, __m512i& odd, __m512i& even) {
+  const __m512i mask = _mm512_set1_epi8(static_cast<char>(0xAA));
+  odd = take_second(_mm512_srli_epi16(low, 1), high, mask);
+  even = take_first(_mm512_slli_epi16(high, 1), low, mask);
+}
+
+// Nibbles: quads[0] holds the codes of b = 3 (low nibble) and 7 (high), [1]: 1 and 5, [2]: 2 and 6, [3]: 0 and 4.
+STRATA_INLINE void pair_pairs(__m512i high_odd, __m512i high_even, __m512i low_odd, __m512i low_even, __m512i quads[4]) {
+  const __m512i mask = _mm512_set1_epi8(static_cast<char>(0xCC));
+  quads[0] = take_second(_mm512_srli_epi16(low_odd, 2), high_odd, mask);
+  quads[1] = take_first(_mm512_slli_epi16(high_odd, 2), low_odd, mask);
+  quads[2] = take_second(_mm512_srli_epi16(low_even, 2), high_even, mask);
+  quads[3] = take_first(_mm512_slli_epi16(high_even, 2), low_even, mask);
+}
+
+// Of four planes; of three, with any bit in place of the first.
+template <int Count>
+STRATA_INLINE void transpose_nibbles(const __m512i* planes, __m512i quads[4]) {
+  __m512i high_odd, high_even, low_odd, low_even;
+  if constexpr (Count == 4) {
+    pair_planes(planes[0], planes[1], high_odd, high_even);
+    pair_planes(planes[2], planes[3], low_odd, low_even);
+  } else {
+    high_odd = _mm512_srli_epi16(planes[0], 1);
+    high_even = planes[0];
+    pair_planes(planes[1], planes[2], low_odd, low_even);
+  }
+  pair_pairs(high_odd, high_even, low_odd, low_even, quads);
+}
+
+constexpr int kLowOf[4] = {3, 1, 2, 0};  // b of a quad's low nibble; its high one is 4 further
+
+// codes[b]: the codes of the 64 (in a short tile fewer) columns of run b in the low `Bits` bits of bytes; bits above are any.
+template <int Bits>
+STRATA_INLINE void transpose(const __m512i* planes, __m512i codes[8]) {
+  const __m512i low_nibble = _mm512_set1_epi8(0x0F);
+  __m512i quads[4];
+  if constexpr (Bits == 2) {
+    __m512i odd, even;
+    pair_planes(planes[0], planes[1], odd, even);
+    for (int place = 0; place < 4; ++place) {
+      codes[2 * place] = place ? _mm512_srli_epi16(even, 2 * place) : even;
+      codes[2 * place + 1] = place ? _mm512_srli_epi16(odd, 2 * place) : odd;
+    }
+    return;
+  }
+  transpose_nibbles<(Bits < 4 ? 3 : 4)>(planes + (Bits > 4 ? Bits - 4 : 0), quads);
+  if constexpr (Bits <= 4) {
+    for (int quad = 0; quad < 4; ++quad) {
+      codes[kLowOf[quad]] = quads[quad];
+      codes[kLowOf[quad] + 4] = _mm512_srli_epi16(quads[quad], 4);
+    }
+  } else {
+    __m512i high[8];  // the upper bits of every code, from bit 4 on
+    if constexpr (Bits == 5) {
+      const __m512i plane = planes[0];
+      high[0] = _mm512_slli_epi16(plane, 4);
+      high[1] = _mm512_slli_epi16(plane, 3);
+      high[2] = _mm512_slli_epi16(plane, 2);
+      high[3] = _mm512_slli_epi16(plane, 1);
+      high[4] = plane;
+      high[5] = _mm512_srli_epi16(plane, 1);
+      high[6] = _mm512_srli_epi16(plane, 2);
+      high[7] = _mm512_srli_epi16(plane, 3);
+    } else if constexpr (Bits == 6) {
+      __m512i odd, even;
+      pair_planes(planes[0], planes[1], odd, even);
+      high[0] = _mm512_slli_epi16(even, 4);
+      high[1] = _mm512_slli_epi16(odd, 4);
+      high[2] = _mm512_slli_epi16(even, 2);
+      high[3] = _mm512_slli_epi16(odd, 2);
+      high[4] = even;
+      high[5] = odd;
+      high[6] = _mm512_srli_epi16(even, 2);
+      high[7] = _mm512_srli_epi16(odd, 2);
+    } else {
+      __m512i upper[4];
+      transpose_nibbles<Bits - 4>(planes, upper);
+      for (int quad = 0; quad < 4; ++quad) {
+        high[kLowOf[quad]] = _mm512_slli_epi16(upper[quad], 4);
+        high[kLowOf[quad] + 4] = upper[quad];
+      }
+    }
+    for (int quad = 0; quad < 4; ++quad) {
+      const int low = kLowOf[quad];
+      codes[low + 4] = take_first(_mm512_srli_epi16(quads[quad], 4), high[low + 4], low_nibble);
+      codes[low] = take_first(quads[quad], high[low], low_nibble);
+    }
+  }
+}
+
+STRATA_INLINE __mmask64 first_bytes(int64_t count) { return count >= 64 ? ~__mmask64{0} : (__mmask64{1} << count) - 1; }
+STRATA_INLINE __mmask16 first_floats(int64_t count) { return static_cast<__mmask16>(first_bytes(count >= 16 ? 16 : count)); }
+
+template <int Bits>
+STRATA_INLINE void load_planes(const Planes& weight, int64_t row, int64_t tile, __mmask64 mask, __m512i* found) {
+  for (int place = 0; place < Bits; ++place)
+    found[place] = _mm512_maskz_loadu_epi8(mask, weight.planes[place] + row * weight.stride[place] + tile * kTileBytes);
+}
+
+// A table of 2^Bits 16-bit values, its low and high bytes apart, as vpermb and vpermi2b read it.
+template <int Bits>
+struct Table16 {
+  static constexpr int kVectors = Bits <= 6 ? 1 : 1 << (Bits - 6);
+  __m512i low[kVectors], high[kVectors];
+
+  STRATA_INLINE void load(const void* table) {
+    const __m512i places = _mm512_load_si512(kPlaces);
+    if constexpr (Bits <= 5) {
+      const __m512i even = _mm512_and_si512(_mm512_add_epi8(places, places), _mm512_set1_epi8(static_cast<char>((2 << Bits) - 1)));
+      const __mmask64 mask = Bits == 5 ? ~__mmask64{0} : (__mmask64{1} << (2 << Bits) % 64) - 1;
+      const __m512i values = _mm512_maskz_loadu_epi8(mask, table);
+      low[0] = _mm512_permutexvar_epi8(even, values);
+      high[0] = _mm512_permutexvar_epi8(_mm512_or_si512(even, _mm512_set1_epi8(1)), values);
+    } else {
+      const __m512i even = _mm512_add_epi8(places, places);
+      const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi8(1));
+      const char* bytes = static_cast<const char*>(table);
+      for (int each = 0; each < kVectors; ++each) {
+        const __m512i first = _mm512_loadu_si512(bytes + 128 * each), second = _mm512_loadu_si512(bytes + 128 * each + 64);
+        low[each] = _mm512_permutex2var_epi8(first, even, second);
+        high[each] = _mm512_permutex2var_epi8(first, odd, second);
+      }
+    }
+  }
+
+  // 64 values: of columns 0-7, 16-23, 32-39, 48-55 in `first`, the others in `second`.
+  STRATA_INLINE void look_up(__m512i codes, __m512i& first, __m512i& second) const {
+    __m512i low_bytes, high_bytes;
+    if constexpr (Bits <= 6) {
+      low_bytes = _mm512_permutexvar_epi8(codes, low[0]);
+      high_bytes = _mm512_permutexvar_epi8(codes, high[0]);
+    } else if constexpr (Bits == 7) {
+      low_bytes = _mm512_permutex2var_epi8(low[0], codes, low[1]);
+      high_bytes = _mm512_permutex2var_epi8(high[0], codes, high[1]);
+    } else {
+      const __mmask64 upper = _mm512_movepi8_mask(codes);
+      low_bytes = _mm512_mask_blend_epi8(upper, _mm512_permutex2var_epi8(low[0], codes, low[1]),
+                                         _mm512_permutex2var_epi8(low[2], codes, low[3]));
+      high_bytes = _mm512_mask_blend_epi8(upper, _mm512_permutex2var_epi8(high[0], codes, high[1]),
+                                          _mm512_permutex2var_epi8(high[2], codes, high[3]));
+    }
+    first = _mm512_unpacklo_epi8(low_bytes, high_bytes);
+    second = _mm512_unpackhi_epi8(low_bytes, high_bytes);
+  }
+
+  alignas(64) static constexpr uint8_t kPlaces[64] = {
+      0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+      32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+};
+
+}  // namespace strata
+#endif
