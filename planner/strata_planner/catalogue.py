@@ -88,8 +88,8 @@ class Catalogue(Value, frozen=True):
             bandwidth_bytes_per_second=entry.bandwidth_gigabytes_per_second * 1e9,
             flops_per_second=entry.fp16_tflops * 1e12,
             float32_flops_per_second=entry.fp32_tflops * 1e12,
-            decode_efficiency=self._completed(efficiency.decode),
-            prefill_efficiency=self._completed(efficiency.prefill),
+            decode_efficiency=self.completed(efficiency.decode),
+            prefill_efficiency=self.completed(efficiency.prefill),
             layer_overhead_seconds=efficiency.layer_overhead_seconds,
             source=f"published: {entry.source}; efficiencies assumed",
             compute_capability=entry.compute_capability,
@@ -101,8 +101,9 @@ class Catalogue(Value, frozen=True):
             return self.cpu.peer_gigabytes_per_second * 1e9
         return self.devices[name].peer_gigabytes_per_second * 1e9 if name in self.devices else 16e9
 
-    def _completed(self, shares: dict[FormatName, float]) -> dict[FormatName, float]:
-        return {name: shares[base] for name, base in self.stand_ins.items()} | shares
+    def completed(self, shares: dict[FormatName, float]) -> dict[FormatName, float]:
+        """With the shares that stand in for formats that nobody measured on the device."""
+        return {name: shares[base] for name, base in self.stand_ins.items() if base in shares} | shares
 
     def _cpu_profile(self) -> DeviceProfile:
         return DeviceProfile(
@@ -111,8 +112,8 @@ class Catalogue(Value, frozen=True):
             bandwidth_bytes_per_second=self.cpu.bandwidth_gigabytes_per_second * 1e9,
             flops_per_second=self.cpu.fp16_gflops * 1e9,
             float32_flops_per_second=self.cpu.fp32_gflops * 1e9,
-            decode_efficiency=self._completed(self.cpu.decode),
-            prefill_efficiency=self._completed(self.cpu.prefill),
+            decode_efficiency=self.completed(self.cpu.decode),
+            prefill_efficiency=self.completed(self.cpu.prefill),
             layer_overhead_seconds=self.cpu.layer_overhead_seconds,
             source="assumed",
         )

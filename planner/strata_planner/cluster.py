@@ -289,6 +289,11 @@ def _merged(device: Device, base: DeviceProfile) -> DeviceProfile:
     except ContractError as error:
         raise ClusterError(f"the profile of device type '{device.type}' is {error}") from error
     _check_profile(device.type, profile)
+    profile = msgspec.structs.replace(
+        profile,
+        decode_efficiency=catalogue().completed(profile.decode_efficiency),
+        prefill_efficiency=catalogue().completed(profile.prefill_efficiency),
+    )
     memory = device.memory_bytes or profile.memory_bytes
     return msgspec.structs.replace(profile, memory_bytes=memory, threads=device.threads or profile.threads)
 

@@ -119,7 +119,7 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     mixed = mixed_widths(request.model.num_layers, len(request.bits))
     if mixed < len(request.bits) and request.solver == "auto":
         notes.append(f"proven among plans whose stages mix at most {mixed} neighbouring widths")
-    left_out = sorted(set(request.allowed_bits) - set(request.bits))
+    left_out = [] if request.model.quantization else sorted(set(request.allowed_bits) - set(request.bits))
     if left_out:
         notes.append(f"bits {left_out} left out: the fused experts of this model have no format below 16 bits")
     return notes

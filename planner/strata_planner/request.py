@@ -8,7 +8,14 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from strata_planner.cluster import Cluster
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FORMATS_OF_METHOD, ComputeType, FormatName, Method
+from strata_planner.contract.formats import (
+    BITS_OF_FORMAT,
+    COMPUTE_TYPE_BYTES,
+    FORMATS_OF_METHOD,
+    ComputeType,
+    FormatName,
+    Method,
+)
 from strata_planner.contract.kv import KV_BITS
 from strata_planner.costs.memory import PAGE_TOKENS
 from strata_planner.costs.source import LatencySource
@@ -19,6 +26,7 @@ from strata_planner.workload import Workload
 
 Solver = Literal["auto", "exact", "transfer"]
 GoalName = Literal["throughput", "latency", "slo", "cost"]
+QUANTIZED_ALREADY = "none: the checkpoint is quantized already"
 MAX_CHUNK_TOKENS = 2048  # longer prefills are cut into steps of this many tokens
 
 
@@ -80,17 +88,41 @@ class PlanRequest:
     @cached_property
     def formats(self) -> dict[int, tuple[FormatName, ...]]:
         """Allowed bits -> the formats that may store them, the preferred of equals first."""
+        if self.model.quantization:
+            return self._stored_formats
+        quantizable = all(linear.quantizable for layer in set(self.model.layers) for linear in layer.linears)
         known = FORMATS_OF_METHOD[self.method]
-        return {bits: known[bits] if 8 in self.activation_bits else known[bits][:1] for bits in self.bits}
+        return {
+            bits: known[bits] if 8 in self.activation_bits else known[bits][:1]
+            for bits in sorted(set(self.allowed_bits))
+            if quantizable or bits == 16
+        }
+
+    @property
+    def _stored_formats(self) -> dict[int, tuple[FormatName, ...]]:
+        """Of a checkpoint that is quantized already: what it holds, whatever is allowed, and 16 bits."""
+        stored = self.model.stored_formats
+        formats = {BITS_OF_FORMAT[name]: (name,) for name in stored if name}
+        if 16 in self.allowed_bits or None in stored:
+            formats[16] = ("dense",)
+        return dict(sorted(formats.items()))
 
     @cached_property
     def bits(self) -> tuple[int, ...]:
-        """The allowed bit-widths that this model's layers have formats for, fewest first."""
-        quantizable = all(linear.quantizable for layer in set(self.model.layers) for linear in layer.linears)
-        return tuple(sorted({bits for bits in self.allowed_bits if quantizable or bits == 16}))
+        """The bit-widths that layers of this plan may have, fewest first."""
+        return tuple(self.formats)
+
+    def layer_bits(self, layer: int) -> tuple[int, ...]:
+        """Those of `bits` that this layer has a format for: of a quantized checkpoint its own and 16."""
+        if not self.model.quantization:
+            return self.bits
+        stored = self.model.stored_formats[layer]
+        return tuple(bits for bits in self.bits if bits == 16 or (stored and bits == BITS_OF_FORMAT[stored]))
 
     @cached_property
     def omega(self) -> Sensitivity:
+        if self.model.quantization:  # what it cost in quality was paid when the checkpoint was made
+            return Sensitivity(QUANTIZED_ALREADY, ({str(bits): 0.0 for bits in self.bits},) * self.model.num_layers)
         return self.sensitivity.completed(self.bits) if self.sensitivity else prior(self.model, self.bits)
 
     @property

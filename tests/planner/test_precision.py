@@ -1,13 +1,17 @@
 """Which format a device stores its bits in: the method's own, or one that rounds activations where the device is faster by it."""
 
+from dataclasses import replace
+
 import pytest
 
 from strata_planner.cluster import Cluster, Device, DeviceGroup, LinkRate, Node
 from strata_planner.contract.formats import ANY_PRECISION
 from strata_planner.errors import WorkloadError
+from strata_planner.model import Model
 from strata_planner.planning import make_plan
 from strata_planner.precision import formats_on
 from strata_planner.sensitivity import Sensitivity
+from strata_planner.solve.judge import assignment_of, judge
 from tests.planner.builders import CARD, MIB, a_cluster, a_profile, a_request
 
 EVERY_WIDTH = (3, 4, 5, 6, 7, 8, 16)
@@ -67,3 +71,34 @@ def test_what_no_format_does_is_refused(changes: dict[str, object], rule: str) -
 def test_a_width_between_two_calibrated_ones_is_told_geometrically() -> None:
     table = Sensitivity("measured", ({"4": 16.0, "8": 1.0}, {"4": 0.0, "8": 0.0})).completed((3, 6, 8))
     assert table.omega == ({"4": 16.0, "6": pytest.approx(4.0), "8": 1.0}, {"4": 0.0, "6": 0.0, "8": 0.0})
+
+
+def a_gptq_model(layers: int = 4, **description: object) -> Model:
+    fields = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+    return Model.from_config({
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 500, "max_position_embeddings": 128,
+        "quantization_config": fields | description,
+    })  # fmt: skip
+
+
+def test_a_quantized_checkpoint_is_planned_as_it_is_stored_or_at_16_bits() -> None:
+    request = a_request(a_cluster(64, 64), model=a_gptq_model())
+    assert request.formats == {4: ("gptq4",), 16: ("dense",)}
+    plan = make_plan(replace(request, theta=0.0)).plan
+    assert {name for stage in plan.stages for name in stage.format} <= {"gptq4", "dense"}
+    assert plan.prediction.quality_penalty == 0
+    assert a_request(model=a_gptq_model(), allowed_bits=(3, 8)).formats == {4: ("gptq4",)}
+
+
+def test_each_layer_keeps_the_bits_that_the_checkpoint_holds_it_in() -> None:
+    dynamic = {r"+:.*\.layers\.1\..*": {"bits": 8}, r"-:.*\.layers\.2\..*": {}}
+    request = a_request(a_cluster(64, 1.8), model=a_gptq_model(dynamic=dynamic), min_stages=2, allowed_bits=(4,))
+    assert [request.layer_bits(layer) for layer in range(4)] == [(4, 16), (8, 16), (16,), (4, 16)]
+    plan = make_plan(request).plan
+    stored = [name for stage in plan.stages for name in stage.format]
+    for name, own in zip(stored, ("gptq4", "gptq8", "dense", "gptq4"), strict=True):
+        assert name in {own, "dense"}
+    judged = judge(request, assignment_of(plan, request))
+    assert judged.fits
+    assert judged.latency_seconds == pytest.approx(plan.prediction.latency_seconds)

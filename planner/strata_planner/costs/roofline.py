@@ -4,7 +4,7 @@ A linear takes max(operations / rate, bytes / bandwidth); attention reads its ke
 layer adds the time to launch it, each step what its batch takes to plan.
 """
 
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName, stored_bytes
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
 from strata_planner.costs.memory import kv_bytes_per_token
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.model import LayerShape, Linear, Model
@@ -16,8 +16,7 @@ class Roofline:
     def layer(self, layer: LayerShape, format_name: FormatName, rates: Rates, phase: Phase) -> Timed:
         """The format must be one that the device runs."""
         linears = sum(
-            linear_seconds(linear, format_name if linear.quantizable else "dense", rates, phase.total_tokens)
-            for linear in layer.linears
+            linear_seconds(linear, linear.format_in(format_name), rates, phase.total_tokens) for linear in layer.linears
         )
         overhead = rates.profile.layer_overhead_seconds
         return _timed(linears + _attention_seconds(layer, rates, phase) + overhead, rates)
@@ -37,7 +36,7 @@ def _timed(seconds: float, rates: Rates) -> Timed:
 def linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens: int) -> float:
     """One linear operator over `tokens` rows. The format must be one that the device runs."""
     item = COMPUTE_TYPE_BYTES[rates.compute_type]
-    one = stored_bytes(format_name, linear.out_features, linear.in_features, rates.compute_type)
+    one = linear.weight_bytes(format_name, rates.compute_type)
     weights = one * _copies_touched(linear, tokens)
     activations = tokens * linear.active * (linear.in_features + linear.out_features) * item
     operations = 2 * tokens * linear.active * linear.out_features * linear.in_features

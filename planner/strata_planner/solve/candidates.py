@@ -313,6 +313,7 @@ class Pricer:
         return {
             bits: (self._phase_seconds(run, group, bits, prefill), self._phase_seconds(run, group, bits, decode))
             for bits in self.formats(group)
+            if all(bits in self.request.layer_bits(layer) for layer in self._unit(run))
         }
 
     def formats(self, group: DeviceGroup) -> Mapping[int, FormatName]:
