@@ -14,9 +14,9 @@ from typing import Any
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.planning import BesideModel
 from strata_planner.contract.calibration import CALIBRATION_FILE, Calibration
+from strata_planner.contract.model_folder import ACTIVATIONS_FILE, ANY_PRECISION_FOLDER, MANIFEST_FILE
 from strata_planner.contract.values import ContractError
 
-ARTEFACT_FOLDER, MANIFEST_FILE = "strata-any", "manifest.json"
 HUB = "https://huggingface.co"
 HUB_SECONDS = 20
 
@@ -48,7 +48,9 @@ def read_calibration(
 
 def read_beside(uri: str, config: dict[str, Any], environment: Mapping[str, str] = os.environ) -> BesideModel:
     """What earlier commands left beside the checkpoint. Raises InvalidInputError."""
-    return BesideModel(read_calibration(uri, config, environment), _is_prequantized(_visible_folder(uri, environment)))
+    folder = _visible_folder(uri, environment)
+    activations = folder is not None and (folder / ACTIVATIONS_FILE).is_file()
+    return BesideModel(read_calibration(uri, config, environment), _is_prequantized(folder), activations)
 
 
 def _is_prequantized(folder: Path | None) -> bool:
@@ -56,7 +58,7 @@ def _is_prequantized(folder: Path | None) -> bool:
     if folder is None:
         return False
     try:
-        manifest = json.loads((folder / ARTEFACT_FOLDER / MANIFEST_FILE).read_bytes())
+        manifest = json.loads((folder / ANY_PRECISION_FOLDER / MANIFEST_FILE).read_bytes())
         return len(manifest["files"]) == int(manifest["layers"])
     except (OSError, ValueError, KeyError, TypeError):
         return False

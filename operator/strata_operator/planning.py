@@ -22,11 +22,12 @@ from strata_planner.workload import Workload
 @dataclass(frozen=True, slots=True)
 class BesideModel:
     """`calibration`: of `strata sensitivity`; without it the prior stands in. `prequantized`: `strata quantize` made an any-precision
-    copy, all layers of it, which slots will find: what `precision.method: auto` asks for.
+    copy, all layers of it, which slots will find: what `precision.method: auto` asks for. `activations`: their ranges were calibrated, which `w8a8_static` needs.
     """
 
     calibration: Calibration | None = None
     prequantized: bool = False
+    activations: bool = False
 
 
 NOTHING_BESIDE = BesideModel()
@@ -69,6 +70,7 @@ def request_for(
         kv_bits=spec.precision.kv_cache_bits,
         method=_method(deployment, prequantized=beside.prequantized),
         activation_bits=tuple(spec.precision.activation_bits),
+        static_activations=beside.activations,
         theta=spec.objective.quality_weight,
         min_stages=spec.placement.min_stages,
         max_stages=spec.placement.max_stages,

@@ -62,6 +62,7 @@ class PlanRequest:
     the ILP of LLM-PQ for every candidate, "transfer" its heuristic; "auto" proves as much as "exact", faster.
     `layout`: form replicas and tensor-parallel groups too; None: one pipeline of single devices. `method`: how weights become
     fewer bits. `activation_bits`: 8 among them lets products round activations too, where a format for it exists and a device is faster by it.
+    `static_activations`: the ranges of this model's activations were calibrated.
     """
 
     deployment: str
@@ -84,6 +85,7 @@ class PlanRequest:
     layout: LayoutWishes | None = None
     method: Method = "roundToNearest"
     activation_bits: tuple[int, ...] = (16,)
+    static_activations: bool = False
 
     @cached_property
     def formats(self) -> dict[int, tuple[FormatName, ...]]:
@@ -92,11 +94,15 @@ class PlanRequest:
             return self._stored_formats
         quantizable = all(linear.quantizable for layer in set(self.model.layers) for linear in layer.linears)
         known = FORMATS_OF_METHOD[self.method]
-        return {
-            bits: known[bits] if 8 in self.activation_bits else known[bits][:1]
-            for bits in sorted(set(self.allowed_bits))
-            if quantizable or bits == 16
-        }
+        allowed = (bits for bits in sorted(set(self.allowed_bits)) if quantizable or bits == 16)
+        return {bits: self._with_activations(known[bits]) for bits in allowed}
+
+    def _with_activations(self, names: tuple[FormatName, ...]) -> tuple[FormatName, ...]:
+        """Of the formats of some bits those whose activations are allowed."""
+        if 8 not in self.activation_bits:
+            return names[:1]
+        static: tuple[FormatName, ...] = ("w8a8_static",) if self.static_activations and "w8a8" in names else ()
+        return (*names[:1], *static, *names[1:])
 
     @property
     def _stored_formats(self) -> dict[int, tuple[FormatName, ...]]:

@@ -102,3 +102,9 @@ def test_each_layer_keeps_the_bits_that_the_checkpoint_holds_it_in() -> None:
     judged = judge(request, assignment_of(plan, request))
     assert judged.fits
     assert judged.latency_seconds == pytest.approx(plan.prediction.latency_seconds)
+
+
+def test_calibrated_activations_are_taken_before_those_told_on_the_fly() -> None:
+    request = a_request(unlike_cards(1.0), allowed_bits=(8,), activation_bits=(8, 16), static_activations=True)
+    assert request.formats == {8: ("int8", "w8a8_static", "w8a8", "fp8_a8")}
+    assert formats_on(request, DeviceGroup((request.cluster.accelerators()[0],)))[8] == "w8a8_static"
