@@ -46,7 +46,7 @@ def test_no_label_names_two_products() -> None:
     assert len(labels) == len(set(labels))
 
 
-EIGHT_BIT_PRODUCTS = {"w8a8", "fp8_a8"}  # twice the 16-bit rate, which shares are of
+EIGHT_BIT_PRODUCTS = {"w8a8", "w8a8_static", "fp8_a8"}  # twice the 16-bit rate, which shares are of
 
 
 @pytest.mark.parametrize("name", [*catalogue().devices, "cpu"])
