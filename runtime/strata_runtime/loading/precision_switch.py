@@ -12,7 +12,14 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from strata_planner.contract.formats import ANY_PRECISION, ComputeType, FormatName, plane_columns, stored_bytes
+from strata_planner.contract.formats import (
+    ANY_PRECISION,
+    BITS_OF_FORMAT,
+    ComputeType,
+    FormatName,
+    plane_columns,
+    stored_bytes,
+)
 from strata_planner.contract.roles import Role
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
@@ -32,17 +39,27 @@ _COMPUTE_TYPES: dict[torch.dtype, ComputeType] = {dtype: name for name, dtype in
 
 @dataclass(frozen=True)
 class Growth:
-    """Bytes that a change brings and those that it lets go; for the moment of the swap both are held."""
+    """Bytes that a change brings and those that it lets go; at the moment of the swap both are held. `passing_bytes`: more, held while it is read."""
 
     added_bytes: int = 0
     returned_bytes: int = 0
+    passing_bytes: int = 0
 
     @property
     def net_bytes(self) -> int:
         return self.added_bytes - self.returned_bytes
 
+    @property
+    def peak_bytes(self) -> int:
+        """Beyond what was held before, until the change is released."""
+        return self.added_bytes + self.passing_bytes
+
     def __add__(self, other: "Growth") -> "Growth":
-        return Growth(self.added_bytes + other.added_bytes, self.returned_bytes + other.returned_bytes)
+        return Growth(
+            self.added_bytes + other.added_bytes,
+            self.returned_bytes + other.returned_bytes,
+            max(self.passing_bytes, other.passing_bytes),  # linears are read one after the other
+        )
 
 
 @dataclass
@@ -108,7 +125,7 @@ def check_change(model: StageModel, layer: int, bits: int) -> None:
 
 def growth_of(model: StageModel, layer: int, bits: int) -> Growth:
     """What `read_change` will count, told without reading."""
-    return _sum(_growth(module, FORMAT_OF_BITS[bits], model.dtype) for module in model.linears(layer).values())
+    return _sum(_growth(module, FORMAT_OF_BITS[bits], model) for module in model.linears(layer).values())
 
 
 def read_change(model: StageModel, layer: int, bits: int) -> Change:
@@ -158,16 +175,19 @@ def format_of(module: nn.Module) -> FormatName:
     return module.format if isinstance(module, QuantLinear) else "dense"
 
 
-def _growth(module: nn.Module, after: FormatName, dtype: torch.dtype) -> Growth:
+def _growth(module: nn.Module, after: FormatName, model: StageModel) -> Growth:
     before = format_of(module)
     shape: tuple[int, int] = (module.out_features, module.in_features)  # type: ignore[assignment]  # of every linear
     if before == after:
         return Growth()
-    compute_type = _COMPUTE_TYPES[dtype]
+    compute_type = _COMPUTE_TYPES[model.dtype]
+    wanted, held = (stored_bytes(name, *shape, compute_type) for name in (after, before))
+    if after == "dense":
+        return Growth(wanted, held, wanted if can_block(model.dtype, model.device) else 0)
     kept = 0
-    if isinstance(module, AnyLinear) and after != "dense":
-        kept = min(module.bits, int(after.removeprefix("any"))) * shape[0] * plane_columns(shape[1]) // 8
-    return Growth(stored_bytes(after, *shape, compute_type) - kept, stored_bytes(before, *shape, compute_type) - kept)
+    if isinstance(module, AnyLinear):
+        kept = min(module.bits, BITS_OF_FORMAT[after]) * shape[0] * plane_columns(shape[1]) // 8
+    return Growth(wanted - kept, held - kept)
 
 
 def _sum(parts: Iterable[Growth]) -> Growth:

@@ -29,6 +29,7 @@ from strata_runtime.pipeline.transport import Keys, connect
 
 PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.005
+_SWITCH_POLL_SECONDS = 0.03  # a status counts the process's pages, for which the kernel holds up what gives memory back
 
 
 class SlotClient:
@@ -61,15 +62,16 @@ class SlotClient:
         return status
 
     def set_bits(self, request: SetBits) -> SwitchState:
-        """Returns when the request is over, however it ended."""
+        """Returns when the request is over, however it ended. Raises RuntimeFaultError if the slot was started anew meanwhile."""
         status = self.ask(request)
-        while not (
-            states := [each for each in status.switches if each.request == request and each.phase in SWITCH_OVER]
-        ):
-            status = self.until(
-                lambda status: any(each.request == request and each.phase in SWITCH_OVER for each in status.switches)
-            )
-        return states[0]
+        while True:
+            state = next((each for each in status.switches if each.request == request), None)
+            if state is None:
+                raise RuntimeFaultError(f"slot {self.name} knows nothing of {request}: it was started anew; ask again")
+            if state.phase in SWITCH_OVER:
+                return state
+            time.sleep(_SWITCH_POLL_SECONDS)
+            status = self.ask(GetStatus())
 
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -48,9 +48,9 @@ def _check_memory(role: Role, model: StageModel, moves: list[Move]) -> None:
     taken = role.predicted_bytes
     for layer, bits in moves:
         growth = growth_of(model, layer, bits)
-        if growth.net_bytes > 0 and taken + growth.added_bytes > usable:
+        if growth.net_bytes > 0 and taken + growth.peak_bytes > usable:
             raise InputError(
-                f"layer {layer} at {bits} bits does not fit: the role takes {taken:,} bytes then, reading the layer adds {growth.added_bytes:,}, "
+                f"layer {layer} at {bits} bits does not fit: the role takes {taken:,} bytes then, reading the layer adds {growth.peak_bytes:,}, "
                 f"its device has {usable:,}; give other layers fewer bits in the same request, or ask for fewer"
             )
         taken += growth.net_bytes

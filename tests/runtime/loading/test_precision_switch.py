@@ -118,6 +118,14 @@ def test_the_growth_that_is_told_is_that_of_the_modules(model: Path, before: int
         assert growth.added_bytes == growth.returned_bytes == 0
 
 
+def test_a_blocked_weight_passes_as_it_was_read_one_linear_at_a_time(model: Path) -> None:
+    blocked, plain = stage_of(model, compute_type="bfloat16"), stage_of(model)
+    weights = [int(linear.in_features) * int(linear.out_features) for linear in plain.linears(0).values()]
+    passing = 2 * max(weights) if isinstance(fresh(model, 16, "bfloat16").linears(0).popitem()[1], BlockedLinear) else 0
+    assert growth_of(blocked, 0, 16).peak_bytes == 2 * sum(weights) + passing
+    assert growth_of(plain, 0, 16).peak_bytes == 4 * sum(weights)
+
+
 def stored(stage: StageModel) -> int:
     return sum(stored_bytes_of(linear) for linear in stage.linears(0).values())
 
