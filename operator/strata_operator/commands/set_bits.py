@@ -11,6 +11,7 @@ from strata_operator.control_client import BitsKeptError, Endpoint, NoAnswerErro
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.local.errors import RefusedError
 from strata_operator.local.record import RunningDeployment, running_deployment
+from strata_operator.local.view import FILE_WIDTH
 from strata_planner.contract.control import GetStatus, SetBits, SlotStatus, SwitchState
 from strata_planner.contract.formats import ANY_PRECISION
 from strata_planner.contract.plan import Stage
@@ -56,7 +57,10 @@ def run(options: SetBitsOptions) -> None:
         answers = asyncio.run(_ask_all(deployment, wishes, options.bits))
     except NoAnswerError as error:
         raise NotReadyError(str(error)) from error
-    Console().print(shown(answers), highlight=False)
+    console = Console()
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    console.print(shown(answers), highlight=False)
     kept = [f"slot {answer.wish.slot}: {answer.kept}" for answer in answers if answer.kept]
     if kept:
         raise RefusedError("\n".join(kept))

@@ -95,9 +95,12 @@ class Change:
 
 
 def check_change(model: StageModel, layer: int, bits: int) -> None:
-    """Before anything is read: raises InputError if the layer cannot move to these bits, with what would let it."""
+    """Before anything is read: raises InputError if the layer cannot move to these bits, with what would let it, UnsupportedModelError if no layer of
+    this model can.
+    """
     if bits not in FORMAT_OF_BITS:
         raise InputError(f"layer {layer}: {bits} bits; a layer moves among {', '.join(map(str, FORMAT_OF_BITS))}")
+    model.check_format(FORMAT_OF_BITS[bits])
     linears = model.linears(layer)
     fixed = sorted({format_of(module) for module in linears.values()} - _MOVABLE)
     if fixed:

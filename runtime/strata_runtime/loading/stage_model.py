@@ -6,6 +6,8 @@ Made by `load_stage`, called once per step by the stage executor. Knows nothing 
 import torch
 from torch import nn
 
+from strata_planner.contract.architectures import check_formats
+from strata_planner.contract.formats import FormatName
 from strata_runtime.cache.batch import Batch
 from strata_runtime.loading.adapter import ModelSlice
 from strata_runtime.loading.linear_source import LinearSource
@@ -38,6 +40,10 @@ class StageModel:
         With the key `source` finds the planes, tables and dense weights of the same linear.
         """
         return {key: getattr(parent, name) for key, (parent, name) in self._stage.places(layer).items()}
+
+    def check_format(self, name: FormatName) -> None:
+        """Raises UnsupportedModelError for a format that layers of this model cannot be stored in."""
+        check_formats(self._stage.module.config.to_dict(), (name,))
 
     def replace(self, layer: int, key: str, module: nn.Module) -> None:
         """Put another module in a linear's place, between two steps: for changes that its format does not make in place."""

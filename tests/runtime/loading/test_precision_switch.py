@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import ANY_PRECISION, ComputeType, FormatName
 from strata_runtime.errors import InputError
 from strata_runtime.loading.artefact_manifest import FOLDER_NAME, Recipe
@@ -91,6 +92,18 @@ def test_after_any_moves_each_layer_is_one_loaded_at_its_bits(
             assert {format_of(linear) for linear in stage.linears(each).values()} == {FORMAT_OF_BITS[held]}
 
 
+@pytest.mark.parametrize("name", ["opt", "gpt_neox", "qwen2", "phi3"])
+def test_biases_and_fused_linears_move_as_they_are_loaded(name: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / name, name)
+    write_artefact(folder, layers=1)
+    start: list[FormatName] = ["any8", *["dense"] * 5]
+    stage = load(roles(folder, 6, formats=start)[0], folder)
+    for bits in (3, 16, 6):
+        move(stage, 0, bits)
+        expected = load(roles(folder, 6, formats=[FORMAT_OF_BITS[bits], *start[1:]])[0], folder)
+        assert_equal(outputs(stage, 0), outputs(expected, 0))
+
+
 @pytest.mark.parametrize("bits", sorted(ANY_PRECISION))
 def test_down_and_up_again_is_the_same_bytes_and_what_stays_is_not_copied(model: Path, bits: int) -> None:
     stage = stage_of(model)
@@ -163,6 +176,14 @@ def test_layers_rounded_to_nearest_do_not_move(model: Path, name: FormatName) ->
         read_change(stage, 0, 4)
     assert_equal(outputs(stage, 0), expected)
     move(stage, 1, 3)
+
+
+def test_fused_experts_hold_their_layers_at_16_bits(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "mixtral", "mixtral")
+    write_artefact(folder, layers=1)
+    stage = load(roles(folder, 6)[0], folder)
+    with pytest.raises(UnsupportedModelError, match="fused experts"):
+        read_change(stage, 0, 4)
 
 
 @pytest.mark.parametrize("bits", [2, 9, 12, 17])
