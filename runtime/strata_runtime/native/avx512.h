@@ -110,6 +110,16 @@ STRATA_INLINE void transpose(const __m512i* planes, __m512i codes[8]) {
 STRATA_INLINE __mmask64 first_bytes(int64_t count) { return count >= 64 ? ~__mmask64{0} : (__mmask64{1} << count) - 1; }
 STRATA_INLINE __mmask16 first_floats(int64_t count) { return static_cast<__mmask16>(first_bytes(count >= 16 ? 16 : count)); }
 
+// Rounded to nearest, ties to even; NaN stays NaN. (The instruction for it would take subnormals for zeros.)
+STRATA_INLINE __m256i bfloat16_of(__m512 values) {
+  const __m512i bits = _mm512_castps_si512(values);
+  const __m512i last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff)));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __mmask16 broken = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, broken, quiet), 16));
+}
+
 template <int Bits>
 STRATA_INLINE void load_planes(const Planes& weight, int64_t row, int64_t tile, __mmask64 mask, __m512i* found) {
   for (int place = 0; place < Bits; ++place)

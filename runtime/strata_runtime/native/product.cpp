@@ -83,6 +83,10 @@ STRATA_API void strata_planes_group_linear(const GroupsCall* all) {
   const Planes weight = weight_of(call);
   const Groups groups{pointer<const uint16_t>(all->scales), pointer<const uint8_t>(all->zeros), all->scale_stride, all->zero_stride, all->count, all->size};
   in_parts(call, [&](const Matrix& tokens, void* out) {
+#if STRATA_X86
+    if (tokens.type == Type::bfloat16 && cpu_level() == Level::avx512 && weight.bits >= 2 && groups_bfloat16_avx512_takes(groups))
+      return product_groups_bfloat16_avx512(tokens, weight, groups, static_cast<uint16_t*>(out), call.out_stride, static_cast<int>(call.threads));
+#endif
     product_groups_float(tokens, weight, groups, out, call.out_stride, static_cast<int>(call.threads));
   });
 }

@@ -144,6 +144,24 @@ STRATA_AVX2 void avx2_rows(const Planes& weight, const Activations& activations,
   plain_rows(weight, activations, tokens, result, begin, end);
 }
 
+// `shifted_table` of four bits: 16 values in one vector.
+STRATA_AVX512 float shifted_table4(const Planes& weight, int64_t row, Type type, uint8_t* table) {
+  const uint8_t* at = weight.table + row * weight.table_stride_bytes;
+  __m512 values;
+  if (type == Type::float32)
+    values = _mm512_loadu_ps(at);
+  else if (type == Type::bfloat16)
+    values = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))), 16));
+  else
+    values = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+  float scale = _mm512_reduce_max_ps(_mm512_abs_ps(values)) / 127.0f;
+  if (!(scale > 0)) scale = kTiny;
+  const __m512i codes = _mm512_cvtps_epi32(_mm512_div_ps(values, _mm512_set1_ps(scale)));
+  const __m512i clipped = _mm512_min_epi32(_mm512_max_epi32(codes, _mm512_set1_epi32(-127)), _mm512_set1_epi32(127));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(table), _mm512_cvtepi32_epi8(_mm512_add_epi32(clipped, _mm512_set1_epi32(kShift))));
+  return scale;
+}
+
 // Some tiles of a row of four bits to shifted bytes.
 STRATA_AVX512 void decode_tiles(const Planes& weight, int64_t row, int64_t first_tile, int64_t last_tile, __m512i table, uint8_t* out) {
   for (int64_t tile = first_tile; tile < last_tile; ++tile) {
@@ -202,6 +220,24 @@ STRATA_AVX512 void block(const uint8_t* weights, const int8_t* activations, int6
 using Block = void (*)(const uint8_t*, const int8_t*, int64_t, int64_t, int32_t*);
 constexpr Block kBlocks[] = {nullptr, block<1>, block<2>, block<3>, block<4>, block<5>, block<6>};
 
+STRATA_AVX512 void store_rows(const Result& result, const Activations& activations, int64_t tokens, int64_t row, int64_t rows, const int32_t* sums,
+                              const float* scales) {
+  for (int64_t token = 0; token < tokens; ++token) {
+    if (result.type != Type::bfloat16) {
+      for (int64_t each = 0; each < rows; ++each) result.store(token, row + each, sums[token * kRowsDecoded + each], scales[each], activations);
+      continue;
+    }
+    const __m512i shift = _mm512_set1_epi32(activations.sums[token]);
+    const __m512 scale = _mm512_set1_ps(activations.scales[token]);
+    for (int64_t each = 0; each < rows; each += 16) {
+      const __mmask16 mask = first_floats(rows - each);
+      const __m512 sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(sums + token * kRowsDecoded + each), shift));
+      const __m512 values = _mm512_mul_ps(_mm512_mul_ps(sum, scale), _mm512_maskz_loadu_ps(mask, scales + each));
+      _mm256_mask_storeu_epi16(static_cast<uint16_t*>(result.out) + token * result.stride + row + each, mask, bfloat16_of(values));
+    }
+  }
+}
+
 STRATA_AVX512 void avx512_rows(const Planes& weight, const Activations& activations, int64_t tokens, const Result& result, int64_t begin, int64_t end) {
   thread_local Scratch scratch, sums_scratch;
   const int64_t tiles = weight.tiles(), groups = (tokens + kBlockTokens - 1) / kBlockTokens;
@@ -211,7 +247,7 @@ STRATA_AVX512 void avx512_rows(const Planes& weight, const Activations& activati
     const int64_t rows = end - row < kRowsDecoded ? end - row : kRowsDecoded;
     float scales[kRowsDecoded];
     alignas(64) uint8_t tables[kRowsDecoded][16];
-    for (int64_t each = 0; each < rows; ++each) scales[each] = shifted_table(weight, row + each, result.type, tables[each]);
+    for (int64_t each = 0; each < rows; ++each) scales[each] = shifted_table4(weight, row + each, result.type, tables[each]);
     std::memset(sums, 0, static_cast<size_t>(tokens) * kRowsDecoded * sizeof(int32_t));
     for (int64_t tile = 0; tile < tiles; tile += kSectionTiles) {
       const int64_t last = tile + kSectionTiles < tiles ? tile + kSectionTiles : tiles, width = (last - tile) * kTile;
@@ -226,8 +262,7 @@ STRATA_AVX512 void avx512_rows(const Planes& weight, const Activations& activati
                          sums + first * kRowsDecoded + each);
       }
     }
-    for (int64_t token = 0; token < tokens; ++token)
-      for (int64_t each = 0; each < rows; ++each) result.store(token, row + each, sums[token * kRowsDecoded + each], scales[each], activations);
+    store_rows(result, activations, tokens, row, rows, sums, scales);
   }
 }
 #endif
