@@ -25,7 +25,8 @@ from strata_planner.contract.quantization import (
 from strata_runtime.errors import InputError
 from strata_runtime.loading.adapter import read_config
 from strata_runtime.loading.checkpoint import Checkpoint
-from strata_runtime.precision.gptq import PARTS, GptqCodes, GptqLinear, GptqTensors, decode, store
+from strata_runtime.precision.gptq import PARTS, GptqCodes, GptqTensors, decode, store
+from strata_runtime.precision.gptq.gptq_linear import GptqLinear
 
 GPTQ_FORMATS = frozenset(GPTQ.values())
 _WEIGHT, _CODES = ".weight", ".qweight"

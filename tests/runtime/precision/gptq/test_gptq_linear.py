@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.formats import GPTQ, stored_bytes
 from strata_runtime.precision import PrecisionError, stored_bytes_of
-from strata_runtime.precision.gptq import GptqCodes, GptqLinear, store
+from strata_runtime.precision.gptq import GptqCodes, store
+from strata_runtime.precision.gptq.gptq_linear import GptqLinear
 
 torch.set_num_threads(1)
 
