@@ -92,6 +92,8 @@ class Change:
             self._let_go.clear()
             self.stored.clear()
             self.modules.clear()
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()  # torch would keep what was freed for itself
 
 
 def check_change(model: StageModel, layer: int, bits: int) -> None:

@@ -1,6 +1,7 @@
 """Bits that move while a slot serves: running sequences go on, and their tokens are those of a model switched at the same step."""
 
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,22 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from strata_planner.contract.control import Commit, GetStatus, LayerSwitch, SetBits, SlotStatus
+from strata_planner.contract.control import SWITCH_OVER, Commit, GetStatus, LayerSwitch, SetBits, SlotStatus
 from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
 from strata_runtime.loading.artefact_manifest import FOLDER_NAME
-from strata_runtime.loading.precision_switch import FORMAT_OF_BITS, growth_of
+from strata_runtime.loading.precision_switch import FORMAT_OF_BITS, format_of, growth_of
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.pipeline.client import greedy
-from strata_runtime.pipeline.switching import moves_within
+from strata_runtime.pipeline.executor import StageExecutor
+from strata_runtime.pipeline.load import cache_of
+from strata_runtime.pipeline.switching import Switches, moves_within
 from strata_runtime.precision import QuantLinear
 from tests.runtime.loading.artefacts import write_artefact
 from tests.runtime.loading.stages import load, roles
@@ -241,6 +246,34 @@ def test_bits_stay_while_another_epoch_is_prepared_and_move_again_when_it_was_re
         slot.until(lambda status: status.prepare.phase == "refused")
         assert slot.set_bits(request).phase == "switched"
         assert slot.ask(Commit(epoch=2)).committed_epoch == 1, "what was prepared before the move is no longer"
+
+
+REQUESTS = st.dictionaries(st.integers(0, LAYERS), st.sampled_from([2, 3, 4, 5, 8, 16]), min_size=1, max_size=4)
+
+
+@given(requests=st.lists(REQUESTS, max_size=4))
+@settings(max_examples=10, deadline=None)
+def test_after_any_requests_the_role_tells_the_truth_and_refused_ones_changed_nothing(
+    model: Path, requests: list[dict[int, int]]
+) -> None:
+    [role] = roles(model, 1, formats=["any8"] * LAYERS)
+    stage = load(role, model)
+    executor = StageExecutor(role, stage, cache_of(role, stage))
+    changed = threading.Event()
+    switches, expected = Switches(changed.set), [8] * LAYERS
+    for bits in requests:
+        switches.ask(SetBits(1, 0, 0, bits), executor)
+        possible = all(layer < LAYERS and wanted > 2 for layer, wanted in bits.items())
+        for layer, wanted in bits.items() if possible else ():
+            expected[layer] = wanted
+    while any(state.phase not in SWITCH_OVER for state in switches.states):
+        changed.wait()
+        changed.clear()
+    switches.close()
+    assert {state.phase for state in switches.states} <= {"switched", "refused"}
+    assert executor.role.bits == tuple(expected)
+    for layer, bits_now in enumerate(expected):
+        assert {format_of(linear) for linear in stage.linears(layer).values()} == {FORMAT_OF_BITS[bits_now]}
 
 
 TIGHT: dict[str, tuple[list[FormatName], list[FormatName], bool]] = {
