@@ -13,6 +13,8 @@ from strata_planner.costs.latency import Latencies
 from strata_planner.costs.source import Rates, decode_phase, prefill_phase
 from strata_planner.request import PlanRequest
 
+ABOUT_EQUAL = 1.01
+
 
 def formats_on(request: PlanRequest, group: DeviceGroup) -> Mapping[int, FormatName]:
     """Bits -> format, of the allowed bits that the devices run at all."""
@@ -24,7 +26,7 @@ def formats_on(request: PlanRequest, group: DeviceGroup) -> Mapping[int, FormatN
 
 
 def _fastest(request: PlanRequest, names: Sequence[FormatName], rates: Rates) -> FormatName:
-    """The first of equals. Whole batches in both phases, one layer: what a plan weighs (LLM-PQ, section 4.1)."""
+    """The first of those about as fast. Whole batches in both phases, one layer: what a plan weighs (LLM-PQ, section 4.1)."""
     if len(names) == 1:
         return names[0]
     workload, layer = request.workload, request.model.layers[0]
@@ -35,4 +37,5 @@ def _fastest(request: PlanRequest, names: Sequence[FormatName], rates: Rates) ->
         prompts = workload.concurrency * latencies.layer(layer, name, rates, prefill).seconds
         return prompts + (workload.output_tokens - 1) * latencies.layer(layer, name, rates, decode).seconds
 
-    return min(names, key=seconds)
+    taken = {name: seconds(name) for name in names}
+    return next(name for name in names if taken[name] <= ABOUT_EQUAL * min(taken.values()))
