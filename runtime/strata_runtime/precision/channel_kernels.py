@@ -6,7 +6,7 @@
 import torch
 from torch import Tensor
 
-from strata_runtime.precision import features, reference
+from strata_runtime.precision import features, native_channels, reference
 from strata_runtime.precision.weights import ChannelWeight
 
 PACKED_COLUMNS = 16  # `_weight_int8pack_mm` reads past the end of rows that this does not divide
@@ -40,6 +40,15 @@ def converted(tokens: Tensor, weight: ChannelWeight) -> Tensor:
         rows = weight.codes[start : start + step].to(tokens.dtype)
         out[:, start : start + step] = torch.nn.functional.linear(tokens, rows)
     return out.mul_(weight.scales)
+
+
+def native_runs(tokens: Tensor, weight: ChannelWeight) -> bool:
+    return native_channels.takes(tokens, weight.codes) and native_channels.fast()
+
+
+def native(tokens: Tensor, weight: ChannelWeight) -> Tensor:
+    """int8 x int8 with exact int32 sums, activations rounded in the same pass: few tokens wait for the weights alone."""
+    return native_channels.channel_linear(tokens, weight.codes, weight.scales)
 
 
 def int_mm_runs(tokens: Tensor, weight: ChannelWeight) -> bool:

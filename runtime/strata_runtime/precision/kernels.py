@@ -48,6 +48,9 @@ CHANNEL_KERNELS: tuple[Kernel[ChannelWeight], ...] = (
         "int8-packed", "int8", "16-bit activations", channel_kernels.packed_runs, channel_kernels.packed, most_tokens=16
     ),
     Kernel("int8-converted", "int8", "16-bit activations", _always, channel_kernels.converted),
+    Kernel(
+        "w8a8-native", "w8a8", "8-bit activations", channel_kernels.native_runs, channel_kernels.native, most_tokens=96
+    ),
     Kernel("w8a8-int-mm", "w8a8", "8-bit activations", channel_kernels.int_mm_runs, channel_kernels.int_mm),
     Kernel("w8a8-reference", "w8a8", "8-bit activations", _always, channel_kernels.int8_reference),
 )
@@ -82,6 +85,14 @@ PLANE_KERNELS: tuple[Kernel[PlanesWeight], ...] = (
     Kernel("any4_a8-reference", "any4_a8", "8-bit activations", _always, plane_kernels.reference_int8),
 )
 STATIC_KERNELS: tuple[Kernel[StaticWeight], ...] = (
+    Kernel(
+        "w8a8_static-native",
+        "w8a8_static",
+        "8-bit activations",
+        static_kernels.native_runs,
+        static_kernels.native,
+        most_tokens=96,
+    ),
     Kernel("w8a8_static-int-mm", "w8a8_static", "8-bit activations", static_kernels.int_mm_runs, static_kernels.int_mm),
     Kernel("w8a8_static-reference", "w8a8_static", "8-bit activations", _always, static_kernels.reference_product),
 )

@@ -5,8 +5,18 @@ Like those of `w8a8` but that a token's scale is known before it comes: no pass 
 
 from torch import Tensor
 
-from strata_runtime.precision import channel_kernels, reference
+from strata_runtime.precision import channel_kernels, native_channels, reference
 from strata_runtime.precision.static_weight import StaticWeight
+
+
+def native_runs(tokens: Tensor, weight: StaticWeight) -> bool:
+    return native_channels.takes(tokens, weight.codes) and native_channels.fast()
+
+
+def native(tokens: Tensor, weight: StaticWeight) -> Tensor:
+    """int8 x int8 with exact int32 sums, activations rounded in the same pass."""
+    static = (weight.smoothing.float() * weight.activation_scale, weight.activation_scale)
+    return native_channels.channel_linear(tokens, weight.codes, weight.scales, static)
 
 
 def int_mm_runs(tokens: Tensor, weight: StaticWeight) -> bool:
