@@ -141,7 +141,7 @@ STRATA_AVX512 void decode_row(const Job& job, int64_t row, int64_t first_tile, i
     for (int b = 0; b < 8; ++b, out += 64) {
       alignas(64) uint8_t bytes[64];
       _mm512_store_si512(bytes, _mm512_and_si512(codes[b], meant));
-      __m256i quarters[4];
+      __m512 quarters[4];
 #pragma GCC unroll 4
       for (int quarter = 0; quarter < 4; ++quarter) {
         const __m512 code = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes + 16 * quarter))));
@@ -155,10 +155,10 @@ STRATA_AVX512 void decode_row(const Job& job, int64_t row, int64_t first_tile, i
           scale = _mm512_set1_ps(scales[group]);
           shift = _mm512_set1_ps(shifts[group]);
         }
-        quarters[quarter] = bfloat16_of(_mm512_fmsub_ps(code, scale, shift));
+        quarters[quarter] = _mm512_fmsub_ps(code, scale, shift);
       }
-      const __m512i front = _mm512_inserti64x4(_mm512_castsi256_si512(quarters[0]), quarters[1], 1);
-      const __m512i back = _mm512_inserti64x4(_mm512_castsi256_si512(quarters[2]), quarters[3], 1);
+      const __m512i front = (__m512i)_mm512_cvtne2ps_pbh(quarters[1], quarters[0]);  // no value is NaN or as small as a subnormal
+      const __m512i back = (__m512i)_mm512_cvtne2ps_pbh(quarters[3], quarters[2]);
       _mm512_store_si512(out, _mm512_permutex2var_epi64(front, even, back));
       _mm512_store_si512(out + 32, _mm512_permutex2var_epi64(front, odd, back));
     }
