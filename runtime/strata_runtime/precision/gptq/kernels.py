@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strata_runtime.precision import native_planes
 from strata_runtime.precision.gptq.weight import GptqWeight
 
 WEIGHTS_AT_A_TIME = 1 << 20  # decoded at once: temporaries of 14 MB
@@ -26,6 +27,19 @@ class GptqKernel:
     most_tokens: int = ANY_TOKENS
 
 
+def native_runs(tokens: Tensor, weight: GptqWeight) -> bool:
+    return native_planes.takes(tokens, weight.planes)
+
+
+def native(tokens: Tensor, weight: GptqWeight) -> Tensor:
+    """Straight from the planes, in the native library."""
+    stored = (weight.planes, weight.scales, weight.zeros, weight.group)
+    if torch.compiler.is_compiling():
+        product: Tensor = torch.ops.strata.planes_group_linear(tokens, *stored)
+        return product
+    return native_planes.planes_group_linear(tokens, *stored)  # without the dispatcher's two microseconds
+
+
 def dequantized(tokens: Tensor, weight: GptqWeight) -> Tensor:
     """Some rows of the weight to the compute type, then a dense product: what every other kernel is tested against."""
     out = tokens.new_empty(tokens.shape[0], weight.out_features)
@@ -36,7 +50,14 @@ def dequantized(tokens: Tensor, weight: GptqWeight) -> Tensor:
     return out
 
 
-GPTQ_KERNELS: tuple[GptqKernel, ...] = (GptqKernel("gptq-dequantized", lambda _tokens, _weight: True, dequantized),)
+def _always(_tokens: Tensor, _weight: GptqWeight) -> bool:
+    return True
+
+
+GPTQ_KERNELS: tuple[GptqKernel, ...] = (
+    GptqKernel("gptq-native", native_runs, native),
+    GptqKernel("gptq-dequantized", _always, dequantized),
+)
 
 
 def multiply(tokens: Tensor, weight: GptqWeight) -> Tensor:

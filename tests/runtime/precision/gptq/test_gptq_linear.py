@@ -9,6 +9,7 @@ from strata_planner.contract.formats import GPTQ, stored_bytes
 from strata_runtime.precision import PrecisionError, stored_bytes_of
 from strata_runtime.precision.gptq import GptqCodes, store
 from strata_runtime.precision.gptq.gptq_linear import GptqLinear
+from strata_runtime.precision.gptq.kernels import GPTQ_KERNELS
 
 torch.set_num_threads(1)
 
@@ -55,6 +56,30 @@ def test_it_multiplies_by_its_weights_and_keeps_the_bytes_that_are_counted(
     )
     assert stored_bytes_of(linear) == counted
     assert linear.format == GPTQ[bits]
+
+
+@given(
+    shape=st.tuples(st.integers(1, 20), st.integers(1, 40), st.integers(1, 1100)),
+    bits=st.sampled_from(sorted(GPTQ)),
+    group=st.one_of(st.none(), st.integers(1, 300)),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
+    skipped=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_kernel_that_runs_here_gives_the_product_of_the_stored_weight(
+    shape: tuple[int, int, int], bits: int, group: int | None, dtype: torch.dtype, skipped: int
+) -> None:
+    """Tokens are rows of a wider matrix, so not all are aligned."""
+    count, out_features, in_features = shape
+    weight = store(some_codes(out_features, in_features, bits, group), group=group, name="linear")
+    wide = torch.randn(count, in_features + skipped, generator=torch.Generator().manual_seed(bits)).to(dtype)
+    tokens, values = wide[:, skipped:], weight.dequantized().double()
+    wanted, size = tokens.double() @ values.t(), tokens.double().abs() @ values.abs().t()
+    for kernel in GPTQ_KERNELS:
+        if kernel.runs(tokens, weight):
+            out = kernel.run(tokens, weight)
+            assert out.dtype == dtype
+            assert bool(((out.double() - wanted).abs() <= size * torch.finfo(dtype).eps * 2 + 1e-6).all()), kernel.name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
