@@ -6,6 +6,7 @@ the model, as merged experts). Bit-planes come from the model's any-precision co
 format needs. Tensors of other layers are not read; files are read, not mapped, so that stages of one machine share the page cache and no more.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -38,6 +39,8 @@ from strata_runtime.loading.stream import ahead
 from strata_runtime.precision import COMPUTE_DTYPES, make_linear
 from strata_runtime.precision.any_linear import AnyLinear
 from strata_runtime.precision.weights import PlanesWeight
+
+log = logging.getLogger(__name__)
 
 ANY_FORMATS = frozenset(ANY_PRECISION.values())
 _CPU = torch.device("cpu")
@@ -122,10 +125,20 @@ def _units(stage: ModelSlice, layer: int, name: FormatName, keys: Iterable[str])
 
 
 def _artefact(formats: Mapping[int, FormatName], model_path: Path) -> Artefact | None:
-    """The model's any-precision copy; where a layer will be read from it, its file is found whole first."""
-    artefact = find_artefact(model_path)
-    if artefact is not None:
-        artefact.check(layer for layer, name in formats.items() if name in ANY_FORMATS)
+    """The model's any-precision copy; where a layer will be read from it, its file is found whole first.
+
+    One that cannot be used is refused by name, unless no layer needs it.
+    """
+    wanted = [layer for layer, name in formats.items() if name in ANY_FORMATS]
+    try:
+        artefact = find_artefact(model_path)
+        if artefact is not None:
+            artefact.check(wanted)
+    except InputError as error:
+        if wanted:
+            raise
+        log.warning("precision cannot be changed while the stage runs: %s", error)
+        return None
     return artefact
 
 

