@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import ComputeType
+from strata_planner.contract.model_folder import ACTIVATIONS_FILE
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.calibration.layers import LayeredModel, Piece
 from strata_runtime.calibration.text import read_windows
@@ -27,7 +28,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.loading.adapter import read_config
 from strata_runtime.loading.digest import model_digest
 from strata_runtime.loading.uri import resolve_model
-from strata_runtime.precision.activation_file import ACTIVATIONS_FILE, ActivationEntry, Activations
+from strata_runtime.precision.activation_file import ActivationEntry, Activations
 from strata_runtime.precision.activation_histogram import THRESHOLDS, CalibrationMethod, MagnitudeHistogram, scale_of
 from strata_runtime.precision.linear import COMPUTE_DTYPES
 from strata_runtime.precision.smoothing import best_smoothing, smoothing_factors

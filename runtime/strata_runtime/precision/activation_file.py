@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from strata_planner.contract.model_folder import ACTIVATIONS_FILE
 from strata_runtime.errors import InputError
 from strata_runtime.precision.errors import NotCalibratedError
 
-ACTIVATIONS_FILE = "strata-activations.safetensors"
 ACTIVATIONS_VERSION = "1"
 _COMMAND = "python -m strata_runtime.precision.activation_calibration MODEL --text FILE"
 
@@ -57,6 +57,11 @@ class Activations:
         except (OSError, SafetensorError) as error:
             scratch.unlink(missing_ok=True)
             raise InputError(f"{path} cannot be written ({error}): name another place with --output") from error
+
+
+def activations_of(folder: Path, model: str) -> Activations:
+    """What lies beside the checkpoint in `folder`, whose digest is `model`. Raises NotCalibratedError as `read_activations` does."""
+    return read_activations(folder / ACTIVATIONS_FILE, model)
 
 
 def read_activations(path: Path, model: str) -> Activations:
