@@ -1,7 +1,7 @@
 """The kernels of every format, and the rule that picks one.
 
 `select` is called by the linears on every forward pass. Knows when a kernel runs and when it is the fastest; how it multiplies is in `channel_kernels`,
-`group_kernels`, `plane_kernels` and `float8_kernels`.
+`group_kernels`, `plane_kernels`, `triton_products` (GPUs) and `float8_kernels`.
 
 The number of tokens chooses only between kernels of equal arithmetic, so that a replay by prefill differs from decode by rounding alone;
 activation quantization is a format of the plan, never a silent choice. Equal arithmetic of `int8`, `int4` and `int3`: activations stay in the
@@ -16,7 +16,14 @@ from typing import Generic, Literal, TypeVar
 from torch import Tensor
 
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
-from strata_runtime.precision import channel_kernels, float8_kernels, group_kernels, plane_kernels, static_kernels
+from strata_runtime.precision import (
+    channel_kernels,
+    float8_kernels,
+    group_kernels,
+    plane_kernels,
+    static_kernels,
+    triton_products,
+)
 from strata_runtime.precision.float8 import TYPE_OF_FORMAT, Float8Weight
 from strata_runtime.precision.static_weight import StaticWeight
 from strata_runtime.precision.weights import ChannelWeight, GroupWeight, PlanesWeight
@@ -78,6 +85,21 @@ PLANE_KERNELS: tuple[Kernel[PlanesWeight], ...] = (
                 most_tokens=64,
             ),
             Kernel(f"{name}-decoded", name, "16-bit activations", plane_kernels.native_runs, plane_kernels.decoded),
+            Kernel[PlanesWeight](
+                f"{name}-triton",
+                name,
+                "16-bit activations",
+                triton_products.product_runs,
+                triton_products.product,
+                most_tokens=triton_products.MOST_TOKENS,
+            ),
+            Kernel[PlanesWeight](
+                f"{name}-triton-dequantized",
+                name,
+                "16-bit activations",
+                triton_products.product_runs,
+                triton_products.dequantized,
+            ),
             Kernel(f"{name}-dequantized", name, "16-bit activations", _always, plane_kernels.dequantized),
         )
     ),

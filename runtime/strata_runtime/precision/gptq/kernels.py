@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strata_runtime.precision import native_planes
+from strata_runtime.precision import native_planes, triton_products
 from strata_runtime.precision.gptq.weight import GptqWeight
 
 WEIGHTS_AT_A_TIME = 1 << 20  # decoded at once: temporaries of 14 MB
@@ -56,6 +56,10 @@ def _always(_tokens: Tensor, _weight: GptqWeight) -> bool:
 
 GPTQ_KERNELS: tuple[GptqKernel, ...] = (
     GptqKernel("gptq-native", native_runs, native),
+    GptqKernel(
+        "gptq-triton", triton_products.product_runs, triton_products.product, most_tokens=triton_products.MOST_TOKENS
+    ),
+    GptqKernel("gptq-triton-dequantized", triton_products.product_runs, triton_products.dequantized),
     GptqKernel("gptq-dequantized", _always, dequantized),
 )
 
