@@ -9,7 +9,7 @@ are measured on single products or the runtime's own. Counts no weights and no K
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
+from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.rows import FEW_ROWS, MANY_ROWS, padded_rows
 from strata_planner.model import LayerShape, Linear, Model
 
@@ -32,7 +32,15 @@ CONVERTED_AT_A_TIME = 1 << 21
 CONVERTED_AT_A_TIME_ON_CUDA = 1 << 26
 GROUPS_BYTES_PER_WEIGHT = 4.5
 # Up to so many rows a weight is multiplied as it is stored, by kernels that keep nothing (precision.kernels).
-PACKED_ROWS: dict[FormatName, int] = {"dense": 0, "int8": 16, "w8a8": 1 << 30, "int4": 48, "int3": 48}
+_ANY_ROWS = 1 << 30
+PACKED_ROWS: dict[FormatName, int] = {
+    **dict.fromkeys(FORMAT_NAMES, 0),
+    **dict.fromkeys(ANY_PRECISION.values(), 64),
+    **dict.fromkeys(("w8a8", "w8a8_static", "any4_a8"), _ANY_ROWS),
+    "int8": 16,
+    "int4": 48,
+    "int3": 48,
+}
 _FLOAT32 = 4
 
 

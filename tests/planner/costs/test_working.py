@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.rows import padded_rows
 from strata_planner.costs.working import (
     FLOAT32_BUFFER_BYTES,
@@ -109,6 +109,12 @@ def test_the_peak_is_reached_while_loading_only_where_kv_is_small() -> None:
     terms = of("int4")
     assert terms.peak(kv_bytes=1 << 40) == terms.serving
     assert WorkingMemory(1, 0, 0, 0, 0, 0, loading=50).peak(kv_bytes=10) == 40
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("compute_type", ["bfloat16", "float32"])
+def test_every_format_has_a_working_memory(name: FormatName, compute_type: ComputeType) -> None:
+    assert 0 < of(name, compute_type=compute_type).serving < 1 << 30
 
 
 def test_a_gpus_share_of_the_process_is_in_its_overhead() -> None:
