@@ -52,7 +52,7 @@ def fisher_diagonals(
 
 def _of_the_loss(head: Piece, states: Sequence[Tensor], windows: Sequence[Tensor]) -> list[Tensor]:
     """Gradients of each window's mean loss by what enters the head."""
-    gradients = []
+    gradients: list[Tensor] = []
     for state, window in zip(states, windows, strict=True):
         inputs = state.clone().requires_grad_()
         logits = head.differentiable(inputs)

@@ -5,11 +5,11 @@ The alternative to `any_precision` that kernels of scales and zeros can read (Ma
 
 A code c of 8 bits stands for zero + c * scale. Its k most significant bits stand for the middle of the 2^(8-k) codes that begin with them. So rounding to
 the nearest code of 8 bits gives the nearest value at every k, and only the range of a group is left to choose: wide for many bits, which tell
-outliers apart, narrow for few. It is searched for the least sum over k of 2^k times the weighted squared error: errors fall as 4^-k, so a plain sum would
-see 3 bits alone, and one of 4^k would let 8 bits forbid any narrowing.
+outliers apart, narrow for few. It is searched for the least sum over k of emphasis^k times the weighted squared error: errors fall as 4^-k, so a plain
+sum would see 3 bits alone, and an emphasis of 4 lets 8 bits forbid any narrowing; 2 lies between.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from strata_runtime.precision.errors import PrecisionError
 
 PARENT_BITS = 8
 WIDTHS = (3, 4, 5, 6, 7, 8)
+EMPHASIS = 2.0
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)  # of either end of a group's range
 ROUNDS = 2
 VALUES_AT_A_TIME = 1 << 18
@@ -57,12 +58,18 @@ def sliced(codes: Tensor, bits: int) -> Tensor:
 
 
 def quantize(
-    weight: Tensor, *, importance: Tensor | None = None, group: int = GPTQ_GROUP, widths: Sequence[int] = WIDTHS
+    weight: Tensor,
+    *,
+    importance: Tensor | None = None,
+    group: int = GPTQ_GROUP,
+    widths: Sequence[int] = WIDTHS,
+    emphasis: float = EMPHASIS,
 ) -> NestedUniform:
-    """weight: [N, K], within float16; importance: [N, K] or [K], not negative; widths: those whose errors are minimised together.
+    """weight: [N, K], within float16; importance: [N, K] or [K], not negative; widths: those whose errors are minimised together, times emphasis^width.
 
     Raises PrecisionError.
     """
+    factors = {bits: emphasis**bits for bits in widths}
     most, peak = torch.finfo(torch.float16).max, float(weight.abs().max())
     if not peak <= most:
         raise PrecisionError(f"the weight reaches {peak:g}, and zeros of groups (float16) hold at most {most:g}")
@@ -78,13 +85,13 @@ def quantize(
         padding = groups * group - in_features
         values = torch.cat([values, values[:, -1:].expand(-1, padding)], dim=1).view(-1, groups, group)
         weights = torch.nn.functional.pad(weights, (0, padding)).view(-1, groups, group)
-        scale, zero = _best_range(values, weights, widths)
+        scale, zero = _best_range(values, weights, factors)
         scales[rows], zeros[rows] = scale, zero
         codes[rows] = _round(values, scale, zero).to(torch.uint8).flatten(1)
     return NestedUniform(codes[:, :in_features].contiguous(), scales, zeros, group)
 
 
-def _best_range(values: Tensor, weights: Tensor, widths: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _best_range(values: Tensor, weights: Tensor, factors: Mapping[int, float]) -> tuple[Tensor, Tensor]:
     """Scales and zeros float16 [R, G]: both ends of each group's range are shrunk together, then each by itself."""
     low, high = values.aminmax(dim=-1)
     best = values.new_full(low.shape, torch.inf)
@@ -93,7 +100,7 @@ def _best_range(values: Tensor, weights: Tensor, widths: Sequence[int]) -> tuple
         begun = kept
         for shrink in SHRINKS:
             tried = [torch.full_like(old, shrink) if end else old for end, old in zip(ends, begun, strict=True)]
-            error = _error(values, weights, *_grid(low * tried[0], high * tried[1]), widths)
+            error = _error(values, weights, *_grid(low * tried[0], high * tried[1]), factors)
             better = error < best
             best = torch.where(better, error, best)
             kept = (torch.where(better, tried[0], kept[0]), torch.where(better, tried[1], kept[1]))
@@ -111,12 +118,12 @@ def _round(values: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     return ((values - zero[..., None].float()) / scale[..., None].float()).round_().clamp_(0, _TOP)
 
 
-def _error(values: Tensor, weights: Tensor, scale: Tensor, zero: Tensor, widths: Sequence[int]) -> Tensor:
-    """[R, G]: sum over widths k of 2^k times the weighted squared error at k bits."""
+def _error(values: Tensor, weights: Tensor, scale: Tensor, zero: Tensor, factors: Mapping[int, float]) -> Tensor:
+    """[R, G]: the sum over widths of factor times weighted squared error."""
     codes = _round(values, scale, zero)
     exact = (values - zero[..., None].float()) / scale[..., None].float()
     total = torch.zeros_like(scale, dtype=torch.float32)
-    for bits in widths:
+    for bits, factor in factors.items():
         missed = sliced(codes, bits).sub_(exact).square_().mul_(weights).sum(dim=-1)
-        total += missed * 2.0**bits
+        total += missed * factor
     return total * scale.float().square()

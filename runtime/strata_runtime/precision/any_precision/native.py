@@ -41,4 +41,4 @@ def cluster_rows(
         *(seed_bits, bits),
         *(codes.data_ptr(), tables.data_ptr(), torch.get_num_threads()),
     )
-    return dict(zip(range(seed_bits, bits + 1), tables.split(sizes, dim=1), strict=True))
+    return dict(zip(range(seed_bits, bits + 1), tables.split_with_sizes(sizes, dim=1), strict=True))
