@@ -13,6 +13,7 @@ from torch import Tensor
 from strata_runtime.errors import InputError
 from strata_runtime.loading.artefact import Artefact
 from strata_runtime.loading.checkpoint import Checkpoint
+from strata_runtime.precision.activation_file import ActivationEntry, Activations
 from strata_runtime.precision.weights import PlanesWeight
 
 _CPU = torch.device("cpu")
@@ -25,6 +26,7 @@ class LinearSource:
         self, checkpoint: Checkpoint, artefact: Artefact | None, weights: Mapping[str, str], dtype: torch.dtype
     ) -> None:
         self.artefact = artefact
+        self.activations: Activations | None = None  # read where a layer is stored in w8a8_static
         self._checkpoint = checkpoint
         self._weights = weights
         self._dtype = dtype
@@ -51,6 +53,11 @@ class LinearSource:
     def table(self, key: str, bits: int) -> Tensor:
         """Centroids [N, 2^bits] in the compute type. Raises as `planes`."""
         return self._copy(key).table(key, bits, self._dtype)
+
+    def activation_entry(self, key: str) -> ActivationEntry:
+        """How the inputs of a linear are rounded. Raises NotCalibratedError."""
+        assert self.activations is not None
+        return self.activations.entry(key)
 
     def _copy(self, key: str) -> Artefact:
         if self.artefact is None:

@@ -25,6 +25,7 @@ from strata_runtime.loading.adapter import ModelSlice
 from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
+from strata_runtime.loading.digest import model_digest
 from strata_runtime.loading.experts import use_padded_experts
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.quantized import (
@@ -37,7 +38,9 @@ from strata_runtime.loading.quantized import (
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.stream import ahead
 from strata_runtime.precision import COMPUTE_DTYPES, make_linear
+from strata_runtime.precision.activation_file import activations_of
 from strata_runtime.precision.any_linear import AnyLinear
+from strata_runtime.precision.static_linear import static_linear
 from strata_runtime.precision.weights import PlanesWeight
 
 log = logging.getLogger(__name__)
@@ -73,6 +76,8 @@ def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None
     ]
     weights = {unit.key: unit.tensors["weight"] for unit in units if unit.key}
     source = LinearSource(checkpoint, _artefact(formats, model_path), weights, dtype)
+    if "w8a8_static" in role.format:
+        source.activations = activations_of(model_path, model_digest(model_path))
     loader = _Loader(stage, checkpoint, source, dtype, device)
     stage.initialise_buffers(device)
     with freed_at_once():
@@ -218,6 +223,8 @@ class _Loader:
             return BlockedLinear(weight, bias)
         if name == "dense":
             return _plain(weight, bias)
+        if name == "w8a8_static":
+            return static_linear(weight, bias, self._source.activation_entry(called), self._dtype, name=called)
         return make_linear(weight, bias, name, self._dtype, name=called)
 
     def _moved(self, tensor: Tensor) -> Tensor:
