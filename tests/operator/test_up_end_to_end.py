@@ -72,7 +72,11 @@ class Up:
         self.said: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.ready_line = self._until_ready()
+        try:
+            self.ready_line = self._until_ready()
+        except BaseException:  # a time-out too: nothing is left behind
+            self.process.terminate()
+            raise
 
     def _read(self) -> None:
         assert self.process.stderr
