@@ -1,6 +1,6 @@
 """How a slot's process holds memory: returned at once while it loads, kept for the next step while it serves.
 
-Called by the slot at start and by `load_stage`. glibc alone; elsewhere nothing happens. Knows no tensors.
+Called by the slot at start, by `load_stage` and by the stage executor. glibc alone; elsewhere nothing happens. Knows no tensors.
 Constants and rules: mallopt(3).
 """
 
@@ -14,7 +14,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _MAPPED_ALONE_BYTES = 64 << 10  # while loading: whatever is larger is a mapping of its own, whose end is its return
 # While serving, glibc's most: steps take and free the same blocks, and fresh pages cost seven times a copy into old ones.
 _KEPT_BYTES = 32 << 20
-_loads: list[None] = []
+_loads: list[None] = []  # and first steps
 _lock = threading.Lock()
 
 
@@ -38,6 +38,24 @@ def freed_at_once() -> Iterator[None]:
             if not _loads:
                 _serve()
         _trim()
+
+
+class FirstTimes:
+    """Which sizes of steps a stage has had. In the first step of a size the libraries make kernels that stay for good: were they
+    taken from the heap between that step's temporaries, the freed ones could never join again.
+    """
+
+    def __init__(self) -> None:
+        self._met: set[tuple[int, int]] = set()
+
+    def step(self, *sizes: int) -> contextlib.AbstractContextManager[None]:
+        """Around a step. `sizes`: every number that kernels are made for, in an order that stays."""
+        numbered = set(enumerate(sizes))
+        if numbered <= self._met:
+            return contextlib.nullcontext()
+        self._met |= numbered
+        _trim()  # what earlier steps left in the heap and this one does not use
+        return freed_at_once()
 
 
 def _serve() -> None:

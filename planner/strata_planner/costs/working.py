@@ -24,13 +24,18 @@ FLOAT32_BUFFER_BYTES = 3 << 20
 HEAP_SLACK = 0.6
 FRAMES_UNDER_WAY = 2  # of hidden states in sockets: one coming in, one going out
 
-# The runtime's own: keys and values (cache.batch) or soft-capped scores (cache.attention) at once; rows of an expert at
-# once (loading.experts); weights brought back to the compute type at once, in so many bytes each (precision).
+# The runtime's own: keys and values (cache.batch), soft-capped scores and a mask's rows in the compute type (cache.attention) at
+# once; rows of an expert at once (loading.experts); weights brought back to the compute type at once, in so many bytes each (precision).
 GATHERED_BYTES = 16 << 20
+SCORES_BYTES = 8 << 20
+MASK_BYTES, MASK_ROWS = 4 << 20, 256
+WIDE = 256  # soft-capped keys are padded to powers of two, beyond this to multiples of it
+SOFT_CAPPED = frozenset({"gemma2"})  # architectures whose attention is not torch's own
 EXPERT_ROWS = 128
 CONVERTED_AT_A_TIME = 1 << 21
 CONVERTED_AT_A_TIME_ON_CUDA = 1 << 26
 GROUPS_BYTES_PER_WEIGHT = 4.5
+GROUPS_BYTES_PER_WEIGHT_IN_FLOAT32 = 5.25  # the product takes them as they are
 # Up to so many rows a weight is multiplied as it is stored, by kernels that keep nothing (precision.kernels).
 _ANY_ROWS = 1 << 30
 PACKED_ROWS: dict[FormatName, int] = {
@@ -42,6 +47,7 @@ PACKED_ROWS: dict[FormatName, int] = {
     "int3": 48,
 }
 _FLOAT32 = 4
+_ATTENTION_PRODUCTS = 2  # scores, and what they weigh
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,8 @@ def working_memory(model: Model, step: StepShape, storage: Storage, *, head: boo
     tokens = padded_rows(step.tokens) if storage.on_cpu else step.tokens
     layers = set(model.layers)
     stream = (4 * tokens + FRAMES_UNDER_WAY * step.tokens) * model.hidden_size * storage.item
-    layer = max(_Layer(each, tokens, step, storage, model.hidden_size).worst for each in layers)
+    capped = model.architecture in SOFT_CAPPED
+    layer = max(_Layer(each, tokens, step, storage, model.hidden_size, capped=capped).worst for each in layers)
     logits = _logits_bytes(model, step, storage) if head else 0
     alive = stream + max(layer, logits)
     return WorkingMemory(
@@ -132,7 +139,14 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
         kernels += rows * len(_product_shapes((each for each in linears if each.copies == 1), name))
     experts = {(each.out_features, each.in_features) for each in linears if each.copies > 1}
     kernels += len(experts) * row_numbers(1, min(step.tokens, EXPERT_ROWS))
+    if model.architecture in SOFT_CAPPED:
+        kernels += _ATTENTION_PRODUCTS * (_key_numbers(step.tokens) + _key_numbers(step.context))
     return kernels * KERNEL_BYTES
+
+
+def _key_numbers(most: int) -> int:
+    """To how many numbers keys are padded where scores are soft-capped: powers of two, then multiples of `WIDE`."""
+    return (min(most, WIDE) - 1).bit_length() + 1 + max(0, -(-most // WIDE) - 1)
 
 
 def _product_shapes(linears: Iterable[Linear], name: FormatName) -> set[tuple[FormatName, int, int]]:
@@ -169,11 +183,14 @@ def _converted_at_once(weights: int, storage: Storage) -> int:
 class _Layer:
     """One layer's moments in bytes, beside the stream."""
 
-    def __init__(self, layer: LayerShape, tokens: int, step: StepShape, storage: Storage, hidden: int) -> None:
+    def __init__(
+        self, layer: LayerShape, tokens: int, step: StepShape, storage: Storage, hidden: int, *, capped: bool = False
+    ) -> None:
         self._layer, self._step, self._storage = layer, step, storage
         self._row = tokens * storage.item  # bytes of one value of every token
         self._tokens = tokens
         self._hidden = hidden
+        self._capped = capped
         self._queries, self._keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         names = {linear.name for linear in layer.linears}
         self._fused_qkv, self._fused_mlp = "qkv_proj" in names, "gate_up_proj" in names
@@ -194,7 +211,7 @@ class _Layer:
         queries, keys = self._queries, self._keys
         whole = (queries + keys) * self._fused_qkv * self._row  # fused projections stay while their parts are copied
         rotating = (4 * queries + 2 * keys) * self._row
-        attending = (3 * queries + 2 * keys) * self._row + self._gathered() + self._mask()
+        attending = (3 * queries + 2 * keys) * self._row + self._gathered() + self._mask() + self._scores()
         projecting = (2 * queries + 2 * keys + self._hidden) * self._row + self._brought_back()
         return whole + max(rotating, attending, projecting)
 
@@ -205,14 +222,27 @@ class _Layer:
         return max(chunk, min(GATHERED_BYTES, self._step.sampled * one))
 
     def _mask(self) -> int:
-        """Of the longest chunk that has a past: which keys each token sees, and that in the compute type."""
+        """Of the longest chunk that has a past: which keys each token sees, and some rows of that in the compute type."""
         rows = max(0, min(self._step.tokens, self._step.context - self._step.tokens + self._step.sampled))
-        return rows * self._step.context * (1 + self._storage.item)
+        row = self._step.context * self._storage.item
+        return rows * self._step.context + min(rows * row, max(MASK_BYTES, MASK_ROWS * row))
+
+    def _scores(self) -> int:
+        """Where they are soft-capped: some rows of them, and padded copies of queries, keys and values. A group of decoding
+        sequences, gathered while no scores of a chunk are there, holds more than that or less.
+        """
+        if not self._capped:
+            return 0
+        copies = 2 * self._step.context * self._keys * self._storage.item
+        return max(0, copies + self._queries * self._row + SCORES_BYTES - self._gathered())
 
     def _mlp(self) -> int:
-        width = self._layer.mlp_width
-        acting = (1.5 if self._gated and not self._fused_mlp else 2) * width * self._row
-        return int(max(acting, width * self._row + self._brought_back()))
+        """Fused gates and ups stay while what comes of them is projected."""
+        width = self._layer.mlp_width * self._row
+        fused = self._gated and self._fused_mlp
+        acting = (1.5 if self._gated and not fused else 2) * width
+        projecting = (1.5 * width + self._hidden * self._row if fused else width) + self._brought_back()
+        return int(max(acting, projecting))
 
     def _experts(self, experts: list[Linear]) -> int:
         """All tokens' sum in float32; some rows of one expert: gathered, padded, both halves, what comes of them."""
@@ -233,8 +263,11 @@ class _Layer:
         if name == "dense" or not linear.quantizable:
             return 0
         weights = _converted_at_once(linear.out_features * linear.in_features, self._storage)
-        per_weight = (
-            2 * self._storage.item if name in {"int8", "w8a8"} else GROUPS_BYTES_PER_WEIGHT + self._storage.item
-        )
+        per_weight: float = 2 * self._storage.item
+        if name not in {"int8", "w8a8"}:
+            in_float32 = self._storage.item == _FLOAT32
+            per_weight = (
+                GROUPS_BYTES_PER_WEIGHT_IN_FLOAT32 if in_float32 else GROUPS_BYTES_PER_WEIGHT + self._storage.item
+            )
         product = min(linear.out_features, weights // linear.in_features) * self._row
         return int(weights * per_weight) + product

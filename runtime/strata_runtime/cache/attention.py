@@ -4,6 +4,7 @@ Called once per layer by the loading adapter. Knows no model: queries, keys and 
 All queries of a key head are handled together, so that keys and values are never repeated for grouped queries.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +13,11 @@ from torch.nn import functional
 from strata_runtime.cache.batch import Batch, ChunkPart, DecodePart
 from strata_runtime.cache.pool import LayerPool
 
-SCORES_BYTES = 16 << 20  # of soft-capped scores at once
+SCORES_BYTES = 8 << 20  # of soft-capped scores at once
+MASK_BYTES = 4 << 20  # of a chunk's mask in the compute type at once
+_ROWS_TOGETHER = 256  # what torch's kernel takes at once of long chunks
 _WIDE = 256  # of padded keys and rows
-_SCORE_BYTES = 8  # a score in the compute type, in float32 after the softmax, and rounded again
+_SCORE_BYTES = 10  # a score in the compute type, in float32 before and after the softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,25 @@ def _chunk(
     query, key, value = own
     if part.pages is not None:
         key, value = pool.gather(part.pages)[:, :, part.keys].unbind(0)
-    out = _softmax_attention(query[None], key[None], value[None], part.mask, rule, causal=part.mask is None)
+    attended = [
+        _softmax_attention(query[None, :, rows], key[None], value[None], mask, rule, causal=mask is None)
+        for rows, mask in _masked_rows(query.shape[1], part.mask, query.element_size())
+    ]
+    out = attended[0] if len(attended) == 1 else torch.cat(attended, dim=2)
     return out[0].transpose(0, 1)
+
+
+def _masked_rows(
+    tokens: int, mask: torch.Tensor | None, element_bytes: int
+) -> Iterator[tuple[slice, torch.Tensor | None]]:
+    """All rows, or some at a time: torch's kernel makes a copy of a mask [n, keys] in the compute type, which grows with the context."""
+    if mask is None:
+        yield slice(0, tokens), None
+        return
+    at_a_time = max(1, MASK_BYTES // (mask.shape[-1] * element_bytes) // _ROWS_TOGETHER) * _ROWS_TOGETHER
+    for start in range(0, tokens, at_a_time):
+        rows = slice(start, min(start + at_a_time, tokens))
+        yield rows, mask[rows]
 
 
 def _softmax_attention(
@@ -119,9 +139,22 @@ def _soft_capped(
     if causal:
         mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()
     if query.device.type == "cpu" and query.dtype is not torch.float32:
+        if query.shape[0] > 1:
+            return _one_by_one(query, keys, values, mask, rule)
         query, keys, values, mask = _in_few_shapes(query, keys, values, mask)
         return _soft_capped_slices(query, keys, values, mask, rule)[:, :, :tokens]
     return _soft_capped_slices(query, keys, values, mask, rule)
+
+
+def _one_by_one(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, rule: AttentionRule
+) -> torch.Tensor:
+    """Each sequence of a group by itself: their number would be one more that oneDNN keeps kernels for, and one sequence's padded
+    copies are a fraction of the group's.
+    """
+    masks = [None] * query.shape[0] if mask is None else mask.split(1)
+    each = (query.split(1), keys.split(1), values.split(1), masks)
+    return torch.cat([_soft_capped(*one, rule, causal=False) for one in zip(*each, strict=True)])
 
 
 def _in_few_shapes(

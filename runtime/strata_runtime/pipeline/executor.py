@@ -22,6 +22,8 @@ from strata_planner.contract.frames import (
     Truncate,
 )
 from strata_planner.contract.roles import Role
+from strata_planner.contract.rows import padded_rows
+from strata_runtime.allocator import FirstTimes
 from strata_runtime.cache import PagedKvCache
 from strata_runtime.engine.sampling import choose, log_probabilities
 from strata_runtime.errors import StepError
@@ -50,6 +52,7 @@ class StageExecutor:
         self.work = Work()
         self.model = model
         self.boundary = StepBoundary()
+        self._first_times = FirstTimes()
         self._cache = cache
         self._samplings: dict[int, Sampling] = {}
         self._next_step = 0
@@ -76,7 +79,9 @@ class StageExecutor:
                 self._apply(operation)
             if not header.segments:
                 return None
-            return self.model.forward(inputs.to(self.model.device), self._cache.plan(header.segments))
+            batch = self._cache.plan(header.segments)
+            with self._first_times.step(padded_rows(batch.tokens), padded_rows(len(batch.sample_rows))):
+                return self.model.forward(inputs.to(self.model.device), batch)
 
     def switch(self, change: Change) -> tuple[int, float]:
         """Give a layer its new weights between two steps; from any thread, while another one runs the steps.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_planner.contract.frames import Segment
-from strata_runtime.cache import PagedKvCache
+from strata_runtime.cache import PagedKvCache, attention
 from strata_runtime.cache import batch as batch_module
 from strata_runtime.cache.attention import AttentionRule, attend
 from strata_runtime.errors import PoolExhaustedError
@@ -122,6 +122,16 @@ def test_soft_capped_scores_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch)
     first = run_step(cache, {0: text}, [Segment(0, 0, 13, 0, 1)], rule)[0]
     second = run_step(cache, {0: text}, [Segment(0, 13, 15, 13, 1)], rule)[0]
     torch.testing.assert_close(torch.cat([first, second]), plain_attention(text, rule), atol=1e-5, rtol=0)
+
+
+def test_masked_rows_some_at_a_time_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "MASK_BYTES", 1)
+    monkeypatch.setattr(attention, "_ROWS_TOGETHER", 3)
+    text, rule = a_text(3, 21, 4, 2), AttentionRule(scale=0.3)
+    cache = a_cache(2)
+    run_step(cache, {0: text}, [Segment(0, 0, 5, 0, 0)], rule)
+    found = run_step(cache, {0: text}, [Segment(0, 5, 16, 0, 0)], rule)[0]
+    torch.testing.assert_close(found, plain_attention(text, rule)[5:])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

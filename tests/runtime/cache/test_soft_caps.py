@@ -26,6 +26,17 @@ def test_padding_is_never_seen(count: int, tokens: int, keys: int) -> None:
     torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.02)
 
 
+def test_a_group_is_answered_as_each_of_its_sequences_alone() -> None:
+    torch.manual_seed(1)
+    query = torch.randn(3, 8, 1, 64).to(torch.bfloat16)
+    key, value = (torch.randn(3, 4, 48, 64).to(torch.bfloat16) for _ in range(2))
+    mask = (torch.arange(48) < torch.tensor([[48], [20], [33]]))[:, None, None]
+    found = _softmax_attention(query, key, value, mask, RULE)
+    for place, seen in enumerate((48, 20, 33)):
+        own = (query[place : place + 1], key[place : place + 1, :, :seen], value[place : place + 1, :, :seen])
+        torch.testing.assert_close(found[place : place + 1], _softmax_attention(*own, None, RULE), rtol=0.02, atol=0.02)
+
+
 def test_a_growing_sequence_meets_few_shapes() -> None:
     assert len({_few(size) for size in range(1, 4097)}) == 8 + 16
     assert all(size <= _few(size) < size + max(size, 256) for size in range(1, 4097))
