@@ -61,11 +61,12 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Storage:
-    """How a stage stores its layers, and where: a processor's memory or a GPU's."""
+    """How a stage stores its layers and its KV, and where: a processor's memory or a GPU's."""
 
     formats: frozenset[FormatName]
     compute_type: ComputeType
     on_cpu: bool
+    kv_bits: int = 16
 
     @property
     def item(self) -> int:
@@ -211,15 +212,19 @@ class _Layer:
         queries, keys = self._queries, self._keys
         whole = (queries + keys) * self._fused_qkv * self._row  # fused projections stay while their parts are copied
         rotating = (4 * queries + 2 * keys) * self._row
-        attending = (3 * queries + 2 * keys) * self._row + self._gathered() + self._mask() + self._scores()
+        rounded = (
+            2 * keys * (self._storage.kv_bits < 16)
+        )  # the step's own keys and values, as later steps will see them
+        attending = (3 * queries + 2 * keys + rounded) * self._row + self._gathered() + self._mask() + self._scores()
         projecting = (2 * queries + 2 * keys + self._hidden) * self._row + self._brought_back()
         return whole + max(rotating, attending, projecting)
 
     def _gathered(self) -> int:
-        """Pages of the pool: of a chunk with a past, or of a group of decoding sequences."""
+        """Pages of the pool: of a chunk with a past, or of a group of decoding sequences; at 8 bits as codes first."""
         one = 2 * self._step.context * self._keys * self._storage.item
         chunk = one if self._step.context > self._step.tokens else 0
-        return max(chunk, min(GATHERED_BYTES, self._step.sampled * one))
+        gathered = max(chunk, min(GATHERED_BYTES, self._step.sampled * one))
+        return gathered + gathered // self._storage.item * (self._storage.kv_bits < 16)
 
     def _mask(self) -> int:
         """Of the longest chunk that has a past: which keys each token sees, and some rows of that in the compute type."""

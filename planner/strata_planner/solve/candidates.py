@@ -114,7 +114,7 @@ class Pricer:
     ) -> WorkingMemory:
         request = self.request
         step = StepShape(self.max_step_tokens(pair), pair.decode, request.max_model_len)
-        storage = Storage(formats, request.compute_type, group.leader.name == CPU)
+        storage = Storage(formats, request.compute_type, group.leader.name == CPU, request.kv_bits)
         key = (step, storage, head, group.degree)
         if key not in self._working:
             shapes = dict.fromkeys(sharded(layer, group.degree) for layer in self._shapes)

@@ -84,11 +84,13 @@ class RoundedPool(LayerPool):
         self._scale_pages = scales.view(2, shape.kv_heads, shape.pages, shape.page_tokens)
 
     def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        codes, scales = round_entries(torch.stack((key, value)))
-        self._codes.index_copy_(2, places, codes)
-        self._scales.index_copy_(2, places, scales)
-        seen = restore(codes, scales, self.shape.dtype)
-        return seen[0], seen[1]
+        return self._store_one(0, places, key), self._store_one(1, places, value)
+
+    def _store_one(self, place: int, places: Tensor, entries: Tensor) -> Tensor:
+        codes, scales = round_entries(entries)
+        self._codes[place].index_copy_(1, places, codes)
+        self._scales[place].index_copy_(1, places, scales)
+        return restore(codes, scales, self.shape.dtype)
 
     def gather(self, pages: Tensor) -> Tensor:
         codes = _by_place(self._code_pages.index_select(2, pages), self.shape)

@@ -12,10 +12,11 @@ def round_entries(entries: Tensor) -> tuple[Tensor, Tensor]:
 
     Codes are nearest for the scale as it is stored, so that an entry is off by at most half of it.
     """
-    values = entries.float()
-    scales = (values.abs().amax(dim=-1) / LARGEST).clamp_min_(torch.finfo(SCALE_TYPE).tiny).to(SCALE_TYPE)
-    codes = (values / scales[..., None].float()).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
-    return codes, scales
+    low, high = entries.aminmax(dim=-1)
+    peaks = torch.maximum(high, -low).float()
+    scales = (peaks / LARGEST).clamp_min_(torch.finfo(SCALE_TYPE).tiny).to(SCALE_TYPE)
+    steps = entries.to(torch.float32, copy=True).div_(scales[..., None].float())
+    return steps.round_().clamp_(-LARGEST, LARGEST).to(torch.int8), scales
 
 
 def restore(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

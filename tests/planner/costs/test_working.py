@@ -31,8 +31,9 @@ def of(
     compute_type: ComputeType = "bfloat16",
     on_cpu: bool = True,
     head: bool = False,
+    kv_bits: int = 16,
 ) -> WorkingMemory:
-    storage = Storage(frozenset(formats), compute_type, on_cpu)
+    storage = Storage(frozenset(formats), compute_type, on_cpu, kv_bits)
     return working_memory(model or a_model(), step, storage, head=head)
 
 
@@ -115,6 +116,15 @@ def test_the_peak_is_reached_while_loading_only_where_kv_is_small() -> None:
 @pytest.mark.parametrize("compute_type", ["bfloat16", "float32"])
 def test_every_format_has_a_working_memory(name: FormatName, compute_type: ComputeType) -> None:
     assert 0 < of(name, compute_type=compute_type).serving < 1 << 30
+
+
+def test_keys_and_values_at_8_bits_are_gathered_as_codes_first() -> None:
+    step = StepShape(tokens=16, sampled=16, context=4096)
+    whole, rounded = (of("dense", step=step, kv_bits=bits).layer for bits in (16, 8))
+    gathered = 2 * 4096 * 2 * 32 * 2 * 16
+    assert gathered == 16 << 20
+    own = 2 * 2 * 32 * 16 * 2
+    assert rounded - whole == gathered // 2 + own
 
 
 def test_a_gpus_share_of_the_process_is_in_its_overhead() -> None:
