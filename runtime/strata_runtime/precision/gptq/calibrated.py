@@ -4,7 +4,7 @@ Called by `__main__`. At any time one layer, its Hessians and the hidden states 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -72,15 +72,7 @@ def _quantized(
     for shared in input_hessians(layer, states):
         for path in shared.linears:
             weight = linears[path].weight.data
-            chosen = GptqSettings(
-                bits,
-                settings.group,
-                settings.symmetric,
-                settings.act_order,
-                settings.static_groups,
-                settings.damp,
-            )
-            codes = quantize_gptq(weight, shared.hessian, chosen, name=path)
+            codes = quantize_gptq(weight, shared.hessian, replace(settings, bits=bits), name=path)
             yield path, _on_cpu(codes)
 
 
