@@ -84,15 +84,17 @@ def selectors_of_side(plane, j: tl.constexpr, by_1):
 
 
 @triton.jit
-def looked_up(table, selectors, fourth, fifth, BITS: tl.constexpr):
-    """One byte for each of the four low nibbles; table: 2^BITS entries of a byte, four to a word."""
-    found = permute(table[0], table[1], selectors)
-    if BITS > 3:
-        found = permute(found, permute(table[2], table[3], selectors), fourth)
-    if BITS > 4:
-        upper = permute(permute(table[4], table[5], selectors), permute(table[6], table[7], selectors), fourth)
-        found = permute(found, upper, fifth)
-    return found
+def looked_up(table, selectors, sides, first: tl.constexpr, BITS: tl.constexpr):
+    """One byte for each of the four low nibbles, from the 2^BITS entries of a byte, four to a word, that start at word `first`.
+
+    sides: of the fourth bit and those above.
+    """
+    if BITS == 3:
+        return permute(table[first], table[first + 1], selectors)
+    else:  # noqa: RET505 -- a branch of constants: only one is compiled
+        lower = looked_up(table, selectors, sides, first, BITS - 1)
+        upper = looked_up(table, selectors, sides, first + (1 << (BITS - 3)), BITS - 1)
+        return permute(lower, upper, sides[BITS - 4])
 
 
 @triton.jit

@@ -4,14 +4,14 @@
 
 A program holds 32 rows of the weight and walks over its share of the tiles of 512 columns, reading only as many planes as the format has
 (Any-Precision LLM, arXiv 2402.10517, section 5). Values go straight to the tensor cores, 8 or 16 tokens wide, with float32 sums: the
-layout of planes gives every thread the codes of the columns that its fragment of the matrix product wants, so that up to 5 bits
+layout of planes gives every thread the codes of the columns that its fragment of the matrix product wants, so that up to 6 bits
 nothing passes through shared memory but planes and activations on their way in. The order of sums does not depend on the number of tokens.
 Shares of one row are added in their order by a second kernel: no atomics, the same bits every time.
 
 | bits    | a value is found                                                           |
 |---------|----------------------------------------------------------------------------|
-| 3, 4, 5 | in registers (`triton_bits`)                                               |
-| 6, 7, 8 | in the program's tables, in shared memory                                  |
+| 3 ... 6 | in registers (`triton_bits`)                                               |
+| 7, 8    | in the program's tables, in shared memory                                  |
 | GPTQ    | from its code, zero and scale, rounded to the compute type as the reference |
 """
 
@@ -69,17 +69,15 @@ def selected_values(words, low, high, powers, j: tl.constexpr, BITS: tl.constexp
     by_16, by_2, by_1 = powers
     three = selectors_of_three(pairs_of_bits(words[0], words[1], by_1), words[2], j, by_1, by_2)
     three_above = shifted_right(three, by_16)
-    fourth, fourth_above, fifth, fifth_above = three, three, three, three
-    if BITS > 3:
-        fourth = selectors_of_side(words[3], j, by_1)
-        fourth_above = shifted_right(fourth, by_16)
-    if BITS > 4:
-        fifth = selectors_of_side(words[4], j, by_1)
-        fifth_above = shifted_right(fifth, by_16)
-    low_0 = looked_up(low, three, fourth, fifth, BITS)
-    high_0 = looked_up(high, three, fourth, fifth, BITS)
-    low_1 = looked_up(low, three_above, fourth_above, fifth_above, BITS)
-    high_1 = looked_up(high, three_above, fourth_above, fifth_above, BITS)
+    sides, sides_above = (), ()
+    for place in tl.static_range(3, BITS):
+        side = selectors_of_side(words[place], j, by_1)
+        sides += (side,)
+        sides_above += (shifted_right(side, by_16),)
+    low_0 = looked_up(low, three, sides, 0, BITS)
+    high_0 = looked_up(high, three, sides, 0, BITS)
+    low_1 = looked_up(low, three_above, sides_above, 0, BITS)
+    high_1 = looked_up(high, three_above, sides_above, 0, BITS)
     first = split_halves(permute(low_0, high_0, 0x6240), permute(low_1, high_1, 0x6240), DTYPE)
     second = split_halves(permute(low_0, high_0, 0x7351), permute(low_1, high_1, 0x7351), DTYPE)
     return first, second
@@ -97,8 +95,6 @@ def code_bytes(words, powers, j: tl.constexpr, BITS: tl.constexpr):
         upper = pairs_of_bits(words[2], words[3], by_1)
     low = nibbles(pairs_of_bits(words[0], words[1], by_1), upper, j, by_2)
     high = none
-    if BITS == 6:
-        high = nibbles(pairs_of_bits(words[4], words[5], by_1), (none, none), j, by_2)
     if BITS == 7:
         high = nibbles(pairs_of_bits(words[4], words[5], by_1), pairs_of_bits(words[6], none, by_1), j, by_2)
     if BITS == 8:
@@ -107,17 +103,20 @@ def code_bytes(words, powers, j: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def tile_codes(words, powers, ROWS: tl.constexpr, BITS: tl.constexpr):
-    """The codes of a tile, int32 [R, 512]: 64 of each bit of the bytes, which in a short tile are not all columns."""
-    first_0, second_0 = code_bytes(words, powers, 0, BITS)
-    first_1, second_1 = code_bytes(words, powers, 1, BITS)
-    first_2, second_2 = code_bytes(words, powers, 2, BITS)
-    first_3, second_3 = code_bytes(words, powers, 3, BITS)
-    first = tl.join(tl.join(first_0, first_2), tl.join(first_1, first_3)).reshape(ROWS, 64)
-    second = tl.join(tl.join(second_0, second_2), tl.join(second_1, second_3)).reshape(ROWS, 64)
-    codes = split_bytes(tl.join(first, second).reshape(ROWS, 128))
-    by_word = codes.to(tl.int32, bitcast=True).reshape(ROWS, 16, 4, 2, 4)
-    return tl.permute(by_word, (0, 3, 2, 1, 4)).reshape(ROWS, 512)
+def half_codes(words, powers, half: tl.constexpr, ROWS: tl.constexpr, BITS: tl.constexpr):
+    """The codes of half a tile, int32 [R, 256]: 64 of each of the bits 2 half, 2 half + 1, 2 half + 4, 2 half + 5."""
+    first_0, second_0 = code_bytes(words, powers, 2 * half, BITS)
+    first_1, second_1 = code_bytes(words, powers, 2 * half + 1, BITS)
+    pairs = tl.join(tl.join(first_0, second_0), tl.join(first_1, second_1)).reshape(ROWS, 64)  # by word, above, j
+    by_word = split_bytes(pairs).to(tl.int32, bitcast=True).reshape(ROWS, 16, 2, 2, 4)
+    return tl.permute(by_word, (0, 2, 3, 1, 4)).reshape(ROWS, 256)
+
+
+@triton.jit
+def half_columns(half: tl.constexpr, width):
+    """The place in its tile of each column of `half_codes`."""
+    slot = tl.arange(0, 256)
+    return (slot // 128 * 4 + 2 * half + slot // 64 % 2) * width + slot % 64
 
 
 @triton.jit
@@ -128,10 +127,10 @@ def load_entries(table, out_features, BITS: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def gathered_values(words, entries, powers, BITS: tl.constexpr, ROWS: tl.constexpr):
-    """[ROWS, 512]: lookups in shared memory."""
-    index = tile_codes(words, powers, ROWS, BITS) + (tl.arange(0, ROWS) << BITS)[:, None]
-    return tl.gather(entries, index.reshape(ROWS * 512), axis=0).reshape(ROWS, 512)
+def gathered_values(words, entries, powers, half: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr):
+    """[ROWS, 256] of half a tile: lookups in shared memory."""
+    index = half_codes(words, powers, half, ROWS, BITS) + (tl.arange(0, ROWS) << BITS)[:, None]
+    return tl.gather(entries, index.reshape(ROWS * 256), axis=0).reshape(ROWS, 256)
 
 
 @triton.jit
@@ -195,7 +194,7 @@ def selected_product(
     tokens, tokens_stride, planes, row_words, words, table, out, sizes, share,
     BITS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """3 to 5 bits. tokens [M, K]; planes: int32 [N, words] each, rows row_words apart; table: int32 [N, 2^(BITS-1)]; sizes: (M, N, K).
+    """3 to 6 bits. tokens [M, K]; planes: int32 [N, words] each, rows row_words apart; table: int32 [N, 2^(BITS-1)]; sizes: (M, N, K).
 
     FULL: all tiles are whole and K has no padding.
     """
@@ -238,25 +237,26 @@ def gathered_product(
     tokens, tokens_stride, planes, row_words, words, table, out, sizes, share,
     BITS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """6 to 8 bits; as `selected_product`, but table: [N, 2^BITS] in the compute type."""
+    """7 and 8 bits; as `selected_product`, but table: [N, 2^BITS] in the compute type."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     held = tl.minimum(rows, sizes[1] - 1)
     entries = load_entries(table, sizes[1], BITS, ROWS)
     powers = opaque_powers(planes[0], held)
     offsets = held.to(tl.int64)[:, None] * row_words + tl.arange(0, 16)[None, :]
     sums = tl.full((ROWS, TOKENS), 0.0, tl.float32)
-    slot = tl.arange(0, 512)
+    slot = tl.arange(0, 256)
     first = tl.program_id(1) * share
     for tile in range(first, tl.minimum(first + share, (words + 15) // 16)):
         there = tl.minimum(words - tile * 16, 16)
         width = 64 if FULL else tl.multiple_of(there * 4, 8)
         found = load_words(planes, offsets + tile * 16, there, FULL, BITS)
-        values = gathered_values(found, entries, powers, BITS, ROWS)
-        column = slot if FULL else slot // 64 * width + slot % 64
-        base = token_pointers(tokens, tokens_stride, column, TOKENS)
-        limit = tl.where(slot % 64 < width, 512, 0)
-        inputs = load_tokens(base, tile * 512, column, limit, (sizes[0], sizes[2]), FULL, TOKENS)
-        sums = add_products(values, inputs, sums)
+        for half in tl.static_range(2):
+            values = gathered_values(found, entries, powers, half, BITS, ROWS)
+            column = half_columns(half, width)
+            base = token_pointers(tokens, tokens_stride, column, TOKENS)
+            limit = tl.where(slot % 64 < width, 512, 0)
+            inputs = load_tokens(base, tile * 512, column, limit, (sizes[0], sizes[2]), FULL, TOKENS)
+            sums = add_products(values, inputs, sums)
     store_sums(out, sums, rows, (sizes[0], sizes[1]), TOKENS)
 
 
@@ -320,7 +320,7 @@ def store_values(out, values, rows, column, in_tile, sizes):
 def selected_decode(
     planes, row_words, words, table, out, sizes, BITS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """3 to 5 bits, one tile of ROWS rows; table as in `selected_product`, out: [N, K]; sizes: (N, K)."""
+    """3 to 6 bits, one tile of ROWS rows; table as in `selected_product`, out: [N, K]; sizes: (N, K)."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     held = tl.minimum(rows, sizes[0] - 1)
     low, high = bytes_of_table(load_table(table, held, BITS), BITS)
@@ -337,15 +337,16 @@ def selected_decode(
 def gathered_decode(
     planes, row_words, words, table, out, sizes, BITS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """6 to 8 bits, one tile of ROWS rows; table as in `gathered_product`, out: [N, K]; sizes: (N, K)."""
+    """7 and 8 bits, one tile of ROWS rows; table as in `gathered_product`, out: [N, K]; sizes: (N, K)."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     held = tl.minimum(rows, sizes[0] - 1)
     entries = load_entries(table, sizes[0], BITS, ROWS)
     found, width = load_tile(planes, held, row_words, words, BITS)
-    values = gathered_values(found, entries, opaque_powers(planes[0], held), BITS, ROWS)
-    slot = tl.arange(0, 512)
-    column = tl.program_id(1) * 512 + slot // 64 * width + slot % 64
-    store_values(out, values, rows, column, slot % 64 < width, sizes)
+    powers = opaque_powers(planes[0], held)
+    for half in tl.static_range(2):
+        values = gathered_values(found, entries, powers, half, BITS, ROWS)
+        column = tl.program_id(1) * 512 + half_columns(half, width)
+        store_values(out, values, rows, column, tl.arange(0, 256) % 64 < width, sizes)
 
 
 @triton.jit

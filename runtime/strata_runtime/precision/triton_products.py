@@ -21,8 +21,9 @@ from strata_runtime.precision.weights import PlanesWeight
 
 MOST_TOKENS = 16
 ROWS = 32  # of the weight in one program: two fragments of 16 rows of the tensor cores
-SELECTED_BITS = 5  # up to here a row's table fits in registers
-PROGRAMS_ON_MULTIPROCESSOR = 6  # at a time, by registers and shared memory of the 4-bit kernel
+SELECTED_BITS = 6  # up to here a row's table fits in registers
+# At a time, by bits: what registers and shared memory allow.
+PROGRAMS_ON_MULTIPROCESSOR = {2: 7, 3: 7, 4: 6, 5: 5, 6: 4, 7: 4, 8: 4}
 WEIGHTS_AT_A_TIME = 1 << 26  # decoded: 128 MiB beside the weight itself
 _OLDEST_CAPABILITY = (8, 0)  # bfloat16 in the tensor cores, asynchronous copies
 _WORD_BYTES = 4
@@ -53,7 +54,8 @@ def product(tokens: Tensor, weight: PlanesWeight | GptqWeight) -> Tensor:
     launch = launch_of(weight)
     words = launch.planes[0].shape[1]
     tiles = -(-words * _WORD_BYTES * 8 // TILE_COLUMNS)
-    share = tiles_of_share(-(-out_features // ROWS), tiles, _programs_at_a_time(tokens.device))
+    at_a_time = PROGRAMS_ON_MULTIPROCESSOR[weight.bits] * _multiprocessors(tokens.device)
+    share = tiles_of_share(-(-out_features // ROWS), tiles, at_a_time)
     shares = -(-tiles // share)
     sums = tokens.new_empty(shares, count, out_features, dtype=tokens.dtype if shares == 1 else torch.float32)
     with _current(tokens.device):
@@ -116,7 +118,7 @@ def launch_of(weight: PlanesWeight | GptqWeight) -> Launch:
         return Launch(
             kernels.selected_product, kernels.selected_decode, planes, (_words(weight.table.contiguous()),), constants
         )
-    constants = {**shape, "num_warps": 4, "num_stages": 2}
+    constants = {**shape, "num_warps": 2, "num_stages": 2}
     return Launch(kernels.gathered_product, kernels.gathered_decode, planes, (weight.table.contiguous(),), constants)
 
 
@@ -168,10 +170,10 @@ def _stripes_have_one_group(words: int, group: int) -> bool:
 
 
 @cache
-def _programs_at_a_time(device: torch.device) -> int:
-    if device.type != "cuda":  # the interpreter, which runs them one by one
-        return PROGRAMS_ON_MULTIPROCESSOR
-    return PROGRAMS_ON_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":  # the interpreter, which runs programs one by one
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache
