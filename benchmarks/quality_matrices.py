@@ -63,9 +63,9 @@ def columns(out_features: int, in_features: int, seed: int = 0) -> Matrix:
 
 
 KINDS: Mapping[str, Callable[[int, int], Matrix]] = {
-    "Student's t, 5 degrees": student,
+    "t, 5 degrees": student,
     "normal": normal,
-    "t, unlike columns": columns,
+    "t, columns unlike": columns,
 }
 
 
@@ -124,9 +124,12 @@ def at_equal_bits(points: Points, stored: float) -> float:
 
 def any_points(matrix: Matrix) -> Points:
     parent = quantize_any(matrix.weight, importance=matrix.importance)
-    count = matrix.weight.numel() / 8
+    (out_features, in_features), count = matrix.weight.shape, matrix.weight.numel() / 8
     return {
-        bits: (stored_bytes(name, *matrix.weight.shape, "bfloat16") / count, matrix.error(parent.dequantized(bits)))
+        bits: (
+            stored_bytes(name, out_features, in_features, "bfloat16") / count,
+            matrix.error(parent.dequantized(bits)),
+        )
         for bits, name in ANY_PRECISION.items()
     }
 
