@@ -18,7 +18,7 @@ struct ChannelCall {
   int64_t tokens, token_rows, columns, token_stride, type;
   int64_t out, out_stride, threads;
   int64_t rows, codes, code_stride, scales;  // scales: float32 [rows]
-  int64_t divisors, activation_scale;        // float32 [columns] and float32 [], or 0: a scale per token
+  int64_t smoothing, activation_scale;       // of the tokens' type [columns] and float32 [], or 0: a scale per token
 };
 
 constexpr int kShift = 128;
@@ -204,8 +204,7 @@ void codes_of(const float* values, const float* divisors, float divisor, int64_t
 }
 
 // A token that holds NaN or infinity gets a scale that is not finite, and zeros for codes: all its results are NaN.
-void round_token(const ChannelCall& call, const Matrix& tokens, int64_t place, float* values, const Activations& out) {
-  const float* divisors = pointer<const float>(call.divisors);
+void round_token(const ChannelCall& call, const float* divisors, const Matrix& tokens, int64_t place, float* values, const Activations& out) {
   widen(tokens.row(place), tokens.type, tokens.columns, values);
   const float peak = peak_of(values, tokens.columns);
   float scale = divisors ? *pointer<const float>(call.activation_scale) : peak / 127.0f;
@@ -220,7 +219,7 @@ void round_token(const ChannelCall& call, const Matrix& tokens, int64_t place, f
   out.sums[place] = sum * kShift;
 }
 
-void product(const ChannelCall& call, const Matrix& tokens, const Result& result) {
+void product(const ChannelCall& call, const float* divisors, const Matrix& tokens, const Result& result) {
   thread_local Scratch codes_scratch, scales_scratch, sums_scratch;
   const int threads = static_cast<int>(call.threads);
   const int64_t stride = (call.columns + 63) / 64 * 64 + kPadding;
@@ -229,7 +228,7 @@ void product(const ChannelCall& call, const Matrix& tokens, const Result& result
   parallel_for(tokens.rows < 16 ? 1 : threads, tokens.rows, 1, [&](int64_t begin, int64_t end) {
     thread_local Scratch scratch;
     float* values = scratch.of<float>(tokens.columns);
-    for (int64_t token = begin; token < end; ++token) round_token(call, tokens, token, values, activations);
+    for (int64_t token = begin; token < end; ++token) round_token(call, divisors, tokens, token, values, activations);
   });
   const Weight weight{pointer<const int8_t>(call.codes), call.rows, call.columns, call.code_stride, pointer<const float>(call.scales)};
   parallel_for(threads, weight.rows, kRowsAtOnce, [&](int64_t begin, int64_t end) {
@@ -247,10 +246,17 @@ void product(const ChannelCall& call, const Matrix& tokens, const Result& result
 // tokens [M, K] x int8 rows with a scale each -> out [M, N]; some tokens at a time, whose codes stay in the cache.
 STRATA_API void strata_channel_linear(const ChannelCall* call) {
   const Type type = static_cast<Type>(call->type);
+  thread_local Scratch scratch;
+  float* divisors = call->smoothing ? scratch.of<float>(call->columns) : nullptr;
+  if (divisors) {
+    widen(pointer<const void>(call->smoothing), type, call->columns, divisors);
+    const float scale = *pointer<const float>(call->activation_scale);
+    for (int64_t each = 0; each < call->columns; ++each) divisors[each] *= scale;
+  }
   for (int64_t first = 0; first < call->token_rows; first += kTokensAtOnce) {
     Matrix tokens{pointer<const void>(call->tokens), call->token_rows, call->columns, call->token_stride, type};
     tokens.data = tokens.row(first);
     tokens.rows = call->token_rows - first < kTokensAtOnce ? call->token_rows - first : kTokensAtOnce;
-    product(*call, tokens, {pointer<uint8_t>(call->out) + first * call->out_stride * item_bytes(type), call->out_stride, type});
+    product(*call, divisors, tokens, {pointer<uint8_t>(call->out) + first * call->out_stride * item_bytes(type), call->out_stride, type});
   }
 }

@@ -42,7 +42,7 @@ Observe = Callable[[str, Tensor], None]
 class Recipe:
     """`method`: how the clipping threshold is found. `smoothing`: alpha of SmoothQuant, "search" for the best of several, None for no smoothing."""
 
-    method: CalibrationMethod = "entropy"
+    method: CalibrationMethod = "minmax"
     smoothing: float | str | None = "search"
 
     def factors(self, inputs: "InputSample", weight: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", help="folder or uri of the model")
     parser.add_argument("--text", type=Path, required=True, help="UTF-8 text like those that the model will see")
-    parser.add_argument("--method", choices=get_args(CalibrationMethod), default="entropy")
+    parser.add_argument("--method", choices=get_args(CalibrationMethod), default="minmax")
     parser.add_argument("--smoothing", type=_smoothing, default="search", help="search, none, or alpha from 0 to 1")
     parser.add_argument("--output", type=Path, help=f"without it, {ACTIVATIONS_FILE} in the model's folder")
     parser.add_argument("--tokens", type=_positive, default=8192, help="tokens that are seen")

@@ -44,8 +44,8 @@ def channel_linear(
 ) -> Tensor:
     """tokens [M, K], codes int8 [N, K], scales float32 [N] -> [M, N] in the tokens' type.
 
-    `static`: what inputs are divided by before rounding, float32 [K], and the scale of what comes of it, float32 []; without it a token's
-    largest magnitude is its own 127.
+    `static`: what inputs are divided by before rounding, [K] of the tokens' type, and the scale of what comes of it, float32 []; without it a
+    token's largest magnitude is its own 127.
     """
     rows, columns = codes.shape
     if codes.dtype != torch.int8 or scales.dtype != torch.float32 or tokens.shape[1] != columns or len(scales) != rows:
@@ -54,11 +54,11 @@ def channel_linear(
         )
     tokens, codes, scales = _lined_up(tokens), _lined_up(codes), scales.contiguous()
     out = tokens.new_empty(tokens.shape[0], rows)
-    divisors, scale = (None, None) if static is None else (static[0].contiguous(), static[1])
+    smoothing, scale = (None, None) if static is None else (static[0].to(tokens.dtype).contiguous(), static[1])
     numbers = (tokens.data_ptr(), tokens.shape[0], columns, tokens.stride(0), TYPE_NUMBERS[tokens.dtype])
     results = (out.data_ptr(), rows, torch.get_num_threads())
     weight = (rows, codes.data_ptr(), codes.stride(0), scales.data_ptr())
-    known = (0, 0) if divisors is None or scale is None else (divisors.data_ptr(), scale.data_ptr())
+    known = (0, 0) if smoothing is None or scale is None else (smoothing.data_ptr(), scale.data_ptr())
     _function()(_CALL.pack(*numbers, *results, *weight, *known))
     return out
 

@@ -10,12 +10,13 @@ from strata_runtime.precision.static_weight import StaticWeight
 
 
 def native_runs(tokens: Tensor, weight: StaticWeight) -> bool:
-    return native_channels.takes(tokens, weight.codes) and native_channels.fast()
+    fits = tokens.dtype == weight.smoothing.dtype
+    return fits and native_channels.takes(tokens, weight.codes) and native_channels.fast()
 
 
 def native(tokens: Tensor, weight: StaticWeight) -> Tensor:
     """int8 x int8 with exact int32 sums, activations rounded in the same pass."""
-    static = (weight.smoothing.float() * weight.activation_scale, weight.activation_scale)
+    static = (weight.smoothing, weight.activation_scale)
     return native_channels.channel_linear(tokens, weight.codes, weight.scales, static)
 
 

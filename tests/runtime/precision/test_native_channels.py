@@ -60,7 +60,7 @@ def test_scales_known_before(level: str, count: int, rows: int, columns: int, dt
     tokens = (some(count, columns, seed) * 2).to(dtype)
     factors = some(1, columns, seed + 1)[0].abs() + 0.1
     weight = quantize_static(some(rows, columns, seed + 2), factors, 0.02, dtype)
-    static = (weight.smoothing.float() * weight.activation_scale, weight.activation_scale)
+    static = (weight.smoothing, weight.activation_scale)
     found = native_channels.channel_linear(tokens, weight.codes, weight.scales, static)
     assert torch.equal(found, reference_product(tokens, weight)), level
 
@@ -69,7 +69,7 @@ def test_scales_known_before(level: str, count: int, rows: int, columns: int, dt
 @pytest.mark.parametrize("scales_are", ["of each token", "known before"])
 def test_a_broken_token_breaks_its_own_row_alone(level: str, broken: float, scales_are: str) -> None:
     tokens, codes, scales = some(3, 70, 0), (some(9, 70, 1) * 40).to(torch.int8), torch.ones(9)
-    known = (torch.full((70,), 0.05), torch.tensor(0.05)) if scales_are == "known before" else None
+    known = (torch.ones(70), torch.tensor(0.05)) if scales_are == "known before" else None
     expected = native_channels.channel_linear(tokens, codes, scales, known)
     tokens[1, 69] = broken
     out = native_channels.channel_linear(tokens, codes, scales, known)
