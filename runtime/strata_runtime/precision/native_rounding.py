@@ -1,4 +1,4 @@
-"""The native quantizer of groups (`native/groups.cpp`). Called by `quantizers.quantize_groups`, whose form in torch is the reference."""
+"""Rounding to nearest in the native library (`native/rounding.cpp`). Called by `quantizers`, whose forms in torch are the references."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,21 +12,25 @@ from strata_runtime import native
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_WEIGHT = (_POINTER, _INT, _SIZE, _SIZE, _SIZE)
 
 
-def takes(weight: Tensor, group: int, scale_dtype: torch.dtype) -> bool:
-    """Whether the library is here and knows these types and sizes."""
+def takes(weight: Tensor, scale_dtype: torch.dtype) -> bool:
+    """Whether the library is here and knows these types."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in _TYPES
         and scale_dtype in _TYPES
-        and group in GROUP_SIZES
         and weight.stride(1) == 1
         and _library() is not None
     )
 
 
-def quantize(
+def takes_groups(weight: Tensor, group: int, scale_dtype: torch.dtype) -> bool:
+    return group in GROUP_SIZES and takes(weight, scale_dtype)
+
+
+def quantize_groups(
     weight: Tensor, bits: int, group: int, scale_dtype: torch.dtype, ratios: Sequence[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes uint8 [N, K], scales and zeros [N, K / group] in `scale_dtype`. weight: [N, K], finite; ratios: the clipping that is tried."""
@@ -38,20 +42,39 @@ def quantize(
     zeros = torch.empty_like(scales)
     tried = (ctypes.c_float * len(ratios))(*ratios)
     library.strata_quantize_groups(
-        *(weight.data_ptr(), _TYPES[weight.dtype], out_features, in_features, weight.stride(0) * weight.itemsize),
+        *_told(weight),
         *(group, bits, _TYPES[scale_dtype], tried, len(ratios)),
         *(codes.data_ptr(), scales.data_ptr(), zeros.data_ptr(), torch.get_num_threads()),
     )
     return codes, scales.to(scale_dtype), zeros.to(scale_dtype)
 
 
+def quantize_channels(weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Codes int8 [N, K], a scale per output [N] in `scale_dtype`. weight: [N, K], finite."""
+    library = _library()
+    assert library is not None
+    codes = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(weight.shape[0])
+    library.strata_quantize_channels(
+        *_told(weight), _TYPES[scale_dtype], codes.data_ptr(), scales.data_ptr(), torch.get_num_threads()
+    )
+    return codes, scales.to(scale_dtype)
+
+
+def _told(weight: Tensor) -> tuple[int, ...]:
+    """Address, type, rows, columns, bytes from row to row."""
+    return (weight.data_ptr(), _TYPES[weight.dtype], *weight.shape, weight.stride(0) * weight.itemsize)
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     found = native.library()
     if found is not None:
-        found.strata_quantize_groups.restype = None
+        found.strata_quantize_groups.restype = found.strata_quantize_channels.restype = None
         found.strata_quantize_groups.argtypes = [
-            *(_POINTER, _INT, _SIZE, _SIZE, _SIZE, _SIZE, _INT, _INT, ctypes.POINTER(ctypes.c_float), _INT),
+            *_WEIGHT,
+            *(_SIZE, _INT, _INT, ctypes.POINTER(ctypes.c_float), _INT),
             *(_POINTER, _POINTER, _POINTER, _INT),
         ]
+        found.strata_quantize_channels.argtypes = [*_WEIGHT, _INT, _POINTER, _POINTER, _INT]
     return found

@@ -1,5 +1,6 @@
-// Rounding a weight to nearest in groups that share a scale and a zero, the range of a group clipped where that lowers its squared error.
-// The reference is `_best_clip` in precision/quantizers.py: the same candidates in the same order. Errors of candidates are compared with a product
+// Rounding a weight to nearest: whole rows to int8 by a scale each, or groups that share a scale and a zero, the range of a group clipped
+// where that lowers its squared error. The references are `quantize_channels` and `_best_clip` in precision/quantizers.py: the same candidates in
+// the same order. Errors of candidates are compared with a product
 // by the reciprocal of the step; the codes that are kept are divided, so that they are those of the reference.
 #include <cstdint>
 #include <cstring>
@@ -21,6 +22,7 @@ typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef int32_t Integers __attribute__((vector_size(64)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef int8_t SignedBytes __attribute__((vector_size(16)));
 
 #define STRATA_INLINE inline __attribute__((always_inline))
 
@@ -137,6 +139,71 @@ STRATA_INLINE void quantize_any_group(const Job& job, int64_t begin, int64_t end
   }
 }
 
+struct ChannelJob {
+  const char* weight;
+  int weight_type, scale_type;
+  int64_t columns, row_bytes;
+  int8_t* codes;
+  float* scales;
+};
+
+// Whole lanes of a row, then what is left behind zeros.
+STRATA_INLINE void load_lanes(const char* row, int type, int64_t start, int64_t columns, Lanes& values) {
+  if (start + kLanes <= columns) return load_group(row + start * (type == kFloat32 ? 4 : 2), type, 1, &values);
+  values = Lanes{};
+  for (int64_t i = start; i < columns; ++i) {
+    uint32_t bits = 0;
+    if (type == kFloat32) {
+      std::memcpy(&bits, row + i * 4, 4);
+    } else {
+      uint16_t half;
+      std::memcpy(&half, row + i * 2, 2);
+      bits = static_cast<uint32_t>(half) << 16;
+    }
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    values[i - start] = value;
+  }
+}
+
+STRATA_INLINE void quantize_channels(const ChannelJob& job, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const char* at = job.weight + row * job.row_bytes;
+    Lanes least = {}, most = {}, values;
+    for (int64_t start = 0; start < job.columns; start += kLanes) {
+      load_lanes(at, job.weight_type, start, job.columns, values);
+      least = values < least ? values : least;
+      most = values > most ? values : most;
+    }
+    float peak = 0;
+    for (int i = 0; i < kLanes; ++i) {
+      peak = -least[i] > peak ? -least[i] : peak;
+      peak = most[i] > peak ? most[i] : peak;
+    }
+    float scale = rounded_to(peak / 127.0f, job.scale_type);
+    if (!(scale > 0)) scale = kTiny;
+    job.scales[row] = scale;
+    int8_t* codes = job.codes + row * job.columns;
+    const Lanes largest = Lanes{} + 127.0f;
+    for (int64_t start = 0; start < job.columns; start += kLanes) {
+      load_lanes(at, job.weight_type, start, job.columns, values);
+      values = values / scale;
+      values = values > -largest ? values : -largest;
+      values = values < largest ? values : largest;
+      values = (values + kRounder) - kRounder;
+      const SignedBytes bytes = __builtin_convertvector(__builtin_convertvector(values, Integers), SignedBytes);
+      const int64_t left = job.columns - start;
+      std::memcpy(codes + start, &bytes, left < kLanes ? static_cast<size_t>(left) : sizeof bytes);
+    }
+  }
+}
+
+void portable_channels(const ChannelJob& job, int64_t begin, int64_t end) { quantize_channels(job, begin, end); }
+#if STRATA_X86
+STRATA_AVX2 void avx2_channels(const ChannelJob& job, int64_t begin, int64_t end) { quantize_channels(job, begin, end); }
+STRATA_AVX512 void avx512_channels(const ChannelJob& job, int64_t begin, int64_t end) { quantize_channels(job, begin, end); }
+#endif
+
 void portable_rows(const Job& job, int64_t begin, int64_t end) { quantize_any_group(job, begin, end); }
 #if STRATA_X86
 STRATA_AVX2 void avx2_rows(const Job& job, int64_t begin, int64_t end) { quantize_any_group(job, begin, end); }
@@ -159,6 +226,19 @@ STRATA_API void strata_quantize_groups(const void* weight, int weight_type, int6
   const strata::Level level = strata::cpu_level();
   if (level == strata::Level::avx2) run = strata::avx2_rows;
   if (level == strata::Level::avx512) run = strata::avx512_rows;
+#endif
+  strata::parallel_for(threads, rows, 16, [&](int64_t begin, int64_t end) { run(job, begin, end); });
+}
+
+// weight: as above, of any number of columns. codes: int8 [rows, columns] within -127..127; scales: float32 [rows], rounded to `scale_type`.
+STRATA_API void strata_quantize_channels(const void* weight, int weight_type, int64_t rows, int64_t columns, int64_t row_bytes,
+                                         int scale_type, int8_t* codes, float* scales, int threads) {
+  const strata::ChannelJob job{static_cast<const char*>(weight), weight_type, scale_type, columns, row_bytes, codes, scales};
+  auto* run = strata::portable_channels;
+#if STRATA_X86
+  const strata::Level level = strata::cpu_level();
+  if (level == strata::Level::avx2) run = strata::avx2_channels;
+  if (level == strata::Level::avx512) run = strata::avx512_channels;
 #endif
   strata::parallel_for(threads, rows, 16, [&](int64_t begin, int64_t end) { run(job, begin, end); });
 }
