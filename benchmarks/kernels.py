@@ -1,102 +1,167 @@
-"""Speed of one linear at every format, against torch's own bfloat16 linear at the same number of tokens.
+"""Kernels of bit-planes on one thread, beside torch's own: `python -m benchmarks.kernels [--json FILE]`, two to four minutes.
 
-`python -m benchmarks.kernels [--json FILE]`. One thread, bfloat16, weights in turn from a set that no cache holds. The rows are what
-`make_linear` gives; the tables before them show every kernel of a format on its own, from which the thresholds in
-`strata_runtime.precision.kernels` come.
+Each figure is the time of a whole module's call (`AnyLinear` against bfloat16 `nn.Linear`, torch's int4 kernel, oneDNN's 8-bit one), on layer shapes of
+models of 1B, 7B and 30B parameters, weights in turn from a set that no cache holds. Those that are compared are timed in turn, round after round, in the
+thread's own time; the best round counts, since other programs only add to it. Rows are of the worst shape; the tables print every shape.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.rows import Row, run
 from strata_planner.contract.formats import FormatName
-from strata_runtime.precision import MAKERS, make_linear, stored_bytes_of
-from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
-from strata_runtime.timing import best_seconds, copies_beyond_cache
+from strata_runtime.precision import make_linear, stored_bytes_of
+from strata_runtime.precision.any_linear import AnyLinear
+from strata_runtime.precision.quantizers import quantize_channels
+from strata_runtime.precision.weights import PlanesWeight
+from strata_runtime.timing import copies_beyond_cache
 
-CPU = torch.device("cpu")
-SHAPES = ((768, 768), (3072, 768), (2048, 2048), (4096, 4096))  # outputs, inputs
-ROW_SHAPE = (2048, 2048)
-ALL_KERNELS: tuple[Kernel[Any], ...] = (*CHANNEL_KERNELS, *GROUP_KERNELS)
-TOKENS = (1, 4, 16, 64)
-TABLE_TOKENS = (1, 4, 8, 16, 32, 48, 64, 128, 256)
+SHAPES = {  # outputs, inputs
+    "1B attention": (2048, 2048),
+    "1B MLP": (8192, 2048),
+    "7B attention": (4096, 4096),
+    "7B MLP": (11008, 4096),
+    "30B attention": (7168, 7168),
+}
+BITS = (3, 4, 5, 6, 7, 8)
+ROUNDS = 12
+Calls = Sequence[Callable[[], object]]
 
 
-def linears(shape: tuple[int, int], name: FormatName) -> list[nn.Module]:
-    """As many equal ones as no cache holds."""
+def interleaved(contenders: dict[str, Calls], rounds: int = ROUNDS) -> dict[str, float]:
+    """Seconds of one call of each, the best of rounds in which all take their turn."""
+    best = dict.fromkeys(contenders, float("inf"))
+    for calls in contenders.values():
+        calls[0]()
+    for _ in range(rounds):
+        for name, calls in contenders.items():
+            start = time.thread_time()
+            for call in calls:
+                call()
+            best[name] = min(best[name], (time.thread_time() - start) / len(calls))
+    return best
+
+
+def any_linears(shape: tuple[int, int], bits: int, format_name: FormatName | None = None) -> list[AnyLinear]:
+    """As many as no cache holds, with random bits for planes."""
+    rows, columns = shape
+    generator = torch.Generator().manual_seed(0)
+    table = (torch.randn(rows, 1 << bits, generator=generator) * columns**-0.5).sort(dim=1).values.to(torch.bfloat16)
+    planes = [torch.randint(0, 256, (rows, columns // 8), dtype=torch.uint8, generator=generator) for _ in range(bits)]
+    count = copies_beyond_cache(bits * planes[0].nbytes, torch.device("cpu"))
+    weights = [PlanesWeight(tuple(plane.clone() for plane in planes), table.clone(), columns) for _ in range(count)]
+    return [AnyLinear(weight, None, format_name) for weight in weights]
+
+
+def dense_weights(shape: tuple[int, int]) -> list[Tensor]:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * shape[1] ** -0.5
-    first = make_linear(weight, None, name, torch.bfloat16)
-    return [first, *(copy.deepcopy(first) for _ in range(copies_beyond_cache(stored_bytes_of(first), CPU) - 1))]
+    return [weight.to(torch.bfloat16) for _ in range(copies_beyond_cache(2 * weight.numel(), torch.device("cpu")))]
 
 
-def seconds(calls: Iterable[Callable[[], object]]) -> float:
-    return best_seconds(list(calls), CPU)
+def dense_linears(shape: tuple[int, int]) -> list[nn.Module]:
+    return [make_linear(weight, None, "dense", torch.bfloat16) for weight in dense_weights(shape)]
 
 
-def rows() -> list[Row]:
-    found: list[Row] = []
-    dense = linears(ROW_SHAPE, "dense")
-    for name in tuple(MAKERS)[1:]:
-        modules = linears(ROW_SHAPE, name)
-        for count in TOKENS:
-            tokens = torch.randn(count, ROW_SHAPE[1]).to(torch.bfloat16)
-            peer = 1 / seconds(partial(each, tokens) for each in dense)
-            value = 1 / seconds(partial(each, tokens) for each in modules)
-            found.append(
-                Row(
-                    name=f"{name}_tokens_{count}",
-                    value=value,
-                    unit="linears/s",
-                    peer="bfloat16 nn.Linear",
-                    peer_value=peer,
-                    ratio=value / peer,
-                )
-            )
-    return found
+def int4_linears(shape: tuple[int, int]) -> list[nn.Module]:
+    """torch's int4 kernel, where this build of torch has one for this processor."""
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * shape[1] ** -0.5
+    first = make_linear(weight, None, "int4", torch.bfloat16)
+    count = copies_beyond_cache(stored_bytes_of(first), torch.device("cpu"))
+    return [first, *(copy.deepcopy(first) for _ in range(count - 1))]
 
 
-def print_table(shape: tuple[int, int]) -> None:
-    """Microseconds of every kernel by number of tokens; `<` marks the one that the number of tokens chooses."""
-    print(f"\n{shape[0]} x {shape[1]}, microseconds" + "".join(f"{count:>9}" for count in TABLE_TOKENS))
-    dense = linears(shape, "dense")
-    by_tokens = [
-        [partial(each, torch.randn(count, shape[1]).to(torch.bfloat16)) for each in dense] for count in TABLE_TOKENS
-    ]
-    _print_line("nn.Linear", [(seconds(calls), False) for calls in by_tokens])
-    for name in tuple(MAKERS)[1:]:
-        modules = linears(shape, name)
-        choices = [each for each in ALL_KERNELS if each.format == name]
-        for kernel in choices:
-            if "reference" not in kernel.name:
-                _print_line(kernel.name, _kernel_times(kernel, choices, modules, shape[1]))
+def eight_bit_peers(shape: tuple[int, int], count: int) -> dict[str, Calls]:
+    """oneDNN's product of int8 with int8 on activations that are quantized already, in both of torch's forms."""
+    tokens = torch.randint(-127, 128, (count, shape[1]), dtype=torch.int8)
+    shifted = (tokens.int() + 128).to(torch.uint8)
+    stored = quantize_channels(torch.randn(shape), torch.float32)
+    zeros = torch.zeros(shape[0], dtype=torch.int32)
+    copies = [stored.codes.clone() for _ in range(copies_beyond_cache(stored.codes.nbytes, torch.device("cpu")))]
+    packed = [torch.ops.onednn.qlinear_prepack(codes, list(tokens.shape)) for codes in copies]
+    tail = (stored.scales, zeros, None, 1.0, 0, torch.bfloat16, "none", [], "")
+    return {
+        "qlinear": [partial(torch.ops.onednn.qlinear_pointwise, shifted, 0.1, 128, codes, *tail) for codes in packed],
+        "_int_mm": [partial(torch._int_mm, tokens, codes.t()) for codes in copies],  # noqa: SLF001 -- torch names its kernels so
+    }
 
 
-def _kernel_times(
-    kernel: Kernel[Any], choices: Sequence[Kernel[Any]], modules: list[nn.Module], in_features: int
-) -> list[tuple[float, bool]]:
-    times = []
-    for count in TABLE_TOKENS:
-        tokens = torch.randn(count, in_features).to(torch.bfloat16)
-        chosen = next(each for each in choices if count <= each.most_tokens and each.runs(tokens, modules[0].stored))
-        times.append((seconds(partial(kernel.run, tokens, each.stored) for each in modules), chosen is kernel))
-    return times
+def at_one_token(shape: tuple[int, int]) -> dict[str, float]:
+    token = torch.randn(1, shape[1]).to(torch.bfloat16)
+    contenders: dict[str, Calls] = {"dense": [partial(each, token) for each in dense_linears(shape)]}
+    contenders["int4pack"] = [partial(each, token) for each in int4_linears(shape)]
+    for bits in BITS:
+        contenders[f"k{bits}"] = [partial(each, token) for each in any_linears(shape, bits)]
+    return interleaved(contenders)
 
 
-def _print_line(label: str, times: list[tuple[float, bool]]) -> None:
-    print(f"{label:28}" + "".join(f"{each * 1e6:8.0f}{'<' if chosen else ' '}" for each, chosen in times))
+def at_tokens(shape: tuple[int, int], count: int) -> dict[str, float]:
+    tokens = torch.randn(count, shape[1]).to(torch.bfloat16)
+    contenders: dict[str, Calls] = {
+        "dense": [partial(each, tokens) for each in dense_linears(shape)],
+        "k4": [partial(each, tokens) for each in any_linears(shape, 4)],
+        "k4 a8": [partial(each, tokens) for each in any_linears(shape, 4, "any4_a8")],
+    }
+    return interleaved(contenders | eight_bit_peers(shape, count), rounds=5)
+
+
+def deviation(seconds: dict[str, float]) -> float:
+    """The worst relative distance of times by bits from the line through zero that is nearest to all of them."""
+    per_bit = [seconds[f"k{bits}"] / bits for bits in BITS]
+    return (max(per_bit) - min(per_bit)) / (max(per_bit) + min(per_bit))
+
+
+def print_times(title: str, times: dict[str, dict[str, float]]) -> None:
+    names = list(next(iter(times.values())))
+    print(f"\n{title}, microseconds (times faster than dense)\n{'':24}" + "".join(f"{name:>15}" for name in names))
+    for shape, seconds in times.items():
+        cells = (f"{seconds[name] * 1e6:.0f} ({seconds['dense'] / seconds[name]:.2f})" for name in names)
+        rows, columns = SHAPES[shape]
+        print(f"{shape + f' {rows}x{columns}':24}" + "".join(f"{cell:>15}" for cell in cells))
+
+
+def worst_row(
+    name: str, times: dict[str, dict[str, float]], own: str, peers: Sequence[str], peer: str, goal: float | None
+) -> Row:
+    """The shape with the least speed over the fastest of `peers`."""
+
+    def ratio(seconds: dict[str, float]) -> float:
+        return min(seconds[each] for each in peers) / seconds[own]
+
+    worst = min(times.values(), key=ratio)
+    return Row(
+        name=name,
+        value=worst[own] * 1e6,
+        unit="us, worst shape",
+        peer=peer,
+        peer_value=min(worst[each] for each in peers) * 1e6,
+        ratio=ratio(worst),
+        goal=goal,
+    )
 
 
 def measure() -> list[Row]:
     torch.set_num_threads(1)
+    rows: list[Row] = []
     with torch.inference_mode():
-        for shape in SHAPES:
-            print_table(shape)
-        return rows()
+        single = {name: at_one_token(shape) for name, shape in SHAPES.items()}
+        print_times("1 token", single)
+        for bits in BITS:
+            goal = 3.0 if bits == 4 else None
+            rows.append(worst_row(f"matvec_k{bits}", single, f"k{bits}", ("dense",), "bfloat16 nn.Linear", goal))
+        worst = max(map(deviation, single.values()))
+        rows.append(Row("matvec_proportional", worst, "of time per bit, worst shape", goal=0.25, lower_is_better=True))
+        rows.append(worst_row("matvec_over_int4pack", single, "k4", ("int4pack",), "torch int4pack", 1.0))
+        for count in (16, 64):
+            times = {name: at_tokens(shape, count) for name, shape in SHAPES.items()}
+            print_times(f"{count} tokens", times)
+            rows.append(worst_row(f"gemm_{count}_a16", times, "k4", ("dense",), "bfloat16 nn.Linear", 0.9))
+            rows.append(worst_row(f"gemm_{count}_a8", times, "k4 a8", ("qlinear", "_int_mm"), "oneDNN W8A8", 0.9))
+    return rows
 
 
 if __name__ == "__main__":
