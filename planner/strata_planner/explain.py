@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.plan import Plan, Replica, Stage
 from strata_planner.planning import PlanOutcome
 from strata_planner.solve.search import SearchStats
@@ -33,7 +34,7 @@ def stage_table(plan: Plan) -> Table:
         table.add_column(column)
     for column in ("memory of usable", "KV tokens", "prefill ms", "decode ms"):
         table.add_column(column, justify="right")
-    table.caption = "\n".join(f"times: {source}" for source in sources(plan))
+    table.caption = "\n".join([f"weights: {formats_summary(plan)}", *(f"times: {source}" for source in sources(plan))])
     table.caption_justify = "left"
     several = len(plan.replicas) > 1
     for replica in plan.replicas:
@@ -81,6 +82,14 @@ def sources(plan: Plan) -> list[str]:
 def bits_summary(bits: tuple[int, ...]) -> str:
     """How many layers at how many bits, for instance "8x16 4x8"."""
     return " ".join(f"{count}x{each}" for each, count in sorted(Counter(bits).items(), reverse=True))
+
+
+def formats_summary(plan: Plan) -> str:
+    """How many layers in which format, finest first, and the KV cache's bits where they are fewer than 16."""
+    names = Counter(name for stage in plan.stages for name in stage.format)
+    parts = [f"{count}x{name}" for name, count in sorted(names.items(), key=lambda each: -BITS_OF_FORMAT[each[0]])]
+    kv_bits = sorted({stage.kv_bits for stage in plan.stages if stage.kv_bits < 16})
+    return " ".join(parts) + "".join(f"; keys and values: {bits} bits" for bits in kv_bits)
 
 
 def summary_lines(plan: Plan) -> list[str]:

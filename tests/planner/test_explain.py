@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from strata_planner.explain import bits_summary, render_plan
+from strata_planner.explain import bits_summary, formats_summary, render_plan
 from strata_planner.planning import make_plan
 from strata_planner.units import human_bytes
 from tests.planner.builders import a_cluster, a_request
@@ -31,6 +31,11 @@ def test_the_table_names_what_matters() -> None:
 
 def test_bits_are_summed_up() -> None:
     assert bits_summary((16, 16, 4, 8, 4, 4)) == "2x16 1x8 3x4"
+
+
+def test_formats_are_told_where_bits_alone_do_not_tell_them() -> None:
+    plan = make_plan(a_request(a_cluster(64), method="anyPrecision", allowed_bits=(5,), kv_bits=8)).plan
+    assert formats_summary(plan) == f"{plan.num_layers}xany5; keys and values: 8 bits"
 
 
 def test_bytes_are_readable() -> None:
