@@ -39,11 +39,15 @@ Range = tuple[int, int]
 
 
 class Artefact:
-    """One opened folder. `read` and its like raise InputError for a key, a width or a range that it does not have."""
+    """One opened folder. `read` and its like raise InputError for a key, a width or a range that it does not have.
+
+    `pinned`: what is read lies in page-locked memory, from which copies to a GPU run beside other work.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.pinned = False
         self._headers: dict[int, dict[str, Entry]] = {}
 
     @property
@@ -86,7 +90,7 @@ class Artefact:
         """The centroids [N, 2^bits] of that width."""
         first, last = self._rows(key, rows)
         entry = self._entry(key, f"table_{self._width(bits)}")
-        stored = torch.empty(last - first, 1 << bits, dtype=torch.float16)
+        stored = torch.empty(last - first, 1 << bits, dtype=torch.float16, pin_memory=self.pinned)
         with self._opened(key) as file:
             file.fill([stored], entry.begin + 2 * first * stored.shape[1])
         return stored.to(dtype)
@@ -110,7 +114,8 @@ class Artefact:
         row_bytes = plane_columns(in_features) // 8
         cut = _byte_range(key, in_features, columns)
         entries = [self._entry(key, f"plane_{place}") for place in places]
-        planes = tuple(torch.empty(last - first, cut[1] - cut[0], dtype=torch.uint8) for _ in places)
+        shape = (last - first, cut[1] - cut[0])
+        planes = tuple(torch.empty(shape, dtype=torch.uint8, pin_memory=self.pinned) for _ in places)
         with self._opened(key) as file:
             if cut == (0, row_bytes) and last - first == out_features:
                 file.fill(planes, entries[0].begin)  # they lie one after the other
@@ -124,7 +129,9 @@ class Artefact:
 
     def _width(self, bits: int) -> int:
         if bits not in self.widths:
-            raise InputError(f"{self.folder} has models of {self.widths[0]} to {self.widths[-1]} bits, none of {bits}")
+            raise InputError(
+                f"{self.folder} has models of {self.widths[0]} to {self.widths[-1]} bits, none of {bits}: quantize again with --bits {bits}"
+            )
         return bits
 
     def _rows(self, key: str, rows: Range | None) -> Range:

@@ -22,6 +22,7 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
+_STRIP = 1 << 15  # values converted at once: small enough that torch starts no threads of its own for the reading one
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -47,12 +48,16 @@ class Entry:
 
 
 class Checkpoint:
-    """The tensors under one folder. `keys_read` names every tensor that has been read, in order."""
+    """The tensors under one folder. `keys_read` names every tensor that has been read, in order.
+
+    `pinned`: what is read lies in page-locked memory, from which copies to a GPU run beside other work.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Reads the index alone. Raises InputError where there is no safetensors checkpoint."""
         self.folder = folder
         self.keys_read: list[str] = []
+        self.pinned = False
         self._headers: dict[str, dict[str, Entry]] = {}
         self._file_of = _files(folder)
 
@@ -83,9 +88,7 @@ class Checkpoint:
             header = self.header(name)
             with FileIO(self.folder / name) as file:
                 for key in wanted:
-                    stored = _read(file, key, header[key])
-                    target = dtype if dtype and stored.is_floating_point() else stored.dtype
-                    tensors[key] = stored.to(device=device, dtype=target)
+                    tensors[key] = _read(file, key, header[key], dtype, pinned=self.pinned).to(device)
                     self.keys_read.append(key)
         return tensors
 
@@ -149,20 +152,34 @@ def _entry(value: dict[str, Any], data: int) -> Entry:
     return Entry(value["dtype"], tuple(value["shape"]), data + begin, data + end)
 
 
-def _read(file: FileIO, key: str, entry: Entry) -> torch.Tensor:
+def _read(file: FileIO, key: str, entry: Entry, dtype: torch.dtype | None, *, pinned: bool) -> torch.Tensor:
+    """Other types are converted strip by strip: a tensor is never there twice."""
     if entry.type not in _TYPES:
         raise InputError(f"{file.name}: tensor {key} has type {entry.type}; readable are {', '.join(_TYPES)}")
-    flat = torch.empty(prod(entry.shape), dtype=_TYPES[entry.type])
-    if flat.nbytes != entry.end - entry.begin:
+    stored, count = _TYPES[entry.type], prod(entry.shape)
+    if count * stored.itemsize != entry.end - entry.begin:
         raise InputError(
             f"{file.name}: tensor {key} of {entry.shape} takes {entry.end - entry.begin} bytes: damaged file"
         )
-    target: memoryview = flat.view(torch.uint8).numpy().data
+    wanted = dtype if dtype and stored.is_floating_point else stored
+    flat = torch.empty(count, dtype=wanted, pin_memory=pinned)
     file.seek(entry.begin)
+    if wanted == stored:
+        _fill(file, key, flat)
+        return flat.view(entry.shape)
+    strip = torch.empty(min(count, _STRIP), dtype=stored)
+    for start in range(0, count, _STRIP):
+        part = strip[: count - start]
+        _fill(file, key, part)
+        flat[start : start + _STRIP] = part
+    return flat.view(entry.shape)
+
+
+def _fill(file: FileIO, key: str, flat: torch.Tensor) -> None:
+    target: memoryview = flat.view(torch.uint8).numpy().data
     done = 0
     while done < len(target):
         count = file.readinto(target[done:])
         if not count:
             raise InputError(f"{file.name} ends within tensor {key}: it was cut off while it was read; fetch it again")
         done += count
-    return flat.view(entry.shape)

@@ -45,7 +45,7 @@ from strata_runtime.precision.weights import PlanesWeight
 
 log = logging.getLogger(__name__)
 
-ANY_FORMATS = frozenset(ANY_PRECISION.values())
+ANY_FORMATS = frozenset({*ANY_PRECISION.values(), "any4_a8"})
 _CPU = torch.device("cpu")
 
 
@@ -158,6 +158,9 @@ class _Loader:
         self._source = source
         self._dtype = dtype
         self._device = device
+        checkpoint.pinned = device.type == "cuda"
+        if source.artefact is not None:
+            source.artefact.pinned = checkpoint.pinned
 
     def read(self, unit: _Unit) -> _Piece:
         """On the CPU."""
@@ -193,7 +196,7 @@ class _Loader:
             moved = PlanesWeight(
                 tuple(self._moved(plane) for plane in planes.planes), self._moved(planes.table), planes.in_features
             )
-            stored: nn.Module = AnyLinear(moved, bias)
+            stored: nn.Module = AnyLinear(moved, bias, unit.format)
         else:
             assert weight is not None
             stored = self._stored(self._moved(weight), bias, unit.format, unit.key)

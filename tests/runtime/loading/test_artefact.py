@@ -142,9 +142,10 @@ def test_what_is_not_there_is_named(
 
 
 def test_a_stage_reads_its_planes_and_not_the_dense_weights(pristine: Path) -> None:
-    role = roles(pristine, 1, formats=["any4", "any6"])[0]
+    role = roles(pristine, 1, formats=["any4_a8", "any6"])[0]
     stage = load(role, pristine)
     for layer, bits in enumerate((4, 6)):
+        assert {linear.format for linear in stage.linears(layer).values()} == {role.format[layer]}
         weights = dense_weights(pristine, layer)
         linears = stage.linears(layer)
         assert linears.keys() == weights.keys()
@@ -173,6 +174,14 @@ def test_a_copy_of_another_model_is_refused(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.01}))
     with pytest.raises(InputError, match=r"was made of another model \(digest .*: run `strata quantize` again"):
         load(roles(model, 1, formats=["any4", "dense"])[0], model)
+
+
+def test_a_copy_that_no_layer_needs_refuses_no_load(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (found(model).folder / MANIFEST_NAME).write_text("{")
+    stage = load(roles(model, 1, formats=["int4", "dense"])[0], model)
+    assert stage.source is not None
+    assert stage.source.artefact is None
+    assert "precision cannot be changed while the stage runs" in caplog.text
 
 
 def test_other_weights_of_the_same_shapes_are_another_model(model: Path, tmp_path: Path) -> None:

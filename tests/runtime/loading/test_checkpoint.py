@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from strata_runtime.errors import InputError
 from strata_runtime.loading.checkpoint import Checkpoint
@@ -82,3 +83,13 @@ def test_tensors_outlive_their_file(sharded: Path) -> None:
         shard.write_bytes(b"\0" * shard.stat().st_size)
     assert first.dtype is torch.bfloat16
     assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, None], ids=str)
+def test_a_tensor_is_converted_as_a_whole_one_is(dtype: torch.dtype | None, tmp_path: Path) -> None:
+    """Strip by strip, the last one short."""
+    stored = torch.randn(300, 333, generator=torch.Generator().manual_seed(0))
+    save_file({"w": stored, "n": torch.arange(5)}, tmp_path / "model.safetensors")
+    read = Checkpoint(tmp_path).read(["w", "n"], dtype, torch.device("cpu"))
+    assert torch.equal(read["w"], stored.to(dtype or torch.float32))
+    assert read["n"].dtype is torch.int64
