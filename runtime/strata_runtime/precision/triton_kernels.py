@@ -123,7 +123,7 @@ def half_columns(half: tl.constexpr, width):
 def load_entries(table, out_features, BITS: tl.constexpr, ROWS: tl.constexpr):
     """The program's tables one after the other, [ROWS * 2^BITS]."""
     entry = tl.program_id(0).to(tl.int64) * (ROWS << BITS) + tl.arange(0, ROWS << BITS)
-    return tl.load(table + entry, mask=entry < out_features.to(tl.int64) << BITS, other=0.0)
+    return tl.load(table + entry, mask=entry >> BITS < out_features, other=0.0)
 
 
 @triton.jit
@@ -294,9 +294,11 @@ def group_product(
 def add_shares(partial, out, size, SHARES: tl.constexpr, BLOCK: tl.constexpr):
     """partial: float32 [SHARES, size] -> out [size], added in their order."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.load(partial + place, mask=place < size, other=0.0)
-    for share in tl.static_range(1, SHARES):
-        total += tl.load(partial + share * size.to(tl.int64) + place, mask=place < size, other=0.0)
+    pointers = partial + place
+    total = tl.load(pointers, mask=place < size, other=0.0)
+    for _ in tl.static_range(1, SHARES):
+        pointers += size
+        total += tl.load(pointers, mask=place < size, other=0.0)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=place < size)
 
 
