@@ -9,7 +9,7 @@ Called by the loader for every quantized linear and by `writer`. The format of a
 | `scales`  | float16 | [G, N]                   | bfloat16 and float32 occur too                               |
 | `g_idx`   | int32   | [K]                      | group of each input; may be absent where groups are runs     |
 
-Words of 8, 16 and 64 bits (`pack_dtype`) hold the same stream. Sources: auto-gptq 0.7, GPTQModel 7 (`pack`, `dequantize_weight`).
+Words of 8, 16 and 64 bits (`pack_dtype`) hold the same stream. Sources: auto-gptq 0.8, GPTQModel 7 (`pack`, `dequantize_weight`).
 """
 
 from collections.abc import Mapping
