@@ -12,6 +12,7 @@ from strata_planner.contract.rows import padded_rows
 from strata_planner.costs.working import (
     FLOAT32_BUFFER_BYTES,
     KERNEL_BYTES,
+    MASK_ROWS,
     StepShape,
     Storage,
     WorkingMemory,
@@ -22,6 +23,7 @@ from strata_planner.model import Model
 from tests.planner.builders import a_model, a_wide_model
 
 STEP = StepShape(tokens=16, sampled=4, context=64)
+GEMMA2 = {"model_type": "gemma2", "head_dim": 32}
 
 
 def of(
@@ -86,6 +88,28 @@ def test_pieces_are_bounded_however_large_the_layer() -> None:
 def test_a_prompt_in_chunks_has_masks_and_gathers_its_past() -> None:
     whole, chunked = (of("dense", step=StepShape(512, 1, context)) for context in (512, 4096))
     assert chunked.layer > whole.layer + 512 * 4096
+
+
+def test_a_masks_copy_is_bounded_and_its_bits_are_not() -> None:
+    near, far = (of("dense", step=StepShape(2048, 1, context)).layer for context in (8192, 16_384))
+    keys = 16_384 - 8192
+    gathered = 2 * keys * 2 * 32 * 2
+    assert far - near == 2048 * keys + MASK_ROWS * keys * 2 + gathered
+
+
+def test_soft_caps_have_kernels_of_their_own() -> None:
+    plain, capped = (of("int8", step=StepShape(16, 4, 64), model=a_model(**changes)) for changes in ({}, GEMMA2))
+    assert plain.kernels == 0
+    assert (
+        capped.kernels == 2 * (5 + 7) * KERNEL_BYTES
+    )  # 1, 2, 4, 8 and 16 keys of a prompt; to 64 of decoding sequences
+
+
+@given(st.integers(1, 600), st.integers(1, 4096))
+def test_fused_gates_stay_while_their_product_is_projected(tokens: int, context: int) -> None:
+    step = StepShape(tokens, 1, max(tokens, context))
+    apart, fused = (of("int8", step=step, model=a_model(model_type=kind)).layer for kind in ("llama", "phi3"))
+    assert fused >= apart
 
 
 def test_experts_are_computed_some_rows_at_a_time() -> None:
