@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strata_runtime.cache import native_pages
 from strata_runtime.cache.rounding import SCALE_TYPE, restore, round_entries
 
 
@@ -80,22 +81,26 @@ class RoundedPool(LayerPool):
     def __init__(self, shape: PoolShape, codes: Tensor, scales: Tensor) -> None:
         super().__init__(shape)
         self._codes, self._scales = codes, scales
-        self._code_pages = _by_page(codes, shape)
         self._scale_pages = scales.view(2, shape.kv_heads, shape.pages, shape.page_tokens)
+        self._code_pages = codes.view(*self._scale_pages.shape, shape.head_dim)
+        self._native = native_pages.takes(shape.device)
 
     def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return self._store_one(0, places, key), self._store_one(1, places, value)
 
     def _store_one(self, place: int, places: Tensor, entries: Tensor) -> Tensor:
+        if self._native:
+            return native_pages.store(entries, places, self._codes[place], self._scales[place])
         codes, scales = round_entries(entries)
         self._codes[place].index_copy_(1, places, codes)
         self._scales[place].index_copy_(1, places, scales)
         return restore(codes, scales, self.shape.dtype)
 
     def gather(self, pages: Tensor) -> Tensor:
-        codes = _by_place(self._code_pages.index_select(2, pages), self.shape)
-        scales = self._scale_pages.index_select(2, pages).flatten(2)
-        return restore(codes, scales, self.shape.dtype)
+        if self._native:
+            return native_pages.gather(self._code_pages, self._scale_pages, pages, self.shape.dtype)
+        codes, scales = self._code_pages.index_select(2, pages), self._scale_pages.index_select(2, pages)
+        return restore(codes.flatten(2, 3), scales.flatten(2), self.shape.dtype)
 
     def copy_page(self, source: int, target: int) -> None:
         for pages in (self._code_pages, self._scale_pages):
