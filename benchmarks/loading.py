@@ -114,6 +114,7 @@ def _loading(
     assert process.stdout
     try:
         assert process.stdout.readline() == "ready\n", f"{command} did not start"
+        _into_page_cache(folders.of(name))
 
         def load() -> dict[str, Any]:
             process.stdin.write("\n")
@@ -124,6 +125,14 @@ def _loading(
         yield process, load
     finally:
         process.communicate("\n")
+
+
+def _into_page_cache(folder: Path) -> None:
+    buffer = bytearray(1 << 24)
+    for path in folder.rglob("*.safetensors"):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
 
 
 def measure_format(folders: Folders, name: str, repeats: int) -> Measured:
