@@ -126,6 +126,17 @@ STRATA_INLINE void load_planes(const Planes& weight, int64_t row, int64_t tile, 
     found[place] = _mm512_maskz_loadu_epi8(mask, weight.planes[place] + row * weight.stride[place] + tile * kTileBytes);
 }
 
+// While 4 decoded rows are multiplied, the planes that will be decoded in their place are brought near: those of the tiles from `tile` on, or of the rows
+// `block_rows` further from the first tile on.
+STRATA_INLINE void prefetch_next(const Planes& weight, int64_t row, int64_t each, int64_t block_rows, int64_t tile, int64_t section_tiles) {
+  const bool is_last = tile == weight.tiles();
+  const int64_t start = is_last ? 0 : tile, first_row = row + each + (is_last ? block_rows : 0);
+  const int64_t end = start + section_tiles < weight.tiles() ? start + section_tiles : weight.tiles();
+  for (int64_t next = first_row; next < first_row + 4 && next < weight.rows; ++next)
+    for (int place = 0; place < weight.bits; ++place)
+      for (int64_t at = start; at < end; ++at) _mm_prefetch(weight.planes[place] + next * weight.stride[place] + at * kTileBytes, _MM_HINT_T1);
+}
+
 // A table of 2^Bits 16-bit values, its low and high bytes apart, as vpermb and vpermi2b read it.
 template <int Bits>
 struct Table16 {

@@ -11,7 +11,7 @@ constexpr int kBlockTokens = 6;
 constexpr int kRowsDecoded = 32;  // at once: with a section of columns they stay in the second-level cache
 constexpr int kSectionTiles = 4;  // 6 tokens x 2048 columns stay in the first
 constexpr int kPadding = 32;      // items between rows of activations and of decoded weights, so that they do not meet in one set of the cache
-constexpr int64_t kAheadBytes = 2048;  // of each plane, prefetched: 4096 would fall into the cache's set that is being read
+constexpr int64_t kAheadBytes = 3072;  // of each plane, prefetched: 4096 would fall into the cache's set that is being read
 constexpr int64_t kRowsAhead = 2;      // prefetched while one is decoded
 
 // The order in which look-ups give columns: of each run of 64, the even groups of 8, then the odd ones. Columns beyond the weight's are zeros: they meet
@@ -94,9 +94,11 @@ STRATA_AVX512 void many_tokens(const Planes& weight, const uint16_t* activations
       for (int64_t each = 0; each < rows; ++each) decode(row + each, tile, last, decoded + each * (width + kPadding));
       for (int64_t group = 0; group < groups; ++group) {
         const int64_t first = tokens * group / groups, count = tokens * (group + 1) / groups - first;
-        for (int64_t each = 0; each < rows; each += kBlockRows)  // rows beyond the last hold what was there: not stored
+        for (int64_t each = 0; each < rows; each += kBlockRows) {  // rows beyond the last hold what was there: not stored
+          if (group == 0) prefetch_next(weight, row, each, kRowsDecoded, last, kSectionTiles);
           kBlocks[count](decoded + each * (width + kPadding), activations + first * stride + tile * kTile, width, stride, sums + first * kRowsDecoded + each,
                          kRowsDecoded);
+        }
       }
     }
     for (int64_t token = 0; token < tokens; ++token)

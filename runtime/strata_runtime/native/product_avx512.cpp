@@ -43,7 +43,9 @@ STRATA_AVX512 void few_tokens(const Planes& weight, const uint16_t* activations,
     const uint8_t* at[Rows][Bits];
 #pragma GCC unroll 8
     for (int row = 0; row < Rows; ++row) {
-      tables[row].load(weight.table + (start + row) * weight.table_stride_bytes);
+      const uint8_t* table = weight.table + (start + row) * weight.table_stride_bytes;
+      tables[row].load(table);
+      for (int byte = 0; byte < (2 << Bits); byte += 64) _mm_prefetch(table + 2 * Rows * weight.table_stride_bytes + byte, _MM_HINT_T0);
 #pragma GCC unroll 8
       for (int place = 0; place < Bits; ++place) at[row][place] = weight.planes[place] + (start + row) * weight.stride[place];
 #pragma GCC unroll 8

@@ -14,9 +14,9 @@ namespace {
 constexpr int kShift = 128;
 constexpr int kBlockRows = 4, kBlockTokens = 6;  // of accumulators
 constexpr int kRowsDecoded = 32;
-constexpr int kSectionTiles = 8;  // 6 tokens x 4096 bytes stay in the first-level cache
+constexpr int kSectionTiles = 4;  // 6 tokens x 2048 bytes stay in the first-level cache, with most of the decoded rows
 constexpr int kPadding = 64;      // bytes between rows, so that they do not meet in one set of the cache
-constexpr int64_t kRowsAhead = 2;
+constexpr int64_t kRowsAhead = 4;  // prefetched while one is decoded
 
 struct Activations {
   int8_t* codes;  // [tokens, stride]: a tile's 8 runs of 64, zeros beyond the weight's columns
@@ -28,7 +28,7 @@ struct Activations {
 constexpr float kTiny = 0x1p-126f;  // the least normal float: scales always divide
 
 // The largest magnitude over 127. Among magnitudes as bits infinity is above all numbers and NaN above infinity.
-float scale_of(const float* values, int64_t count) {
+float plain_scale_of(const float* values, int64_t count) {
   uint32_t largest = 0;
   for (int64_t each = 0; each < count; ++each) {
     uint32_t bits;
@@ -47,21 +47,47 @@ int8_t code_of(float value, float scale) {
 }
 
 #if STRATA_X86
-STRATA_AVX512 void avx512_codes_of(const float* values, int64_t count, float scale, int8_t* codes) {
+STRATA_AVX512 float avx512_scale_of(const float* values, int64_t count) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  __m512i largest = _mm512_setzero_si512();
+  for (int64_t each = 0; each < count; each += 16)
+    largest = _mm512_max_epu32(largest, _mm512_and_si512(magnitude, _mm512_maskz_loadu_epi32(first_floats(count - each), values + each)));
+  const uint32_t bits = _mm512_reduce_max_epu32(largest);
+  float found;
+  std::memcpy(&found, &bits, 4);
+  return found / 127.0f;
+}
+
+STRATA_AVX512 int32_t avx512_codes_of(const float* values, int64_t count, float scale, int8_t* codes) {
   const __m512 divisor = _mm512_set1_ps(scale);
+  const __m512i least = _mm512_set1_epi32(-127), most = _mm512_set1_epi32(127);
+  __m512i sum = _mm512_setzero_si512();
   for (int64_t each = 0; each < count; each += 16) {
     const __mmask16 mask = first_floats(count - each);
     const __m512i found = _mm512_cvtps_epi32(_mm512_div_ps(_mm512_maskz_loadu_ps(mask, values + each), divisor));
-    _mm_mask_storeu_epi8(codes + each, mask, _mm512_cvtsepi32_epi8(_mm512_max_epi32(found, _mm512_set1_epi32(-127))));
+    const __m512i code = _mm512_min_epi32(_mm512_max_epi32(found, least), most);
+    sum = _mm512_add_epi32(sum, code);
+    _mm_mask_storeu_epi8(codes + each, mask, _mm512_cvtepi32_epi8(code));
   }
+  return _mm512_reduce_add_epi32(sum);
 }
 #endif
 
-void codes_of(const float* values, int64_t count, float scale, int8_t* codes) {
+float scale_of(const float* values, int64_t count) {
+#if STRATA_X86
+  if (cpu_level() == Level::avx512) return avx512_scale_of(values, count);
+#endif
+  return plain_scale_of(values, count);
+}
+
+// Gives the sum of the codes.
+int32_t codes_of(const float* values, int64_t count, float scale, int8_t* codes) {
 #if STRATA_X86
   if (cpu_level() == Level::avx512) return avx512_codes_of(values, count, scale, codes);
 #endif
-  for (int64_t each = 0; each < count; ++each) codes[each] = code_of(values[each], scale);
+  int32_t sum = 0;
+  for (int64_t each = 0; each < count; ++each) sum += codes[each] = code_of(values[each], scale);
+  return sum;
 }
 
 // A token that holds NaN or infinity keeps that as its scale, and zeros for codes: all its results are NaN.
@@ -72,22 +98,16 @@ void quantize_token(const Matrix& tokens, int64_t place, const Planes& weight, f
   out.scales[place] = scale;
   int8_t* codes = out.codes + place * out.stride;
   std::memset(codes, 0, static_cast<size_t>(out.stride));
+  int32_t sum = 0;
   if (std::isfinite(scale)) {
-    for (int64_t tile = 0; tile < weight.tiles(); ++tile) {
-      const int run = weight.tile_bytes(tile);
-      if (run == kTileBytes) {
-        const int64_t left = tokens.columns - tile * kTile;
-        codes_of(values + tile * kTile, left < kTile ? left : kTile, scale, codes + tile * kTile);
-        continue;
-      }
-      for (int b = 0; b < 8; ++b) {
-        const int64_t start = tile * kTile + b * run, left = tokens.columns - start;
-        if (left > 0) codes_of(values + start, left < run ? left : run, scale, codes + tile * kTile + b * 64);
-      }
+    const int64_t whole = weight.full_tiles() * kTile;  // whose order is that of the columns
+    sum += codes_of(values, whole < tokens.columns ? whole : tokens.columns, scale, codes);
+    const int run = whole < weight.columns ? weight.tile_bytes(weight.full_tiles()) : 0;
+    for (int b = 0; b < 8; ++b) {
+      const int64_t start = whole + b * run, left = tokens.columns - start;
+      if (run && left > 0) sum += codes_of(values + start, left < run ? left : run, scale, codes + whole + b * 64);
     }
   }
-  int32_t sum = 0;
-  for (int64_t each = 0; each < out.stride; ++each) sum += codes[each];
   out.sums[place] = sum * kShift;
 }
 
@@ -257,9 +277,11 @@ STRATA_AVX512 void avx512_rows(const Planes& weight, const Activations& activati
       }
       for (int64_t group = 0; group < groups; ++group) {
         const int64_t first = tokens * group / groups, count = tokens * (group + 1) / groups - first;
-        for (int64_t each = 0; each < rows; each += kBlockRows)  // rows beyond the last hold what was there: not stored
+        for (int64_t each = 0; each < rows; each += kBlockRows) {  // rows beyond the last hold what was there: not stored
+          if (group == 0) prefetch_next(weight, row, each, kRowsDecoded, last, kSectionTiles);
           kBlocks[count](decoded + each * (width + kPadding), activations.codes + first * activations.stride + tile * kTile, width, activations.stride,
                          sums + first * kRowsDecoded + each);
+        }
       }
     }
     store_rows(result, activations, tokens, row, rows, sums, scales);
