@@ -19,9 +19,9 @@ from strata_planner.model import LayerShape, Linear, Model
 MODULE_BYTES = 3 << 20
 KERNEL_BYTES = 665 << 10
 FLOAT32_BUFFER_BYTES = 3 << 20
-# The median over the calibration slices of what glibc's heap holds beyond what a step has alive: freed blocks between
-# those that stay do not join. It varies with the order of blocks (0.1 to 1.6), which no formula foresees.
-HEAP_SLACK = 0.6
+# The median over the calibration slices of what glibc's heap holds beyond what a step has alive, since a block does not always find
+# one that it fits. It varies with the order of blocks (0.1 to 1.1), which no formula foresees.
+HEAP_SLACK = 0.4
 FRAMES_UNDER_WAY = 2  # of hidden states in sockets: one coming in, one going out
 
 # The runtime's own: keys and values (cache.batch), soft-capped scores and a mask's rows in the compute type (cache.attention) at

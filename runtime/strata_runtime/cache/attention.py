@@ -152,9 +152,14 @@ def _one_by_one(
     """Each sequence of a group by itself: their number would be one more that oneDNN keeps kernels for, and one sequence's padded
     copies are a fraction of the group's.
     """
-    masks = [None] * query.shape[0] if mask is None else mask.split(1)
-    each = (query.split(1), keys.split(1), values.split(1), masks)
-    return torch.cat([_soft_capped(*one, rule, causal=False) for one in zip(*each, strict=True)])
+    ones = [slice(place, place + 1) for place in range(query.shape[0])]
+    masks = [None if mask is None else mask[one] for one in ones]
+    return torch.cat(
+        [
+            _soft_capped(query[one], keys[one], values[one], own, rule, causal=False)
+            for one, own in zip(ones, masks, strict=True)
+        ]
+    )
 
 
 def _in_few_shapes(
