@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from strata_runtime.precision import triton_kernels
-from strata_runtime.precision.triton_products import ROWS, SELECTED_BITS
+from strata_runtime.precision.triton_products import OPTIONS, ROWS, SELECTED_BITS
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INTEGER = [
@@ -133,7 +133,7 @@ def compile_product(kind: str, bits: int, capability: int = 90, *, tokens: int =
             _aligned(signature),
         ),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": warps, "num_stages": stages},
+        options={"num_warps": warps, "num_stages": stages, **OPTIONS},
     )
     weights = ROWS * 512 // (32 * warps)
     lookups = weights if kind == "any" and not selected else 0

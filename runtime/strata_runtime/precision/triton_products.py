@@ -25,6 +25,7 @@ SELECTED_BITS = 6  # up to here a row's table fits in registers
 # At a time, by bits: what registers and shared memory allow.
 PROGRAMS_ON_MULTIPROCESSOR = {2: 7, 3: 7, 4: 6, 5: 5, 6: 4, 7: 4, 8: 4}
 WEIGHTS_AT_A_TIME = 1 << 26  # decoded: 128 MiB beside the weight itself
+OPTIONS = {"enable_fp_fusion": False}  # roundings are the reference's; left out, Triton warns
 _OLDEST_CAPABILITY = (8, 0)  # bfloat16 in the tensor cores, asynchronous copies
 _WORD_BYTES = 4
 
@@ -106,7 +107,7 @@ def launch_of(weight: PlanesWeight | GptqWeight) -> Launch:
     planes = tuple(_words(plane) for plane in weight.planes)
     if len({plane.stride(0) for plane in planes}) > 1:
         planes = tuple(plane.contiguous() for plane in planes)
-    shape = {"BITS": weight.bits, "ROWS": ROWS}
+    shape = {"BITS": weight.bits, "ROWS": ROWS, **OPTIONS}
     if isinstance(weight, GptqWeight):
         groups = (weight.scales.shape[1], weight.group)
         values = (weight.scales.contiguous(), weight.zeros.contiguous(), groups)
@@ -139,7 +140,7 @@ def _added(sums: Tensor, dtype: torch.dtype) -> Tensor:
     shares, count, out_features = sums.shape
     out = sums.new_empty(count, out_features, dtype=dtype)
     block, size = 1024, count * out_features
-    _kernels().add_shares[(-(-size // block),)](sums, out, size, SHARES=shares, BLOCK=block)
+    _kernels().add_shares[(-(-size // block),)](sums, out, size, SHARES=shares, BLOCK=block, **OPTIONS)
     return out
 
 

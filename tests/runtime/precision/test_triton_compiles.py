@@ -45,4 +45,4 @@ def test_four_bits_are_looked_up_in_registers(codes: dict[tuple[str, int, int], 
 @pytest.mark.parametrize("case", [("any", 8, 90), ("gptq", 4, 90)], ids=str)
 def test_the_other_kernels_compile(codes: dict[tuple[str, int, int], Code], case: tuple[str, int, int]) -> None:
     assert "HMMA" in codes[case]["counts"]
-    assert codes[case]["stack_bytes"] <= 512
+    assert codes[case]["stack_bytes"] <= 1024
