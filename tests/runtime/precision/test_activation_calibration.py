@@ -135,6 +135,16 @@ def test_the_command_says_what_is_wrong(model: Path, tmp_path: Path, capsys: pyt
         main([str(model), "--text", "x", "--smoothing", "2"])
 
 
+def test_the_command_calibrates_a_model_by_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, output = Path("examples/models/strata-tiny"), tmp_path / "activations.safetensors"
+    wishes = ["--smoothing", "0.5", "--tokens", "128", "--window", "64", "--output", str(output)]
+    assert main([str(model), "--text", str(model / "heldout.txt"), *wishes]) == 0
+    assert capsys.readouterr().out == f"{output}\n"
+    found = read_activations(output, model_digest(model))
+    assert dict(found.notes) == {"method": "minmax", "smoothing": "0.5", "tokens": "128"}
+    assert len(found.entries) == 12 * 7
+
+
 def test_what_is_written_is_read_for_this_model_alone(model: Path, tmp_path: Path) -> None:
     found = calibrate_activations(model, windows(1), Recipe("minmax", None))
     found.write(tmp_path / "activations.safetensors")
