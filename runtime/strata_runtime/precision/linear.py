@@ -65,7 +65,7 @@ def _dense(weight: Tensor, bias: Tensor | None, _format_name: FormatName, comput
 
 def _any(weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype) -> AnyLinear:
     bits = BITS_OF_FORMAT[format_name]
-    return AnyLinear(quantize_any(weight, bits).at(bits, compute_dtype), bias)
+    return AnyLinear(quantize_any(weight, bits).at(bits, compute_dtype), bias, format_name)
 
 
 Maker = Callable[[Tensor, Tensor | None, FormatName, torch.dtype], nn.Module]
@@ -78,6 +78,7 @@ MAKERS: dict[FormatName, Maker] = {
     "int3": GroupLinear,
     **dict.fromkeys(TYPE_OF_FORMAT, Float8Linear),
     **dict.fromkeys(ANY_PRECISION.values(), _any),
+    "any4_a8": _any,
 }
 
 
@@ -95,7 +96,7 @@ def check_weight(
         raise PrecisionError(f"{name}: bias {list(bias.shape)} must hold one value per output, [{weight.shape[0]}]")
     limit = torch.finfo(compute_dtype).max / (1 if format_name == "dense" else GROUP_HEADROOM)
     cure = "compute in bfloat16 or float32"
-    if format_name in ANY_PRECISION.values():  # their centroids are float16 first, whatever the compute type
+    if MAKERS.get(format_name) is _any:  # their centroids are float16 first, whatever the compute type
         limit, cure = torch.finfo(torch.float16).max, "use another format"
     for kind, values in (("weight", weight), ("bias", bias)):
         if values is None:
