@@ -15,6 +15,7 @@ from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.planning import BesideModel
 from strata_planner.contract.calibration import CALIBRATION_FILE, Calibration
 from strata_planner.contract.model_folder import ACTIVATIONS_FILE, ANY_PRECISION_FOLDER, MANIFEST_FILE
+from strata_planner.contract.quantization import with_old_description
 from strata_planner.contract.values import ContractError
 
 HUB = "https://huggingface.co"
@@ -22,12 +23,15 @@ HUB_SECONDS = 20
 
 
 def read_config(uri: str, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The model's config.json. Raises InvalidInputError (change the uri) and NotReadyError (the hub does not answer)."""
+    """The model's config.json, with what an old GPTQ checkpoint says of itself in a file of its own.
+
+    Raises InvalidInputError (change the uri) and NotReadyError (the hub does not answer).
+    """
     if uri.startswith("hf://"):
         return _parse(_download(uri, environment), uri)
     if uri.startswith("pvc://"):
-        return _parse(_read_claim(uri, environment), uri)
-    return _parse(_read(uri), uri)
+        return with_old_description(_parse(_read_claim(uri, environment), uri), _claim_folder(uri, environment))
+    return with_old_description(_parse(_read(uri), uri), local_folder(uri))
 
 
 def read_calibration(

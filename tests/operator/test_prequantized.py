@@ -29,3 +29,10 @@ def test_auto_takes_what_is_there(folder: Path, manifest: object, method: str) -
     config = read_config(uri)
     asked = load_deployment(deployment(folder), source="test")
     assert request_for(asked, CLUSTER, config, beside=read_beside(uri, config)).method == method
+
+
+def test_an_old_gptq_checkpoint_says_what_it_is_in_a_file_of_its_own(folder: Path) -> None:  # noqa: F811
+    (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64, "desc_act": False}))
+    config = read_config(f"file://{folder}")
+    request = request_for(load_deployment(deployment(folder), source="test"), CLUSTER, config)
+    assert request.formats == {4: ("gptq4",), 16: ("dense",)}

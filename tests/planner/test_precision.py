@@ -6,6 +6,7 @@ import pytest
 
 from strata_planner.cluster import Cluster, Device, DeviceGroup, LinkRate, Node
 from strata_planner.contract.formats import ANY_PRECISION
+from strata_planner.costs.memory import layer_weights_bytes
 from strata_planner.errors import WorkloadError
 from strata_planner.model import Model
 from strata_planner.planning import make_plan
@@ -89,6 +90,18 @@ def test_a_quantized_checkpoint_is_planned_as_it_is_stored_or_at_16_bits() -> No
     assert {name for stage in plan.stages for name in stage.format} <= {"gptq4", "dense"}
     assert plan.prediction.quality_penalty == 0
     assert a_request(model=a_gptq_model(), allowed_bits=(3, 8)).formats == {4: ("gptq4",)}
+
+
+def test_groups_and_orders_of_a_checkpoint_count_byte_for_byte() -> None:
+    plain, ordered = (a_gptq_model(group_size=64, desc_act=order).layers[0] for order in (False, True))
+    inputs = sum(linear.in_features for linear in plain.linears)
+    parts = [
+        each.out_features * each.in_features // 2 + each.out_features * each.in_features // 64 * 3
+        for each in plain.linears
+    ]
+    norms = 2 * 256 * 2
+    assert layer_weights_bytes(plain, "gptq4", "bfloat16") == sum(parts) + norms
+    assert layer_weights_bytes(ordered, "gptq4", "bfloat16") == sum(parts) + norms + 4 * inputs
 
 
 def test_each_layer_keeps_the_bits_that_the_checkpoint_holds_it_in() -> None:

@@ -4,7 +4,7 @@ Called by the search for every stage it considers. Weights count by contract.for
 Source of the model: LLM-PQ (arXiv 2403.01136) section 4.1, with real shapes in place of OPT's.
 """
 
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
 from strata_planner.contract.kv import kv_token_bytes
 from strata_planner.model import LayerShape, Model
 
@@ -16,9 +16,8 @@ def layer_weights_bytes(layer: LayerShape, format_name: FormatName, compute_type
     item = COMPUTE_TYPE_BYTES[compute_type]
     total = layer.other_parameters * item
     for linear in layer.linears:
-        name: FormatName = format_name if linear.quantizable else "dense"
-        one = stored_bytes(name, linear.out_features, linear.in_features, compute_type)
-        total += linear.copies * (one + linear.out_features * linear.bias * item)
+        one = linear.weight_bytes(format_name, compute_type) + linear.out_features * linear.bias * item
+        total += linear.copies * one
     return total
 
 
