@@ -14,7 +14,7 @@ namespace {
 constexpr int kShift = 128;
 constexpr int kBlockRows = 4, kBlockTokens = 6;  // of accumulators
 constexpr int kRowsDecoded = 32;
-constexpr int kSectionTiles = 4;  // 6 tokens x 2048 bytes stay in the first-level cache, with most of the decoded rows
+constexpr int kMostSectionTiles = 8;  // 6 tokens x 4096 bytes stay in the first-level cache
 constexpr int kPadding = 64;      // bytes between rows, so that they do not meet in one set of the cache
 constexpr int64_t kRowsAhead = 4;  // prefetched while one is decoded
 
@@ -261,7 +261,8 @@ STRATA_AVX512 void store_rows(const Result& result, const Activations& activatio
 STRATA_AVX512 void avx512_rows(const Planes& weight, const Activations& activations, int64_t tokens, const Result& result, int64_t begin, int64_t end) {
   thread_local Scratch scratch, sums_scratch;
   const int64_t tiles = weight.tiles(), groups = (tokens + kBlockTokens - 1) / kBlockTokens;
-  uint8_t* decoded = scratch.of<uint8_t>(kRowsDecoded * (kSectionTiles * kTile + kPadding));
+  const int64_t sections = (tiles + kMostSectionTiles - 1) / kMostSectionTiles, section = (tiles + sections - 1) / sections;
+  uint8_t* decoded = scratch.of<uint8_t>(kRowsDecoded * (section * kTile + kPadding));
   int32_t* sums = sums_scratch.of<int32_t>(tokens * kRowsDecoded);
   for (int64_t row = begin; row < end; row += kRowsDecoded) {
     const int64_t rows = end - row < kRowsDecoded ? end - row : kRowsDecoded;
@@ -269,8 +270,8 @@ STRATA_AVX512 void avx512_rows(const Planes& weight, const Activations& activati
     alignas(64) uint8_t tables[kRowsDecoded][16];
     for (int64_t each = 0; each < rows; ++each) scales[each] = shifted_table4(weight, row + each, result.type, tables[each]);
     std::memset(sums, 0, static_cast<size_t>(tokens) * kRowsDecoded * sizeof(int32_t));
-    for (int64_t tile = 0; tile < tiles; tile += kSectionTiles) {
-      const int64_t last = tile + kSectionTiles < tiles ? tile + kSectionTiles : tiles, width = (last - tile) * kTile;
+    for (int64_t tile = 0; tile < tiles; tile += section) {
+      const int64_t last = tile + section < tiles ? tile + section : tiles, width = (last - tile) * kTile;
       for (int64_t each = 0; each < rows; ++each) {
         const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(tables[each])));
         decode_tiles(weight, row + each, tile, last, table, decoded + each * (width + kPadding));
@@ -278,7 +279,7 @@ STRATA_AVX512 void avx512_rows(const Planes& weight, const Activations& activati
       for (int64_t group = 0; group < groups; ++group) {
         const int64_t first = tokens * group / groups, count = tokens * (group + 1) / groups - first;
         for (int64_t each = 0; each < rows; each += kBlockRows) {  // rows beyond the last hold what was there: not stored
-          if (group == 0) prefetch_next(weight, row, each, kRowsDecoded, last, kSectionTiles);
+          if (group == 0) prefetch_next(weight, row, each, kRowsDecoded, last, section);
           kBlocks[count](decoded + each * (width + kPadding), activations.codes + first * activations.stride + tile * kTile, width, activations.stride,
                          sums + first * kRowsDecoded + each);
         }
