@@ -19,10 +19,18 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.quality_matrices import nested_forms, upscaling_rows
-from benchmarks.quality_methods import WIDTHS, Calibrated, Method, calibrated, in_format, methods
-from benchmarks.quality_model import Losses, Measured
+from benchmarks.quality_methods import (
+    WIDTHS,
+    Calibrated,
+    Method,
+    calibrated,
+    calibrated_activations,
+    in_format,
+    methods,
+)
+from benchmarks.quality_model import Losses, Measured, Replacement
 from benchmarks.rows import Row, run
-from strata_planner.contract.formats import BITS_OF_FORMAT, stored_bytes
+from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName, stored_bytes
 from strata_planner.sensitivity import Sensitivity
 from strata_runtime.calibration.calibrate import Subject, calibrate
 from strata_runtime.calibration.text import Windows, read_windows
@@ -30,6 +38,7 @@ from strata_runtime.precision import MAKERS
 
 MODEL = Path("examples/models/strata-tiny")
 TEXT = "heldout.txt"
+STATIC: FormatName = "w8a8_static"
 WINDOW = 512
 CALIBRATION_TOKENS, MEASURED_TOKENS = 8192, 12_288
 MOST_RATIO = 1.01
@@ -49,19 +58,24 @@ def measure(tokens: int) -> list[Row]:
     console.print(
         f"{MODEL.name}: {len(windows.held_back)} windows of {WINDOW} tokens, perplexity {dense.perplexity:.3f}"
     )
-    rows += [*compared, *_format_rows(model, dense, console)]
+    rows += [*compared, *_format_rows(model, dense, windows, console)]
     found = calibrated(MODEL, windows.calibration)
     return [*rows, *_width_rows(model, found, console), *_mixed_rows(model, found, windows, console)]
 
 
-def _format_rows(model: Measured, dense: Losses, console: Console) -> list[Row]:
-    """Every format that a weight alone can be stored in."""
-    table = Table(title="formats made while a model loads: perplexity and stored bits per weight", title_justify="left")
+def _format_rows(model: Measured, dense: Losses, windows: Windows, console: Console) -> list[Row]:
+    """Every format that a weight alone can be stored in, and the one that takes calibrated activations beside."""
+    table = Table(title="formats: perplexity and stored bits per weight", title_justify="left")
     for column in ("format", "bits", "stored bits", "perplexity", "over 16 bits", "standard error"):
         table.add_column(column, justify="left" if column == "format" else "right")
     rows = []
-    for name in MAKERS:
-        losses = model.losses({path: in_format(weight, name) for path, weight in model.weights.items()})
+    for name in (*MAKERS, STATIC):
+        made: Mapping[str, Replacement] = (
+            calibrated_activations(MODEL, windows.calibration, model.weights)
+            if name == STATIC
+            else {path: in_format(weight, name) for path, weight in model.weights.items()}
+        )
+        losses = model.losses(made)
         ratio, error = losses.over(dense)
         stored = _stored_bits(model, lambda n, k, name=name: stored_bytes(name, n, k, "bfloat16"))  # type: ignore[misc]
         cells = (f"{stored:.2f}", f"{losses.perplexity:.3f}", f"{ratio:.4f}", f"{error:.4f}")

@@ -13,13 +13,15 @@ from strata_planner.contract.formats import ANY_PRECISION, GPTQ, FormatName, gro
 from strata_runtime.calibration.fisher import fisher_diagonals
 from strata_runtime.calibration.layers import LayeredModel
 from strata_runtime.precision import make_linear, nested_uniform
+from strata_runtime.precision.activation_calibration import Recipe, calibrate_activations
 from strata_runtime.precision.any_precision import quantize_any
 from strata_runtime.precision.gptq.hessians import input_hessians
 from strata_runtime.precision.gptq.solver import GptqSettings, quantize_gptq
 from strata_runtime.precision.quantizers import CODE_OFFSET, quantize_groups
+from strata_runtime.precision.static_linear import static_linear
 
 WIDTHS = tuple(ANY_PRECISION)
-_ROUNDS_ACTIVATIONS = {"w8a8", "fp8_a8"}
+_ROUNDS_ACTIVATIONS = {"w8a8", "fp8_a8", "any4_a8"}
 _SCALE_AND_ZERO_BYTES = 4
 
 Weights = Mapping[str, Tensor]
@@ -64,6 +66,15 @@ def in_format(weight: Tensor, name: FormatName) -> Replacement:
         return make_linear(weight, None, name, torch.float32)
     module = make_linear(weight, None, name, torch.bfloat16)
     return module.weight.data.float() if isinstance(module, nn.Linear) else module.dequantized()  # type: ignore[operator]
+
+
+def calibrated_activations(folder: Path, windows: Sequence[Tensor], weights: Weights) -> dict[str, nn.Module]:
+    """Format `w8a8_static`, by linear: activations rounded by scales and smoothing found on the windows."""
+    activations = calibrate_activations(folder, windows, Recipe())
+    return {
+        path: static_linear(weight, None, activations.entry(path), torch.float32, name=path)
+        for path, weight in weights.items()
+    }
 
 
 def methods(found: Calibrated) -> list[Method]:
