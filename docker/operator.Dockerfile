@@ -2,7 +2,7 @@
 #   docker build -f docker/operator.Dockerfile -t strata-operator:0.1.0 .
 FROM python:3.12-slim AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE CHANGELOG.md ./
+COPY pyproject.toml hatch_build.py README.md LICENSE CHANGELOG.md ./
 COPY planner planner
 COPY runtime runtime
 COPY operator operator
