@@ -12,7 +12,7 @@ from strata_planner.contract.latencies import PhaseName
 
 DECODE_SEQUENCES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 DECODE_PASTS = (32, 256, 1024, 2048)
-PREFILL_TOKENS = (4, 8, 16, 24, 32, 48, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+PREFILL_TOKENS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 PREFILL_SEQUENCES = (1, 2, 4, 16)
 CONTINUED = (
     (64, 512),
