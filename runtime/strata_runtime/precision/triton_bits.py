@@ -143,3 +143,9 @@ def split_halves(first, second, DTYPE: tl.constexpr):
     high = (words >> 16).to(tl.uint16).to(DTYPE, bitcast=True)
     values = tl.join(low, high)
     return values.reshape(values.shape[0], values.shape[1] * 2)
+
+
+@triton.jit
+def halves_of_bytes(words):
+    """[R, Q] of four bytes -> float16 [R, 4Q]: 1024 + byte."""
+    return split_halves(permute(words, 0x64646464, 0x4140), permute(words, 0x64646464, 0x4342), tl.float16)

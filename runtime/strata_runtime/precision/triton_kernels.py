@@ -23,6 +23,7 @@ from strata_runtime.precision.triton_bits import (
     bytes_of_codes,
     bytes_of_table,
     floats_of_bytes,
+    halves_of_bytes,
     looked_up,
     nibbles,
     pairs_of_bits,
@@ -135,11 +136,15 @@ def gathered_values(words, entries, powers, half: tl.constexpr, BITS: tl.constex
 
 @triton.jit
 def group_values(code_words, scales, zeros, rows, start, groups, SPLIT_GROUPS: tl.constexpr, DTYPE: tl.constexpr):
-    """(code - zero) * scale in float32, rounded to DTYPE, [R, 64] from column `start` on."""
+    """(code - zero) * scale, rounded once to DTYPE, [R, 64] from column `start` on."""
     column = start + tl.arange(0, 64 if SPLIT_GROUPS else 1)[None, :]
     offsets = rows.to(tl.int64)[:, None] * groups[0] + tl.minimum(column // groups[1], groups[0] - 1)
-    zero = tl.load(zeros + offsets).to(tl.float32) + 8388608.0
-    return ((floats_of_bytes(code_words) - zero) * tl.load(scales + offsets).to(tl.float32)).to(DTYPE)
+    zero, scale = tl.load(zeros + offsets), tl.load(scales + offsets)
+    if tl.float16 == DTYPE:  # one rounding either way: code - zero is exact
+        return (halves_of_bytes(code_words) - (zero.to(tl.float16) + 1024.0)) * scale
+    else:  # noqa: RET505
+        exact = floats_of_bytes(code_words) - (zero.to(tl.float32) + 8388608.0)
+        return (exact * scale.to(tl.float32)).to(DTYPE)
 
 
 @triton.jit
