@@ -14,13 +14,14 @@ from strata_runtime.calibration.fisher import fisher_diagonals
 from strata_runtime.calibration.layers import LayeredModel
 from strata_runtime.precision import make_linear, nested_uniform
 from strata_runtime.precision.activation_calibration import Recipe, calibrate_activations
-from strata_runtime.precision.any_precision import quantize_any
+from strata_runtime.precision.any_precision import quantize_any, refit
 from strata_runtime.precision.gptq.hessians import input_hessians
 from strata_runtime.precision.gptq.solver import GptqSettings, quantize_gptq
 from strata_runtime.precision.quantizers import CODE_OFFSET, quantize_groups
 from strata_runtime.precision.static_linear import static_linear
 
 WIDTHS = tuple(ANY_PRECISION)
+REFITTED = (3, 4, 5)
 _ROUNDS_ACTIVATIONS = {"w8a8", "fp8_a8", "any4_a8"}
 _SCALE_AND_ZERO_BYTES = 4
 
@@ -39,11 +40,12 @@ class Method:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What calibration windows say: Fisher diagonals by linear."""
+    """What calibration windows say, by linear: Fisher diagonals, and Hessians of the inputs."""
 
     folder: Path
     windows: Sequence[Tensor]
     fisher: Weights
+    hessians: Weights
 
     def nested(self, weights: Weights, bits: int) -> Weights:
         """One 8-bit parent of each weight, at `bits`."""
@@ -52,12 +54,35 @@ class Calibrated:
             for path, weight in weights.items()
         }
 
+    def refitted(self, weights: Weights, bits: int) -> Weights:
+        """The same codes, the table of `bits` fitted to the inputs."""
+        return {
+            path: refit(
+                quantize_any(weight, importance=self.fisher[path]), weight, self.hessians[path], widths=(bits,)
+            ).dequantized(bits)
+            for path, weight in weights.items()
+        }
+
 
 def calibrated(folder: Path, windows: Sequence[Tensor]) -> Calibrated:
     fisher: dict[str, Tensor] = {}
     for _, found in fisher_diagonals(folder, windows):
         fisher |= found
-    return Calibrated(folder, windows, fisher)
+    return Calibrated(folder, windows, fisher, _hessians(folder, windows))
+
+
+def _hessians(folder: Path, windows: Sequence[Tensor]) -> Weights:
+    found: dict[str, Tensor] = {}
+    with torch.inference_mode():
+        model = LayeredModel(folder, torch.float32, torch.device("cpu"))
+        states = model.embedding().run(windows)
+        for index in range(model.num_layers):
+            layer = model.layer(index)
+            keys = {linear: key for key, linear in layer.keyed_linears.items()}
+            for shared in input_hessians(layer, states):
+                found |= {keys[layer.linears[path]]: shared.hessian for path in shared.linears}
+            states = layer.run(states)
+    return {key: hessian.clone() for key, hessian in found.items()}
 
 
 def in_format(weight: Tensor, name: FormatName) -> Replacement:
@@ -82,6 +107,7 @@ def methods(found: Calibrated) -> list[Method]:
     fisher: Weights = found.fisher
     return [
         Method("any precision, Fisher", WIDTHS, found.nested, any_bytes),
+        Method("any precision, Fisher, refitted", REFITTED, found.refitted, any_bytes),
         Method("any precision, unweighted", WIDTHS, partial(_each, _nested, None), any_bytes),
         Method("separate k-means, Fisher", WIDTHS, partial(_each, _separate, fisher), any_bytes),
         Method("separate k-means, unweighted", (3, 4, 5, 6), partial(_each, _separate, None), any_bytes),

@@ -6,5 +6,6 @@ with the Fisher diagonals of `calibration.fisher`, and by benchmarks. What comes
 
 from strata_runtime.precision.any_precision.parent import AnyParent
 from strata_runtime.precision.any_precision.quantize import quantize_any
+from strata_runtime.precision.any_precision.refit import refit
 
-__all__ = ["AnyParent", "quantize_any"]
+__all__ = ["AnyParent", "quantize_any", "refit"]
