@@ -83,7 +83,7 @@ def eight_bit_peers(shape: tuple[int, int], count: int) -> dict[str, Calls]:
     zeros = torch.zeros(shape[0], dtype=torch.int32)
     copies = [stored.codes.clone() for _ in range(copies_beyond_cache(stored.codes.nbytes, torch.device("cpu")))]
     packed = [torch.ops.onednn.qlinear_prepack(codes, list(tokens.shape)) for codes in copies]
-    tail = (stored.scales, zeros, None, 1.0, 0, torch.bfloat16, "none", [], "")
+    tail: tuple[object, ...] = (stored.scales, zeros, None, 1.0, 0, torch.bfloat16, "none", [], "")
     return {
         "qlinear": [partial(torch.ops.onednn.qlinear_pointwise, shifted, 0.1, 128, codes, *tail) for codes in packed],
         "_int_mm": [partial(torch._int_mm, tokens, codes.t()) for codes in copies],  # noqa: SLF001 -- torch names its kernels so

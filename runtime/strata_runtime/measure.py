@@ -1,7 +1,8 @@
 """Measures the device this process runs on: `python -m strata_runtime.measure --threads N [--json]`.
 
 Called by `strata up` and by whoever wants real rates in place of the catalogue's: it prints a contract DeviceProfile. A result is kept in
-`${XDG_CACHE_HOME:-~/.cache}/strata` and printed at once the next time; `--fresh` measures again. Knows nothing of models or plans.
+`${XDG_CACHE_HOME:-~/.cache}/strata` and printed at once the next time; `--fresh` measures again. Beside it is kept which kernel of each format is
+the fastest for how many tokens (`precision.measured`). Knows nothing of models or plans.
 
 `strata_runtime.timing` takes the times; `profile_of` turns them into rates, the other way round than the planner's roofline: a linear of
 `format` at one token took bytes / (bandwidth * decode efficiency), at PREFILL_TOKENS operations / (flops * prefill efficiency).
@@ -25,7 +26,7 @@ from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, For
 from strata_planner.contract.values import ContractError, from_builtins, to_json
 from strata_runtime.errors import InputError
 
-VERSION = 2  # of the measurement: raised when its results change meaning
+VERSION = 3  # of the measurement: raised when its results change meaning
 PREFILL_TOKENS = 256
 
 
@@ -182,6 +183,8 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
             )
         properties = torch.cuda.get_device_properties(0)
         memory, capability = properties.total_memory, f"{properties.major}.{properties.minor}"
+    if device == "cpu":
+        _keep_kernels(compute_type, threads)
     timings = timing.take(torch.device(device), compute_type, lambda what: _say(f"measuring: {what}"))
     count = threads if device == "cpu" else 0
     return profile_of(Subject(name, memory, count, compute_type, capability), timings)
@@ -212,6 +215,18 @@ def _keep(store: Store, profile: DeviceProfile) -> None:
         _say(f"not kept, so the next start measures again: {error}")
     else:
         _say(f"kept in {store.file}")
+
+
+def _keep_kernels(compute_type: ComputeType, threads: int) -> None:
+    """Time which kernel is the fastest for how many tokens: slots of this machine choose by it, and so does the measurement that follows."""
+    from strata_runtime import timing  # noqa: PLC0415 -- as in `measure`
+    from strata_runtime.precision import COMPUTE_DTYPES, measured  # noqa: PLC0415
+
+    found = timing.fastest_kernels(compute_type, lambda what: _say(f"measuring: {what}"))
+    try:
+        _say(f"kept in {measured.save(found, COMPUTE_DTYPES[compute_type], threads)}")
+    except OSError as error:
+        _say(f"not kept, so kernels are chosen by their own limits: {error}")
 
 
 def table(profile: DeviceProfile) -> str:

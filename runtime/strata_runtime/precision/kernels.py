@@ -6,12 +6,13 @@
 The number of tokens chooses only between kernels of equal arithmetic, so that a replay by prefill differs from decode by rounding alone;
 activation quantization is a format of the plan, never a silent choice. Equal arithmetic of `int8`, `int4` and `int3`: activations stay in the
 compute type and sums are float32. The packed kernels multiply by the float32 value of a weight, the others round it to the compute
-type first. The thresholds come from the table in docs/precision.md, which `python -m benchmarks.kernels` prints.
+type first. Which of them is the fastest `strata_runtime.measure` times on each machine (`measured`); the kernels' own limits, for machines that were
+not, come from the table in docs/precision.md, which `python -m benchmarks.format_kernels` prints.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from strata_runtime.precision import (
     channel_kernels,
     float8_kernels,
     group_kernels,
+    measured,
     plane_kernels,
     static_kernels,
     triton_products,
@@ -130,10 +132,31 @@ FLOAT8_KERNELS: tuple[Kernel[Float8Weight], ...] = (
 
 
 def select(kernels: tuple[Kernel[W], ...], format_name: FormatName, tokens: Tensor, weight: W) -> Kernel[W]:
-    """The first kernel of the format that runs here and is meant for so many tokens; the last of each format always is."""
+    """The fastest kernel of the format that runs here: as measured on this machine, else by the kernels' own limits.
+
+    Of those the first that is meant for so many tokens; the last of each format always is.
+    """
     count = tokens.shape[0]
-    return next(
-        kernel
-        for kernel in kernels
-        if kernel.format == format_name and count <= kernel.most_tokens and kernel.runs(tokens, weight)
-    )
+    choices = _of_format(kernels, format_name)
+    if tokens.device.type == "cpu":
+        name = measured.fastest(format_name, tokens.dtype, count)
+        if name is not None:
+            for kernel in choices:
+                if kernel.name == name and kernel.runs(tokens, weight):
+                    return kernel
+    for kernel in choices:
+        if count <= kernel.most_tokens and kernel.runs(tokens, weight):
+            return kernel
+    raise AssertionError(f"no kernel of {format_name} takes any weight")
+
+
+_BY_FORMAT: dict[tuple[int, FormatName], tuple[tuple[Kernel[Any], ...], tuple[Kernel[Any], ...]]] = {}
+
+
+def _of_format(kernels: tuple[Kernel[W], ...], format_name: FormatName) -> tuple[Kernel[W], ...]:
+    """Found once for each table of kernels: on every forward pass microseconds count. The table itself is kept with what was found in it."""
+    found = _BY_FORMAT.get((id(kernels), format_name))
+    if found is None:
+        found = (kernels, tuple(kernel for kernel in kernels if kernel.format == format_name))
+        _BY_FORMAT[id(kernels), format_name] = found
+    return found[1]

@@ -149,7 +149,7 @@ def _result(tokens: Tensor, planes: Sequence[Tensor], *_rest: object) -> Tensor:
     return tokens.new_empty(tokens.shape[0], planes[0].shape[0])
 
 
-_operators = torch.library.Library("strata", "FRAGMENT")
+_operators = torch.library.Library("strata", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _schema, _run in (
     ("planes_linear(Tensor tokens, Tensor[] planes, Tensor table) -> Tensor", planes_linear),
     ("planes_linear_int8(Tensor tokens, Tensor[] planes, Tensor table) -> Tensor", planes_linear_int8),
@@ -158,6 +158,6 @@ for _schema, _run in (
         planes_group_linear,
     ),
 ):
-    _operators.define(_schema)
-    _operators.impl(_schema.partition("(")[0], _run, "CPU")
+    _operators.define(_schema)  # type: ignore[no-untyped-call]
+    _operators.impl(_schema.partition("(")[0], _run, "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"strata::{_schema.partition('(')[0]}", _result, lib=_operators)
