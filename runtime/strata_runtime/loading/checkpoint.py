@@ -92,6 +92,15 @@ class Checkpoint:
                     self.keys_read.append(key)
         return tensors
 
+    def read_into(self, key: str, dtype: torch.dtype, memory: torch.Tensor) -> torch.Tensor:
+        """One floating-point tensor in `dtype`, in `memory` (uint8 [bytes]) as far as it fits there, else in memory of its own."""
+        name = self._file_of[key]
+        entry = self.header(name)[key]
+        self.keys_read.append(key)
+        fits = prod(entry.shape) * dtype.itemsize <= memory.numel()
+        with FileIO(self.folder / name) as file:
+            return _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None)
+
     def header(self, name: str) -> dict[str, Entry]:
         """What a file holds, in the order of its header. Raises InputError if the file is absent, cut off or unreadable."""
         if name not in self._headers:
@@ -152,7 +161,15 @@ def _entry(value: dict[str, Any], data: int) -> Entry:
     return Entry(value["dtype"], tuple(value["shape"]), data + begin, data + end)
 
 
-def _read(file: FileIO, key: str, entry: Entry, dtype: torch.dtype | None, *, pinned: bool) -> torch.Tensor:
+def _read(
+    file: FileIO,
+    key: str,
+    entry: Entry,
+    dtype: torch.dtype | None,
+    *,
+    pinned: bool,
+    memory: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Other types are converted strip by strip: a tensor is never there twice."""
     if entry.type not in _TYPES:
         raise InputError(f"{file.name}: tensor {key} has type {entry.type}; readable are {', '.join(_TYPES)}")
@@ -162,7 +179,10 @@ def _read(file: FileIO, key: str, entry: Entry, dtype: torch.dtype | None, *, pi
             f"{file.name}: tensor {key} of {entry.shape} takes {entry.end - entry.begin} bytes: damaged file"
         )
     wanted = dtype if dtype and stored.is_floating_point else stored
-    flat = torch.empty(count, dtype=wanted, pin_memory=pinned)
+    if memory is None:
+        flat = torch.empty(count, dtype=wanted, pin_memory=pinned)
+    else:
+        flat = memory[: count * wanted.itemsize].view(wanted)
     file.seek(entry.begin)
     if wanted == stored:
         _fill(file, key, flat)

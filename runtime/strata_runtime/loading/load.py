@@ -7,7 +7,7 @@ format needs. Tensors of other layers are not read; files are read, not mapped, 
 """
 
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,6 +79,7 @@ def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None
     if "w8a8_static" in role.format:
         source.activations = activations_of(model_path, model_digest(model_path))
     loader = _Loader(stage, checkpoint, source, dtype, device)
+    loader.prepare_memory(units)
     stage.initialise_buffers(device)
     with freed_at_once():
         loader.load_outside(sources.get(None, ()))
@@ -109,6 +110,7 @@ class _Piece:
 
     tensors: dict[str, Tensor]
     planes: PlanesWeight | None = None
+    memory: Tensor | None = None  # that the weight lies in, to be read into again
     module: nn.Module | None = None  # the linear as a quantized checkpoint holds it
 
 
@@ -148,7 +150,9 @@ def _artefact(formats: Mapping[int, FormatName], model_path: Path) -> Artefact |
 
 
 class _Loader:
-    """The two sides of the stream: `read` in the reading thread, the rest in the one that loads."""
+    """The two sides of the stream: `read` in the reading thread, the rest in the one that loads. A linear's memory goes from the one to the
+    other and back: as only one is read while one is stored, there are two of them.
+    """
 
     def __init__(
         self, stage: ModelSlice, checkpoint: Checkpoint, source: LinearSource, dtype: torch.dtype, device: torch.device
@@ -161,20 +165,46 @@ class _Loader:
         checkpoint.pinned = device.type == "cuda"
         if source.artefact is not None:
             source.artefact.pinned = checkpoint.pinned
+        self._spare: deque[Tensor] = deque()
+        self._spare_bytes = 0
+
+    def prepare_memory(self, units: Iterable[_Unit]) -> None:
+        """How large the memory must be that linears are read into again and again, as long as their stored form has memory of its
+        own: fresh pages cost three times what copying from the page cache into old ones does.
+        """
+        shapes = [self._shape(unit) for unit in units if unit.key and self._is_copied(unit)]
+        self._spare_bytes = max((rows * columns * self._dtype.itemsize for rows, columns in shapes), default=0)
 
     def read(self, unit: _Unit) -> _Piece:
         """On the CPU."""
         wanted, planes = dict(unit.tensors), None
         if unit.key and unit.format in GPTQ_FORMATS and isinstance(self._checkpoint, QuantizedCheckpoint):
-            parent, attribute = self._stage.places(unit.layer)[unit.key]
-            linear = getattr(parent, attribute)
-            shape = (linear.out_features, linear.in_features)
-            return _Piece({}, module=self._checkpoint.read_linear(wanted, shape, self._dtype))
+            return _Piece({}, module=self._checkpoint.read_linear(wanted, self._shape(unit), self._dtype))
         if unit.key and unit.format in ANY_FORMATS and self._source.artefact is not None:
             planes = self._source.planes(unit.key, BITS_OF_FORMAT[unit.format])
             del wanted["weight"]
+        elif unit.key and self._is_copied(unit):
+            return self._read_again(wanted)
         read = self._checkpoint.read(wanted.values(), self._dtype, _CPU)
         return _Piece({what: read[name] for what, name in wanted.items()}, planes)
+
+    def _read_again(self, wanted: dict[str, str]) -> _Piece:
+        memory = self._spare.pop() if self._spare else torch.empty(self._spare_bytes, dtype=torch.uint8)
+        weight = self._checkpoint.read_into(wanted.pop("weight"), self._dtype, memory)
+        others = self._checkpoint.read(wanted.values(), self._dtype, _CPU)
+        return _Piece({"weight": weight} | {what: others[name] for what, name in wanted.items()}, memory=memory)
+
+    def _is_copied(self, unit: _Unit) -> bool:
+        """Whether the stored form of a linear takes nothing of the memory that its weight was read into."""
+        if self._device.type != "cpu" or type(self._checkpoint) is not Checkpoint:
+            return False
+        return unit.format != "dense" or can_block(self._dtype, self._device)
+
+    def _shape(self, unit: _Unit) -> tuple[int, int]:
+        assert unit.key
+        parent, attribute = self._stage.places(unit.layer)[unit.key]
+        linear = getattr(parent, attribute)
+        return linear.out_features, linear.in_features
 
     def store(self, unit: _Unit, piece: _Piece) -> None:
         """On the device, in the unit's format. Empties the piece."""
@@ -201,6 +231,9 @@ class _Loader:
             assert weight is not None
             stored = self._stored(self._moved(weight), bias, unit.format, unit.key)
         setattr(parent, attribute, stored)
+        if piece.memory is not None:
+            self._spare.append(piece.memory)
+            piece.memory = None
 
     def load_outside(self, keys: Iterable[str]) -> None:
         """Embedding, last norm, head. While nothing else is held: the head takes its table twice."""

@@ -8,37 +8,45 @@ from pathlib import Path
 import pytest
 import torch
 
-from strata_planner.contract.formats import FormatName
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
 from strata_runtime.loading import checkpoint as checkpoint_module
+from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.random_model import make_random_model
+from strata_runtime.precision import COMPUTE_DTYPES, MAKERS, make_linear
 from tests.runtime.loading.stages import load, roles
 
 HIDDEN, WIDE, LAYERS = 64, 192, 12
-LARGEST_BYTES = HIDDEN * WIDE * 4  # of the linears, as read
 
 
 class Held:
-    """Bytes of the matrices that were read from the checkpoint and still exist."""
+    """Bytes of the memory that matrices were read into and that still exists; some of it is read into again."""
 
     def __init__(self) -> None:
         self.now = 0
         self.most = 0
         self.read = 0
+        self._known: set[int] = set()
 
     def of(self, read: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def counted(*arguments: object, **keywords: object) -> torch.Tensor:
             tensor = read(*arguments, **keywords)
             if tensor.ndim == 2:
-                size = tensor.nbytes
-                self.now += size
-                self.read += size
-                self.most = max(self.most, self.now)
-                weakref.finalize(tensor.untyped_storage(), self._let_go, size)
+                self.read += tensor.nbytes
+                self._count(tensor.untyped_storage())
             return tensor
 
         return counted
 
-    def _let_go(self, size: int) -> None:
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage.data_ptr() in self._known:
+            return
+        self._known.add(storage.data_ptr())
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._let_go, storage.data_ptr(), storage.nbytes())
+
+    def _let_go(self, address: int, size: int) -> None:
+        self._known.remove(address)
         self.now -= size
 
 
@@ -57,15 +65,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["int8", "w8a8", "int4", "int3", "fp8_e4m3", "any3"])
+@pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
 def test_at_most_two_linears_are_held_as_they_were_read(
-    name: FormatName, model: Path, monkeypatch: pytest.MonkeyPatch
+    name: FormatName, compute_type: ComputeType, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held()
     monkeypatch.setattr(checkpoint_module, "_read", held.of(checkpoint_module._read))
-    role = roles(model, 3, formats=[name] * LAYERS)[1]
+    role = roles(model, 3, formats=[name] * LAYERS, compute_type=compute_type)[1]
     stage = load(role, model)
     gc.collect()
-    assert held.read == LAYERS // 3 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * WIDE) * 4
-    assert held.most <= 2 * LARGEST_BYTES
+    item = COMPUTE_TYPE_BYTES[compute_type]
+    assert held.read == LAYERS // 3 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * WIDE) * item
+    assert held.most <= 2 * HIDDEN * WIDE * item
     assert held.now == 0
     assert len(stage.layers) == LAYERS // 3
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
+def test_what_is_stored_survives_that_its_memory_is_read_into_again(
+    name: FormatName, compute_type: ComputeType, model: Path
+) -> None:
+    role = roles(model, 3, formats=[name] * LAYERS, compute_type=compute_type)[1]
+    stage = load(role, model)
+    inputs = {width: torch.randn(3, width).to(COMPUTE_DTYPES[compute_type]) for width in (HIDDEN, WIDE)}
+    for layer in range(LAYERS // 3, 2 * LAYERS // 3):
+        for key, linear in stage.linears(layer).items():
+            assert stage.source is not None
+            weight = stage.source.dense(key)
+            alone = BlockedLinear(weight, None) if isinstance(linear, BlockedLinear) else None
+            alone = alone or make_linear(weight, None, name, COMPUTE_DTYPES[compute_type])
+            assert torch.equal(linear(inputs[weight.shape[1]]), alone(inputs[weight.shape[1]]))
