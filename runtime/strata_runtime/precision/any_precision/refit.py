@@ -53,7 +53,10 @@ def _fitted(codes: Tensor, table: Tensor, weight: Tensor, hessian: Tensor) -> Te
     for start in range(0, len(codes), step):
         rows = slice(start, start + step)
         named = one_hot(codes[rows].long(), count).float()  # [R, K, C]
-        curved = torch.matmul(hessian, named)
+        flat = named.transpose(0, 1).reshape(
+            codes.shape[1], -1
+        )  # one product of matrices: a batch of them would repeat H
+        curved = (hessian @ flat).view(codes.shape[1], -1, count).transpose(0, 1)  # H S: [R, K, C]
         curvature = named.transpose(1, 2) @ curved  # S^T H S: [R, C, C]
         missed = weight[rows].float() - table[rows].float().gather(1, codes[rows].long())
         slope = torch.einsum("rkc,rk->rc", curved, missed)  # S^T H (w - S c)
