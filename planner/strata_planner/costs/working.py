@@ -15,14 +15,14 @@ from strata_planner.model import LayerShape, Linear, Model
 
 # Of the libraries. A role's modules take 1.3 MiB in a process; sockets and threads of an epoch are assumed to take the
 # rest. What oneDNN keeps for every pair of a weight's shape and a number of rows in 16-bit types is the growth of glibc's
-# count of used bytes over single products (0.59 to 0.67 MiB, whatever the shape), MKL's buffers for float32 likewise.
+# count of used bytes over single products (0.59 to 0.67 MiB, whatever the shape), MKL's buffers for float32 that of a fresh process.
 MODULE_BYTES = 3 << 20
 KERNEL_BYTES = 665 << 10
-FLOAT32_BUFFER_BYTES = 3 << 20
+FLOAT32_BUFFER_BYTES = 6 << 20
 # The median over the calibration slices of what glibc's heap holds beyond what a step has alive, since a block does not always find
-# one that it fits. It varies with the order of blocks (0.1 to 1.1), which no formula foresees.
-HEAP_SLACK = 0.4
-FRAMES_UNDER_WAY = 2  # of hidden states in sockets: one coming in, one going out
+# one that it fits. It varies with the order of blocks (0.1 to 0.6, float32 to 1.3), which no formula foresees.
+HEAP_SLACK = 0.35
+FRAMES_UNDER_WAY = 3  # of hidden states: the one that is computed, the next one, and its copy while it is encrypted
 
 # The runtime's own: keys and values (cache.batch), soft-capped scores and a mask's rows in the compute type (cache.attention) at
 # once; rows of an expert at once (loading.experts); weights brought back to the compute type at once, in so many bytes each (precision).
