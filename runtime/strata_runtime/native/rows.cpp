@@ -1,3 +1,4 @@
+// See rows.h. Every function has a portable form, one in AVX2 and one in AVX-512; which one runs is asked of cpu.h at each call.
 #include "rows.h"
 
 #include "avx512.h"
