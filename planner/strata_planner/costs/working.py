@@ -29,7 +29,7 @@ FRAMES_UNDER_WAY = 3  # of hidden states: the one that is computed, the next one
 GATHERED_BYTES = 16 << 20
 SCORES_BYTES = 8 << 20
 MASK_BYTES, MASK_ROWS = 4 << 20, 256
-WIDE = 256  # soft-capped keys are padded to powers of two, beyond this to multiples of it
+FEWEST_KEYS, WIDE = 64, 256  # soft-capped keys are padded to powers of two between these, beyond to multiples
 SOFT_CAPPED = frozenset({"gemma2"})  # architectures whose attention is not torch's own
 EXPERT_ROWS = 128
 CONVERTED_AT_A_TIME = 1 << 21
@@ -48,6 +48,7 @@ PACKED_ROWS: dict[FormatName, int] = {
 }
 _FLOAT32 = 4
 _ATTENTION_PRODUCTS = 2  # scores, and what they weigh
+_FEW_ROWS = 2  # numbers of rows below the fewest keys: 16 and 32
 
 
 @dataclass(frozen=True)
@@ -141,13 +142,14 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
     experts = {(each.out_features, each.in_features) for each in linears if each.copies > 1}
     kernels += len(experts) * row_numbers(1, min(step.tokens, EXPERT_ROWS))
     if model.architecture in SOFT_CAPPED:
-        kernels += _ATTENTION_PRODUCTS * (_key_numbers(step.tokens) + _key_numbers(step.context))
+        kernels += _ATTENTION_PRODUCTS * (_FEW_ROWS + _key_numbers(step.tokens) + _key_numbers(step.context))
     return kernels * KERNEL_BYTES
 
 
 def _key_numbers(most: int) -> int:
-    """To how many numbers keys are padded where scores are soft-capped: powers of two, then multiples of `WIDE`."""
-    return (min(most, WIDE) - 1).bit_length() + 1 + max(0, -(-most // WIDE) - 1)
+    """To how many numbers keys are padded where scores are soft-capped: powers of two from `FEWEST_KEYS`, then multiples of `WIDE`."""
+    narrow = max(0, (min(most, WIDE) - 1).bit_length() - (FEWEST_KEYS - 1).bit_length())
+    return 1 + narrow + max(0, -(-most // WIDE) - 1)
 
 
 def _product_shapes(linears: Iterable[Linear], name: FormatName) -> set[tuple[FormatName, int, int]]:

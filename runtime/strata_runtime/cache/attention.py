@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from strata_runtime.allocator import FirstTimes
 from strata_runtime.cache.batch import Batch, ChunkPart, DecodePart
 from strata_runtime.cache.pool import LayerPool
 
@@ -17,6 +18,8 @@ SCORES_BYTES = 8 << 20  # of soft-capped scores at once
 MASK_BYTES = 4 << 20  # of a chunk's mask in the compute type at once
 _ROWS_TOGETHER = 256  # what torch's kernel takes at once of long chunks
 _WIDE = 256  # of padded keys and rows
+_FEWEST_ROWS, _FEWEST_KEYS = 16, 64  # fewer are padded to these: they cost no more, and numbers of kernels do
+_FIRST_TIMES = FirstTimes()  # of soft-capped products
 _SCORE_BYTES = 10  # a score in the compute type, in float32 before and after the softmax
 
 
@@ -142,7 +145,8 @@ def _soft_capped(
         if query.shape[0] > 1:
             return _one_by_one(query, keys, values, mask, rule)
         query, keys, values, mask = _in_few_shapes(query, keys, values, mask)
-        return _soft_capped_slices(query, keys, values, mask, rule)[:, :, :tokens]
+        with _FIRST_TIMES.step(hash((query.shape, keys.shape))):
+            return _soft_capped_slices(query, keys, values, mask, rule)[:, :, :tokens]
     return _soft_capped_slices(query, keys, values, mask, rule)
 
 
@@ -169,7 +173,7 @@ def _in_few_shapes(
     16-bit product has had, and a sequence that grows has a new one with every token.
     """
     tokens, seen = query.shape[2], keys.shape[2]
-    rows, columns = _few(tokens) - tokens, _few(seen) - seen
+    rows, columns = max(_FEWEST_ROWS, _few(tokens)) - tokens, max(_FEWEST_KEYS, _few(seen)) - seen
     if mask is None:
         mask = torch.ones(1, seen, dtype=torch.bool, device=query.device)
     mask = functional.pad(mask, (0, columns), value=False)
