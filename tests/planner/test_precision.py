@@ -106,7 +106,7 @@ def test_groups_and_orders_of_a_checkpoint_count_byte_for_byte() -> None:
 
 def test_each_layer_keeps_the_bits_that_the_checkpoint_holds_it_in() -> None:
     dynamic = {r"+:.*\.layers\.1\..*": {"bits": 8}, r"-:.*\.layers\.2\..*": {}}
-    request = a_request(a_cluster(64, 1.8), model=a_gptq_model(dynamic=dynamic), min_stages=2, allowed_bits=(4,))
+    request = a_request(a_cluster(64, 3.0), model=a_gptq_model(dynamic=dynamic), min_stages=2, allowed_bits=(4,))
     assert [request.layer_bits(layer) for layer in range(4)] == [(4, 16), (8, 16), (16,), (4, 16)]
     plan = make_plan(request).plan
     stored = [name for stage in plan.stages for name in stage.format]

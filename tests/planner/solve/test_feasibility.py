@@ -42,7 +42,7 @@ def test_a_suggested_length_fits_and_a_page_more_does_not() -> None:
 
 
 def test_fewer_bits_are_suggested_only_where_they_help() -> None:
-    assert "allow 8 bits" in reason(a_request(a_cluster(2.0), allowed_bits=(16,)))
+    assert "allow 8 bits" in reason(a_request(a_cluster(2.3), allowed_bits=(16,)))
     assert "allow" not in reason(a_request(a_cluster(0.4)))
 
 
