@@ -8,8 +8,13 @@ from pathlib import Path
 # pipeline includes recovery and two of plan_clusters; planner the layouts; costs memory and sensitivity
 BENCHMARKS = (
     "pipeline",
-    "kernels",
+    "kernels",  # those of GPUs too
+    "format_kernels",
+    "loading",
+    "precision_switch",
     "perplexity",
+    "quality",
+    "eight_bits",
     "planner",
     "costs",
     "simulation",

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from benchmarks import gpu_kernels
 from benchmarks.rows import Row, run
 from strata_planner.contract.formats import FormatName
 from strata_runtime.precision import make_linear, stored_bytes_of
@@ -161,7 +162,7 @@ def measure() -> list[Row]:
             print_times(f"{count} tokens", times)
             rows.append(worst_row(f"gemm_{count}_a16", times, "k4", ("dense",), "bfloat16 nn.Linear", 0.9))
             rows.append(worst_row(f"gemm_{count}_a8", times, "k4 a8", ("qlinear", "_int_mm"), "oneDNN W8A8", 0.9))
-    return rows
+    return [*rows, *gpu_kernels.rows()]
 
 
 if __name__ == "__main__":

@@ -56,8 +56,9 @@ LISTED: dict[str, tuple[str, ...]] = {
         "gemm_64_a16",
         "gemm_16_a8",
         "gemm_64_a8",
+        "gpu_matvec_k4",
+        "gpu_monotone",
     ),
-    "gpu_kernels": ("gpu_matvec_k4", "gpu_monotone"),
     "loading": ("load_time", "load_peak_memory"),
     "quality": (
         "nested_over_separate_k3",

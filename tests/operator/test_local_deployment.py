@@ -41,12 +41,22 @@ async def running(logs: Path) -> AsyncIterator[LocalDeployment]:
         yield deployment
 
 
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def started_since(before: set[psutil.Process]) -> set[psutil.Process]:
+    """Other tests of this process may have left helpers of their own (multiprocessing's tracker of resources)."""
+    return children() - before
+
+
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110  what is awaited is the state of other processes
         await asyncio.sleep(0.02)
 
 
 async def test_it_serves_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = children()
     async with running(tmp_path) as deployment:
         assert {status.committed_epoch for status in deployment.slot_statuses.values()} == {1}
         assert set(deployment.pids) == {"a", "b", "gateway"}
@@ -54,7 +64,7 @@ async def test_it_serves_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> N
         writer.close()
         pids = list(deployment.pids.values())
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
-    assert not psutil.Process().children(recursive=True)
+    assert not started_since(before)
 
 
 @pytest.mark.parametrize("victim", ["a", "b"])
@@ -77,16 +87,18 @@ async def test_a_gateway_that_is_killed_learns_the_same_epoch(tmp_path: Path) ->
 
 
 async def test_a_refused_prepare_is_said_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
     monkeypatch.setenv("FAKE_SLOT_REFUSES", "b: layer 3 is missing from the checkpoint")
     with pytest.raises(RefusedError, match="slot b refused its part of the plan: layer 3 is missing"):
         async with running(tmp_path):
             pass
-    assert not psutil.Process().children(recursive=True)
+    assert not started_since(before)
 
 
 async def test_a_slot_that_cannot_stay_alive_is_given_up_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = children()
     monkeypatch.setenv("FAKE_SLOT_CRASHES", "b")
     monkeypatch.setattr("strata_operator.local.services.PAUSE_SECONDS", 0.0)
     with pytest.raises(
@@ -95,7 +107,7 @@ async def test_a_slot_that_cannot_stay_alive_is_given_up_with_its_log(
     ):
         async with running(tmp_path):
             pass
-    assert not psutil.Process().children(recursive=True)
+    assert not started_since(before)
 
 
 async def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
