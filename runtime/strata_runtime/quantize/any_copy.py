@@ -82,12 +82,16 @@ def make_copy(job: Job, progress: Callable[[int, int], None]) -> list[LayerDone]
     with freed_at_once():
         for layer, importances in _importances(job, sorted(set(range(count)) - done.keys())):
             with writer.alone(layer):
-                made = writer.finished(layer)  # by another process, meanwhile
+                kept = writer.finished(layer)  # made by another process, meanwhile
                 started = time.perf_counter()
-                if made is None:
+                if kept is None:
                     parents = weights.quantized(layer, job, importances, counted)
                     made = writer.write(layer, weights.shapes(layer), parents)
-            done[layer] = LayerDone(layer, made.shapes, time.perf_counter() - started, False, made.size_bytes)
+                else:
+                    made = kept
+                    counted.add(weights.count(layer))
+            seconds = time.perf_counter() - started
+            done[layer] = LayerDone(layer, made.shapes, seconds, kept=kept is not None, size_bytes=made.size_bytes)
     return [done[layer] for layer in sorted(done)]
 
 
