@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models
@@ -47,6 +47,8 @@ def test_a_text_never_shows_half_a_character(tokenizer: Tokenizer, text: str) ->
 
 @settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.one_of(st.sampled_from([1, 2, 3, 4, 5]), st.characters(codec="utf-8")), max_size=12))
+@example(["\ufffd", "\x80"])  # a text that shows U+FFFD, and then a character of several bytes
+@example(["\ufffd", "\ufffd", "\U0001f99d"])
 def test_sentencepiece_spaces_and_bytes(sentencepiece: Decode, parts: list[int | str]) -> None:
     tokens: list[int] = []
     for part in parts:
