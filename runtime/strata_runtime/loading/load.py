@@ -23,7 +23,7 @@ from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
 from strata_runtime.loading.adapter import ModelSlice
 from strata_runtime.loading.artefact import Artefact, find_artefact
-from strata_runtime.loading.blocked import BlockedLinear, can_block
+from strata_runtime.loading.blocked import can_block, dense_linear
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
 from strata_runtime.loading.experts import use_padded_experts
@@ -255,24 +255,14 @@ class _Loader:
         linear.weight = None  # type: ignore[assignment]  # freed now, not when all are done
 
     def _stored(self, weight: Tensor, bias: Tensor | None, name: FormatName, called: str) -> nn.Module:
-        if name == "dense" and can_block(self._dtype, weight.device):
-            return BlockedLinear(weight, bias)
         if name == "dense":
-            return _plain(weight, bias)
+            return dense_linear(weight, bias)
         if name == "w8a8_static":
             return static_linear(weight, bias, self._source.activation_entry(called), self._dtype, name=called)
         return make_linear(weight, bias, name, self._dtype, name=called)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)
-
-
-def _plain(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias, requires_grad=False)
-    return linear
 
 
 def _check_shapes(key: str, linear: nn.Linear, weight: Tensor | PlanesWeight | None, bias: Tensor | None) -> None:

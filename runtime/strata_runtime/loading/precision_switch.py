@@ -25,10 +25,10 @@ from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
 from strata_runtime.loading.artefact import find_artefact
 from strata_runtime.loading.artefact_manifest import read_manifest
-from strata_runtime.loading.blocked import BlockedLinear, can_block
+from strata_runtime.loading.blocked import can_block, dense_linear
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.stage_model import StageModel
-from strata_runtime.precision import COMPUTE_DTYPES, MAKERS, QuantLinear
+from strata_runtime.precision import COMPUTE_DTYPES, QuantLinear
 from strata_runtime.precision.any_linear import AnyLinear
 from strata_runtime.precision.weights import PlanesWeight
 
@@ -148,7 +148,7 @@ def read_change(model: StageModel, layer: int, bits: int) -> Change:
             if bits == 16 and not isinstance(module, AnyLinear):
                 continue
             if bits == 16:
-                change.modules[key] = _dense(source.dense(key).to(model.device), _bias(module))
+                change.modules[key] = dense_linear(source.dense(key).to(model.device), _bias(module))
             elif isinstance(module, AnyLinear):
                 missing = source.missing_planes(key, module.bits, bits) if bits > module.bits else ()
                 table = source.table(key, bits).to(model.device)
@@ -211,13 +211,6 @@ def _source(model: StageModel) -> LinearSource:
     if source.artefact is None and not any(isinstance(module, AnyLinear) for module in modules):
         source.artefact = find_artefact(source.folder)
     return source
-
-
-def _dense(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """As a dense layer is loaded."""
-    if can_block(weight.dtype, weight.device):
-        return BlockedLinear(weight, bias)
-    return MAKERS["dense"](weight, bias, "dense", weight.dtype)
 
 
 def _bias(module: nn.Module) -> Tensor | None:

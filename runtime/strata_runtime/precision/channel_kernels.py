@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from strata_runtime.precision import features, native_channels, reference
+from strata_runtime.precision.pieces import multiply_in_pieces
 from strata_runtime.precision.weights import ChannelWeight
 
 PACKED_COLUMNS = 16  # `_weight_int8pack_mm` reads past the end of rows that this does not divide
@@ -34,12 +35,12 @@ def packed(tokens: Tensor, weight: ChannelWeight) -> Tensor:
 def converted(tokens: Tensor, weight: ChannelWeight) -> Tensor:
     """Codes to the compute type, some rows at a time, then a dense product."""
     out_features, in_features = weight.codes.shape
-    step = max(1, (WEIGHTS_AT_A_TIME_ON_CUDA if tokens.is_cuda else WEIGHTS_AT_A_TIME) // in_features)
-    out = tokens.new_empty(tokens.shape[0], out_features)
-    for start in range(0, out_features, step):
-        rows = weight.codes[start : start + step].to(tokens.dtype)
-        out[:, start : start + step] = torch.nn.functional.linear(tokens, rows)
-    return out.mul_(weight.scales)
+    at_a_time = WEIGHTS_AT_A_TIME_ON_CUDA if tokens.is_cuda else WEIGHTS_AT_A_TIME
+
+    def rows(start: int, stop: int) -> Tensor:
+        return weight.codes[start:stop].to(tokens.dtype)
+
+    return multiply_in_pieces(tokens, (out_features, in_features), at_a_time, rows).mul_(weight.scales)
 
 
 def native_runs(tokens: Tensor, weight: ChannelWeight) -> bool:

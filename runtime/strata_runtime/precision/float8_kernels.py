@@ -9,6 +9,7 @@ from torch import Tensor
 
 from strata_runtime.precision import features
 from strata_runtime.precision.float8 import E4M3, Float8Weight, decode, quantize_float8
+from strata_runtime.precision.pieces import multiply_in_pieces
 
 WEIGHTS_AT_A_TIME = 1 << 20  # decoded at once: temporaries of 12 MB
 WEIGHTS_AT_A_TIME_ON_CUDA = 1 << 26
@@ -17,20 +18,22 @@ SCALED_MM_QUANTUM = 16  # what its inputs and outputs must be multiples of
 
 def converted(tokens: Tensor, weight: Float8Weight) -> Tensor:
     """Some rows to the compute type, scales included, then a dense product: 16-bit activations on every device."""
-    out = tokens.new_empty(tokens.shape[0], weight.out_features)
-    for start, stop in _pieces(weight):
-        rows = weight.rows(start, stop).to(tokens.dtype)
-        out[:, start:stop] = torch.nn.functional.linear(tokens, rows)
-    return out
+
+    def rows(start: int, stop: int) -> Tensor:
+        return weight.rows(start, stop).to(tokens.dtype)
+
+    return multiply_in_pieces(tokens, (weight.out_features, weight.codes.shape[1]), _at_a_time(weight), rows)
 
 
 def reference(tokens: Tensor, weight: Float8Weight) -> Tensor:
     """`fp8_a8` in plain torch: both sides float8, products exact and sums in float32, scaled, rounded once."""
     rounded = quantize_float8(tokens, E4M3)
     codes = rounded.codes.float()  # keeps NaN
-    out = codes.new_empty(tokens.shape[0], weight.out_features)
-    for start, stop in _pieces(weight):
-        out[:, start:stop] = torch.nn.functional.linear(codes, decode(weight.codes[start:stop]))
+
+    def rows(start: int, stop: int) -> Tensor:
+        return decode(weight.codes[start:stop])
+
+    out = multiply_in_pieces(codes, (weight.out_features, weight.codes.shape[1]), _at_a_time(weight), rows)
     return out.mul_(rounded.scales[:, None]).mul_(weight.scales).to(tokens.dtype)
 
 
@@ -51,8 +54,5 @@ def scaled_mm(tokens: Tensor, weight: Float8Weight) -> Tensor:
     return sums.mul_(rounded.scales[:, None]).mul_(weight.scales).to(tokens.dtype)
 
 
-def _pieces(weight: Float8Weight) -> list[tuple[int, int]]:
-    """First and last (exclusive) rows of what is decoded together."""
-    out_features, in_features = weight.codes.shape
-    step = max(1, (WEIGHTS_AT_A_TIME_ON_CUDA if weight.codes.is_cuda else WEIGHTS_AT_A_TIME) // max(1, in_features))
-    return [(start, min(start + step, out_features)) for start in range(0, out_features, step)]
+def _at_a_time(weight: Float8Weight) -> int:
+    return WEIGHTS_AT_A_TIME_ON_CUDA if weight.codes.is_cuda else WEIGHTS_AT_A_TIME

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from strata_runtime.precision import native_planes, reference
+from strata_runtime.precision.pieces import multiply_in_pieces
 from strata_runtime.precision.planes import unpack_planes
 from strata_runtime.precision.quantizers import quantize_channels
 from strata_runtime.precision.weights import PlanesWeight
@@ -31,23 +32,22 @@ def native(tokens: Tensor, weight: PlanesWeight) -> Tensor:
 
 def decoded(tokens: Tensor, weight: PlanesWeight) -> Tensor:
     """Some rows of the weight to the compute type by the native library, then torch's dense product."""
-    out = tokens.new_empty(tokens.shape[0], weight.out_features)
-    step = max(1, NATIVE_WEIGHTS_AT_A_TIME // weight.in_features)
-    for start in range(0, weight.out_features, step):
-        part = slice(start, start + step)
-        rows = native_planes.decoded([plane[part] for plane in weight.planes], weight.table[part], weight.in_features)
-        out[:, part] = torch.nn.functional.linear(tokens, rows)
-    return out
+
+    def rows(start: int, stop: int) -> Tensor:
+        planes = [plane[start:stop] for plane in weight.planes]
+        return native_planes.decoded(planes, weight.table[start:stop], weight.in_features)
+
+    return multiply_in_pieces(tokens, (weight.out_features, weight.in_features), NATIVE_WEIGHTS_AT_A_TIME, rows)
 
 
 def dequantized(tokens: Tensor, weight: PlanesWeight) -> Tensor:
     """Some rows of the weight to the compute type, then a dense product: what every other kernel is tested against."""
-    out = tokens.new_empty(tokens.shape[0], weight.out_features)
-    step = max(1, (WEIGHTS_AT_A_TIME_ON_CUDA if tokens.is_cuda else WEIGHTS_AT_A_TIME) // weight.in_features)
-    for start in range(0, weight.out_features, step):
-        rows = weight.dequantized_rows(start, min(start + step, weight.out_features))
-        out[:, start : start + step] = torch.nn.functional.linear(tokens, rows.to(tokens.dtype))
-    return out
+    at_a_time = WEIGHTS_AT_A_TIME_ON_CUDA if tokens.is_cuda else WEIGHTS_AT_A_TIME
+
+    def rows(start: int, stop: int) -> Tensor:
+        return weight.dequantized_rows(start, stop).to(tokens.dtype)
+
+    return multiply_in_pieces(tokens, (weight.out_features, weight.in_features), at_a_time, rows)
 
 
 def native_int8_runs(tokens: Tensor, weight: PlanesWeight) -> bool:

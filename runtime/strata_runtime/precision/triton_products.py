@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from strata_runtime.precision.gptq.weight import GptqWeight
+from strata_runtime.precision.pieces import multiply_in_pieces
 from strata_runtime.precision.planes import TILE_COLUMNS
 from strata_runtime.precision.weights import PlanesWeight
 
@@ -79,12 +79,11 @@ def product(tokens: Tensor, weight: PlanesWeight | GptqWeight) -> Tensor:
 
 def dequantized(tokens: Tensor, weight: PlanesWeight | GptqWeight) -> Tensor:
     """tokens [M, K] in the order of the planes -> [M, N]: rows decoded to the compute type, then a dense product."""
-    out = tokens.new_empty(tokens.shape[0], weight.out_features)
-    step = max(1, WEIGHTS_AT_A_TIME // weight.in_features)
-    for start in range(0, weight.out_features, step):
-        rows = rows_of(weight, start, min(start + step, weight.out_features))
-        out[:, start : start + step] = linear(tokens, decoded(rows, tokens.dtype))
-    return out
+
+    def rows(start: int, stop: int) -> Tensor:
+        return decoded(rows_of(weight, start, stop), tokens.dtype)
+
+    return multiply_in_pieces(tokens, (weight.out_features, weight.in_features), WEIGHTS_AT_A_TIME, rows)
 
 
 def decoded(weight: PlanesWeight | GptqWeight, dtype: torch.dtype) -> Tensor:

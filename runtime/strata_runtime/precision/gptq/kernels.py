@@ -11,6 +11,7 @@ from torch import Tensor
 
 from strata_runtime.precision import native_planes, triton_products
 from strata_runtime.precision.gptq.weight import GptqWeight
+from strata_runtime.precision.pieces import multiply_in_pieces
 
 WEIGHTS_AT_A_TIME = 1 << 20  # decoded at once: temporaries of 14 MB
 WEIGHTS_AT_A_TIME_ON_CUDA = 1 << 26
@@ -42,12 +43,12 @@ def native(tokens: Tensor, weight: GptqWeight) -> Tensor:
 
 def dequantized(tokens: Tensor, weight: GptqWeight) -> Tensor:
     """Some rows of the weight to the compute type, then a dense product: what every other kernel is tested against."""
-    out = tokens.new_empty(tokens.shape[0], weight.out_features)
-    step = max(1, (WEIGHTS_AT_A_TIME_ON_CUDA if tokens.is_cuda else WEIGHTS_AT_A_TIME) // weight.in_features)
-    for start in range(0, weight.out_features, step):
-        rows = weight.stored_rows(start, min(start + step, weight.out_features))
-        out[:, start : start + step] = torch.nn.functional.linear(tokens, rows.to(tokens.dtype))
-    return out
+    at_a_time = WEIGHTS_AT_A_TIME_ON_CUDA if tokens.is_cuda else WEIGHTS_AT_A_TIME
+
+    def rows(start: int, stop: int) -> Tensor:
+        return weight.stored_rows(start, stop).to(tokens.dtype)
+
+    return multiply_in_pieces(tokens, (weight.out_features, weight.in_features), at_a_time, rows)
 
 
 def _always(_tokens: Tensor, _weight: GptqWeight) -> bool:
