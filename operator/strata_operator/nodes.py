@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from strata_operator.api import LLMDeployment
-from strata_operator.api.spec import PlacementSpec, Toleration
+from strata_operator.api.pod import Toleration
+from strata_operator.api.spec import PlacementSpec
 
 _CORDON = "node.kubernetes.io/unschedulable"
 # Slots tolerate these without limit: whether the node is lost is for the controller to decide.

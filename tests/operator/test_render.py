@@ -1,8 +1,7 @@
-"""A plan as Kubernetes objects: restricted pods, stable templates, closed connections, nothing that outlives its owner."""
+"""A plan as Kubernetes objects: restricted pods, stable templates, nothing that outlives its owner."""
 
 import base64
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from strata_operator import names
 from strata_operator.api import LLMDeployment
 from strata_operator.epochs import Epoch
 from strata_operator.errors import InvalidInputError
@@ -306,117 +304,3 @@ def test_upgrading_the_operator_changes_no_recorded_image(name: str) -> None:
 def test_without_any_image_the_user_is_asked_for_one() -> None:
     with pytest.raises(InvalidInputError, match=r"spec\.runtime\.image: is required"):
         image_for(a_deployment().build(), "")
-
-
-# Connections, as data, against the policies.
-
-OPERATOR_LABELS = {names.NAME_LABEL: names.APP, names.COMPONENT_LABEL: names.OPERATOR}
-
-
-def connections() -> list[tuple[str, str, int]]:
-    """Rows of the table in docs/structure.md: who connects, to whom, at which (first) port."""
-    text = (ROOT / "docs/structure.md").read_text(encoding="utf-8").split("## Connections")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| (?:[a-z]+ )?(\d+)[^|]* \|", text, flags=re.MULTILINE)
-    return [(source.strip(), target.strip(), int(port)) for source, target, port in rows]
-
-
-ROLES = {
-    "operator or supervisor": "operator",
-    "client": "client",
-    "slot": "slot",
-    "next slot": "slot",
-    "leader": "slot",
-    "gateway": "gateway",
-}
-
-
-def party(name: str, deployment: LLMDeployment) -> tuple[str, dict[str, str]]:
-    """Namespace and labels of a pod in some part of a connection."""
-    role = ROLES[name]
-    if role == "operator":
-        return OPTIONS.operator_namespace, OPERATOR_LABELS
-    if role == "client":
-        return "somewhere", {}
-    return deployment.namespace, names.labels(deployment, role)
-
-
-def allows(
-    policies: list[dict[str, Any]], source: tuple[str, dict[str, str]], target: tuple[str, dict[str, str]], port: int
-) -> bool:
-    """Both ends must allow it; an end that no policy of ours selects is open (it is not ours to close)."""
-    return one_way(policies, "ingress", target, source, port) and one_way(policies, "egress", source, target, port)
-
-
-def one_way(
-    policies: list[dict[str, Any]],
-    direction: str,
-    own: tuple[str, dict[str, str]],
-    peer: tuple[str, dict[str, str]],
-    port: int,
-) -> bool:
-    chosen = [
-        each
-        for each in policies
-        if each["metadata"]["namespace"] == own[0]
-        and each["spec"]["podSelector"]["matchLabels"].items() <= own[1].items()
-    ]
-    rules = [rule for each in chosen for rule in each["spec"][direction]]
-    side = "from" if direction == "ingress" else "to"
-    return not chosen or any(peer_matches(rule.get(side), own[0], peer) and port_matches(rule, port) for rule in rules)
-
-
-def peer_matches(peers: list[dict[str, Any]] | None, namespace: str, pod: tuple[str, dict[str, str]]) -> bool:
-    if peers is None:
-        return True
-    for peer in peers:
-        wanted = peer.get("namespaceSelector", {}).get("matchLabels", {}).get("kubernetes.io/metadata.name", namespace)
-        if wanted == pod[0] and peer["podSelector"]["matchLabels"].items() <= pod[1].items():
-            return True
-    return False
-
-
-def port_matches(rule: dict[str, Any], port: int) -> bool:
-    return any(
-        each["port"] <= port <= each.get("endPort", each["port"]) for each in rule["ports"] if each["protocol"] == "TCP"
-    )
-
-
-def test_the_documentation_lists_connections() -> None:
-    assert len(connections()) >= 5
-
-
-@pytest.mark.parametrize("row", connections(), ids=lambda row: f"{row[0]} to {row[1]}")
-def test_every_documented_connection_is_allowed(row: tuple[str, str, int]) -> None:
-    deployment = a_deployment().build()
-    policies = of_kind(render(deployment, SLOTS, OPTIONS), "NetworkPolicy")
-    source, target, port = row
-    ports = {port, port + names.MOST_ROLES - 1} if port in {names.DATA_PORT, names.REQUEST_PORT} else {port}
-    for each in ports:
-        assert allows(policies, party(source, deployment), party(target, deployment), each)
-
-
-FORBIDDEN = {
-    "a client at a slot": ("client", "slot", 7171),
-    "a client at the gateway's control port": ("client", "gateway", 7070),
-    "a slot at another's control port": ("slot", "slot", 7070),
-    "a slot at the gateway": ("slot", "gateway", 7070),
-    "the gateway at a data port": ("gateway", "slot", 7071),
-    "the gateway at a slot's control port": ("gateway", "slot", 7070),
-    "the operator at a data port": ("operator or supervisor", "slot", 7071),
-    "a slot at the API server": ("slot", "client", 6443),
-    "a slot at anything on the web": ("slot", "client", 443),
-}
-
-
-@pytest.mark.parametrize("name", FORBIDDEN)
-def test_what_is_not_documented_is_forbidden(name: str) -> None:
-    source, target, port = FORBIDDEN[name]
-    deployment = DEPLOYMENTS["a model in a claim"]
-    policies = of_kind(render(deployment, SLOTS, OPTIONS), "NetworkPolicy")
-    assert not allows(policies, party(source, deployment), party(target, deployment), port)
-
-
-def test_slots_of_another_deployment_are_strangers() -> None:
-    deployment, other = a_deployment().build(), a_deployment("other").build()
-    policies = of_kind(render(deployment, SLOTS, OPTIONS), "NetworkPolicy")
-    assert not allows(policies, party("slot", other), party("slot", deployment), 7071)
