@@ -20,6 +20,7 @@ laws = settings(
 ALLOWED: dict[Method, list[tuple[int, ...]]] = {
     "roundToNearest": [(16,), (4, 8), (3, 4, 8, 16)],
     "anyPrecision": [(5, 16), (3, 4, 5, 6, 7, 8, 16)],
+    "float8": [(8,), (8, 16)],
 }
 memories = st.lists(st.floats(1.0, 12.0), min_size=1, max_size=3)
 

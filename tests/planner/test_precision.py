@@ -60,7 +60,7 @@ def test_any_precision_plans_with_every_width() -> None:
     ("changes", "rule"),
     [
         ({"allowed_bits": (5, 16)}, r"roundToNearest has formats for \[3, 4, 8, 16\]; .* take the method anyPrecision"),
-        ({"method": "magic"}, "method 'magic': choose from roundToNearest, anyPrecision"),
+        ({"method": "magic"}, "method 'magic': choose from roundToNearest, anyPrecision, float8"),
         ({"activation_bits": (8,)}, r"activationBits \[8\]: choose \[16\] or \[8, 16\]"),
     ],
 )

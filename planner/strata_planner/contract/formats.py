@@ -62,7 +62,7 @@ BITS_OF_FORMAT: dict[FormatName, int] = {
     **{name: bits for family in (ANY_PRECISION, GPTQ) for bits, name in family.items()},
 }
 DEFAULT_FORMAT_OF_BITS: dict[int, FormatName] = {16: "dense", 8: "int8", 4: "int4", 3: "int3"}
-Method = Literal["roundToNearest", "anyPrecision"]
+Method = Literal["roundToNearest", "anyPrecision", "float8"]
 # How weights become fewer bits -> bits -> formats: first the one with 16-bit activations, then those that round activations too.
 FORMATS_OF_METHOD: dict[Method, dict[int, tuple[FormatName, ...]]] = {
     "roundToNearest": {16: ("dense",), 8: ("int8", "w8a8", "fp8_a8"), 4: ("int4",), 3: ("int3",)},
@@ -72,6 +72,7 @@ FORMATS_OF_METHOD: dict[Method, dict[int, tuple[FormatName, ...]]] = {
         8: ("any8", "w8a8", "fp8_a8"),
         4: ("any4", "any4_a8"),
     },
+    "float8": {16: ("dense",), 8: ("fp8_e4m3", "fp8_a8")},
 }
 COMPUTE_TYPE_BYTES: dict[ComputeType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 GROUP_SIZES = (128, 64, 32)  # what the int4 kernels of CPU and CUDA take, widest first
