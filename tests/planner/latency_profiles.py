@@ -1,9 +1,9 @@
 """A latency profile of a device that keeps a law exactly, for tests of what reads profiles."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from strata_planner.contract.formats import FormatName
+from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName
 from strata_planner.contract.latencies import (
     LATENCY_PROFILE_VERSION,
     HeadPoint,
@@ -20,7 +20,6 @@ from tests.planner.builders import a_model
 FORMATS: tuple[FormatName, ...] = ("dense", "int8", "int4", "int3")
 ROW_SIZES, ROW_MULTIPLE = (1, 2, 4, 8, 16, 32, 64, 128), 128
 PACKED_ROWS = 16  # of quantized formats; another kernel beyond
-BITS: dict[FormatName, int] = {"dense": 16, "int8": 8, "int4": 4, "int3": 3}
 
 
 def rows_of(tokens: int) -> int:
@@ -35,7 +34,9 @@ def law(name: FormatName, sequences: int, tokens: int, past: float) -> float:
     """Seconds of a layer: reading weights or unpacking them, arithmetic by rows, and attention."""
     rows = rows_of(sequences * tokens)
     packed = kernel_of(name, rows) == "packed"
-    linears = BITS[name] * 1e-5 + rows * (4e-5 if packed else 1e-5) + (0 if packed or name == "dense" else 3e-4)
+    linears = (
+        BITS_OF_FORMAT[name] * 1e-5 + rows * (4e-5 if packed else 1e-5) + (0 if packed or name == "dense" else 3e-4)
+    )
     if tokens == 1:
         return linears + 2e-7 * sequences * (past + 1)
     return linears + 1e-6 * sequences + 3e-8 * sequences * tokens * (tokens if not past else 2 * (tokens + past))
@@ -55,7 +56,9 @@ def the_points(name: FormatName) -> list[LatencyPoint]:
 
 
 def a_latency_profile(
-    points: Callable[[FormatName], list[LatencyPoint]] = the_points, **changes: Any
+    points: Callable[[FormatName], list[LatencyPoint]] = the_points,
+    formats: Sequence[FormatName] = FORMATS,
+    **changes: Any,
 ) -> LatencyProfile:
     """Of the layers of `builders.a_model`, on one thread."""
     model = a_model()
@@ -74,16 +77,16 @@ def a_latency_profile(
             head_dim=layer.head_dim,
             linears=tuple(sorted(LinearShape(each.out_features, each.in_features) for each in layer.linears)),
         ),
-        "layers": dict.fromkeys(FORMATS, 3),
+        "layers": dict.fromkeys(formats, 3),
         "row_sizes": ROW_SIZES,
         "row_multiple": ROW_MULTIPLE,
         "max_step_tokens": 2048,
         "kernels": tuple(
             KernelRange(name, kernel_of(name, rows), rows)
-            for name in FORMATS
+            for name in formats
             for rows in ([2048] if name == "dense" else [PACKED_ROWS, 2048])
         ),
-        "points": tuple(point for name in FORMATS for point in points(name)),
+        "points": tuple(point for name in formats for point in points(name)),
         "head": tuple(HeadPoint(rows, 1e-3 + 1e-4 * rows) for rows in ROW_SIZES),
     }
     return LatencyProfile(**(fields | changes))

@@ -4,12 +4,13 @@ Written by `python -m strata_runtime.profiling`, read by the planner's `costs.fi
 refused, not guessed at. Knows no regression.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, Self
 
 import msgspec
 
 from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.quantization import ModuleQuantization
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
 
 LATENCY_PROFILE_VERSION = 1
@@ -19,6 +20,14 @@ PhaseName = Literal["prefill", "decode"]
 class LinearShape(Value, frozen=True, order=True):
     out_features: int
     in_features: int
+
+
+class StoredLinear(Value, frozen=True):
+    """A linear of a GPTQ checkpoint, and how it is stored there; None: in 16 bits."""
+
+    out_features: int
+    in_features: int
+    stored: ModuleQuantization | None
 
 
 class ProfiledModel(Value, frozen=True):
@@ -34,12 +43,13 @@ class ProfiledModel(Value, frozen=True):
 
 
 class ProfiledDevice(Value, frozen=True):
-    """Where it was measured. `type`: what cluster files call the device."""
+    """Where it was measured. `type`: what cluster files call the device; `library`: the digest of the native kernels' sources."""
 
     type: str
     processor: str
     threads: int
     torch: str
+    library: str = ""
 
 
 class KernelRange(Value, frozen=True):
@@ -83,7 +93,8 @@ class HandlingPoint(Value, frozen=True):
 
 class LatencyProfile(Value, frozen=True):
     """`layers`: how many layers of each format were gone through in turn. `row_sizes`: row numbers that steps are padded to, then
-    multiples of `row_multiple` (1: no padding).
+    multiples of `row_multiple` (1: no padding). `stored`: of each format of a GPTQ checkpoint, how the linears of its layers lie there.
+    `company`: processes that decoded meanwhile.
     """
 
     version: int
@@ -99,6 +110,8 @@ class LatencyProfile(Value, frozen=True):
     points: tuple[LatencyPoint, ...]
     head: tuple[HeadPoint, ...]
     handling: tuple[HandlingPoint, ...] = ()
+    stored: dict[FormatName, tuple[StoredLinear, ...]] = msgspec.field(default_factory=dict)
+    company: int = 0
     # Mean relative error per format and phase, of points left out of the fit one by one; written once the profile has been fitted.
     leave_one_out: dict[str, float] = msgspec.field(default_factory=dict)
 
@@ -126,8 +139,42 @@ class LatencyProfile(Value, frozen=True):
                 f"rowSizes {list(self.row_sizes)} and rowMultiple {self.row_multiple}: increasing sizes and a multiple of at "
                 "least 1 are needed"
             )
+        unmeasured = sorted({point.format for point in self.points} ^ self.layers.keys())
+        if unmeasured:
+            raise ContractError(
+                f"layers and points do not name the same formats ({', '.join(unmeasured)}): run `strata profile` again"
+            )
         for point in self.points:
             _check_point(point)
+
+    def without(self, names: Iterable[FormatName]) -> Self | None:
+        """What is left when these formats are to be measured again, with all that a step takes beside its layers; None: nothing."""
+        left = [name for name in self.layers if name not in set(names)]
+        return msgspec.structs.replace(self.of(left), head=(), handling=()) if left else None
+
+    def of(self, names: Iterable[FormatName]) -> Self:
+        """With the points of these formats alone."""
+        kept = set(names)
+        return msgspec.structs.replace(
+            self,
+            layers={name: count for name, count in self.layers.items() if name in kept},
+            kernels=tuple(each for each in self.kernels if each.format in kept),
+            points=tuple(each for each in self.points if each.format in kept),
+            stored={name: linears for name, linears in self.stored.items() if name in kept},
+            leave_one_out={name: error for name, error in self.leave_one_out.items() if name.partition(" ")[0] in kept},
+        )
+
+    def with_formats(self, more: "LatencyProfile") -> Self:
+        """With what was measured of other formats later; all that is here stays as it is. Of one subject, which whoever measures sees to."""
+        return msgspec.structs.replace(
+            self,
+            layers={**self.layers, **more.layers},
+            kernels=(*self.kernels, *more.kernels),
+            points=(*self.points, *more.points),
+            head=self.head or more.head,
+            handling=self.handling or more.handling,
+            stored={**self.stored, **more.stored},
+        )
 
     def rows(self, tokens: int) -> int:
         """How many rows a step of so many tokens computes."""

@@ -8,6 +8,7 @@ row numbers. A prompt beyond the longest step is cut into chunks that see what i
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +16,9 @@ from functools import cached_property
 import numpy as np
 
 from strata_planner.catalogue import CPU
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
-from strata_planner.contract.latencies import LatencyPoint, LatencyProfile, LinearShape, PhaseName
+from strata_planner.contract.formats import FormatName
+from strata_planner.contract.kv import kv_token_bytes
+from strata_planner.contract.latencies import LatencyPoint, LatencyProfile, LinearShape, PhaseName, StoredLinear
 from strata_planner.costs.regression import Array, hats, relative_fit
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.model import LayerShape, Model
@@ -146,8 +148,8 @@ class FittedLatency:
     profile: LatencyProfile
 
     def layer(self, layer: LayerShape, format_name: FormatName, rates: Rates, phase: Phase) -> Timed | None:
-        """None for another shape, device, number of threads, compute type or format."""
-        if not self.knows_device(rates) or not self.knows_layer(layer) or format_name not in self.profile.layers:
+        """None for another shape, device, number of threads, compute type, KV bits or format."""
+        if not self.knows_device(rates) or not self.knows_layer(layer) or not self.knows_format(layer, format_name):
             return None
         return self._timed(self.step_layer(format_name, step) for step in self._steps(phase))
 
@@ -175,6 +177,14 @@ class FittedLatency:
             return False
         linears = tuple(sorted(LinearShape(each.out_features, each.in_features) for each in layer.linears))
         return linears == own.linears and all(each.copies == 1 for each in layer.linears)
+
+    def knows_format(self, layer: LayerShape, format_name: FormatName) -> bool:
+        """Whether both phases were measured, and of a GPTQ checkpoint's formats layers that are stored alike: groups, orders, 16 bits."""
+        if not {(format_name, "prefill"), (format_name, "decode")} <= self.points.keys():
+            return False
+        measured = self.profile.stored.get(format_name)
+        linears = (StoredLinear(each.out_features, each.in_features, each.stored) for each in layer.linears)
+        return measured is None or Counter(linears) == Counter(measured)
 
     def step_layer(self, format_name: FormatName, step: Step) -> tuple[float, bool]:
         """Seconds of one layer for a step of any mix of decoding and prefilling; whether the grid covers it."""
@@ -233,8 +243,8 @@ class FittedLatency:
 
     @cached_property
     def _attention(self) -> Attention:
-        model = self.profile.model
-        return Attention(2 * model.kv_heads * model.head_dim * COMPUTE_TYPE_BYTES[self.profile.compute_type])
+        model, profile = self.profile.model, self.profile
+        return Attention(kv_token_bytes(profile.kv_bits, model.kv_heads, model.head_dim, profile.compute_type))
 
     @cached_property
     def _fits(self) -> dict[tuple[FormatName, PhaseName], Fit]:

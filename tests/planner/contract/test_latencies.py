@@ -5,15 +5,34 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from strata_planner.contract.formats import FormatName
 from strata_planner.contract.latencies import LatencyProfile, row_sizes
 from strata_planner.contract.values import ContractError
 from tests.planner.latency_profiles import ROW_MULTIPLE, ROW_SIZES, a_latency_profile, rows_of
+
+NAMES: st.SearchStrategy[FormatName] = st.sampled_from(["dense", "int4", "any3", "any4", "any4_a8", "w8a8"])
 
 
 def test_a_profile_comes_back_as_it_was_written() -> None:
     profile = a_latency_profile()
     assert LatencyProfile.decode(profile.encode()) == profile
+
+
+@settings(deadline=None, max_examples=20)  # a busy machine is no failure
+@given(kept=st.sets(NAMES, min_size=1), added=st.sets(NAMES, min_size=1))
+def test_formats_that_are_added_leave_every_byte_of_the_others(kept: set[FormatName], added: set[FormatName]) -> None:
+    earlier, more = a_latency_profile(formats=sorted(kept)), a_latency_profile(formats=sorted(added - kept), head=())
+    whole = earlier.with_formats(more)
+    assert whole.layers.keys() == kept | added
+    assert whole.of(kept).encode() == earlier.encode()
+    whole.check()
+    rest = whole.without(kept)
+    assert (rest is None) is (added <= kept)
+    if rest is not None:
+        assert rest.encode() == more.encode()  # what a step takes beside its layers is measured again too
 
 
 def changed(path: tuple[str | int, ...], value: Any) -> str:
@@ -32,6 +51,7 @@ def changed(path: tuple[str | int, ...], value: Any) -> str:
         (a_latency_profile().encode()[:-100].decode(), "not a valid"),
         ("{}", "version"),
         (changed(("points",), []), "no points"),
+        (changed(("layers", "any4"), 3), "do not name the same formats .any4.: run `strata profile`"),
         (changed(("points", 0, "layerSeconds"), -1), "must be positive"),
         (changed(("points", 0, "sequences"), 0), "must be positive"),
         (changed(("points", 0, "phase"), "both"), "phase"),
@@ -43,6 +63,7 @@ def changed(path: tuple[str | int, ...], value: Any) -> str:
         "truncated",
         "empty",
         "no-points",
+        "a-format-without-points",
         "negative",
         "no-sequences",
         "phase",

@@ -1,22 +1,27 @@
 """The fitted source: right where its profile is, silent where it is not, flagged where it goes beyond."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_planner.catalogue import CPU
 from strata_planner.cluster import Cluster, Device, Node
-from strata_planner.contract.formats import FormatName
-from strata_planner.contract.latencies import HandlingPoint
+from strata_planner.contract.formats import ANY_PRECISION, FormatName
+from strata_planner.contract.latencies import HandlingPoint, StoredLinear
+from strata_planner.contract.quantization import ModuleQuantization
 from strata_planner.costs.fitted import FittedLatency, steps_of
 from strata_planner.costs.latency import Latencies
+from strata_planner.costs.roofline import Roofline
 from strata_planner.costs.source import Phase, Rates, prefill_phase
 from strata_planner.planning import make_plan
 from strata_planner.workload import Workload
 from tests.planner.builders import a_model, a_profile, a_request
-from tests.planner.latency_profiles import FORMATS, a_latency_profile, law
+from tests.planner.latency_profiles import FORMATS, a_latency_profile, law, the_points
 
+ANY_FORMATS: tuple[FormatName, ...] = tuple(ANY_PRECISION.values())
 SOURCE = FittedLatency(a_latency_profile())
+ANY_SOURCE = FittedLatency(a_latency_profile(formats=("dense", *ANY_FORMATS)))
 LAYER = a_model().layers[0]
 RATES = Rates(a_profile(threads=1), "bfloat16", 16, "cpu")
 
@@ -82,11 +87,65 @@ def test_prompts_are_cut_into_full_steps_and_nothing_is_lost(sequences: int, tok
         (LAYER, "dense", Rates(a_profile(threads=2), "bfloat16", 16, "cpu")),
         (LAYER, "dense", Rates(a_profile(threads=1), "float32", 16, "cpu")),
         (LAYER, "dense", Rates(a_profile(type="gpu", threads=1), "bfloat16", 16, "gpu")),
+        (LAYER, "dense", Rates(a_profile(threads=1), "bfloat16", 8, "cpu")),
     ],
-    ids=["width", "heads", "format", "threads", "compute-type", "device"],
+    ids=["width", "heads", "format", "threads", "compute-type", "device", "kv-bits"],
 )
 def test_what_was_not_measured_is_left_to_other_sources(layer: object, name: FormatName, rates: Rates) -> None:
     assert SOURCE.layer(layer, name, rates, Phase(1, 1, 100)) is None  # type: ignore[arg-type]
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(name=st.sampled_from(ANY_FORMATS), sequences=st.integers(1, 64), past=st.integers(16, 400))
+def test_formats_of_any_precision_have_numbers_and_kernels_of_their_own(
+    name: FormatName, sequences: int, past: int
+) -> None:
+    told = ANY_SOURCE.layer(LAYER, name, RATES, Phase(sequences, 1, past + 1))
+    assert told is not None
+    assert told.source.startswith("profile of")
+    assert told.seconds == pytest.approx(law(name, sequences, 1, past), rel=0.02)
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(
+    measured=st.lists(st.sampled_from((*FORMATS, *ANY_FORMATS)), min_size=1, max_size=3, unique=True),
+    asked=st.sampled_from((*FORMATS, *ANY_FORMATS)),
+    kv_bits=st.sampled_from([8, 16]),
+    tokens=st.sampled_from([1, 200]),
+)
+def test_a_format_or_kv_bits_that_a_profile_lacks_come_from_the_next_source(
+    measured: list[FormatName], asked: FormatName, kv_bits: int, tokens: int
+) -> None:
+    source = FittedLatency(a_latency_profile(formats=measured, kv_bits=8))
+    rates = Rates(a_profile(threads=1), "bfloat16", kv_bits, "cpu")
+    phase = Phase(2, tokens, tokens)
+    told = Latencies((source,)).layer(LAYER, asked, rates, phase)
+    if asked in measured and kv_bits == 8:
+        assert told.source.startswith(source.name)
+    else:
+        assert told == Roofline().layer(LAYER, asked, rates, phase)
+    for answer in (source.head(a_model(), rates, 3), source.step(a_model(), rates, phase)):
+        assert (answer is None) is (kv_bits == 16)
+
+
+def test_a_format_of_which_one_phase_alone_was_measured_is_not_answered() -> None:
+    decode_alone = FittedLatency(
+        a_latency_profile(points=lambda name: [each for each in the_points(name) if each.phase == "decode"])
+    )
+    assert decode_alone.layer(LAYER, "dense", RATES, Phase(1, 1, 100)) is None
+
+
+def test_layers_of_a_gptq_checkpoint_are_known_by_how_they_are_stored() -> None:
+    how = ModuleQuantization(bits=4, group=32, ordered=False, symmetric=True)
+    stored = [StoredLinear(each.out_features, each.in_features, how) for each in LAYER.linears]
+    source = FittedLatency(a_latency_profile(formats=("dense", "gptq4"), stored={"gptq4": tuple(stored[::-1])}))
+    for group, known in ((32, True), (64, False)):
+        own = msgspec.structs.replace(how, group=group)
+        layer = msgspec.structs.replace(
+            LAYER, linears=tuple(msgspec.structs.replace(each, stored=own) for each in LAYER.linears)
+        )
+        assert source.knows_format(layer, "gptq4") is known
+        assert source.knows_format(layer, "dense")
 
 
 def test_the_roofline_answers_for_another_shape() -> None:
