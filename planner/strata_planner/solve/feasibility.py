@@ -11,6 +11,7 @@ from itertools import islice
 import msgspec
 
 from strata_planner.cluster import Cluster, Device, DeviceGroup, Node
+from strata_planner.contract.formats import FORMATS_OF_METHOD, Method
 from strata_planner.request import PlanRequest
 from strata_planner.solve.bounds import least_bytes
 from strata_planner.solve.candidates import Candidate, Pricer
@@ -153,12 +154,22 @@ def _with_more(cluster: Cluster, device: Device, count: int) -> Cluster:
 
 def _fewer_bits(request: PlanRequest) -> str:
     quantizable = all(linear.quantizable for layer in set(request.model.layers) for linear in layer.linears)
-    for bits in (8, 4, 3) if quantizable else ():
-        if bits < min(request.bits) and fits(
-            replace(request, allowed_bits=(*request.allowed_bits, bits), sensitivity=None)
-        ):
-            return f"allow {bits} bits"
+    for method, bits in _lower(request) if quantizable else ():
+        if fits(replace(request, method=method, allowed_bits=(*request.allowed_bits, bits), sensitivity=None)):
+            return f"allow {bits} bits" + (f" with the method {method}" if method != request.method else "")
     return ""
+
+
+def _lower(request: PlanRequest) -> list[tuple[Method, int]]:
+    """Widths below the allowed ones, the widest first: of the request's method, then of those that go lower."""
+    lowest = min(request.bits)
+    found: list[tuple[Method, int]] = []
+    for method in sorted(FORMATS_OF_METHOD, key=lambda each: each != request.method):
+        below = sorted((bits for bits in FORMATS_OF_METHOD[method] if bits < lowest), reverse=True)
+        if set(request.allowed_bits) <= FORMATS_OF_METHOD[method].keys():
+            found += [(method, bits) for bits in below]
+            lowest = min([lowest, *below])
+    return found
 
 
 def _shorter(request: PlanRequest) -> str:

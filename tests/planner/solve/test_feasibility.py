@@ -2,10 +2,12 @@
 
 import re
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from strata_planner.cluster import Cluster
+from strata_planner.contract.formats import FORMATS_OF_METHOD, Method
 from strata_planner.errors import InfeasibleError
 from strata_planner.planning import make_plan
 from strata_planner.request import PlanRequest
@@ -44,6 +46,17 @@ def test_a_suggested_length_fits_and_a_page_more_does_not() -> None:
 def test_fewer_bits_are_suggested_only_where_they_help() -> None:
     assert "allow 8 bits" in reason(a_request(a_cluster(2.3), allowed_bits=(16,)))
     assert "allow" not in reason(a_request(a_cluster(0.4)))
+
+
+@pytest.mark.parametrize("method", FORMATS_OF_METHOD)
+def test_suggested_bits_are_of_the_method_or_name_another_and_fit(method: Method) -> None:
+    request = a_request(a_cluster(1.8), allowed_bits=(8, 16), method=method)
+    found = re.search(r"allow (\d) bits(?: with the method (\w+))?", reason(request))
+    assert found
+    named = cast("Method", found[2] or method)
+    assert int(found[1]) in FORMATS_OF_METHOD[named]
+    assert (named == method) is (method != "float8")
+    make_plan(replace(request, allowed_bits=(*request.allowed_bits, int(found[1])), method=named))
 
 
 def test_no_single_change() -> None:
