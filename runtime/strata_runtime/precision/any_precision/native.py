@@ -1,4 +1,7 @@
-"""The native quantizer (`native/kmeans.cpp`) behind the signature of the one in torch. Called by `quantize` where `library_here` gives one."""
+"""The native quantizer (`native/kmeans.cpp`) and sums of Hessians (`native/curvature.cpp`) behind the signatures of those in torch.
+
+Called by `quantize` and `refit` where `library_here` gives a library.
+"""
 
 import ctypes
 from functools import cache
@@ -19,6 +22,11 @@ def library_here() -> ctypes.CDLL | None:
         found.strata_quantize_any.argtypes = [
             *(_POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
             *(_INT, _INT, _POINTER, _POINTER, _INT),
+        ]
+        found.strata_curvature.restype = None
+        found.strata_curvature.argtypes = [
+            *(_POINTER, _POINTER, _POINTER, _SIZE, _SIZE),
+            *(_SIZE, _POINTER, _POINTER, _INT),
         ]
     return found
 
@@ -42,3 +50,20 @@ def cluster_rows(
         *(codes.data_ptr(), tables.data_ptr(), torch.get_num_threads()),
     )
     return dict(zip(range(seed_bits, bits + 1), tables.split_with_sizes(sizes, dim=1), strict=True))
+
+
+def curved(codes: Tensor, missed: Tensor, hessian: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """As `refit.curved`, on the CPU. hessian: float32 [K, K], contiguous and symmetric; 1 <= count <= 256."""
+    library = library_here()
+    assert library is not None
+    codes, missed = codes.contiguous(), missed.contiguous()
+    curvature, slope = torch.empty(len(codes), count, count), torch.empty(len(codes), count)
+    library.strata_curvature(
+        hessian.data_ptr(),
+        codes.data_ptr(),
+        missed.data_ptr(),
+        *codes.shape,
+        count,
+        *(curvature.data_ptr(), slope.data_ptr(), torch.get_num_threads()),
+    )
+    return curvature, slope

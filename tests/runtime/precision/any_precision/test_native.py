@@ -1,4 +1,4 @@
-"""The native quantizer is the one in torch, code for code, on every path of the processor and any number of threads."""
+"""The native quantizer is the one in torch, code for code, on every path of the processor and any number of threads; so are sums of Hessians, but for rounding."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from strata_runtime.precision.any_precision import native
 from strata_runtime.precision.any_precision.quantize import cluster_rows
+from strata_runtime.precision.any_precision.refit import curved
 from tests.runtime.precision.any_precision.test_quantize import DEGENERATE, heavy_tailed, importances
 
 torch.set_num_threads(1)
@@ -77,3 +78,36 @@ def test_threads_share_rows() -> None:
             torch.set_num_threads(1)
         found.append(codes)
     assert all(torch.equal(each, found[0]) for each in found)
+
+
+def sums_to(columns: int, bits: int, rows: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes [R, K], errors [R, K] and a Hessian [K, K] whose inputs have a mean."""
+    draws = torch.Generator().manual_seed(seed)
+    codes = (torch.randn(rows, columns, generator=draws) * (1 << bits) / 5 + (1 << bits) / 2).clamp(0, (1 << bits) - 1)
+    inputs = torch.randn(50, columns, generator=draws) + 1
+    return codes.to(torch.uint8), torch.randn(rows, columns, generator=draws), inputs.t() @ inputs
+
+
+@given(columns=st.integers(1, 300), bits=st.integers(1, 8), rows=st.integers(1, 5), seed=st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_sums_of_hessians(columns: int, bits: int, rows: int, seed: int) -> None:
+    codes, missed, hessian = sums_to(columns, bits, rows, seed)
+    found, expected = native.curved(codes, missed, hessian, 1 << bits), curved(codes, missed, hessian, 1 << bits)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("columns", [257, 2300])
+def test_sums_of_hessians_have_one_order(columns: int, level: None) -> None:
+    """On every path and any number of threads, over several tiles that do not divide."""
+    codes, missed, hessian = sums_to(columns, 4)
+    found = native.curved(codes, missed, hessian, 16)
+    native.library_here().strata_limit_cpu_level(WIDEST)  # type: ignore[union-attr]
+    torch.set_num_threads(3)
+    try:
+        again = native.curved(codes, missed, hessian, 16)
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(*pair) for pair in zip(found, again, strict=True))
+    for ours, theirs in zip(found, curved(codes, missed, hessian, 16), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5 * float(theirs.abs().max()))
