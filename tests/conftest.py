@@ -1,6 +1,9 @@
-"""Every test computes with one thread: the machine's cores belong to the processes that some tests start."""
+"""Every test computes with one thread: the machine's cores belong to the processes that some tests start. None sees the user's cache."""
 
 import os
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+_cache = tempfile.TemporaryDirectory(prefix="strata-test-cache-")
+os.environ["XDG_CACHE_HOME"] = _cache.name  # of processes that tests start, too

@@ -148,6 +148,12 @@ class ModelSlice:
         """
         return self._places[layer]
 
+    def shape(self, layer: int, key: str) -> tuple[int, int]:
+        """[N, K] of a linear that is not stored yet, as config.json says."""
+        parent, attribute = self._places[layer][key]
+        linear: nn.Linear = getattr(parent, attribute)
+        return linear.out_features, linear.in_features
+
     def plain_parameter(self, checkpoint_key: str) -> str | None:
         """The parameter of the whole model that a checkpoint tensor is, as it lies there; None: it is converted or merged first."""
         names, plain = self._renaming(checkpoint_key)

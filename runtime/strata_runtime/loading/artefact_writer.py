@@ -1,6 +1,6 @@
 """Writing a model's any-precision copy layer by layer, so that an interrupted run goes on where it stopped.
 
-Called by `strata_runtime.quantize`. A file appears under its name when it is whole, then the manifest counts it; a lock per layer keeps two processes
+Called by `strata_runtime.quantize`, and by loads for what they keep (`load_cache`). A file appears under its name when it is whole, then the manifest counts it; a lock per layer keeps two processes
 of one node from making the same file twice. Knows nothing of how weights are quantized.
 """
 
@@ -9,7 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedWriter
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class ArtefactWriter:
 
     def __init__(self, folder: Path, model_digest: str, layers: int, recipe: Recipe) -> None:
         self.folder = folder
+        self.recipe = recipe
         self._empty = Manifest(ARTEFACT_VERSION, model_digest, recipe, layers)
         folder.mkdir(parents=True, exist_ok=True)
         with self._lock("manifest"):
@@ -61,34 +62,35 @@ class ArtefactWriter:
             yield
 
     def write(self, layer: int, shapes: Shapes, parents: Iterable[tuple[str, AnyParent]]) -> LayerFile:
-        """One file of one layer: `parents` in the order of `shapes` (key -> [N, K]), each taken when the one before is written.
+        """One file of one layer: `parents` in the order of `shapes`, each taken when the one before is written. Within `alone`."""
+        with self.begun(layer, shapes) as writing:
+            for key, parent in parents:
+                writing.add(key, pack_planes(parent.codes, self.recipe.bits), parent.tables)
+            return writing.finish()
 
-        Within `alone`: what a process that was killed left of this file is removed.
+    @contextlib.contextmanager
+    def begun(self, layer: int, shapes: Shapes) -> Iterator["LayerWriting"]:
+        """One file of one layer, whose linears `shapes` (key -> [N, K]) are added one by one. Within `alone`.
+
+        What a process that was killed left of this file is removed, and in the end what was not finished.
         """
-        recipe = self._empty.recipe
         name = LayerFile(layer, 0, "", {}).name
         for left in self.folder.glob(f".{name}.*"):
             left.unlink()
         scratch = self.folder / f".{name}.{os.getpid()}"
         try:
             with scratch.open("wb") as target:
-                hashed = _Hashed(target)
-                hashed.add(_header(shapes, recipe))
-                for (key, parent), (expected, shape) in zip(parents, shapes.items(), strict=True):
-                    assert (key, tuple(parent.codes.shape)) == (expected, shape), f"{key} is not {expected} {shape}"
-                    for part in _parts(parent, recipe):
-                        hashed.add(part.cpu().contiguous().view(torch.uint8).numpy().data.cast("B"))
-                target.flush()
-                os.fsync(target.fileno())
-            scratch.replace(self.folder / name)
+                yield LayerWriting(self, layer, shapes, target)
         finally:
             scratch.unlink(missing_ok=True)
-        file = LayerFile(layer, hashed.size_bytes, hashed.digest.hexdigest(), dict(shapes))
+
+    def count(self, file: LayerFile, scratch: Path) -> None:
+        """A whole file gets its name, then the manifest counts it."""
+        scratch.replace(self.folder / file.name)
         with self._lock("manifest"):
             current = self._current()
             files = {each.layer: each for each in (*current.files, file)}
             write_manifest(self.folder, _with_files(current, tuple(files[each] for each in sorted(files))))
-        return file
 
     def _current(self) -> Manifest:
         """The manifest as it is now, without what cannot be kept."""
@@ -106,18 +108,55 @@ class ArtefactWriter:
             yield
 
 
-class _Hashed:
-    """Writes and takes the checksum in one pass."""
+class LayerWriting:
+    """A layer's file under way, its checksum taken while it is written."""
 
-    def __init__(self, target: BufferedWriter) -> None:
+    def __init__(self, writer: ArtefactWriter, layer: int, shapes: Shapes, target: BufferedWriter) -> None:
+        self._writer = writer
+        self._layer = layer
+        self._shapes = shapes
         self._target = target
-        self.digest = hashlib.sha256()
-        self.size_bytes = 0
+        self._left = list(shapes)
+        self._digest = hashlib.sha256()
+        self._size_bytes = 0
+        self._put(_header(shapes, writer.recipe))
 
-    def add(self, data: bytes | memoryview) -> None:
+    def add(self, key: str, planes: Sequence[Tensor], tables: Mapping[int, Tensor]) -> None:
+        """The next linear of `shapes`: all planes of the recipe, and its tables float16. On any device."""
+        expected, recipe = self._left.pop(0), self._writer.recipe
+        columns = plane_columns(self._shapes[expected][1])
+        shape = (self._shapes[expected][0], columns // 8)
+        assert (key, len(planes), tuple(planes[0].shape)) == (expected, recipe.bits, shape), f"{key} is not {expected}"
+        for part in (*planes, *(tables[bits] for bits in range(recipe.seed_bits, recipe.bits + 1))):
+            self._put(part.cpu().contiguous().view(torch.uint8).numpy().data.cast("B"))
+
+    @property
+    def whole(self) -> bool:
+        """Whether every linear has been added."""
+        return not self._left
+
+    def finish(self) -> LayerFile:
+        """The file is there from now on."""
+        assert self.whole, f"layer {self._layer} lacks {', '.join(self._left)}"
+        self._target.flush()
+        os.fsync(self._target.fileno())
+        file = LayerFile(self._layer, self._size_bytes, self._digest.hexdigest(), dict(self._shapes))
+        self._writer.count(file, Path(self._target.name))
+        return file
+
+    def _put(self, data: bytes | memoryview) -> None:
         self._target.write(data)
-        self.digest.update(data)
-        self.size_bytes += len(data)
+        self._digest.update(data)
+        self._size_bytes += len(data)
+
+
+def file_bytes(shapes: Shapes, recipe: Recipe) -> int:
+    """Of a layer with these linears, without its header."""
+    widths = range(recipe.seed_bits, recipe.bits + 1)
+    return sum(
+        rows * (recipe.bits * plane_columns(columns) // 8 + sum(2 << bits for bits in widths))
+        for rows, columns in shapes.values()
+    )
 
 
 def _with_files(manifest: Manifest, files: tuple[LayerFile, ...]) -> Manifest:
@@ -143,9 +182,3 @@ def _header(shapes: Shapes, recipe: Recipe) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
-
-
-def _parts(parent: AnyParent, recipe: Recipe) -> Iterator[Tensor]:
-    yield from pack_planes(parent.codes, recipe.bits)
-    for bits in range(recipe.seed_bits, recipe.bits + 1):
-        yield parent.tables[bits]

@@ -92,12 +92,17 @@ class Checkpoint:
                     self.keys_read.append(key)
         return tensors
 
-    def read_into(self, key: str, dtype: torch.dtype, memory: torch.Tensor) -> torch.Tensor:
-        """One floating-point tensor in `dtype`, in `memory` (uint8 [bytes]) as far as it fits there, else in memory of its own."""
+    def size_bytes(self, key: str, dtype: torch.dtype | None) -> int:
+        """Of a floating-point tensor that is read in `dtype`; None: as it is stored."""
+        entry = self.header(self._file_of[key])[key]
+        return prod(entry.shape) * dtype.itemsize if dtype else entry.end - entry.begin
+
+    def read_into(self, key: str, dtype: torch.dtype | None, memory: torch.Tensor) -> torch.Tensor:
+        """One floating-point tensor in `dtype` (None: as it is stored), in `memory` (uint8 [bytes]) if it fits there, else in its own."""
         name = self._file_of[key]
         entry = self.header(name)[key]
         self.keys_read.append(key)
-        fits = prod(entry.shape) * dtype.itemsize <= memory.numel()
+        fits = self.size_bytes(key, dtype) <= memory.numel()
         with FileIO(self.folder / name) as file:
             return _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None)
 

@@ -37,6 +37,16 @@ def model_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def model_digest_here(folder: Path) -> str:
+    """As `model_digest`, and of every file of the checkpoint when it was last changed: for what is kept unasked and must not outlive an
+    edit that `model_digest` does not see. Another copy of the folder has another one. Raises as it does.
+    """
+    digest = hashlib.sha256(model_digest(folder).encode())
+    for name in Checkpoint(folder).files:
+        digest.update(f"{name} {(folder / name).stat().st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
 def file_sha256(path: Path, chunk_bytes: int = 1 << 22) -> str:
     """Of the whole file."""
     digest = hashlib.sha256()

@@ -2,13 +2,14 @@
 
 Called by the slot's prepare. While one linear is stored in its format and its dense weight freed, a thread reads the next one: beyond the
 finished stage at most two linears are held as they were read, whatever the model's size (one layer where the checkpoint's tensors are not those of
-the model, as merged experts). Bit-planes come from the model's any-precision copy where it has one, and of that only the planes that the
-format needs. Tensors of other layers are not read; files are read, not mapped, so that stages of one machine share the page cache and no more.
+the model, as merged experts). Bit-planes come from the model's any-precision copy where it has one, or from what earlier loads of this node kept, and
+of that only the planes that the format needs; what a load quantizes itself it keeps there (`load_cache`). Tensors of other layers are not read; files are read, not mapped, so that stages of one machine share the page cache and no more.
 """
 
+import contextlib
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
 from strata_runtime.loading.experts import use_padded_experts
 from strata_runtime.loading.linear_source import LinearSource
+from strata_runtime.loading.load_cache import RECIPE, LoadCache
 from strata_runtime.loading.quantized import (
     GPTQ_FORMATS,
     QuantizedCheckpoint,
@@ -40,6 +42,9 @@ from strata_runtime.loading.stream import ahead
 from strata_runtime.precision import COMPUTE_DTYPES, make_linear
 from strata_runtime.precision.activation_file import activations_of
 from strata_runtime.precision.any_linear import AnyLinear
+from strata_runtime.precision.any_precision import quantize_any
+from strata_runtime.precision.linear import check_weight
+from strata_runtime.precision.planes import pack_planes
 from strata_runtime.precision.static_linear import static_linear
 from strata_runtime.precision.weights import PlanesWeight
 
@@ -75,19 +80,22 @@ def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None
         for unit in _units(stage, layer, name, sources[layer])
     ]
     weights = {unit.key: unit.tensors["weight"] for unit in units if unit.key}
-    source = LinearSource(checkpoint, _artefact(formats, model_path), weights, dtype)
+    artefact, cache = _copies(formats, model_path, stage, units, config.num_hidden_layers)
+    source = LinearSource(checkpoint, artefact, weights, dtype)
     if "w8a8_static" in role.format:
         source.activations = activations_of(model_path, model_digest(model_path))
-    loader = _Loader(stage, checkpoint, source, dtype, device)
+    loader = _Loader(stage, checkpoint, source, cache, dtype, device)
     loader.prepare_memory(units)
     stage.initialise_buffers(device)
-    with freed_at_once():
+    with freed_at_once(), cache or contextlib.nullcontext():
         loader.load_outside(sources.get(None, ()))
         for unit, piece in zip(units, ahead(partial(loader.read, unit) for unit in units), strict=True):
             loader.store(unit, piece)
             if unit.ends_layer:
                 progress(unit.layer - first + 1, last - first + 1)
         stage.finish()
+    if source.artefact is not None and not source.artefact.manifest.files:
+        source.artefact = None
     return StageModel(stage, num_layers=last - first + 1, device=device, source=source)
 
 
@@ -131,22 +139,31 @@ def _units(stage: ModelSlice, layer: int, name: FormatName, keys: Iterable[str])
     return [*units[:-1], replace(units[-1], ends_layer=True)]
 
 
-def _artefact(formats: Mapping[int, FormatName], model_path: Path) -> Artefact | None:
-    """The model's any-precision copy; where a layer will be read from it, its file is found whole first.
+def _copies(
+    formats: Mapping[int, FormatName], model_path: Path, stage: ModelSlice, units: Sequence[_Unit], layers: int
+) -> tuple[Artefact | None, LoadCache | None]:
+    """The model's any-precision copy; where a layer will be read from it, its file is found whole first. Without one, what loads of this node keep.
 
-    One that cannot be used is refused by name, unless no layer needs it.
+    A copy that cannot be used is refused by name, unless no layer needs it.
     """
     wanted = [layer for layer, name in formats.items() if name in ANY_FORMATS]
     try:
         artefact = find_artefact(model_path)
         if artefact is not None:
             artefact.check(wanted)
+            return artefact, None
     except InputError as error:
         if wanted:
             raise
         log.warning("precision cannot be changed while the stage runs: %s", error)
-        return None
-    return artefact
+        return None, None
+    shapes: dict[int, dict[str, tuple[int, int]]] = {layer: {} for layer in wanted}
+    for unit in units:
+        if unit.key and unit.layer in shapes:
+            shapes[unit.layer][unit.key] = stage.shape(unit.layer, unit.key)
+    plain = {layer: linears for layer, linears in shapes.items() if linears.keys() == stage.places(layer).keys()}
+    cache = LoadCache(model_path, layers, plain)
+    return cache.artefact, cache
 
 
 class _Loader:
@@ -155,11 +172,18 @@ class _Loader:
     """
 
     def __init__(
-        self, stage: ModelSlice, checkpoint: Checkpoint, source: LinearSource, dtype: torch.dtype, device: torch.device
+        self,
+        stage: ModelSlice,
+        checkpoint: Checkpoint,
+        source: LinearSource,
+        cache: LoadCache | None,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._stage = stage
         self._checkpoint = checkpoint
         self._source = source
+        self._cache = cache
         self._dtype = dtype
         self._device = device
         checkpoint.pinned = device.type == "cuda"
@@ -172,39 +196,45 @@ class _Loader:
         """How large the memory must be that linears are read into again and again, as long as their stored form has memory of its
         own: fresh pages cost three times what copying from the page cache into old ones does.
         """
-        shapes = [self._shape(unit) for unit in units if unit.key and self._is_copied(unit)]
-        self._spare_bytes = max((rows * columns * self._dtype.itemsize for rows, columns in shapes), default=0)
+        copied = [unit for unit in units if unit.key and self._is_copied(unit)]
+        sizes = (self._checkpoint.size_bytes(unit.tensors["weight"], self._type_of(unit)) for unit in copied)
+        self._spare_bytes = max(sizes, default=0)
 
     def read(self, unit: _Unit) -> _Piece:
         """On the CPU."""
         wanted, planes = dict(unit.tensors), None
         if unit.key and unit.format in GPTQ_FORMATS and isinstance(self._checkpoint, QuantizedCheckpoint):
-            return _Piece({}, module=self._checkpoint.read_linear(wanted, self._shape(unit), self._dtype))
-        if unit.key and unit.format in ANY_FORMATS and self._source.artefact is not None:
+            shape = self._stage.shape(unit.layer, unit.key)
+            return _Piece({}, module=self._checkpoint.read_linear(wanted, shape, self._dtype))
+        tensors, memory = {}, None
+        if unit.key and unit.format in ANY_FORMATS and self._is_kept(unit.layer):
             planes = self._source.planes(unit.key, BITS_OF_FORMAT[unit.format])
             del wanted["weight"]
-        elif unit.key and self._is_copied(unit):
-            return self._read_again(wanted)
+        elif unit.key:
+            tensors["weight"], memory = self._read_weight(unit, wanted.pop("weight"))
         read = self._checkpoint.read(wanted.values(), self._dtype, _CPU)
-        return _Piece({what: read[name] for what, name in wanted.items()}, planes)
+        return _Piece(tensors | {what: read[name] for what, name in wanted.items()}, planes, memory)
 
-    def _read_again(self, wanted: dict[str, str]) -> _Piece:
+    def _read_weight(self, unit: _Unit, name: str) -> tuple[Tensor, Tensor | None]:
+        """With the memory that it lies in, if that is to be read into again."""
+        if not self._is_copied(unit):
+            return self._checkpoint.read([name], self._type_of(unit), _CPU)[name], None
         memory = self._spare.pop() if self._spare else torch.empty(self._spare_bytes, dtype=torch.uint8)
-        weight = self._checkpoint.read_into(wanted.pop("weight"), self._dtype, memory)
-        others = self._checkpoint.read(wanted.values(), self._dtype, _CPU)
-        return _Piece({"weight": weight} | {what: others[name] for what, name in wanted.items()}, memory=memory)
+        return self._checkpoint.read_into(name, self._type_of(unit), memory), memory
+
+    def _is_kept(self, layer: int) -> bool:
+        """Whether the layer's planes are read."""
+        return self._source.artefact is not None if self._cache is None else self._cache.has(layer)
+
+    def _type_of(self, unit: _Unit) -> torch.dtype | None:
+        """That the weight of a linear is read in. At any precision as it is stored, so that planes do not depend on who made them first."""
+        return None if unit.format in ANY_FORMATS else self._dtype
 
     def _is_copied(self, unit: _Unit) -> bool:
         """Whether the stored form of a linear takes nothing of the memory that its weight was read into."""
         if self._device.type != "cpu" or type(self._checkpoint) is not Checkpoint:
             return False
         return unit.format != "dense" or can_block(self._dtype, self._device)
-
-    def _shape(self, unit: _Unit) -> tuple[int, int]:
-        assert unit.key
-        parent, attribute = self._stage.places(unit.layer)[unit.key]
-        linear = getattr(parent, attribute)
-        return linear.out_features, linear.in_features
 
     def store(self, unit: _Unit, piece: _Piece) -> None:
         """On the device, in the unit's format. Empties the piece."""
@@ -229,11 +259,24 @@ class _Loader:
             stored: nn.Module = AnyLinear(moved, bias, unit.format)
         else:
             assert weight is not None
-            stored = self._stored(self._moved(weight), bias, unit.format, unit.key)
+            stored = self._quantized(unit, self._moved(weight), bias)
         setattr(parent, attribute, stored)
         if piece.memory is not None:
             self._spare.append(piece.memory)
             piece.memory = None
+
+    def _quantized(self, unit: _Unit, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """A linear whose dense weight has been read, kept for the next load where that is wanted."""
+        assert unit.key
+        if self._cache is None or unit.format not in ANY_FORMATS or not self._cache.wants(unit.layer):
+            return self._stored(weight, bias, unit.format, unit.key)
+        check_weight(weight, bias, unit.format, self._dtype, unit.key)
+        parent = quantize_any(weight, RECIPE.bits, seed_bits=RECIPE.seed_bits)
+        tables, planes = parent.tables, pack_planes(parent.codes, parent.bits)
+        del parent  # its codes, before anything is written
+        self._cache.add(unit.layer, unit.key, planes, tables)
+        bits = BITS_OF_FORMAT[unit.format]
+        return AnyLinear(PlanesWeight(planes[:bits], tables[bits].to(self._dtype), weight.shape[1]), bias, unit.format)
 
     def load_outside(self, keys: Iterable[str]) -> None:
         """Embedding, last norm, head. While nothing else is held: the head takes its table twice."""

@@ -27,6 +27,7 @@ from strata_runtime.loading.artefact import find_artefact
 from strata_runtime.loading.artefact_manifest import read_manifest
 from strata_runtime.loading.blocked import can_block, dense_linear
 from strata_runtime.loading.linear_source import LinearSource
+from strata_runtime.loading.load_cache import kept_by_loads
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.precision import COMPUTE_DTYPES, QuantLinear
 from strata_runtime.precision.any_linear import AnyLinear
@@ -113,9 +114,9 @@ def check_change(model: StageModel, layer: int, bits: int) -> None:
     source = _source(model)
     if bits == 16:
         return
-    if source.artefact is None:
+    if source.artefact is None or source.artefact.manifest.of_layer(layer) is None:
         raise InputError(
-            f"layer {layer} cannot change to {bits} bits: {source.folder} has no any-precision copy, or had none when the layer was loaded; "
+            f"layer {layer} cannot change to {bits} bits: {source.folder} has no any-precision copy of it, or had none when it was loaded; "
             f"run `strata quantize {source.folder}` once, then load the model again"
         )
     source.artefact.check([layer])
@@ -209,7 +210,7 @@ def _source(model: StageModel) -> LinearSource:
         raise InputError("this stage was not loaded from a model's folder: its layers have nowhere to read from")
     modules = (module for layer in model.layers for module in layer.modules())
     if source.artefact is None and not any(isinstance(module, AnyLinear) for module in modules):
-        source.artefact = find_artefact(source.folder)
+        source.artefact = find_artefact(source.folder) or kept_by_loads(source.folder)
     return source
 
 

@@ -195,9 +195,8 @@ def test_bits_that_no_layer_can_have_are_refused(model: Path, bits: int) -> None
 def test_without_a_copy_the_refusal_says_how_to_make_one_and_16_bits_are_reached(damaged: Path) -> None:
     shutil.rmtree(damaged / FOLDER_NAME)
     stage = stage_of(damaged, "any4", "dense")
-    for layer, bits in ((0, 3), (0, 8), (1, 4)):
-        with pytest.raises(InputError, match=f"run `strata quantize {damaged}`"):
-            read_change(stage, layer, bits)
+    with pytest.raises(InputError, match=f"run `strata quantize {damaged}`"):
+        read_change(stage, 1, 4)
     move(stage, 0, 16)
     assert_equal(outputs(stage, 0), outputs(fresh(damaged, 16, "float32"), 0))
 

@@ -173,7 +173,7 @@ def test_without_a_copy_the_refusal_names_the_command(damaged: Path) -> None:
     shutil.rmtree(damaged / FOLDER_NAME)
     with PipelineHarness(["s0"]) as pipeline:
         pipeline.serve(any_plan(damaged, ["s0"], ["any3", *["dense"] * 5]))
-        state = pipeline.slots["s0"].set_bits(SetBits(1, 0, 0, {0: 4}))
+        state = pipeline.slots["s0"].set_bits(SetBits(1, 0, 0, {1: 4}))
     assert state.phase == "refused"
     assert f"run `strata quantize {damaged}`" in state.reason
 
