@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from benchmarks.quality_model import Replacement
 from strata_planner.contract.formats import ANY_PRECISION, GPTQ, FormatName, group_size, stored_bytes
 from strata_runtime.calibration.fisher import fisher_diagonals
+from strata_runtime.calibration.hessians import input_hessians
 from strata_runtime.calibration.layers import LayeredModel
 from strata_runtime.precision import make_linear, nested_uniform
 from strata_runtime.precision.activation_calibration import Recipe, calibrate_activations
 from strata_runtime.precision.any_precision import quantize_any, refit
-from strata_runtime.precision.gptq.hessians import input_hessians
 from strata_runtime.precision.gptq.solver import GptqSettings, quantize_gptq
 from strata_runtime.precision.quantizers import CODE_OFFSET, quantize_groups
 from strata_runtime.precision.static_linear import static_linear

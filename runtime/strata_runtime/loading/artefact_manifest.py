@@ -22,12 +22,14 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 class Recipe(Value, frozen=True):
     """How the weights were quantized: files of another recipe are never mixed.
 
-    `bits`: of the widest model that can be read; `seed_bits`: of the narrowest; `text_sha256`: of the calibration's text, None without one.
+    `bits`: of the widest model that can be read; `seed_bits`: of the narrowest; `text_sha256`: of the calibration's text, None without one;
+    `refitted`: widths whose tables are fitted to the inputs that the text gives.
     """
 
     bits: int = 8
     seed_bits: int = 3
     text_sha256: str | None = None
+    refitted: tuple[int, ...] = ()
 
 
 class LayerFile(Value, frozen=True):

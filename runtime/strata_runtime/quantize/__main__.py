@@ -28,6 +28,7 @@ from strata_runtime.loading.uri import resolve_model
 from strata_runtime.quantize.any_copy import Job, LayerDone, make_copy
 
 _LEAST_WINDOW = 32
+_SPEED_SECONDS = 3600.0  # that the time left is told by: a pass through one layer of a large model takes minutes
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
 
 
@@ -51,7 +52,12 @@ def run(model: Path, options: argparse.Namespace) -> dict[str, object]:
         raise InputError("--device cuda: torch sees no CUDA device here; use --device cpu, or a CUDA build of torch")
     windows = _windows(model, options) if options.text else ()
     job = Job(
-        model, folder_for(model, options.output), options.bits, windows=windows, device=torch.device(options.device)
+        model,
+        folder_for(model, options.output),
+        options.bits,
+        windows=windows,
+        device=torch.device(options.device),
+        refit=not options.no_refit,
     )
     started = time.perf_counter()
     with _progress() as bar:
@@ -62,6 +68,7 @@ def run(model: Path, options: argparse.Namespace) -> dict[str, object]:
         "calibration_tokens": sum(map(len, windows)),
         "bits": job.bits,
         "seed_bits": job.seed_bits,
+        "refitted": job.refitted,
         "seconds": time.perf_counter() - started,
         "layers": [_told(layer) for layer in layers],
     }
@@ -117,7 +124,7 @@ def _windows(model: Path, options: argparse.Namespace) -> tuple[torch.Tensor, ..
 
 
 def _progress() -> Progress:
-    return Progress(*_COLUMNS, console=Console(stderr=True))
+    return Progress(*_COLUMNS, console=Console(stderr=True), speed_estimate_period=_SPEED_SECONDS)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,6 +136,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--text", type=Path, help="UTF-8 text to calibrate with; without it all weights count alike")
     parser.add_argument("--tokens", type=_positive, default=16384, help="of the text, at most")
     parser.add_argument("--window", type=_window, default=512, help="tokens that are seen together")
+    parser.add_argument(
+        "--no-refit",
+        action="store_true",
+        help="with --text: weigh errors of weights alone, do not fit the tables of 3 to 5 bits to the inputs",
+    )
     parser.add_argument("--output", type=Path, help=f"without it, {FOLDER_NAME} in the model's folder")
     parser.add_argument("--verify", action="store_true", help="make nothing: read the copy and compare its checksums")
     parser.add_argument("--threads", type=_positive, default=1)

@@ -1,7 +1,10 @@
 """The pass over a model that writes its any-precision copy: each layer's linears are read, quantized and written one after the other.
 
 Called by `__main__`. The next linear is read while one is quantized; at most two are held dense, and with a calibration one layer's Fisher
-diagonals. Layers that an earlier run finished are kept.
+diagonals and Hessians. Layers that an earlier run finished are kept.
+
+The inputs that tables are fitted to are those of the 16-bit model: one copy serves every mixture of widths, so there are no quantized layers whose outputs
+a layer will certainly see; and a layer's file depends on no other file, so that any of them can be made anew, in any order, by any process.
 """
 
 import hashlib
@@ -18,7 +21,7 @@ from torch import Tensor
 from strata_planner.contract.architectures import check_formats
 from strata_planner.contract.formats import ANY_PRECISION
 from strata_runtime.allocator import freed_at_once
-from strata_runtime.calibration.fisher import fisher_diagonals
+from strata_runtime.calibration.fisher import BACKWARD, FORWARD, LayerCalibration, calibrated_layers
 from strata_runtime.errors import InputError
 from strata_runtime.loading.adapter import ModelSlice, read_config
 from strata_runtime.loading.artefact_manifest import Recipe
@@ -26,14 +29,16 @@ from strata_runtime.loading.artefact_writer import ArtefactWriter, Shapes
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
 from strata_runtime.loading.stream import ahead
-from strata_runtime.precision.any_precision import AnyParent, quantize_any
+from strata_runtime.precision.any_precision import AnyParent, quantize_any, refit
+from strata_runtime.precision.any_precision.refit import WIDTHS
 
 _CPU = torch.device("cpu")
+_QUANTIZED = 1  # beside the passes of a calibration
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to make of which model, where. `windows`: token ids of the calibration, empty without one."""
+    """What to make of which model, where. `windows`: token ids of the calibration, empty without one; `refit`: fit tables to its inputs."""
 
     model: Path
     folder: Path
@@ -41,6 +46,13 @@ class Job:
     seed_bits: int = 3
     windows: Sequence[Tensor] = ()
     device: torch.device = _CPU
+    refit: bool = True
+
+    @property
+    def refitted(self) -> tuple[int, ...]:
+        """Widths whose tables are fitted."""
+        fitted = self.refit and self.windows
+        return tuple(width for width in WIDTHS if self.seed_bits <= width <= self.bits) if fitted else ()
 
     @property
     def recipe(self) -> Recipe:
@@ -48,7 +60,7 @@ class Job:
         digest = hashlib.sha256()
         for window in self.windows:
             digest.update(window.to(torch.int64).numpy().tobytes())
-        return Recipe(self.bits, self.seed_bits, digest.hexdigest() if self.windows else None)
+        return Recipe(self.bits, self.seed_bits, digest.hexdigest() if self.windows else None, self.refitted)
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class LayerDone:
 
 
 def make_copy(job: Job, progress: Callable[[int, int], None]) -> list[LayerDone]:
-    """All layers' files, by layer; `progress(done, total)` counts weights. Can be stopped at any time and started again.
+    """All layers' files, by layer; `progress(done, total)` counts weights, those of passes of a calibration too. Can be stopped at any time and started again.
 
     Raises UnsupportedModelError and InputError as loading does.
     """
@@ -72,34 +84,42 @@ def make_copy(job: Job, progress: Callable[[int, int], None]) -> list[LayerDone]
     count = config.num_hidden_layers
     weights = _Weights(job.model, count)
     writer = ArtefactWriter(job.folder, model_digest(job.model), count, job.recipe)
-    counted = _Counted(progress, sum(weights.count(layer) for layer in range(count)))
     done: dict[int, LayerDone] = {}
     for layer in range(count):
         kept = writer.finished(layer)
         if kept is not None:
             done[layer] = LayerDone(layer, kept.shapes, 0.0, kept=True, size_bytes=kept.size_bytes)
-            counted.add(weights.count(layer))
+    left = sorted(set(range(count)) - done.keys())
+    counted = _Counted(progress, weights, job, left)
     with freed_at_once():
-        for layer, importances in _importances(job, sorted(set(range(count)) - done.keys())):
+        for found in _calibrations(job, left, counted):
+            layer = found.layer
             with writer.alone(layer):
                 kept = writer.finished(layer)  # made by another process, meanwhile
                 started = time.perf_counter()
                 if kept is None:
-                    parents = weights.quantized(layer, job, importances, counted)
+                    parents = weights.quantized(found, job, counted)
                     made = writer.write(layer, weights.shapes(layer), parents)
                 else:
                     made = kept
-                    counted.add(weights.count(layer))
+                    counted.passed(layer, _QUANTIZED)
             seconds = time.perf_counter() - started
             done[layer] = LayerDone(layer, made.shapes, seconds, kept=kept is not None, size_bytes=made.size_bytes)
     return [done[layer] for layer in sorted(done)]
 
 
-def _importances(job: Job, layers: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Each layer with the Fisher diagonals of its linears: the last layer first, as gradients come; without a calibration none, in order."""
+def _calibrations(job: Job, layers: Sequence[int], counted: "_Counted") -> Iterator[LayerCalibration]:
+    """Each layer with what the text says of its linears: the last layer first, as gradients come; without a calibration nothing, in order."""
     if job.windows:
-        return fisher_diagonals(job.model, job.windows, device=job.device, layers=layers)
-    return ((layer, {}) for layer in layers)
+        return calibrated_layers(
+            job.model,
+            job.windows,
+            device=job.device,
+            layers=layers,
+            hessians=bool(job.refitted),
+            passed=counted.passed,
+        )
+    return (LayerCalibration(layer, {}, {}) for layer in layers)
 
 
 class _Weights:
@@ -125,6 +145,10 @@ class _Weights:
             )
         self._checkpoint.check(self._sources[key] for shapes in self._shapes.values() for key in shapes)
 
+    @property
+    def layers(self) -> int:
+        return len(self._shapes)
+
     def shapes(self, layer: int) -> Shapes:
         return self._shapes[layer]
 
@@ -133,15 +157,16 @@ class _Weights:
         return sum(prod(shape) for shape in self._shapes[layer].values())
 
     def quantized(
-        self, layer: int, job: Job, importances: dict[str, Tensor], counted: "_Counted"
+        self, calibration: LayerCalibration, job: Job, counted: "_Counted"
     ) -> Iterator[tuple[str, AnyParent]]:
         """A linear at a time, the next one being read meanwhile."""
-        keys = list(self._shapes[layer])
-        for key, weight in zip(keys, ahead(partial(self._read, key) for key in keys), strict=True):
-            parent = quantize_any(
-                weight.pop().to(job.device), job.bits, importance=importances.get(key), seed_bits=job.seed_bits
-            )
-            counted.add(prod(self._shapes[layer][key]))
+        keys = list(self._shapes[calibration.layer])
+        for key, read in zip(keys, ahead(partial(self._read, key) for key in keys), strict=True):
+            weight = read.pop().to(job.device)
+            parent = quantize_any(weight, job.bits, importance=calibration.fisher.get(key), seed_bits=job.seed_bits)
+            if key in calibration.hessians:
+                parent = refit(parent, weight, calibration.hessians[key], widths=job.refitted)
+            counted.add(prod(self._shapes[calibration.layer][key]))
             yield key, parent
 
     def _read(self, key: str) -> list[Tensor]:
@@ -151,14 +176,23 @@ class _Weights:
 
 
 class _Counted:
-    """Weights that are done, of all."""
+    """Weights that are done, of all; a pass of the calibration through a layer counts its weights as often as it multiplies by them."""
 
-    def __init__(self, progress: Callable[[int, int], None], total: int) -> None:
+    def __init__(self, progress: Callable[[int, int], None], weights: _Weights, job: Job, left: Sequence[int]) -> None:
+        """`left`: layers that are not there yet. The others count as done."""
         self._progress = progress
-        self._total = total
+        self._weights = weights
+        layers = range(weights.layers)
+        passes = dict.fromkeys(layers, _QUANTIZED)
+        if job.windows and left:
+            passes = {layer: _QUANTIZED + FORWARD + BACKWARD * (layer >= min(left)) for layer in layers}
+        self._total = sum(weights.count(layer) * work for layer, work in passes.items())
         self._done = 0
-        self.add(0)
+        self.add(sum(weights.count(layer) for layer in set(layers).difference(left)))
 
     def add(self, weights: int) -> None:
         self._done += weights
         self._progress(self._done, self._total)
+
+    def passed(self, layer: int, work: int) -> None:
+        self.add(self._weights.count(layer) * work)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strata_runtime.calibration.fisher import fisher_diagonals
+from strata_runtime.calibration.fisher import BACKWARD, FORWARD, calibrated_layers, fisher_diagonals
+from strata_runtime.calibration.hessians import input_hessians
+from strata_runtime.calibration.layers import LayeredModel
 from tests.runtime.architectures import make_tiny_model
 
 torch.set_num_threads(1)
@@ -38,6 +40,33 @@ def test_layer_by_layer_is_the_whole(tmp_path: Path, name: str) -> None:
     for key, diagonal in merged.items():
         scale = float(expected[key].max())
         torch.testing.assert_close(diagonal, expected[key].detach(), rtol=1e-2, atol=1e-4 * scale + 1e-20)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hessians_of_the_same_passes_are_those_of_forward_passes(tmp_path: Path, name: str) -> None:
+    folder = make_tiny_model(tmp_path, name)
+    found = {each.layer: each for each in calibrated_layers(folder, WINDOWS)}
+    model = LayeredModel(folder, torch.float32, torch.device("cpu"))
+    with torch.inference_mode():
+        states = model.embedding().run(WINDOWS)
+        for index in range(model.num_layers):
+            layer = model.layer(index)
+            keys = {linear: key for key, linear in layer.keyed_linears.items()}
+            for shared in input_hessians(layer, states):
+                for path in shared.linears:
+                    ours = found[index].hessians[keys[layer.linears[path]]]
+                    torch.testing.assert_close(ours, shared.hessian, rtol=1e-3, atol=1e-4 * float(ours.abs().max()))
+            states = layer.run(states)
+            assert set(found[index].hessians) <= set(found[index].fisher) == set(keys.values())
+
+
+def test_linears_with_the_same_inputs_share_a_hessian_and_every_pass_is_told(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "llama")
+    passes: list[tuple[int, int]] = []
+    (found,) = calibrated_layers(folder, WINDOWS, layers=[4], passed=lambda *each: passes.append(each))
+    assert len(found.hessians) == 7
+    assert len({id(each) for each in found.hessians.values()}) == 4
+    assert passes == [*((layer, FORWARD) for layer in range(6)), (5, BACKWARD), (4, BACKWARD)]
 
 
 def test_only_the_layers_asked_for_are_given(tmp_path: Path) -> None:

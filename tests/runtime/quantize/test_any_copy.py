@@ -7,18 +7,19 @@ import pytest
 import torch
 
 from strata_planner.contract.architectures import UnsupportedModelError
-from strata_runtime.calibration.fisher import fisher_diagonals
+from strata_runtime.calibration.fisher import calibrated_layers, fisher_diagonals
 from strata_runtime.errors import InputError
 from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.artefact_manifest import FOLDER_NAME, read_manifest
 from strata_runtime.loading.random_model import make_random_model
-from strata_runtime.precision.any_precision import quantize_any
+from strata_runtime.precision.any_precision import quantize_any, refit
 from strata_runtime.quantize.any_copy import Job, make_copy
 from tests.runtime.architectures import ARCHITECTURES, make_tiny_model
 from tests.runtime.loading.artefacts import dense_weights
 from tests.runtime.loading.test_load import FUSED_EXPERTS
 
 LAYERS = 3
+WINDOWS = (torch.arange(1, 20), torch.arange(30, 50))
 
 
 class Stopped(Exception):  # noqa: N818  no error: the user's Ctrl-C
@@ -70,14 +71,30 @@ def test_fused_experts_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_calibration_weighs_errors(model: Path) -> None:
-    windows = (torch.arange(1, 20), torch.arange(30, 50))
-    make_copy(job(model, windows=windows), quiet)
+    make_copy(job(model, windows=WINDOWS, refit=False), quiet)
     artefact = found(model)
     assert artefact.manifest.recipe.text_sha256 is not None
-    diagonals = {key: value for _, layer in fisher_diagonals(model, windows) for key, value in layer.items()}
+    diagonals = {key: value for _, layer in fisher_diagonals(model, WINDOWS) for key, value in layer.items()}
     for key, weight in dense_weights(model, 1).items():
         expected = quantize_any(weight, importance=diagonals[key]).dequantized(4)
         assert torch.equal(artefact.read(key, 4, torch.float32).dequantized(), expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_and_tables_are_fitted_to_its_inputs(bits: int, model: Path) -> None:
+    make_copy(job(model, windows=WINDOWS, bits=bits), quiet)
+    artefact = found(model)
+    fitted = tuple(range(3, min(bits, 5) + 1))
+    assert artefact.manifest.recipe.refitted == fitted
+    of_layer = {each.layer: each for each in calibrated_layers(model, WINDOWS)}
+    changed = set()
+    for key, weight in dense_weights(model, 1).items():
+        plain = quantize_any(weight, bits, importance=of_layer[1].fisher[key])
+        expected = refit(plain, weight, of_layer[1].hessians[key], widths=fitted)
+        for width in range(3, bits + 1):
+            assert torch.equal(artefact.read(key, width, torch.float16).table, expected.tables[width])
+            changed |= {width} if not torch.equal(expected.tables[width], plain.tables[width]) else set()
+    assert changed == set(fitted)
 
 
 def test_fewer_bits_are_the_same_model_and_a_smaller_copy(model: Path) -> None:
@@ -108,6 +125,51 @@ def test_an_interrupted_run_goes_on(share: float, model: Path) -> None:
     done = make_copy(job(model), quiet)
     assert {layer.layer for layer in done if layer.kept} == finished
     assert list(found(model).verify()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_an_interrupted_calibration_comes_to_the_same_bytes(layers: int, model: Path, tmp_path: Path) -> None:
+    made, whole = model / FOLDER_NAME, tmp_path / "whole"
+
+    def stop(_done: int, _total: int) -> None:
+        if len(list(made.glob("any-*"))) >= layers:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        make_copy(job(model, windows=WINDOWS), stop)
+    seen: list[tuple[int, int]] = []
+    done = make_copy(job(model, windows=WINDOWS), lambda *counts: seen.append(counts))
+    assert [layer.kept for layer in done] == [layer >= LAYERS - layers for layer in range(LAYERS)]
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+    make_copy(Job(model, whole, 8, windows=WINDOWS), quiet)
+    files = {path.name for path in whole.glob("*.safetensors")} | {"manifest.json"}
+    assert len(files) == LAYERS + 1
+    assert all((made / name).read_bytes() == (whole / name).read_bytes() for name in files)
+
+
+@pytest.mark.parametrize("other", ["another text", "a longer one", "no text", "not fitted"])
+def test_another_calibration_makes_all_anew(other: str, model: Path) -> None:
+    make_copy(job(model, windows=WINDOWS), quiet)
+    chosen: dict[str, dict[str, object]] = {
+        "another text": {"windows": (WINDOWS[0], WINDOWS[1] + 1)},
+        "a longer one": {"windows": (*WINDOWS, torch.arange(5, 25))},
+        "no text": {},
+        "not fitted": {"windows": WINDOWS, "refit": False},
+    }
+    fields = chosen[other]
+    assert not any(layer.kept for layer in make_copy(job(model, **fields), quiet))
+    assert all(layer.kept for layer in make_copy(job(model, **fields), quiet))
+
+
+def test_a_copy_without_a_calibration_is_kept_as_ever(model: Path) -> None:
+    """Manifests that say nothing of fitted tables have none."""
+    make_copy(job(model), quiet)
+    manifest = model / FOLDER_NAME / "manifest.json"
+    older = manifest.read_text().replace(',"refitted":[]', "")
+    assert older != manifest.read_text()
+    manifest.write_text(older)
+    assert all(layer.kept for layer in make_copy(job(model), quiet))
 
 
 def test_what_a_killed_run_left_is_removed(model: Path) -> None:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from strata_planner.contract.formats import GPTQ
+from strata_runtime.calibration.hessians import input_hessians
 from strata_runtime.calibration.layers import LayeredModel, Piece
 from strata_runtime.errors import InputError
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.precision.gptq.codes import GptqCodes
 from strata_runtime.precision.gptq.description import Description
-from strata_runtime.precision.gptq.hessians import input_hessians
 from strata_runtime.precision.gptq.solver import GptqSettings, quantize_gptq
 from strata_runtime.precision.gptq.writer import GptqWriter
 
