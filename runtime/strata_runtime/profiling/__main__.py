@@ -1,8 +1,8 @@
-"""Measures a model's layers on this device: `python -m strata_runtime.profiling --model FOLDER --threads N [--output FILE]`.
+"""Measures a model's layers on this device: `python -m strata_runtime.profiling --model FOLDER --threads N [--formats A,B] [--output FILE]`.
 
 Started by `strata profile`. Prints the file of the finished LatencyProfile, kept in `${XDG_CACHE_HOME:-~/.cache}/strata` unless --output
-names another. Shows its progress on stderr. What an interrupted run has measured is kept beside the file and taken up again;
-`--kept` measures nothing and prints the file only if it is there.
+names another. A profile that is there is extended by the formats that it lacks. Shows its progress on stderr. What an interrupted run has
+measured is kept beside the file and taken up again; `--kept` measures nothing and prints the file only if it is there.
 """
 
 import argparse
@@ -19,32 +19,81 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from strata_planner.contract.formats import ComputeType
+from strata_planner.contract.architectures import UnsupportedModelError
+from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
+from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.latencies import LatencyProfile, ProfiledDevice
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError
-from strata_runtime.measure import positive, processor_name
+from strata_runtime.measure import measure, positive, processor_name, store_of
+from strata_runtime.native import build
 from strata_runtime.profiling.fields import read_fields
+from strata_runtime.profiling.grid import FORMATS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         fields = read_fields(options.model)
-        device = ProfiledDevice(options.type, processor_name(), options.threads, metadata.version("torch"))
-        file = options.output or _place(fields, device, options.compute_type, options.company)
-        if options.fresh or not _kept(file):
-            if options.kept:
-                return 1
-            _measure(options, fields, device, file)
-    except InputError as error:
+        device = ProfiledDevice(
+            options.type, processor_name(), options.threads, metadata.version("torch"), build.digest()
+        )
+        file = options.output or _place(fields, device, options)
+        kept = _kept(file)
+        if options.kept and kept is None:
+            return 1
+        if not options.kept:
+            _complete(options, fields, device, (file, kept))
+    except (InputError, UnsupportedModelError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     sys.stdout.write(f"{file}\n")
     return 0
 
 
-def _measure(options: argparse.Namespace, fields: dict[str, Any], device: ProfiledDevice, file: Path) -> None:
+def _complete(
+    options: argparse.Namespace,
+    fields: dict[str, Any],
+    device: ProfiledDevice,
+    place: tuple[Path, LatencyProfile | None],
+) -> None:
+    """Measures what the file lacks of the formats that are asked for, or all of these (`--fresh`). `place`: the file and what it holds."""
+    file, base = place
+    wanted: tuple[FormatName, ...] = options.formats
+    if base is not None:
+        _check_same(base, device, options, file)
+        base = base.without(wanted) if options.fresh else base
+    missing = tuple(name for name in wanted if base is None or name not in base.layers)
+    if missing:
+        _measure(options, fields, device, file, (missing, base))
+
+
+def _check_same(base: LatencyProfile, device: ProfiledDevice, options: argparse.Namespace, file: Path) -> None:
+    """Only a file that --output names can be of something else."""
+    found = (base.device, base.compute_type, base.kv_bits, base.company)
+    wanted = (device, options.compute_type, options.kv_bits, options.company)
+    if found != wanted:
+        raise InputError(
+            f"{file} is a profile {_told(*found)}, and one {_told(*wanted)} is to be measured: name another file with --output, or remove this one"
+        )
+
+
+def _told(device: ProfiledDevice, compute_type: str, kv_bits: int, company: int) -> str:
+    processor = hashlib.sha256(device.processor.encode()).hexdigest()[:6]
+    return (
+        f"of {device.threads} threads of '{device.type}' (processor {processor}, torch {device.torch}, kernels {device.library[:6]}) in "
+        f"{compute_type} with keys and values of {kv_bits} bits and {company} others beside it"
+    )
+
+
+def _measure(
+    options: argparse.Namespace,
+    fields: dict[str, Any],
+    device: ProfiledDevice,
+    file: Path,
+    work: tuple[tuple[FormatName, ...], LatencyProfile | None],
+) -> None:
+    """`work`: the formats to measure, and the profile that they come to."""
     import torch  # noqa: PLC0415 -- seconds to import, and a kept profile needs none of it
 
     from strata_runtime.profiling.notes import Notes  # noqa: PLC0415
@@ -53,8 +102,17 @@ def _measure(options: argparse.Namespace, fields: dict[str, Any], device: Profil
     torch.set_num_threads(options.threads)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; use --device cpu, or a CUDA build of torch")
+    if options.device == "cpu":
+        keep_rates(options.threads, options.compute_type)
     subject = Subject(
-        fields, device, torch.device(options.device), options.compute_type, options.quick, company=options.company
+        fields,
+        device,
+        torch.device(options.device),
+        options.compute_type,
+        options.quick,
+        formats=work[0],
+        company=options.company,
+        kv_bits=options.kv_bits,
     )
     notes = Notes(file.with_suffix(".notes"), subject.key)
     if notes.resumed:
@@ -62,11 +120,18 @@ def _measure(options: argparse.Namespace, fields: dict[str, Any], device: Profil
     done = False
     try:
         with _bar() as progress:
-            profile = Survey(subject, notes, progress).run()
+            profile = Survey(subject, notes, progress, base=work[1]).run()
         _write(file, profile)
         done = True
     finally:
         notes.close(done=done)
+
+
+def keep_rates(threads: int, compute_type: ComputeType) -> None:
+    """Which kernel runs for how many tokens is measured with this processor's rates: slots go by it, so what is profiled must too."""
+    store = store_of("cpu", threads, compute_type)
+    if store.load() is None:
+        store.save(measure("cpu", "cpu", threads, compute_type))
 
 
 def _write(file: Path, profile: LatencyProfile) -> None:
@@ -76,18 +141,18 @@ def _write(file: Path, profile: LatencyProfile) -> None:
     scratch.replace(file)
 
 
-def _kept(file: Path) -> bool:
-    """Whether the file holds a profile that this release reads."""
+def _kept(file: Path) -> LatencyProfile | None:
+    """What the file holds, if this release reads it."""
     try:
-        LatencyProfile.decode(file.read_bytes())
+        return LatencyProfile.decode(file.read_bytes())
     except (OSError, ContractError):
-        return False
-    return True
+        return None
 
 
-def _place(fields: dict[str, Any], device: ProfiledDevice, compute_type: ComputeType, company: int) -> Path:
-    """One file for all that makes a profile differ."""
-    told = json.dumps([fields, device.type, device.processor, device.torch, compute_type, company], sort_keys=True)
+def _place(fields: dict[str, Any], device: ProfiledDevice, options: argparse.Namespace) -> Path:
+    """One file for all that makes a profile differ; not the formats: it has those that anybody asked for."""
+    where = [getattr(device, name) for name in device.__struct_fields__]
+    told = json.dumps([fields, where, options.compute_type, options.kv_bits, options.company], sort_keys=True)
     digest = hashlib.sha256(told.encode()).hexdigest()[:12]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "strata" / f"latency-{digest}-{device.threads}.json"
@@ -127,14 +192,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--type", default="cpu", help="the device type that the profile is for")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compute-type", choices=get_args(ComputeType), default="bfloat16")
+    parser.add_argument(
+        "--formats",
+        type=_formats,
+        default=FORMATS,
+        help="of weights, as dense,any4,any3; without it dense,int8,int4,int3",
+    )
+    parser.add_argument("--kv-bits", type=int, choices=KV_BITS, default=16, help="of keys and values")
     parser.add_argument("--output", type=Path, help="write the profile to this file")
     parser.add_argument(
         "--company", type=int, default=0, help="processes that decode meanwhile: the other slots of this machine"
     )
     parser.add_argument("--quick", action="store_true", help="a shorter grid: steps of at most 512 tokens")
-    parser.add_argument("--fresh", action="store_true", help="measure again even if a profile is kept")
+    parser.add_argument("--fresh", action="store_true", help="measure these formats again even if they are kept")
     parser.add_argument("--kept", action="store_true", help="measure nothing; exit 1 if no profile is kept")
     return parser
+
+
+def _formats(text: str) -> tuple[FormatName, ...]:
+    names = dict.fromkeys(part.strip() for part in text.split(","))
+    unknown = sorted(set(names) - set(FORMAT_NAMES))
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: the formats are {', '.join(FORMAT_NAMES)}")
+    return tuple(name for name in FORMAT_NAMES if name in names)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ import torch
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_runtime.errors import InputError
 from strata_runtime.profiling.grid import Work
-from strata_runtime.profiling.model import make_shallow
 from strata_runtime.profiling.stage import ProfiledStage, StageSpec
+from strata_runtime.profiling.stored import make_models
 
 _LAYERS = 12
 _WORK = Work("decode", 4, 1, 64)  # a small decoding batch: what reads most for what it computes
@@ -31,10 +31,10 @@ _END_SECONDS = 30.0
 
 @contextmanager
 def in_company(
-    count: int, fields: dict[str, Any], format_name: FormatName, compute_type: ComputeType
+    count: int, fields: dict[str, Any], format_name: FormatName, compute_type: ComputeType, kv_bits: int = 16
 ) -> Iterator[None]:
     """`count` processes of one thread that decode with layers of these shapes until the block, or this process, ends."""
-    told = json.dumps({"fields": fields, "format": format_name, "computeType": compute_type})
+    told = json.dumps({"fields": fields, "format": format_name, "computeType": compute_type, "kvBits": kv_bits})
     with ExitStack() as ending:
         others = [ending.enter_context(_one(told)) for _ in range(count)]
         for other in others:
@@ -65,9 +65,10 @@ def main() -> None:
     stop = threading.Event()
     threading.Thread(target=_until_closed, args=(stop,), daemon=True).start()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        model = make_shallow(wish["fields"], _LAYERS + 1, Path(folder) / "model")
-        spec = StageSpec((wish["format"],) * _LAYERS, wish["computeType"], 1024, 128)
-        stage = ProfiledStage(model, spec, torch.device("cpu"))
+        name: FormatName = wish["format"]
+        models = make_models(wish["fields"], _LAYERS + 1, Path(folder), (name,))
+        spec = StageSpec((name,) * _LAYERS, wish["computeType"], 1024, 128, kv_bits=wish["kvBits"])
+        stage = ProfiledStage(models.folder(name), spec, torch.device("cpu"))
         stage.prepare(_WORK)
         stage.run(_WORK)
         sys.stdout.write(f"{_READY}\n")

@@ -1,13 +1,15 @@
-"""The fields of a config.json that say what shapes a model has. Used before anything is imported that takes seconds."""
+"""The fields of a config.json that say what shapes a model has, and how a GPTQ checkpoint holds them. Used before anything is imported that takes seconds."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from strata_planner.contract.quantization import with_old_description
 from strata_runtime.errors import InputError
 
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
-_NOT_SHAPES = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "quantization_config")
+_NOT_SHAPES = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 
 def read_fields(model: Path) -> dict[str, Any]:
@@ -19,9 +21,10 @@ def read_fields(model: Path) -> dict[str, Any]:
         raise InputError(f"{file} cannot be read as JSON ({error}); give the folder of a Hugging Face model") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str) or not depth_of(fields):
         raise InputError(f"{file} names no model_type or no number of layers; give the config.json of a language model")
+    fields = with_old_description(fields, file.parent)
     return {name: value for name, value in fields.items() if name not in _NOT_SHAPES}
 
 
-def depth_of(fields: dict[str, Any]) -> int:
+def depth_of(fields: Mapping[str, Any]) -> int:
     """Layers of the model; 0: not said."""
     return int(next((fields[name] for name in DEPTHS if fields.get(name)), 0))

@@ -1,4 +1,4 @@
-"""The grid: which micro-batches are measured. Pure: sizes in, a list of works out.
+"""The grid: which micro-batches are measured, and in which formats by default. Pure: sizes in, a list of works out.
 
 Called by `survey`. Row numbers lie on either side of where kernels change; each is met with several contexts, so that what depends
 on rows and what depends on keys can be told apart. Batches of 3, 5 and 7 and contexts of 384 and 768 are left for validation.
@@ -7,9 +7,11 @@ on rows and what depends on keys can be told apart. Batches of 3, 5 and 7 and co
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, FormatName
 from strata_planner.contract.frames import Segment
 from strata_planner.contract.latencies import PhaseName
 
+FORMATS: tuple[FormatName, ...] = tuple(DEFAULT_FORMAT_OF_BITS.values())  # where nobody says which
 DECODE_SEQUENCES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 DECODE_PASTS = (32, 256, 1024, 2048)
 PREFILL_TOKENS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 384, 512, 768, 1024, 1536, 2048)

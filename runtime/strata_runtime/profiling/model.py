@@ -3,6 +3,7 @@
 Used by `survey` and by benchmarks. Layers must be alike: those of a model whose depth is cut are the first ones.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.formats import ComputeType, FormatName, stored_bytes
+from strata_planner.contract.kv import kv_token_bytes
 from strata_planner.contract.latencies import LinearShape, ProfiledModel
+from strata_planner.contract.quantization import without_description
 from strata_runtime.errors import InputError
 from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.random_model import make_random_model
@@ -33,9 +36,9 @@ class Sizes:
     positions: int
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> "Sizes":
+    def of(cls, fields: Mapping[str, Any]) -> "Sizes":
         """From config.json by transformers' own reading of it, which knows every architecture's names."""
-        config = AutoConfig.for_model(**fields)
+        config = AutoConfig.for_model(**without_description(fields))
         hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
         width = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden
         return cls(
@@ -53,24 +56,24 @@ class Sizes:
         linear, square = ((out, self.hidden) for out in (self.width, self.hidden))
         return 3 * stored_bytes(name, *linear, compute_type) + 3 * stored_bytes(name, *square, compute_type)
 
-    def cached_token_bytes(self, compute_type: ComputeType) -> int:
+    def cached_token_bytes(self, kv_bits: int, compute_type: ComputeType) -> int:
         """Of one layer."""
-        return 2 * self.kv_heads * self.head_dim * COMPUTE_TYPE_BYTES[compute_type]
+        return kv_token_bytes(kv_bits, self.kv_heads, self.head_dim, compute_type)
 
 
-def make_shallow(fields: dict[str, Any], layers: int, folder: Path) -> Path:
+def make_shallow(fields: Mapping[str, Any], layers: int, folder: Path) -> Path:
     """A model of the same shapes with so many layers; lists with one entry per layer follow."""
     depth = depth_of(fields)
     shallow: dict[str, Any] = {
         name: (value + value[-1:] * layers)[:layers] if isinstance(value, list) and len(value) == depth else value
-        for name, value in fields.items()
+        for name, value in without_description(fields).items()
     }
     shallow |= {name: layers for name in DEPTHS if name in fields}
     kind = shallow.pop("model_type")
     return make_random_model(folder, kind, dtype=torch.bfloat16, **shallow)
 
 
-def shapes_of(model: StageModel, fields: dict[str, Any]) -> ProfiledModel:
+def shapes_of(model: StageModel, fields: Mapping[str, Any]) -> ProfiledModel:
     """Of a loaded stage, whose layers must be alike; raises InputError where they are not."""
     linears = {_linears(layer) for layer in model.layers}
     if len(linears) != 1:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,11 +31,32 @@ from strata_runtime.loading.load import load_stage
 from strata_runtime.pipeline.executor import StageExecutor
 from strata_runtime.pipeline.load import cache_of
 from strata_runtime.pipeline.tensors import from_bytes, to_bytes
-from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, select
+from strata_runtime.precision import QuantLinear
+from strata_runtime.precision.any_linear import AnyLinear
+from strata_runtime.precision.float8_linear import Float8Linear
+from strata_runtime.precision.gptq.gptq_linear import GptqLinear
+from strata_runtime.precision.gptq.kernels import GPTQ_KERNELS
+from strata_runtime.precision.kernels import (
+    CHANNEL_KERNELS,
+    FLOAT8_KERNELS,
+    GROUP_KERNELS,
+    PLANE_KERNELS,
+    STATIC_KERNELS,
+    Kernel,
+    select,
+)
 from strata_runtime.precision.rounded_linear import ChannelLinear, GroupLinear
+from strata_runtime.precision.static_linear import StaticLinear
 from strata_runtime.profiling.grid import Work
 
 PAGE_TOKENS = 16
+_TABLES: dict[type[QuantLinear], tuple[Kernel[Any], ...]] = {
+    ChannelLinear: CHANNEL_KERNELS,
+    GroupLinear: GROUP_KERNELS,
+    AnyLinear: PLANE_KERNELS,
+    Float8Linear: FLOAT8_KERNELS,
+    StaticLinear: STATIC_KERNELS,
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +78,7 @@ class StageSpec:
     positions: int
     head: bool = False
     first: int = 0
+    kv_bits: int = 16
 
 
 class ProfiledStage:
@@ -65,8 +88,8 @@ class ProfiledStage:
         self.spec = spec
         role = _role(spec)
         self.model = load_stage(role, model_path, lambda *_: None, device)
-        self._cache = cache_of(role, self.model)
-        self._executor = StageExecutor(role, self.model, self._cache)
+        self.cache = cache_of(role, self.model)
+        self._executor = StageExecutor(role, self.model, self.cache)
         self._step = 0
         self._sequences = 0
         self._entered = self._left = 0.0
@@ -80,7 +103,7 @@ class ProfiledStage:
         self._send(list(map(Free, range(self._sequences))), work=None)
         self._sequences = work.sequences
         self._send([Open(number, Sampling()) for number in range(work.sequences)], work=None)
-        self._cache.plan([segment for segment in _cached(work) if segment.length])
+        self.cache.plan([segment for segment in _cached(work) if segment.length])
 
     def run(self, work: Work) -> Taken:
         """One step; the sequences are cut back to where they were first."""
@@ -89,8 +112,12 @@ class ProfiledStage:
 
     def kernels(self, rows: int) -> str:
         """Names of the kernels that a step of so many rows multiplies with, in this stage's first layer."""
-        names = {_kernel(module, rows, self.model.device) for module in self.model.layers[0].modules()}
-        return "+".join(sorted(names - {""})) or "dense"
+        linears = [module for module in self.model.layers[0].modules() if isinstance(module, QuantLinear)]
+        names = {_kernel(linear, self._rows(rows, linear)) for linear in linears}
+        return "+".join(sorted(names)) or "dense"
+
+    def _rows(self, count: int, linear: QuantLinear) -> Tensor:
+        return torch.empty(count, linear.in_features, dtype=self.model.dtype, device=self.model.device)
 
     def _send(self, operations: list[KvOperation], work: Work | None) -> Taken:
         segments = work.segments(int(self.spec.head)) if work else []
@@ -144,14 +171,13 @@ def _cached(work: Work) -> list[Segment]:
     return [Segment(each.sequence, 0, each.start, 0, 0) for each in work.segments()]
 
 
-def _kernel(module: torch.nn.Module, rows: int, device: torch.device) -> str:
-    if not isinstance(module, (ChannelLinear, GroupLinear)):
-        return ""
-    dtype = module.scales.dtype if isinstance(module, ChannelLinear) else module.scales_and_zeros.dtype
-    tokens = torch.empty(rows, module.in_features, dtype=dtype, device=device)
-    if isinstance(module, ChannelLinear):
-        return select(CHANNEL_KERNELS, module.format, tokens, module.stored).name
-    return select(GROUP_KERNELS, module.format, tokens, module.stored).name
+def _kernel(linear: QuantLinear, tokens: Tensor) -> str:
+    held: Any = linear.stored
+    if not isinstance(linear, GptqLinear):
+        return select(_TABLES[type(linear)], linear.format, tokens, held).name
+    gathered = held.gathered(tokens)
+    own = (each for each in GPTQ_KERNELS if each.name.startswith(("gptq-", linear.format)))
+    return next(each.name for each in own if len(tokens) <= each.most_tokens and each.runs(gathered, held))
 
 
 def _role(spec: StageSpec) -> Role:
@@ -168,7 +194,7 @@ def _role(spec: StageSpec) -> Role:
         layers=(spec.first, spec.first + count - 1),
         bits=(16,) * count,
         format=spec.formats,
-        kv_bits=16,
+        kv_bits=spec.kv_bits,
         kv_page_budget=pages,
         replica_page_budget=pages,
         page_tokens=PAGE_TOKENS,

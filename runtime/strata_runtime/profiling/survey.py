@@ -1,13 +1,13 @@
-"""The survey: every work of the grid in every format, several passes over all of them, to a LatencyProfile.
+"""The survey: every work of the grid in every format that is asked for, several passes over all of them, to a LatencyProfile.
 
 Called by `python -m strata_runtime.profiling` and by benchmarks. Passes lie apart, so that a busy moment of the machine does not meet all runs of
 a point. Weights are gone through in turn over as many layers as are beyond the last cache, or as the model has if that is fewer: a model
-that fits in the cache also runs from there.
+that fits in the cache also runs from there. A profile that has other formats already is extended: what it holds stays as it is.
 """
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, ComputeType, FormatName
+from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.latencies import (
     LATENCY_PROFILE_VERSION,
     HandlingPoint,
@@ -28,15 +28,16 @@ from strata_planner.contract.latencies import (
     row_sizes,
 )
 from strata_planner.contract.rows import padded_rows
+from strata_runtime.errors import InputError
 from strata_runtime.profiling.company import in_company
-from strata_runtime.profiling.grid import DECODE_SEQUENCES, Limits, Work, cost_order, grid
+from strata_runtime.profiling.grid import DECODE_SEQUENCES, FORMATS, Limits, Work, cost_order, grid
 from strata_runtime.profiling.handling import LOADS, Load, idle_pipeline
-from strata_runtime.profiling.model import Sizes, make_shallow, shapes_of
+from strata_runtime.profiling.model import Sizes, shapes_of
 from strata_runtime.profiling.notes import Name, Notes
 from strata_runtime.profiling.stage import ProfiledStage, StageSpec, Taken
+from strata_runtime.profiling.stored import ShallowModels, make_models
 from strata_runtime.timing import copies_beyond_cache
 
-FORMATS: tuple[FormatName, ...] = tuple(DEFAULT_FORMAT_OF_BITS[bits] for bits in (16, 8, 4, 3))
 PASSES = 3
 # A pipeline's seconds are sums of many steps, so each is told as it typically is. Of one thread's own time, which leaves out what other
 # programs took; they still slow it where they use the same memory, and that is part of the machine as it is.
@@ -67,16 +68,17 @@ class Subject:
     more: tuple[Work, ...] = ()  # beside the grid: what a fit is to be judged by
     company: int = 0  # processes that decode meanwhile, each on a core of its own
     passes: int = PASSES
+    kv_bits: int = 16
 
     @property
     def key(self) -> dict[str, Any]:
-        """Everything that would make another measurement differ."""
+        """Everything that would make another measurement differ. Formats are measured each for itself: what is noted of one is good for any survey."""
         device = {name: getattr(self.device, name) for name in self.device.__struct_fields__}
         place = {"device": device, "on": str(self.torch_device), "computeType": self.compute_type}
         sizes = {
             "fields": self.fields,
             "quick": self.quick,
-            "formats": self.formats,
+            "kvBits": self.kv_bits,
             "more": list(map(astuple, self.more)),
             "company": self.company,
         }
@@ -86,14 +88,16 @@ class Subject:
 @dataclass
 class Survey:
     """`progress(done, total, what)` is called after every work of every pass; `between` with the profile of each pass but the last and
-    those before it: what a profile is to be judged by can meet the same hours of a machine.
+    those before it: what a profile is to be judged by can meet the same hours of a machine. `base`: a profile of the same subject with none of its
+    formats, to be extended.
     """
 
     subject: Subject
     notes: Notes
     progress: Callable[[int, int, str], None]
     between: Callable[[LatencyProfile], None] | None = None
-    _folder: Path = field(default_factory=Path)
+    base: LatencyProfile | None = None
+    _models: ShallowModels = field(default_factory=lambda: ShallowModels(Path()))
     _per_token: dict[str | int, float] = field(default_factory=dict)
     _done: int = 0
     _total: int = 0
@@ -102,22 +106,38 @@ class Survey:
     _layers: dict[FormatName, int] = field(default_factory=dict)
 
     def run(self) -> LatencyProfile:
-        """Minutes. Raises InputError for a model whose layers are not alike."""
+        """Minutes. Raises InputError for a model whose layers are not alike, or not those of `base`."""
         with tempfile.TemporaryDirectory() as folder:
             self._layers = {name: self._depth(name) for name in self.subject.formats}
-            self._folder = make_shallow(self.subject.fields, max(self._layers.values()) + 1, Path(folder) / "model")
+            depth = max(self._layers.values()) + 1
+            self._models = make_models(self.subject.fields, depth, Path(folder), self.subject.formats)
             works = self._works
             passes = self.subject.passes
-            self._total = passes * (len(works) * len(self.subject.formats) + len(DECODE_SEQUENCES) + len(LOADS))
+            beside = len(DECODE_SEQUENCES) * self._lacks_head + len(LOADS) * self._lacks_handling
+            self._total = passes * (len(works) * len(self.subject.formats) + beside)
             for number in range(passes):
                 if number and self.between:
                     self.between(self._profile(works))
                 for name in self.subject.formats:
-                    with in_company(self.subject.company, self.subject.fields, name, self.subject.compute_type):
+                    with self._company(name):
                         self._pass(name, works, number)
-                self._head_pass(number)
-                self._handling_pass(number)
+                if self._lacks_head:
+                    self._head_pass(number)
+                if self._lacks_handling:
+                    self._handling_pass(number)
         return self._profile(works)
+
+    @property
+    def _lacks_head(self) -> bool:
+        return self.base is None or not self.base.head
+
+    @property
+    def _lacks_handling(self) -> bool:
+        return self.base is None or not self.base.handling
+
+    def _company(self, name: FormatName) -> AbstractContextManager[None]:
+        subject = self.subject
+        return in_company(subject.company, subject.fields, name, subject.compute_type, subject.kv_bits)
 
     @property
     def _works(self) -> list[Work]:
@@ -152,10 +172,16 @@ class Survey:
         limits = self._limits
         first = max(self._layers.values()) + 1 - len(formats) if head else 0
         spec = StageSpec(
-            formats, self.subject.compute_type, limits.cached_tokens, limits.positions, head=head, first=first
+            formats,
+            self.subject.compute_type,
+            limits.cached_tokens,
+            limits.positions,
+            head=head,
+            first=first,
+            kv_bits=self.subject.kv_bits,
         )
         with torch.inference_mode():
-            yield ProfiledStage(self._folder, spec, self.subject.torch_device)
+            yield ProfiledStage(self._models.folder(formats[0]), spec, self.subject.torch_device)
 
     def _measure(self, stage: ProfiledStage, name: Name, work: Work, number: int) -> None:
         self._done += 1
@@ -172,7 +198,7 @@ class Survey:
 
     def _look(self, name: FormatName, stage: ProfiledStage) -> None:
         """Note the shapes, and which kernel runs for how many rows."""
-        self._model = self._model or shapes_of(stage.model, self.subject.fields)
+        self._model = self._model or self._checked(shapes_of(stage.model, self.subject.fields))
         ranges: list[KernelRange] = []
         for rows in (*_padded_sizes(self.subject.torch_device), MAX_STEP_TOKENS):
             kernel = stage.kernels(rows)
@@ -181,13 +207,24 @@ class Survey:
             ranges.append(KernelRange(format=name, kernel=kernel, most_rows=rows))
         self._kernels[name] = ranges
 
+    def _checked(self, model: ProfiledModel) -> ProfiledModel:
+        """Before minutes are spent on points that go nowhere."""
+        if self.base is not None and self.base.model != model:
+            raise InputError(
+                f"the profile to extend is of {self.base.model.architecture} layers {self.base.model.hidden_size} wide, this model's are "
+                f"{model.architecture} {model.hidden_size} wide and differ: write to another file"
+            )
+        return model
+
     @cached_property
     def _sizes(self) -> Sizes:
         return Sizes.of(self.subject.fields)
 
     @cached_property
     def _limits(self) -> Limits:
-        token = max(self._layers.values()) * self._sizes.cached_token_bytes(self.subject.compute_type)
+        token = max(self._layers.values()) * self._sizes.cached_token_bytes(
+            self.subject.kv_bits, self.subject.compute_type
+        )
         positions = min(self._sizes.positions or MOST_POSITIONS, MOST_POSITIONS)
         return Limits(positions, min(MOST_CACHE_BYTES // token, MOST_CACHED_TOKENS), self.subject.quick)
 
@@ -206,11 +243,11 @@ class Survey:
             for work in works
             if self.notes.passes(_point_name(name, work))
         ]
-        return LatencyProfile(
+        found = LatencyProfile(
             version=LATENCY_PROFILE_VERSION,
             device=self.subject.device,
             compute_type=self.subject.compute_type,
-            kv_bits=16,
+            kv_bits=self.subject.kv_bits,
             model=self._model,
             layers=self._layers,
             row_sizes=sizes,
@@ -218,9 +255,15 @@ class Survey:
             max_step_tokens=MAX_STEP_TOKENS,
             kernels=tuple(each for ranges in self._kernels.values() for each in ranges),
             points=tuple(points),
-            head=tuple(HeadPoint(each, self.notes.quantile(("head", each), TYPICAL)[2]) for each in DECODE_SEQUENCES),
-            handling=tuple(map(self._handling, LOADS)),
+            head=tuple(map(self._head, DECODE_SEQUENCES)) if self._lacks_head else (),
+            handling=tuple(map(self._handling, LOADS)) if self._lacks_handling else (),
+            stored=dict(self._models.stored),
+            company=self.subject.company,
         )
+        return self.base.with_formats(found) if self.base else found
+
+    def _head(self, sequences: int) -> HeadPoint:
+        return HeadPoint(sequences, self.notes.quantile(("head", sequences), TYPICAL)[2])
 
     def _handling(self, load: Load) -> HandlingPoint:
         seconds, sequences, tokens = self.notes.quantile(_handling_name(load), TYPICAL)

@@ -1,6 +1,5 @@
 """Profiling: the grid's promises, notes that survive an interruption, and a small profile of this machine through the real path."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,36 +14,18 @@ from strata_planner.contract.formats import FormatName
 from strata_planner.contract.latencies import LATENCY_PROFILE_VERSION, LatencyProfile, ProfiledDevice
 from strata_runtime.errors import InputError
 from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS
-from strata_runtime.profiling import __main__ as command
-from strata_runtime.profiling import handling
 from strata_runtime.profiling import survey as surveys
 from strata_runtime.profiling.company import in_company
 from strata_runtime.profiling.fields import read_fields
-from strata_runtime.profiling.grid import Limits, Work, grid
+from strata_runtime.profiling.grid import Limits, grid
 from strata_runtime.profiling.handling import Load, idle_pipeline
 from strata_runtime.profiling.model import Sizes, make_shallow, shapes_of
 from strata_runtime.profiling.notes import Notes
 from strata_runtime.profiling.stage import ProfiledStage, StageSpec
 from strata_runtime.profiling.survey import Subject, Survey
+from tests.runtime.profiling.shapes import FIELDS, WORKS
 
-FIELDS = {
-    "model_type": "llama",
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
-WORKS = (Work("decode", 2, 1, 20), Work("decode", 24, 1, 20), Work("prefill", 2, 40, 0), Work("prefill", 1, 16, 33))
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +67,16 @@ def test_a_stage_runs_every_work_again_and_again(model: Path) -> None:
                 taken = stage.run(work)
                 assert min(taken.layer, taken.before, taken.after) >= 0
                 assert taken.layer > 0
+
+
+def test_pages_are_of_the_bits_that_are_measured(model: Path) -> None:
+    pools = {}
+    for bits in (16, 8):
+        stage = ProfiledStage(model, StageSpec(("dense",), "bfloat16", 1024, 256, kv_bits=bits), CPU)
+        stage.prepare(WORKS[0])
+        assert stage.run(WORKS[0]).layer > 0
+        pools[bits] = stage.cache.bytes
+    assert pools[8] < 0.6 * pools[16]
 
 
 def test_a_stage_names_the_kernels_that_would_run(model: Path) -> None:
@@ -133,16 +124,6 @@ def small_survey(folder: Path, said: list[tuple[int, int, str]]) -> tuple[Survey
     )
     notes = Notes(folder / "small.notes", subject.key)
     return Survey(subject, notes, lambda *told: said.append(told)), notes
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surveys, "grid", lambda _: list(WORKS[1:]))
-    monkeypatch.setattr(surveys, "DECODE_SEQUENCES", (1, 4))
-    monkeypatch.setattr(surveys, "PASS_SECONDS", 0.0)
-    monkeypatch.setattr(surveys, "PASSES", 1)
-    monkeypatch.setattr(surveys, "LOADS", (Load(2, 3, 4),))
-    monkeypatch.setattr(handling, "_READ_BYTES", 1 << 12)
 
 
 @pytest.mark.usefixtures("small")
@@ -204,31 +185,6 @@ def test_company_works_until_the_block_ends() -> None:
         )
         assert other.is_running()
     assert not other.is_running()
-
-
-def test_the_command_keeps_a_profile_and_finds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "config.json").write_text(json.dumps(FIELDS))
-    arguments = ["--model", str(tmp_path), "--threads", "1"]
-    assert command.main([*arguments, "--kept"]) == 1
-    assert command.main(arguments) == 0
-    file = Path(capsys.readouterr().out.strip())
-    assert file.is_relative_to(tmp_path / "cache" / "strata")
-    LatencyProfile.decode(file.read_bytes())
-    assert [each.name for each in file.parent.iterdir()] == [file.name]
-    assert command.main([*arguments, "--kept"]) == 0
-    assert command.main([*arguments, "--kept", "--compute-type", "float32"]) == 1
-    file.write_text("{}")
-    assert command.main([*arguments, "--kept"]) == 1
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model_type": "llama"}'])
-def test_a_config_without_shapes_is_an_error(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(text)
-    assert command.main(["--model", str(tmp_path)]) == 2
-    assert "config.json" in capsys.readouterr().err
 
 
 def test_sizes_are_read_under_every_architectures_names() -> None:
