@@ -221,6 +221,13 @@ def profile(  # noqa: PLR0913  one parameter per option
     cluster: ClusterFile = None,
     *,
     model: Annotated[Path | None, typer.Option(help="Or a model's folder; its config.json is enough.")] = None,
+    formats: Annotated[
+        str,
+        typer.Option(help="Of weights, as any3,any4,dense; without it those that plans of the deployment may choose."),
+    ] = "",
+    kv_bits: Annotated[
+        int | None, typer.Option(help="Of keys and values, 8 or 16; without it the deployment's.")
+    ] = None,
     threads: Annotated[int, typer.Option(min=0, help="0: those of the deployment's CPU devices, else all cores.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     device_type: Annotated[str, typer.Option("--type", help="What cluster files call the device.")] = "cpu",
@@ -230,9 +237,10 @@ def profile(  # noqa: PLR0913  one parameter per option
         int,
         typer.Option(min=0, max=64, help="Processes that decode meanwhile, as the other slots of this machine will."),
     ] = 0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again even if a profile is kept.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure these formats again even if they are kept.")] = False,
 ) -> None:
-    """Measure what the model's own layers take on this device, in minutes (needs the runtime). Goes on where it was stopped.
+    """Measure what the model's own layers take on this device, in minutes (needs the runtime). Goes on where it was stopped;
+    a profile that is kept is extended by the formats that it lacks.
 
     `strata up` and `strata plan --measure` use the profile from then on; `--profile FILE` gives one to plan and up.
 
@@ -240,7 +248,10 @@ def profile(  # noqa: PLR0913  one parameter per option
     """
     from strata_operator.commands import profile as command
 
-    options = command.ProfileOptions(file, cluster, model, threads, device, device_type, output, quick, fresh, company)
+    names = tuple(part.strip() for part in formats.split(",") if part.strip())
+    options = command.ProfileOptions(
+        file, cluster, model, threads, device, device_type, output, quick, fresh, company, names, kv_bits
+    )
     command.run(options)
 
 

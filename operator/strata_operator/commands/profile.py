@@ -1,12 +1,14 @@
 """`strata profile`: has the runtime measure a model's layers in a process of its own; and finds such profiles for `plan` and `up`.
 
-Measuring needs torch, which this package never imports. Profiles are kept beside measured rates, one for all that makes one differ.
+Measuring needs torch, which this package never imports. Profiles are kept beside measured rates, one for all that makes one differ; the formats in it
+are those that anybody asked for so far. A deployment asks for those that its plans may choose from.
 """
 
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +21,19 @@ from strata_operator.errors import InvalidInputError
 from strata_operator.local.errors import LocalError
 from strata_operator.local.machine import cores
 from strata_operator.local.run import leave_on_signals, log_to
-from strata_operator.model_files import local_folder
+from strata_operator.model_files import local_folder, read_config
 from strata_planner.catalogue import CPU
-from strata_planner.contract.formats import ComputeType
+from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
+from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.latencies import LatencyProfile
+from strata_planner.contract.quantization import CONFIG_FIELD
 from strata_planner.contract.values import ContractError
 from strata_planner.costs.fitted import FittedLatency
 from strata_planner.costs.source import Rates
+from strata_planner.model import Model
 from strata_planner.request import PlanRequest
+
+log = logging.getLogger(__name__)
 
 PROFILE = (sys.executable, "-m", "strata_runtime.profiling")
 _KEPT_SECONDS = 60
@@ -35,7 +42,9 @@ _COMPUTE_TYPE: ComputeType = "bfloat16"  # where no deployment says it
 
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
-    """The flags of `strata profile`. One of `deployment` and `model`; `threads` 0: those of the deployment's CPU devices, else all."""
+    """The flags of `strata profile`. One of `deployment` and `model`; `threads` 0: those of the deployment's CPU devices, else all.
+    `formats` empty and `kv_bits` None: those of the deployment, else of an ordinary one.
+    """
 
     deployment: Path | None
     cluster: Path | None
@@ -47,6 +56,29 @@ class ProfileOptions:
     quick: bool
     fresh: bool
     company: int = 0
+    formats: tuple[str, ...] = ()
+    kv_bits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What one file is of, formats aside."""
+
+    model: Path
+    threads: int
+    compute_type: ComputeType
+    kv_bits: int
+
+    def command(self) -> list[str]:
+        words = [
+            "--model",
+            str(self.model),
+            "--threads",
+            str(max(1, self.threads)),
+            "--compute-type",
+            self.compute_type,
+        ]
+        return [*PROFILE, *words, "--kv-bits", str(self.kv_bits)]
 
 
 def run(options: ProfileOptions) -> None:
@@ -66,9 +98,14 @@ def run(options: ProfileOptions) -> None:
 
 
 def judged(file: Path) -> LatencyProfile:
-    """The profile with the errors of its fit at points left out, which are written into the file."""
+    """The profile with the errors of its fits at points left out, which are written into the file; those that are there already stand."""
     profile = LatencyProfile.decode(file.read_bytes())
-    judged = msgspec.structs.replace(profile, leave_one_out=FittedLatency(profile).leave_one_out)
+    known = {name.partition(" ")[0] for name in profile.leave_one_out}
+    new = [name for name in profile.layers if name not in known]
+    if not new:
+        return profile
+    errors = {**profile.leave_one_out, **FittedLatency(profile.of(new)).leave_one_out}
+    judged = msgspec.structs.replace(profile, leave_one_out=errors)
     scratch = file.with_suffix(f".{os.getpid()}")
     scratch.write_bytes(judged.encode() + b"\n")
     scratch.replace(file)
@@ -79,7 +116,8 @@ def shown(profile: LatencyProfile) -> Table:
     """A row per format and phase: how many points, and how well each is told by the others."""
     model, device = profile.model, profile.device
     table = Table(
-        title=f"{model.architecture}, {model.hidden_size} wide, in {profile.compute_type} on {device.threads} threads of {device.type}",
+        title=f"{model.architecture}, {model.hidden_size} wide, in {profile.compute_type} on {device.threads} threads of {device.type}, "
+        f"keys and values of {profile.kv_bits} bits",
         title_justify="left",
     )
     for column in ("format", "phase", "kernels", "points", "error of a point left out"):
@@ -93,10 +131,33 @@ def shown(profile: LatencyProfile) -> Table:
 
 
 def profiles_for(question: Question, file: Path | None, *, kept: bool) -> tuple[FittedLatency, ...]:
-    """The named profile, else with `kept` those of this machine. Raises InvalidInputError."""
+    """The named profile, else with `kept` those of this machine. Formats that they lack are told. Raises InvalidInputError."""
+    request = question.request
     if file is not None:
-        return (read_profile(file, question.request),)
-    return kept_profiles(question.request, _threads(question)) if kept else ()
+        found: tuple[FittedLatency, ...] = (read_profile(file, request),)
+    else:
+        found = kept_profiles(request, _threads(question)) if kept else ()
+    for source in found:
+        _say_what_is_lacking(source, request)
+    return found
+
+
+def _say_what_is_lacking(source: FittedLatency, request: PlanRequest) -> None:
+    device = source.profile.device
+    lacking = [name for name in _names(request) if name not in source.profile.layers]
+    if lacking:
+        log.warning(
+            "the profile of %d threads of %s has no %s: their seconds come from the next source; `strata profile -f` with this deployment adds them",
+            device.threads,
+            device.type,
+            ", ".join(lacking),
+        )
+
+
+def _names(request: PlanRequest) -> list[FormatName]:
+    """All formats that a plan may choose from, the widest first."""
+    wanted = {name for names in request.formats.values() for name in names}
+    return [name for name in FORMAT_NAMES if name in wanted]
 
 
 def _threads(question: Question) -> list[int]:
@@ -124,7 +185,7 @@ def kept_profiles(request: PlanRequest, threads: Iterable[int]) -> tuple[FittedL
         return ()
     found = []
     for count in threads:
-        command = [*_command(folder, max(1, count), request.compute_type), "--kept"]
+        command = [*_Subject(folder, count, request.compute_type, request.kv_bits).command(), "--kept"]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_KEPT_SECONDS, check=False)  # noqa: S603  our own module
         if ended.returncode == 0:
             source = FittedLatency(LatencyProfile.decode(Path(ended.stdout.strip()).read_bytes()))
@@ -146,8 +207,8 @@ def _unfit(source: FittedLatency, request: PlanRequest) -> str | None:
     if not any(source.knows_device(each) for each in rates):
         threads = sorted({each.profile.threads for each in rates})
         return (
-            f"measured on {device.threads} threads of '{device.type}' in {source.profile.compute_type}; no device of the cluster is "
-            f"that (threads {threads}, {request.compute_type}): run `strata profile` with this deployment and cluster"
+            f"measured on {device.threads} threads of '{device.type}' in {source.profile.compute_type} with keys and values of "
+            f"{source.profile.kv_bits} bits; no device of the cluster is that (threads {threads}, {request.compute_type}, {request.kv_bits} bits): run `strata profile` with this deployment and cluster"
         )
     return None
 
@@ -158,29 +219,56 @@ def _commands(options: ProfileOptions) -> list[list[str]]:
         raise InvalidInputError(
             "strata profile", ["give one of -f DEPLOYMENT and --model FOLDER: whose layers to measure"]
         )
+    if options.kv_bits not in {None, *KV_BITS}:
+        raise InvalidInputError("--kv-bits", [f"{options.kv_bits}: choose from {', '.join(map(str, KV_BITS))}"])
     if options.model is not None:
-        wanted = [(options.model, options.threads or cores(), _COMPUTE_TYPE)]
+        subjects = [_Subject(options.model, options.threads or cores(), _COMPUTE_TYPE, options.kv_bits or max(KV_BITS))]
+        formats = _checked(options.formats) or _stored(options.model)
     else:
         assert options.deployment is not None
         question = read_question(options.deployment, options.cluster, measure=False)
         request = question.request
+        folder, kv_bits = _folder(request.model_uri), options.kv_bits or request.kv_bits
         threads = [options.threads] if options.threads else _threads(question)
-        wanted = [(_folder(request.model_uri), count, request.compute_type) for count in threads or [cores()]]
-    if options.output is not None and len(wanted) > 1:
+        subjects = [_Subject(folder, count, request.compute_type, kv_bits) for count in threads or [cores()]]
+        formats = _checked(options.formats) or _usable(request, options.device_type)
+    if options.output is not None and len(subjects) > 1:
         raise InvalidInputError(
-            "--output", [f"{len(wanted)} numbers of threads make as many profiles: give --threads N"]
+            "--output", [f"{len(subjects)} numbers of threads make as many profiles: give --threads N"]
         )
-    return [_command(*each) + _flags(options) for each in wanted]
+    asked = ["--formats", ",".join(formats)] if formats else []
+    return [each.command() + asked + _flags(options) for each in subjects]
+
+
+def _usable(request: PlanRequest, device_type: str) -> list[FormatName]:
+    """What a plan may choose on devices of this type. A processor stores every format."""
+    devices = [each for each in request.cluster.accelerators() if device_type in {each.name, each.profile.type}]
+    runs = {name for each in devices for name in each.profile.decode_efficiency}
+    return [name for name in _names(request) if device_type == CPU or not runs or name in runs]
+
+
+def _stored(model: Path) -> list[FormatName]:
+    """Of a checkpoint that is quantized already its own formats, and 16 bits; empty: of another, or of none, which the runtime refuses."""
+    if not (model / "config.json").is_file():
+        return []
+    config = read_config(f"file://{model}")
+    if CONFIG_FIELD not in config:
+        return []
+    stored = set(Model.from_config(config, for_serving=False).stored_formats)
+    return [name for name in FORMAT_NAMES if name in stored or name == "dense"]
+
+
+def _checked(names: Sequence[str]) -> list[FormatName]:
+    unknown = sorted(set(names) - set(FORMAT_NAMES))
+    if unknown:
+        raise InvalidInputError("--formats", [f"{', '.join(unknown)}: choose from {', '.join(FORMAT_NAMES)}"])
+    return [name for name in FORMAT_NAMES if name in names]
 
 
 def _folder(uri: str) -> Path:
     if not uri.startswith("file://"):
         raise InvalidInputError(uri, ["only a local folder's config.json is read here: give --model FOLDER"])
     return local_folder(uri)
-
-
-def _command(model: Path, threads: int, compute_type: ComputeType) -> list[str]:
-    return [*PROFILE, "--model", str(model), "--threads", str(threads), "--compute-type", compute_type]
 
 
 def _flags(options: ProfileOptions) -> list[str]:
