@@ -5,6 +5,8 @@ the pod image is nearly empty and takes Python, the packages and the checkout fr
 """
 
 import json
+import os
+import shutil
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,19 +24,32 @@ RELEASE = "strata"
 _OPERATORS = "app.kubernetes.io/component=operator"
 CRD = "llmdeployments.strata.dev"
 MODELS = CHECKOUT / "examples" / "models"
+_RUNTIME_USER = 65532
 # A node beside the devices, as clusters have one: the operator and gateways find room here, and it is never taken away.
 NODE = NodeSpec("system", cpus=2.0, memory_bytes=5 * 2**29, labels={})
 
-_MODELS_VOLUME = {"name": "models", "hostPath": {"path": str(MODELS), "type": "Directory"}}
 _MODELS_MOUNT = {"name": "models", "mountPath": "/models", "readOnly": True}
 
 
+def models_folder() -> Path:
+    """examples/models as a volume of the cluster has it: a copy that pods may add to."""
+    folder = Cluster.current().directory / "models"
+    if not folder.is_dir():
+        scratch = folder.with_suffix(".new")
+        shutil.copytree(MODELS, scratch)
+        for path in (scratch, *scratch.rglob("*")):
+            os.chown(path, _RUNTIME_USER, _RUNTIME_USER)
+        scratch.rename(folder)
+    return folder
+
+
 def machine_pod() -> dict[str, list[dict[str, Any]]]:
-    """`env`, `volumes` and `volumeMounts` of pods here, with examples/models at /models: for the chart and for runtime.pod."""
+    """`env`, `volumes` and `volumeMounts` of pods here, with the models at /models: for the chart and for runtime.pod."""
     python = host_python()
+    models = {"name": "models", "hostPath": {"path": str(models_folder()), "type": "Directory"}}
     return {
         "env": [each for each in python.env if each["name"] != "HOME"],  # set by the chart and by the operator
-        "volumes": [*python.volumes, _MODELS_VOLUME],
+        "volumes": [*python.volumes, models],
         "volumeMounts": [*python.volume_mounts, _MODELS_MOUNT],
     }
 
