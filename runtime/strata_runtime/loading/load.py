@@ -54,8 +54,17 @@ ANY_FORMATS = frozenset({*ANY_PRECISION.values(), "any4_a8"})
 _CPU = torch.device("cpu")
 
 
-def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None], device: torch.device) -> StageModel:
+def load_stage(
+    role: Role,
+    model_path: Path,
+    progress: Callable[[int, int], None],
+    device: torch.device,
+    *,
+    keep: bool = False,
+) -> StageModel:
     """The role's layers from the folder `model_path`, on `device`. `progress(done, total)` is called after each layer.
+
+    keep: layers that are quantized at any precision for want of a copy stay in the node's cache, for the next load; what is there is read either way.
 
     Raises UnsupportedModelError for what the engine or a format cannot do, InputError for a checkpoint or an any-precision copy that is damaged,
     incomplete, of another model, or does not have the role's layers.
@@ -80,7 +89,7 @@ def load_stage(role: Role, model_path: Path, progress: Callable[[int, int], None
         for unit in _units(stage, layer, name, sources[layer])
     ]
     weights = {unit.key: unit.tensors["weight"] for unit in units if unit.key}
-    artefact, cache = _copies(formats, model_path, stage, units, config.num_hidden_layers)
+    artefact, cache = _copies(formats, model_path, stage, units, config.num_hidden_layers, keep=keep)
     source = LinearSource(checkpoint, artefact, weights, dtype)
     if "w8a8_static" in role.format:
         source.activations = activations_of(model_path, model_digest(model_path))
@@ -140,7 +149,13 @@ def _units(stage: ModelSlice, layer: int, name: FormatName, keys: Iterable[str])
 
 
 def _copies(
-    formats: Mapping[int, FormatName], model_path: Path, stage: ModelSlice, units: Sequence[_Unit], layers: int
+    formats: Mapping[int, FormatName],
+    model_path: Path,
+    stage: ModelSlice,
+    units: Sequence[_Unit],
+    layers: int,
+    *,
+    keep: bool,
 ) -> tuple[Artefact | None, LoadCache | None]:
     """The model's any-precision copy; where a layer will be read from it, its file is found whole first. Without one, what loads of this node keep.
 
@@ -162,7 +177,7 @@ def _copies(
         if unit.key and unit.layer in shapes:
             shapes[unit.layer][unit.key] = stage.shape(unit.layer, unit.key)
     plain = {layer: linears for layer, linears in shapes.items() if linears.keys() == stage.places(layer).keys()}
-    cache = LoadCache(model_path, layers, plain)
+    cache = LoadCache(model_path, layers, plain, keep=keep)
     return cache.artefact, cache
 
 

@@ -37,12 +37,12 @@ FREE_SHARE = 0.1  # of a disk, that stays free: below it, Kubernetes evicts pods
 class LoadCache:
     """One load's view of what its node keeps of a model. A context: at its end, layers that were begun and not finished are let go.
 
-    `layers`: how many the model has; `shapes`: the linears (key -> [N, K]) of each layer that this load stores at any precision, in the order in which they
-    come. `artefact`: of them those that were read or written by this load, so that what it reads later belongs to what it holds, and
-    all other layers that are there.
+    `layers`: how many the model has; `shapes`: the linears (key -> [N, K]) of each layer that this load stores at any precision, in the order in
+    which they come; `keep`: whether those that are not there are to be added.
+    `artefact`: of those layers the ones that this load read or wrote, so that what is read later belongs to what is held; and all others that are there.
     """
 
-    def __init__(self, model_folder: Path, layers: int, shapes: Mapping[int, Shapes]) -> None:
+    def __init__(self, model_folder: Path, layers: int, shapes: Mapping[int, Shapes], *, keep: bool) -> None:
         """Raises InputError where the model's folder is damaged."""
         digest = model_digest_here(model_folder)
         self._empty = Manifest(ARTEFACT_VERSION, digest, RECIPE, layers)
@@ -50,7 +50,7 @@ class LoadCache:
         self._shapes = shapes
         self._decided: set[int] = set()
         self._begun: dict[int, tuple[contextlib.ExitStack, LayerWriting]] = {}
-        self._off = False
+        self._keeps = keep
         others = tuple(file for file in self._manifest().files if file.layer not in shapes)
         self.artefact = Artefact(self._folder, self._with(others))
 
@@ -68,13 +68,13 @@ class LoadCache:
         if layer not in self._decided and layer in self._shapes:
             self._decided.add(layer)
             with self._kept_or_not():
-                if not self._found(layer) and not self._off:
+                if not self._found(layer) and self._keeps:
                     self._begin(layer)
         return self.artefact.manifest.of_layer(layer) is not None
 
     def wants(self, layer: int) -> bool:
         """Whether the linears of this layer are to be added."""
-        if self._off:
+        if not self._keeps:
             self._end(layer)
         return layer in self._begun
 
@@ -135,13 +135,13 @@ class LoadCache:
         try:
             yield
         except OSError as error:
-            if not self._off:
+            if self._keeps:
                 log.warning(
                     "%s: what is quantized from now on is not kept there, the next load does it again: %s",
                     self._folder,
                     error,
                 )
-            self._off = True
+            self._keeps = False
 
     def _end(self, layer: int) -> None:
         if layer in self._begun:

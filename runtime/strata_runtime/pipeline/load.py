@@ -92,7 +92,11 @@ class Loading:
         before = self._done
         device = _device(role)
         model = load_stage(
-            role, resolve_model(role.model_uri), lambda done, _: self._progress(before + done - self._done), device
+            role,
+            resolve_model(role.model_uri),
+            lambda done, _: self._progress(before + done - self._done),
+            device,
+            keep=True,
         )
         return LoadedRole(role, model, cache_of(role, model))
 

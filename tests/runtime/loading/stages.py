@@ -25,8 +25,8 @@ def roles(
     return [roles_of(plan)[slot][0] for slot in slots]
 
 
-def load(role: Role, model: Path) -> StageModel:
-    return load_stage(role, model, lambda _done, _total: None, CPU)
+def load(role: Role, model: Path, *, keep: bool = False) -> StageModel:
+    return load_stage(role, model, lambda _done, _total: None, CPU, keep=keep)
 
 
 class Stages:

@@ -156,12 +156,9 @@ def test_a_stage_reads_its_planes_and_not_the_dense_weights(pristine: Path) -> N
             assert torch.equal(stage.source.dense(key), weights[key])
 
 
-def test_without_a_copy_a_stage_quantizes_the_same_itself(
-    pristine: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_copy_a_stage_quantizes_the_same_itself(pristine: Path, model: Path) -> None:
     shutil.rmtree(found(model).folder)
     assert find_artefact(model) is None
-    monkeypatch.setenv("XDG_CACHE_HOME", str(model / "config.json"))  # no folder: nothing is kept
     role = roles(pristine, 1, formats=["any3", "any5"])[0]
     read, made = load(role, pristine), load(role, model)
     for layer in range(2):

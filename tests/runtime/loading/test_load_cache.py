@@ -43,7 +43,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def whole(model: Path, formats: Sequence[FormatName] = FORMATS, compute_type: ComputeType = "float32") -> StageModel:
-    return load(roles(model, 1, formats=formats, compute_type=compute_type)[0], model)
+    return load(roles(model, 1, formats=formats, compute_type=compute_type)[0], model, keep=True)
 
 
 def kept(model: Path) -> Artefact:
@@ -135,12 +135,20 @@ def test_a_dense_stage_moves_to_what_another_load_has_kept(model: Path) -> None:
 
 def test_each_stage_adds_its_layers(model: Path) -> None:
     stages = roles(model, LAYERS, formats=FORMATS)
-    load(stages[2], model)
+    load(stages[2], model, keep=True)
     assert kept(model).manifest.missing == [0, 1]
-    load(stages[0], model)
+    load(stages[0], model, keep=True)
     assert kept(model).manifest.missing == [1]
     assert quantized(whole(model)) == LINEARS
     assert not kept(model).manifest.missing
+
+
+def test_who_does_not_keep_reads_what_is_there(model: Path) -> None:
+    load(roles(model, LAYERS, formats=FORMATS)[0], model, keep=True)
+    before = files(kept(model).folder)
+    stage = load(roles(model, 1, formats=FORMATS)[0], model)
+    assert quantized(stage) == (LAYERS - 1) * LINEARS
+    assert files(kept(model).folder) == before
 
 
 def test_layers_of_other_formats_are_not_kept(model: Path) -> None:
@@ -202,7 +210,7 @@ def test_a_load_that_is_stopped_keeps_the_layers_that_are_done(model: Path) -> N
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        load_stage(roles(model, 1, formats=FORMATS)[0], model, stop, CPU)
+        load_stage(roles(model, 1, formats=FORMATS)[0], model, stop, CPU, keep=True)
     folder = kept(model).folder
     assert kept(model).manifest.missing == [2]
     assert not list(folder.glob(".any-*.safetensors.*"))
@@ -260,7 +268,7 @@ def test_where_nothing_can_be_kept_one_warning_is_all(
 
 
 def test_what_is_there_is_read_where_nothing_can_be_added(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load(roles(model, LAYERS, formats=FORMATS)[0], model)
+    load(roles(model, LAYERS, formats=FORMATS)[0], model, keep=True)
     folder = kept(model).folder
     (folder / ".manifest.lock").unlink()
     (folder / ".manifest.lock").mkdir()  # stands for a folder that cannot be written, for every user
@@ -298,7 +306,7 @@ def test_a_calibration_keeps_nothing_that_loads_made(model: Path) -> None:
 
 
 def test_scratch_of_a_killed_load_is_removed(model: Path) -> None:
-    load(roles(model, LAYERS, formats=FORMATS)[0], model)
+    load(roles(model, LAYERS, formats=FORMATS)[0], model, keep=True)
     left = kept(model).folder / f".any-00001.safetensors.{os.getpid() + 1}"
     left.write_bytes(b"half a file")
     whole(model)

@@ -75,7 +75,7 @@ def test_at_most_two_linears_are_held_as_they_were_read(
     held = Held()
     monkeypatch.setattr(checkpoint_module, "_read", held.of(checkpoint_module._read))
     role = roles(model, 3, formats=[name] * LAYERS, compute_type=compute_type)[1]
-    stage = load(role, model)
+    stage = load(role, model, keep=True)
     gc.collect()
     item = COMPUTE_TYPE_BYTES["float32" if name in ANY_FORMATS else compute_type]  # quantized from what is stored
     assert held.read == LAYERS // 3 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * WIDE) * item
