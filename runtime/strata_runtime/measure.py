@@ -2,7 +2,7 @@
 
 Called by `strata up` and by whoever wants real rates in place of the catalogue's: it prints a contract DeviceProfile. A result is kept in
 `${XDG_CACHE_HOME:-~/.cache}/strata` and printed at once the next time; `--fresh` measures again. Beside it is kept which kernel of each format is
-the fastest for how many tokens (`precision.measured`). Knows nothing of models or plans.
+the fastest for how many tokens (`kernel_timing`). Knows nothing of models or plans.
 
 `strata_runtime.timing` takes the times; `profile_of` turns them into rates, the other way round than the planner's roofline: a linear of
 `format` at one token took bytes / (bandwidth * decode efficiency), at PREFILL_TOKENS operations / (flops * prefill efficiency).
@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from strata_runtime.errors import InputError
 
 VERSION = 3  # of the measurement: raised when its results change meaning
 PREFILL_TOKENS = 256
+KERNELS_TIMEOUT_SECONDS = 900.0  # of a GPU, compilers included
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,23 @@ def processor_name() -> str:
     return f"{found.get('model name', os.uname().machine)} {found.get('flags', found.get('Features', ''))}"
 
 
+def gpu_names(driver: Path = Path("/proc/driver/nvidia")) -> str:
+    """What tells one machine's NVIDIA GPUs from another's, without importing torch: their models, as the driver lists them."""
+    listed = (file.read_text(encoding="utf-8").splitlines() for file in sorted(driver.glob("gpus/*/information")))
+    return ", ".join(line.split(":", 1)[1].strip() for lines in listed for line in lines if line.startswith("Model:"))
+
+
+def gpu_libraries() -> dict[str, str]:
+    """The libraries that kernels of GPUs come from, by version; empty where one is not installed."""
+    versions = {}
+    for name in ("triton", "humming-kernels"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = ""
+    return versions
+
+
 def memory_limit_bytes(root: Path = Path("/")) -> int:
     """The machine's memory, or less where a control group above this process (version 2, or the root of version 1) says so."""
     meminfo = (root / "proc/meminfo").read_text(encoding="utf-8").split()
@@ -155,7 +174,7 @@ class Store:
 def store_of(device: str, threads: int, compute_type: ComputeType) -> Store:
     """Where the profile of this machine's device is kept."""
     name = processor_name()
-    key = {
+    key: dict[str, Any] = {
         "version": VERSION,
         "torch": metadata.version("torch"),
         "processor": name,
@@ -163,6 +182,8 @@ def store_of(device: str, threads: int, compute_type: ComputeType) -> Store:
         "threads": threads,
         "computeType": compute_type,
     }
+    if device == "cuda":
+        key |= {"gpus": gpu_names()} | gpu_libraries()
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(f"{name} {device} {compute_type}".encode()).hexdigest()[:12]
     return Store(base / "strata" / f"profile-{digest}-{threads}.json", key)
@@ -183,8 +204,9 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
             )
         properties = torch.cuda.get_device_properties(0)
         memory, capability = properties.total_memory, f"{properties.major}.{properties.minor}"
-    if device == "cpu":
-        _keep_kernels(compute_type, threads)
+        _keep_kernels_of_gpu(compute_type)
+    else:
+        _keep_kernels(compute_type)
     timings = timing.take(torch.device(device), compute_type, lambda what: _say(f"measuring: {what}"))
     count = threads if device == "cpu" else 0
     return profile_of(Subject(name, memory, count, compute_type, capability), timings)
@@ -217,16 +239,28 @@ def _keep(store: Store, profile: DeviceProfile) -> None:
         _say(f"kept in {store.file}")
 
 
-def _keep_kernels(compute_type: ComputeType, threads: int) -> None:
+def _keep_kernels(compute_type: ComputeType) -> None:
     """Time which kernel is the fastest for how many tokens: slots of this machine choose by it, and so does the measurement that follows."""
-    from strata_runtime import timing  # noqa: PLC0415 -- as in `measure`
-    from strata_runtime.precision import COMPUTE_DTYPES, measured  # noqa: PLC0415
+    from strata_runtime import kernel_timing  # noqa: PLC0415 -- as in `measure`
 
-    found = timing.fastest_kernels(compute_type, lambda what: _say(f"measuring: {what}"))
-    try:
-        _say(f"kept in {measured.save(found, COMPUTE_DTYPES[compute_type], threads)}")
-    except OSError as error:
-        _say(f"not kept, so kernels are chosen by their own limits: {error}")
+    kernel_timing.keep("cpu", compute_type, None, _say)
+
+
+def _keep_kernels_of_gpu(compute_type: ComputeType) -> None:
+    """The same in a process of its own: a kernel that faults or hangs takes every later call of its process with it.
+
+    Then once more without humming-kernels, the only ones that were not written for this runtime.
+    """
+    command = [sys.executable, "-m", "strata_runtime.kernel_timing", "--device", "cuda", "--compute-type", compute_type]
+    for options in ([], ["--without-humming"]):
+        try:
+            subprocess.run([*command, *options], check=True, timeout=KERNELS_TIMEOUT_SECONDS)  # noqa: S603 -- our own module
+        except (OSError, subprocess.SubprocessError) as error:
+            _say(
+                f"timing kernels failed, {'so they are chosen by their own limits' if options else 'trying again'}: {error}"
+            )
+        else:
+            return
 
 
 def table(profile: DeviceProfile) -> str:

@@ -35,8 +35,6 @@ from strata_runtime.pipeline.executor import StageExecutor
 from strata_runtime.pipeline.load import cache_of
 from strata_runtime.pipeline.tensors import from_bytes, to_bytes
 from strata_runtime.precision import COMPUTE_DTYPES, MAKERS, make_linear, stored_bytes_of
-from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, PLANE_KERNELS, Kernel
-from strata_runtime.precision.measured import TOKEN_COUNTS, Steps, steps_of
 
 ROUNDS = 3
 ROUND_BUDGET_SECONDS = 0.1  # a slow device gets fewer rounds, never less than one after the warm-up
@@ -45,8 +43,6 @@ CUDA_FEATURES = 8192
 LEAST_WORKING_SET_BYTES = 64 << 20
 MOST_WORKING_SET_BYTES = 256 << 20
 FEW_LAYERS, MANY_LAYERS = 2, 8
-KERNEL_CALLS = 2  # a round; rounds end when their budget is spent
-CHOSEN_BY_TOKENS: tuple[tuple[Kernel[Any], ...], ...] = (CHANNEL_KERNELS, GROUP_KERNELS, PLANE_KERNELS)
 
 
 class EmptyStage:
@@ -146,40 +142,6 @@ def _take_once(
         linears[name] = _linear(module, weight[:PREFILL_TOKENS].to(dtype))
     progress("empty layers")
     return Timings(size, bandwidth, flops, float32_flops, linears, *_overheads(*empty, device))
-
-
-def fastest_kernels(compute_type: ComputeType, progress: Callable[[str], None]) -> dict[FormatName, Steps]:
-    """For each format with several kernels on this processor: which is the fastest for how many tokens. Some seconds.
-
-    A kernel in plain torch is timed only where it is the best there is: it defines what the others compute.
-    """
-    progress("kernels by number of tokens")
-    dtype = COMPUTE_DTYPES[compute_type]
-    found: dict[FormatName, Steps] = {}
-    with torch.inference_mode():
-        weight = (
-            torch.randn(CPU_FEATURES, CPU_FEATURES, generator=torch.Generator().manual_seed(0)) * CPU_FEATURES**-0.5
-        )
-        tokens = weight[: TOKEN_COUNTS[-1]].to(dtype)
-        for name in MAKERS:
-            kernels = [each for table in CHOSEN_BY_TOKENS for each in table if each.format == name]
-            if len(kernels) < 2:
-                continue
-            stored = make_linear(weight, None, name, dtype).stored
-            able = [each for each in kernels if each.runs(tokens, stored)]
-            quick = [each for each in able if not each.name.endswith("-reference")]
-            if any(each.name.endswith("-native") for each in quick):
-                quick = [each for each in quick if not each.name.endswith("-dequantized")]
-            if len(quick) > 1:
-                found[name] = steps_of({each.name: _seconds_by_tokens(each, tokens, stored) for each in quick})
-    return found
-
-
-def _seconds_by_tokens(kernel: Kernel[Any], tokens: Tensor, stored: object) -> dict[int, float]:
-    return {
-        count: best_seconds([partial(kernel.run, tokens[:count], stored)] * KERNEL_CALLS, tokens.device)
-        for count in TOKEN_COUNTS
-    }
 
 
 def best_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> float:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -132,6 +133,41 @@ def test_threads_and_compute_types_have_files_of_their_own(tmp_path: Path, monke
     ]
     assert len({store.file for store in stores}) == 3
     assert stores[0].file.parent == tmp_path / "strata"
+
+
+def test_a_gpus_profile_is_kept_for_its_model_and_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "driver"
+    assert measure.gpu_names(driver) == ""
+    for place, model in (("0000:17:00.0", "NVIDIA H100 PCIe"), ("0000:65:00.0", "NVIDIA L4")):
+        (driver / "gpus" / place).mkdir(parents=True)
+        (driver / "gpus" / place / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 16\n")
+    assert measure.gpu_names(driver) == "NVIDIA H100 PCIe, NVIDIA L4"
+    monkeypatch.setattr(measure, "gpu_names", lambda: "NVIDIA L4")
+    key = measure.store_of("cuda", 1, "float16").key
+    assert key["gpus"] == "NVIDIA L4"
+    assert set(measure.gpu_libraries()) == {"triton", "humming-kernels"} <= set(key)
+    assert "gpus" not in measure.store_of("cpu", 1, "float16").key
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_kernels_of_a_gpu_are_timed_apart_and_once_more_without_those_of_others(
+    broken: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[list[str]] = []
+
+    def fake(command: list[str], **_: object) -> None:
+        ran.append(command)
+        if len(ran) <= broken:
+            raise (
+                subprocess.CalledProcessError(-11, command) if len(ran) == 1 else subprocess.TimeoutExpired(command, 9)
+            )
+
+    monkeypatch.setattr(subprocess, "run", fake)
+    measure._keep_kernels_of_gpu("float16")
+    assert [command[-1] == "--without-humming" for command in ran] == [False, True][: min(broken, 1) + 1]
+    assert all(command[1:3] == ["-m", "strata_runtime.kernel_timing"] for command in ran)
+    said = capsys.readouterr().err
+    assert ("trying again" in said, "by their own limits" in said) == (broken > 0, broken > 1)
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_survived(

@@ -1,12 +1,12 @@
 """The kernels of every format, and the rule that picks one.
 
 `select` is called by the linears on every forward pass. Knows when a kernel runs and when it is the fastest; how it multiplies is in `channel_kernels`,
-`group_kernels`, `plane_kernels`, `triton_products` (GPUs) and `float8_kernels`.
+`group_kernels`, `plane_kernels`, `triton_products` (GPUs) and `float8_kernels`. The table of GPTQ's is in `gptq.kernels`.
 
 The number of tokens chooses only between kernels of equal arithmetic, so that a replay by prefill differs from decode by rounding alone;
 activation quantization is a format of the plan, never a silent choice. Equal arithmetic of `int8`, `int4` and `int3`: activations stay in the
 compute type and sums are float32. The packed kernels multiply by the float32 value of a weight, the others round it to the compute
-type first. Which of them is the fastest `strata_runtime.measure` times on each machine (`measured`); the kernels' own limits, for machines that were
+type first. Which of them is the fastest `strata_runtime.measure` times on each device (`measured`); the kernels' own limits, for devices that were
 not, come from the table in docs/precision.md, which `python -m benchmarks.format_kernels` prints.
 """
 
@@ -27,11 +27,12 @@ from strata_runtime.precision import (
     triton_products,
 )
 from strata_runtime.precision.float8 import TYPE_OF_FORMAT, Float8Weight
+from strata_runtime.precision.gptq.weight import GptqWeight
 from strata_runtime.precision.static_weight import StaticWeight
 from strata_runtime.precision.weights import ChannelWeight, GroupWeight, PlanesWeight
 
 Arithmetic = Literal["16-bit activations", "8-bit activations"]
-W = TypeVar("W", ChannelWeight, GroupWeight, PlanesWeight, Float8Weight, StaticWeight)
+W = TypeVar("W", ChannelWeight, GroupWeight, PlanesWeight, Float8Weight, StaticWeight, GptqWeight)
 
 ANY_TOKENS = 1 << 62
 
@@ -48,7 +49,7 @@ class Kernel(Generic[W]):
     most_tokens: int = ANY_TOKENS
 
 
-def _always(_tokens: Tensor, _weight: ChannelWeight | GroupWeight | PlanesWeight | Float8Weight | StaticWeight) -> bool:
+def _always(_tokens: Tensor, _weight: object) -> bool:
     return True
 
 
@@ -132,18 +133,17 @@ FLOAT8_KERNELS: tuple[Kernel[Float8Weight], ...] = (
 
 
 def select(kernels: tuple[Kernel[W], ...], format_name: FormatName, tokens: Tensor, weight: W) -> Kernel[W]:
-    """The fastest kernel of the format that runs here: as measured on this machine, else by the kernels' own limits.
+    """The fastest kernel of the format that runs here: as measured on the tokens' device, else by the kernels' own limits.
 
     Of those the first that is meant for so many tokens; the last of each format always is.
     """
     count = tokens.shape[0]
     choices = _of_format(kernels, format_name)
-    if tokens.device.type == "cpu":
-        name = measured.fastest(format_name, tokens.dtype, count)
-        if name is not None:
-            for kernel in choices:
-                if kernel.name == name and kernel.runs(tokens, weight):
-                    return kernel
+    name = measured.fastest(format_name, tokens.dtype, count, tokens.device)
+    if name is not None:
+        for kernel in choices:
+            if kernel.name == name and kernel.runs(tokens, weight):
+                return kernel
     for kernel in choices:
         if count <= kernel.most_tokens and kernel.runs(tokens, weight):
             return kernel

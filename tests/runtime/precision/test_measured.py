@@ -1,5 +1,6 @@
-"""The measured choice of kernels: the fastest at each number of tokens, borders between; another machine's table is not believed."""
+"""The measured choice of kernels: the fastest at each number of tokens, borders between; another device's table is not believed."""
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -8,11 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strata_runtime.precision import kernels, make_linear, measured
-from strata_runtime.precision.kernels import GROUP_KERNELS
+from strata_runtime.precision.kernels import GROUP_KERNELS, PLANE_KERNELS
 from strata_runtime.precision.measured import TOKEN_COUNTS, steps_of
 from strata_runtime.precision.rounded_linear import GroupLinear
+from strata_runtime.precision.weights import PlanesWeight
 
 times = st.fixed_dictionaries(dict.fromkeys(TOKEN_COUNTS, st.floats(1e-6, 1.0)))
 
@@ -43,8 +46,7 @@ def test_what_was_kept_chooses_and_only_among_kernels_that_run() -> None:
     module = make_linear(torch.randn(64, 128), None, "int4", torch.bfloat16)
     assert isinstance(module, GroupLinear)
     tokens = torch.randn(1, 128).to(torch.bfloat16)
-    threads = torch.get_num_threads()
-    measured.save({"int4": ((64, "int4-dequantized"), (256, "absent"))}, torch.bfloat16, threads)
+    measured.save({"int4": ((64, "int4-dequantized"), (256, "absent"))}, torch.bfloat16)
     assert kernels.select(GROUP_KERNELS, "int4", tokens, module.stored).name == "int4-dequantized"
     assert measured.fastest("int4", torch.bfloat16, 9999) == "absent"
     assert kernels.select(GROUP_KERNELS, "int4", tokens.expand(100, -1), module.stored).run is not None
@@ -54,8 +56,71 @@ def test_what_was_kept_chooses_and_only_among_kernels_that_run() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"key": 1}', '{"key": {}, "steps": 3}'])
 def test_a_file_that_does_not_read_or_is_of_another_machine_chooses_nothing(text: str) -> None:
-    file = measured.save({"int4": ((1, "int4-packed"),)}, torch.bfloat16, torch.get_num_threads())
+    file = measured.save({"int4": ((1, "int4-packed"),)}, torch.bfloat16)
     assert measured.fastest("int4", torch.bfloat16, 1) == "int4-packed"
     file.write_text(text)
     measured._kept.cache_clear()
     assert measured.fastest("int4", torch.bfloat16, 1) is None
+
+
+GPU = torch.device("cuda", 0)
+
+
+@dataclasses.dataclass
+class Card:
+    """What torch and the package registry say of a GPU that is not here."""
+
+    name: str = "NVIDIA H100 80GB HBM3"
+    capability: tuple[int, int] = (9, 0)
+    humming: str = "0.1.19"
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    held = Card()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: held.name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: held.capability)
+    monkeypatch.setattr(measured, "gpu_libraries", lambda: {"triton": "3.9.0", "humming-kernels": held.humming})
+    return held
+
+
+def test_a_gpus_table_is_believed_for_its_name_capability_and_libraries_alone(card: Card) -> None:
+    measured.save({"any4": ((256, "any4-dequantized"),)}, torch.float16, GPU)
+    assert measured.fastest("any4", torch.float16, 1, GPU) == "any4-dequantized"
+    assert measured.fastest("any4", torch.bfloat16, 1, GPU) is None
+    assert measured.fastest("any4", torch.float16, 1) is None  # the processor beside it
+    for change in ({"name": "NVIDIA L4"}, {"capability": (8, 9)}, {"humming": ""}):
+        kept = dataclasses.asdict(card)
+        vars(card).update(change)
+        measured._kept.cache_clear()
+        assert measured.fastest("any4", torch.float16, 1, GPU) is None
+        vars(card).update(kept)
+    measured._kept.cache_clear()
+    assert measured.fastest("any4", torch.float16, 1, GPU) == "any4-dequantized"
+
+
+def test_threads_of_the_processor_do_not_matter_to_a_gpu(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured.save({"any4": ((1, "any4-triton"),)}, torch.float16, GPU)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert measured.fastest("any4", torch.float16, 1, GPU) == "any4-triton"
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen"), [(1, "any4-triton"), (16, "any4-triton-dequantized"), (99, "any4-dequantized")]
+)
+def test_on_a_gpu_the_table_chooses_among_the_kernels_of_gpus(
+    card: Card, count: int, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tuple(
+        dataclasses.replace(each, runs=lambda tokens, _: tokens.is_cuda) if "-triton" in each.name else each
+        for each in PLANE_KERNELS
+    )
+    with FakeTensorMode():
+        tokens = torch.empty(count, 128, dtype=torch.float16, device="cuda")
+        planes = tuple(torch.empty(8, 16, dtype=torch.uint8, device="cuda") for _ in range(4))
+        weight = PlanesWeight(planes, torch.empty(8, 16, dtype=torch.float16, device="cuda"), 128)
+    by_limits = "any4-triton" if count <= 16 else "any4-triton-dequantized"
+    assert kernels.select(table, "any4", tokens, weight).name == by_limits
+    steps = ((8, "any4-triton"), (31, "any4-triton-dequantized"), (256, "any4-dequantized"))
+    measured.save({"any4": steps}, torch.float16, GPU)
+    assert kernels.select(table, "any4", tokens, weight).name == chosen

@@ -1,15 +1,22 @@
 """A linear whose weight GPTQ has quantized (`gptq2` ... `gptq8`), from a checkpoint or from our own quantizer."""
 
+import torch
 from torch import Tensor
 
 from strata_planner.contract.formats import GPTQ
+from strata_runtime.precision.errors import PrecisionError
 from strata_runtime.precision.gptq import kernels
 from strata_runtime.precision.gptq.weight import GptqWeight
+from strata_runtime.precision.humming_kernels import RepackedWeight
+from strata_runtime.precision.kernels import select
 from strata_runtime.precision.quant_linear import QuantLinear
 
 
 class GptqLinear(QuantLinear):
-    """Takes the stored weight as it is; bias: [N] in the compute type, or None."""
+    """Takes the stored weight as it is; bias: [N] in the compute type, or None.
+
+    Its first product settles whether the weight stays in planes or is repacked for the kernels that were measured to be faster on its device.
+    """
 
     def __init__(self, weight: GptqWeight, bias: Tensor | None) -> None:
         super().__init__((weight.out_features, weight.in_features), GPTQ[weight.bits], bias)
@@ -23,14 +30,41 @@ class GptqLinear(QuantLinear):
         self.register_buffer("scales", weight.scales)
         self.register_buffer("zeros", weight.zeros)
         self.register_buffer("order", weight.order)
+        self._settled = False
+        self._repacked: RepackedWeight | None = None
 
     @property
     def stored(self) -> GptqWeight:
+        """Raises PrecisionError once the weight is repacked: its planes are gone."""
+        if self._repacked is not None:
+            raise PrecisionError(
+                f"{self.format}: its planes gave way to {kernels.HUMMING}; ask `dequantized` for its values"
+            )
         planes = tuple(self.get_buffer(name) for name in self.plane_names)
         return GptqWeight(planes, self.scales, self.zeros, self.group, self.in_features, self.order)
 
     def multiply(self, tokens: Tensor) -> Tensor:
-        return kernels.multiply(tokens, self.stored)
+        if not self._settled:
+            self._settle(tokens.dtype)
+        return kernels.multiply(tokens, self._repacked or self.stored)
 
     def dequantized(self) -> Tensor:
-        return self.stored.dequantized()
+        return (self._repacked or self.stored).dequantized()
+
+    def kernel_name(self, tokens: Tensor) -> str:
+        """Which kernel multiplies tokens [M, K]."""
+        if self._repacked is not None:
+            return kernels.HUMMING
+        stored = self.stored
+        return select(kernels.GPTQ_KERNELS, self.format, stored.gathered(tokens), stored).name
+
+    def _settle(self, dtype: torch.dtype) -> None:
+        self._settled = True
+        repacked = kernels.repacked_if_fastest(self.stored, dtype)
+        if repacked is None:
+            return
+        self._repacked = repacked
+        for name in (*self.plane_names, "scales", "zeros"):
+            delattr(self, name)
+        for name, part in repacked.parts.items():  # what the module holds is counted
+            self.register_buffer(f"repacked_{name}", part)

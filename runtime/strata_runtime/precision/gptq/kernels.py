@@ -1,31 +1,28 @@
-"""Products with a GptqWeight (`gptq2` ... `gptq8`), and the rule that picks one. Called by `GptqLinear` on every forward pass.
+"""Products with a GptqWeight (`gptq2` ... `gptq8`): the table of kernels, as in `precision.kernels`. Called by `GptqLinear` on every forward pass.
 
-All have the same arithmetic: activations stay in the compute type, sums are float32.
+All have the same arithmetic: activations stay in the compute type, sums are float32. A weight may also be held in the layout of
+`humming-kernels` instead of planes (`humming_kernels`): where it was measured to be the fastest of a GPU whatever the number of tokens,
+since the planes are gone then.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from strata_runtime.precision import native_planes, triton_products
+from strata_planner.contract.formats import GPTQ
+from strata_runtime.precision import humming_kernels, measured, native_planes, triton_products
 from strata_runtime.precision.gptq.weight import GptqWeight
+from strata_runtime.precision.humming_kernels import RepackedWeight
+from strata_runtime.precision.kernels import Kernel, select
 from strata_runtime.precision.pieces import multiply_in_pieces
+
+log = logging.getLogger(__name__)
 
 WEIGHTS_AT_A_TIME = 1 << 20  # decoded at once: temporaries of 14 MB
 WEIGHTS_AT_A_TIME_ON_CUDA = 1 << 26
-ANY_TOKENS = 1 << 62
-
-
-@dataclass(frozen=True)
-class GptqKernel:
-    """`run(tokens [M, K] in the order of the planes, weight) -> [M, N]`, without bias, if `runs`; the fastest up to `most_tokens`."""
-
-    name: str
-    runs: Callable[[Tensor, GptqWeight], bool]
-    run: Callable[[Tensor, GptqWeight], Tensor]
-    most_tokens: int = ANY_TOKENS
+HUMMING = "gptq-humming"  # in the measured table
 
 
 def native_runs(tokens: Tensor, weight: GptqWeight) -> bool:
@@ -55,18 +52,53 @@ def _always(_tokens: Tensor, _weight: GptqWeight) -> bool:
     return True
 
 
-GPTQ_KERNELS: tuple[GptqKernel, ...] = (
-    GptqKernel("gptq-native", native_runs, native),
-    GptqKernel(
-        "gptq-triton", triton_products.product_runs, triton_products.product, most_tokens=triton_products.MOST_TOKENS
-    ),
-    GptqKernel("gptq-triton-dequantized", triton_products.product_runs, triton_products.dequantized),
-    GptqKernel("gptq-dequantized", _always, dequantized),
+GPTQ_KERNELS: tuple[Kernel[GptqWeight], ...] = tuple(
+    kernel
+    for name in GPTQ.values()
+    for kernel in (
+        Kernel("gptq-native", name, "16-bit activations", native_runs, native),
+        Kernel[GptqWeight](
+            "gptq-triton",
+            name,
+            "16-bit activations",
+            triton_products.product_runs,
+            triton_products.product,
+            most_tokens=triton_products.MOST_TOKENS,
+        ),
+        Kernel[GptqWeight](
+            "gptq-triton-dequantized",
+            name,
+            "16-bit activations",
+            triton_products.product_runs,
+            triton_products.dequantized,
+        ),
+        Kernel("gptq-dequantized", name, "16-bit activations", _always, dequantized),
+    )
 )
 
 
-def multiply(tokens: Tensor, weight: GptqWeight) -> Tensor:
-    """tokens [M, K] in the model's order of inputs -> [M, N], by the first kernel that runs here for so many tokens."""
-    gathered, count = weight.gathered(tokens), tokens.shape[0]
-    kernel = next(each for each in GPTQ_KERNELS if count <= each.most_tokens and each.runs(gathered, weight))
-    return kernel.run(gathered, weight)
+def multiply(tokens: Tensor, weight: GptqWeight | RepackedWeight) -> Tensor:
+    """tokens [M, K] in the model's order of inputs -> [M, N], by the fastest kernel that runs here for so many tokens."""
+    gathered = weight.gathered(tokens)
+    if isinstance(weight, RepackedWeight):
+        return weight.product(gathered)
+    return select(GPTQ_KERNELS, GPTQ[weight.bits], gathered, weight).run(gathered, weight)
+
+
+def repacked_if_fastest(weight: GptqWeight, dtype: torch.dtype) -> RepackedWeight | None:
+    """The weight in the layout of humming-kernels, checked; None where that was not measured to be the fastest, or for a reason that is logged."""
+    name = GPTQ[weight.bits]
+    if measured.fastest(name, dtype, 1, weight.scales.device) != HUMMING:
+        return None
+    library = humming_kernels.installed()
+    found = library if isinstance(library, str) else humming_kernels.repack(weight, dtype, library, dequantized)
+    if isinstance(found, str):
+        _say_once(f"{name} stays in bit-planes, without humming-kernels: {found}")
+        return None
+    return found
+
+
+@cache
+def _say_once(line: str) -> None:
+    """Not for every linear of a model."""
+    log.warning(line)
