@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+DIRECTORY_VARIABLE = "STRATA_TESTBED_TOOLS"
 MODULES = Path(__file__).resolve().parent.parent / "tools"
 
 KUBERNETES_VERSION = "1.34.3"
@@ -67,8 +68,9 @@ _BY_NAME = {tool.name: tool for tool in TOOLS}
 
 
 def cache_dir() -> Path:
-    """Where built tools live: `$XDG_CACHE_HOME/strata/bin`, by default `~/.cache/strata/bin`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strata" / "bin"
+    """Where built tools live: `$XDG_CACHE_HOME/strata/bin`, by default `~/.cache/strata/bin`; for tests, whose cache is empty, as they were started."""
+    told = os.environ.get(DIRECTORY_VARIABLE)
+    return Path(told) if told else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strata" / "bin"
 
 
 def named(name: str) -> Tool:
