@@ -1,7 +1,8 @@
 """One load in a process of its own, for `benchmarks.loading`: `python -m benchmarks.load_once WAY FORMAT FOLDER`.
 
 Prints `ready` when all that does not depend on the model is there, loads when a line arrives, prints what it took as JSON, ends with its input.
-WAY is `stream` (load_stage) or `whole` (all dense weights first, then layer by layer the same quantizers).
+WAY is `stream` (load_stage), `keep` (the same, and what it quantizes stays in the node's cache) or `whole` (all dense weights first, then layer by
+layer the same quantizers).
 """
 
 import json
@@ -40,7 +41,7 @@ def main() -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     started = time.perf_counter(), time.process_time()
-    stage = (streamed if way == "stream" else whole)(folder, name)
+    stage = whole(folder, name) if way == "whole" else streamed(folder, name, keep=way == "keep")
     took = time.perf_counter() - started[0], time.process_time() - started[1]
     told = {
         "seconds": took[0],
@@ -53,8 +54,8 @@ def main() -> None:
     sys.stdin.readline()
 
 
-def streamed(folder: Path, name: FormatName) -> StageModel:
-    return load_stage(_role(folder, name), folder, lambda *_: None, _CPU)
+def streamed(folder: Path, name: FormatName, *, keep: bool) -> StageModel:
+    return load_stage(_role(folder, name), folder, lambda *_: None, _CPU, keep=keep)
 
 
 def whole(folder: Path, name: FormatName) -> StageModel:

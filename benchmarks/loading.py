@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,18 +104,18 @@ class Folders:
 
 
 @contextmanager
-def _loading(
-    folders: Folders, way: str, name: str
+def loading(
+    way: str, name: str, folder: Path, environment: Mapping[str, str]
 ) -> Iterator[tuple[subprocess.Popen[str], Callable[[], dict[str, Any]]]]:
-    """A process that is ready to load, and what makes it do so and gives its account."""
-    command = [sys.executable, "-m", "benchmarks.load_once", way, name.removesuffix(ON_THE_FLY), str(folders.of(name))]
+    """A process that is ready to load, and what makes it do so and gives its account (`benchmarks.load_once`)."""
+    command = [sys.executable, "-m", "benchmarks.load_once", way, name, str(folder)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, env=os.environ | folders.environment, **pipes)  # type: ignore[call-overload]
+    process = subprocess.Popen(command, text=True, env={**os.environ, **environment}, **pipes)  # type: ignore[call-overload]
     assert process.stdin
     assert process.stdout
     try:
         assert process.stdout.readline() == "ready\n", f"{command} did not start"
-        _into_page_cache(folders.of(name))
+        _into_page_cache(folder)
 
         def load() -> dict[str, Any]:
             process.stdin.write("\n")
@@ -138,14 +138,15 @@ def _into_page_cache(folder: Path) -> None:
 
 def measure_format(folders: Folders, name: str, repeats: int) -> Measured:
     seconds: dict[str, list[tuple[float, float]]] = {"stream": [], "whole": []}
+    what = name.removesuffix(ON_THE_FLY), folders.of(name), folders.environment
     for _ in range(repeats):
         for way, taken in seconds.items():
-            with _loading(folders, way, name) as (_, load):
+            with loading(way, *what) as (_, load):
                 told = load()
                 taken.append((told["seconds"], told["processor_seconds"]))
     loads = {}
     for way, taken in seconds.items():
-        with _loading(folders, way, name) as (process, load):
+        with loading(way, *what) as (process, load):
             with PeakWatch({way: process.pid}) as watch:
                 told = load()
             peak = max(watch.peaks[way] - told["idle_bytes"], told["held_bytes"])
