@@ -250,6 +250,19 @@ def test_the_model_is_mounted(uri: str) -> None:
         assert mount.get("readOnly", False) == ("persistentVolumeClaim" in source)
 
 
+@everywhere
+def test_what_slots_keep_lies_in_a_volume_that_can_be_written(deployment: LLMDeployment) -> None:
+    """Where the model is downloaded to, so that a claim for downloads keeps it too; else in the pod's own scratch."""
+    for pod in pods(deployment):
+        (box,) = pod["containers"]
+        environment = {each["name"]: each.get("value") for each in box["env"]}
+        hub = deployment.spec.model.uri.startswith("hf://")
+        assert (environment.get("XDG_CACHE_HOME") == "/cache") == hub
+        folder = environment.get("XDG_CACHE_HOME") or environment["HOME"]
+        (mount,) = [each for each in box["volumeMounts"] if each["mountPath"] == folder]
+        assert not mount.get("readOnly", False)
+
+
 def test_the_gateway_is_told_where_the_keys_are() -> None:
     (box,) = gateway_pod(a_deployment().with_spec(**FULL).build())["containers"]
     command = " ".join(box["command"])

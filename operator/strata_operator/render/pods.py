@@ -80,7 +80,8 @@ def _environment(deployment: LLMDeployment) -> list[Object]:
         {"name": "PYTHONUNBUFFERED", "value": "1"},
     ]
     if model.uri.startswith("hf://"):
-        ours.append({"name": "HF_HOME", "value": CACHE_FOLDER})
+        # Beside the download, what slots keep of the layers that they quantize; for other models it lies below HOME.
+        ours += [{"name": name, "value": CACHE_FOLDER} for name in ("HF_HOME", "XDG_CACHE_HOME")]
     if model.token_secret_ref is not None:
         secret = model.token_secret_ref
         ours.append({"name": "HF_TOKEN", "valueFrom": _secret_key(secret.name, secret.key)})
