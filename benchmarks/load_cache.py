@@ -79,6 +79,7 @@ def _told(model: Path, cache: Path, name: str) -> dict[str, dict[str, Any]]:
             PeakWatch({what: process.pid}) as watch,
         ):
             told = load()
+        assert what != "first" or any(cache.rglob("*.safetensors")), "nothing was kept; is there room in $TMPDIR?"
         peak = max(watch.peaks[what] - told["idle_bytes"], told["held_bytes"])
         answers[what] = told | {"peak_bytes": peak}
     return answers

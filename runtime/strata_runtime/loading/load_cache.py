@@ -31,7 +31,7 @@ from strata_runtime.loading.digest import model_digest_here
 log = logging.getLogger(__name__)
 
 RECIPE = Recipe()
-FREE_SHARE = 0.1  # of a disk, that stays free: below it, Kubernetes evicts pods from a node
+FREE_SHARE = 0.16  # of a disk, that stays free: below 15 %, a kubelet evicts pods from its node
 
 
 class LoadCache:
