@@ -18,6 +18,7 @@ from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, Forma
 from strata_planner.contract.plan import DeviceRef, MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.allocator import freed_at_once, one_arena
+from strata_runtime.loading import load_cache
 from strata_runtime.loading.adapter import ModelSlice, read_config
 from strata_runtime.loading.artefact import find_artefact
 from strata_runtime.loading.blocked import BlockedLinear, can_block
@@ -55,6 +56,7 @@ def main() -> None:
 
 
 def streamed(folder: Path, name: FormatName, *, keep: bool) -> StageModel:
+    load_cache.FREE_SHARE = 0.0  # what is kept is removed with the model
     return load_stage(_role(folder, name), folder, lambda *_: None, _CPU, keep=keep)
 
 

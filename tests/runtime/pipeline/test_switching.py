@@ -18,6 +18,7 @@ from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
+from strata_runtime.loading import load_cache
 from strata_runtime.loading.artefact_manifest import FOLDER_NAME
 from strata_runtime.loading.precision_switch import FORMAT_OF_BITS, format_of, growth_of
 from strata_runtime.loading.stage_model import StageModel
@@ -176,6 +177,23 @@ def test_without_a_copy_the_refusal_names_the_command(damaged: Path) -> None:
         state = pipeline.slots["s0"].set_bits(SetBits(1, 0, 0, {1: 4}))
     assert state.phase == "refused"
     assert f"run `strata quantize {damaged}`" in state.reason
+
+
+def test_layers_move_that_the_slot_quantized_itself_while_it_loaded(
+    damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(load_cache, "FREE_SHARE", 0.0)
+    shutil.rmtree(damaged / FOLDER_NAME)
+    with PipelineHarness(["s0"]) as pipeline:
+        leader = pipeline.serve(any_plan(damaged, ["s0"], ["any4"] * LAYERS))
+        state = pipeline.slots["s0"].set_bits(SetBits(1, 0, 0, {0: 8, 3: 3}))
+        moved = leader.generate([greedy("a", PROMPT, 8)])
+    formats: list[FormatName] = ["any8", "any4", "any4", "any3", "any4", "any4"]
+    with PipelineHarness(["s0"]) as pipeline:
+        loaded = pipeline.serve(any_plan(damaged, ["s0"], formats)).generate([greedy("a", PROMPT, 8)])
+    assert state.phase == "switched"
+    assert moved == loaded
 
 
 def test_what_fails_half_way_keeps_what_is_done_and_serves_on(damaged: Path) -> None:
