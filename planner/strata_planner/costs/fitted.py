@@ -17,7 +17,7 @@ import numpy as np
 
 from strata_planner.catalogue import CPU
 from strata_planner.contract.formats import FormatName
-from strata_planner.contract.kv import kv_token_bytes
+from strata_planner.contract.kv import KV_BITS, kv_token_bytes
 from strata_planner.contract.latencies import LatencyPoint, LatencyProfile, LinearShape, PhaseName, StoredLinear
 from strata_planner.costs.regression import Array, hats, relative_fit
 from strata_planner.costs.source import Phase, Rates, Timed
@@ -207,8 +207,9 @@ class FittedLatency:
 
     @property
     def name(self) -> str:
-        model = self.profile.model
-        return f"profile of {model.architecture} {model.hidden_size} wide on {self.profile.device.type}"
+        model, kv_bits = self.profile.model, self.profile.kv_bits
+        kv = "" if kv_bits == max(KV_BITS) else f" with keys and values of {kv_bits} bits"
+        return f"profile of {model.architecture} {model.hidden_size} wide on {self.profile.device.type}{kv}"
 
     @cached_property
     def leave_one_out(self) -> dict[str, float]:

@@ -25,7 +25,7 @@ from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.latencies import LatencyProfile, ProfiledDevice
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError
-from strata_runtime.measure import measure, positive, processor_name, store_of
+from strata_runtime.measure import gpu_libraries, gpu_names, measure, positive, processor_name, store_of
 from strata_runtime.native import build
 from strata_runtime.profiling.fields import read_fields
 from strata_runtime.profiling.grid import FORMATS
@@ -35,9 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         fields = read_fields(options.model)
-        device = ProfiledDevice(
-            options.type, processor_name(), options.threads, metadata.version("torch"), build.digest()
-        )
+        device = _device(options)
         file = options.output or _place(fields, device, options)
         kept = _kept(file)
         if options.kept and kept is None:
@@ -102,8 +100,7 @@ def _measure(
     torch.set_num_threads(options.threads)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; use --device cpu, or a CUDA build of torch")
-    if options.device == "cpu":
-        keep_rates(options.threads, options.compute_type)
+    keep_rates(options.device, options.threads, options.compute_type)
     subject = Subject(
         fields,
         device,
@@ -127,11 +124,11 @@ def _measure(
         notes.close(done=done)
 
 
-def keep_rates(threads: int, compute_type: ComputeType) -> None:
-    """Which kernel runs for how many tokens is measured with this processor's rates: slots go by it, so what is profiled must too."""
-    store = store_of("cpu", threads, compute_type)
+def keep_rates(device: str, threads: int, compute_type: ComputeType) -> None:
+    """Which kernel runs for how many tokens is measured with a device's rates: slots go by it, so what is profiled must too."""
+    store = store_of(device, threads, compute_type)
     if store.load() is None:
-        store.save(measure("cpu", "cpu", threads, compute_type))
+        store.save(measure(device, device, threads, compute_type))
 
 
 def _write(file: Path, profile: LatencyProfile) -> None:
@@ -147,6 +144,15 @@ def _kept(file: Path) -> LatencyProfile | None:
         return LatencyProfile.decode(file.read_bytes())
     except (OSError, ContractError):
         return None
+
+
+def _device(options: argparse.Namespace) -> ProfiledDevice:
+    """With all software that multiplies there."""
+    processor, library = processor_name(), build.digest()
+    if options.device == "cuda":
+        processor = f"{gpu_names()} {processor}"
+        library = " ".join([library, *(f"{name} {version}" for name, version in gpu_libraries().items())])
+    return ProfiledDevice(options.type, processor, options.threads, metadata.version("torch"), library)
 
 
 def _place(fields: dict[str, Any], device: ProfiledDevice, options: argparse.Namespace) -> Path:

@@ -35,7 +35,8 @@ from strata_runtime.precision import QuantLinear
 from strata_runtime.precision.any_linear import AnyLinear
 from strata_runtime.precision.float8_linear import Float8Linear
 from strata_runtime.precision.gptq.gptq_linear import GptqLinear
-from strata_runtime.precision.gptq.kernels import GPTQ_KERNELS
+from strata_runtime.precision.gptq.kernels import GPTQ_KERNELS, HUMMING
+from strata_runtime.precision.humming_kernels import RepackedWeight
 from strata_runtime.precision.kernels import (
     CHANNEL_KERNELS,
     FLOAT8_KERNELS,
@@ -172,12 +173,14 @@ def _cached(work: Work) -> list[Segment]:
 
 
 def _kernel(linear: QuantLinear, tokens: Tensor) -> str:
-    held: Any = linear.stored
     if not isinstance(linear, GptqLinear):
+        held: Any = linear.stored
         return select(_TABLES[type(linear)], linear.format, tokens, held).name
-    gathered = held.gathered(tokens)
-    own = (each for each in GPTQ_KERNELS if each.name.startswith(("gptq-", linear.format)))
-    return next(each.name for each in own if len(tokens) <= each.most_tokens and each.runs(gathered, held))
+    linear(tokens[:1])  # its first product settles how it is stored
+    stored = linear.stored
+    if isinstance(stored, RepackedWeight):
+        return HUMMING
+    return select(GPTQ_KERNELS, linear.format, stored.gathered(tokens), stored).name
 
 
 def _role(spec: StageSpec) -> Role:

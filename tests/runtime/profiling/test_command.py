@@ -153,7 +153,7 @@ def test_rates_are_measured_first_where_they_are_not_kept(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(command, "measure", measured)
     for _ in range(2):
-        command.keep_rates(3, "float32")
+        command.keep_rates("cpu", 3, "float32")
     assert asked_for == [("cpu", "cpu", 3, "float32")]
 
 

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.latencies import LATENCY_PROFILE_VERSION, LatencyProfile, ProfiledDevice
 from strata_runtime.errors import InputError
-from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS
+from strata_runtime.precision.gptq.kernels import GPTQ_KERNELS
+from strata_runtime.precision.kernels import (
+    CHANNEL_KERNELS,
+    FLOAT8_KERNELS,
+    GROUP_KERNELS,
+    PLANE_KERNELS,
+    STATIC_KERNELS,
+)
 from strata_runtime.profiling import survey as surveys
 from strata_runtime.profiling.company import in_company
 from strata_runtime.profiling.fields import read_fields
@@ -50,7 +57,8 @@ def test_batches_and_contexts_of_the_validation_are_not_measured() -> None:
 
 def test_there_are_rows_on_either_side_of_every_change_of_kernel() -> None:
     """So that no kernel's line is drawn across another's."""
-    limits = {kernel.most_tokens for kernel in (*CHANNEL_KERNELS, *GROUP_KERNELS) if kernel.most_tokens < 1 << 20}
+    tables = (CHANNEL_KERNELS, GROUP_KERNELS, PLANE_KERNELS, STATIC_KERNELS, FLOAT8_KERNELS, GPTQ_KERNELS)
+    limits = {kernel.most_tokens for table in tables for kernel in table if kernel.most_tokens < 1 << 20}
     for phase in ("decode", "prefill"):
         rows = {work.total_tokens for work in grid(Limits(4096, 1 << 20)) if work.phase == phase}
         assert limits <= rows
