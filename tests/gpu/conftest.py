@@ -1,10 +1,24 @@
 """Tests that need a CUDA device: skipped, with the reason said, where there is none."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
+
+from strata_runtime.precision import measured
 
 
 @pytest.fixture(autouse=True)
 def _needs_cuda() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine: the GPU paths were not run")
+
+
+@pytest.fixture(autouse=True)
+def _without_the_machines_own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What was measured on this machine chooses no kernel of a test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured._kept.cache_clear()
+    yield
+    measured._kept.cache_clear()

@@ -100,6 +100,21 @@ def test_kernels_of_gpus_agree_are_timed_and_chosen_by_what_was_measured(
         assert seconds[chosen.name][count] == min(each[count] for each in seconds.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_every_kernel_that_runs_here_agrees_with_the_reference_of_its_format(dtype: torch.dtype) -> None:
+    """So what passes on a GPU is no more than other orders and roundings of the same sums."""
+    said: list[str] = []
+    weight = torch.randn(512, 512, generator=torch.Generator().manual_seed(0)) * 512**-0.5
+    tried = 0
+    for name, stored in kernel_timing._stored_forms(weight, dtype, gptq=True):
+        tokens = torch.randn(256, 512, generator=torch.Generator().manual_seed(1)).to(dtype)
+        of_format = [each for table in CHOSEN_BY_TOKENS for each in table if each.format == name]
+        able = [each for each in of_format if each.runs(tokens, stored)]
+        assert Subject(tokens, stored, said.append).agreeing(able) == able, said
+        tried += len(able) - 1
+    assert tried >= 4
+
+
 def test_a_kernel_that_is_wrong_or_fails_is_left_out_and_said() -> None:
     def wrong(tokens: torch.Tensor, weight: PlanesWeight) -> torch.Tensor:
         return tokens @ weight.dequantized().roll(1, dims=1).half().t()
