@@ -21,11 +21,11 @@ from benchmarks.rows import Row, run
 from benchmarks.slots import SlotProcess, slot_processes
 from strata_planner.contract.control import GetStatus, LayerSwitch, SetBits
 from strata_planner.contract.formats import FormatName
+from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER, Recipe
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.memory import layer_weights_bytes
 from strata_planner.model import Model
 from strata_runtime.loading.adapter import ModelSlice, read_config
-from strata_runtime.loading.artefact_manifest import FOLDER_NAME, Recipe
 from strata_runtime.loading.artefact_writer import ArtefactWriter
 from strata_runtime.loading.digest import model_digest
 from strata_runtime.pipeline.client import LeaderClient, PipelineClient, greedy
@@ -75,7 +75,7 @@ def write_random_copy(model: Path) -> None:
     slice_ = ModelSlice(read_config(model), (0, 0), embedding=False, head=False, dtype=torch.bfloat16)
     linears = {key: getattr(parent, name) for key, (parent, name) in slice_.places(0).items()}
     shapes = {key: (int(linear.out_features), int(linear.in_features)) for key, linear in linears.items()}
-    writer = ArtefactWriter(model / FOLDER_NAME, model_digest(model), 1, Recipe())
+    writer = ArtefactWriter(model / ANY_PRECISION_FOLDER, model_digest(model), 1, Recipe())
     writer.write(0, shapes, ((key, _random_parent(*shape)) for key, shape in shapes.items()))
 
 

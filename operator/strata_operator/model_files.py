@@ -14,7 +14,7 @@ from typing import Any
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.planning import BesideModel
 from strata_planner.contract.calibration import CALIBRATION_FILE, Calibration
-from strata_planner.contract.model_folder import ACTIVATIONS_FILE, ANY_PRECISION_FOLDER, MANIFEST_FILE
+from strata_planner.contract.model_folder import ACTIVATIONS_FILE, ANY_PRECISION_FOLDER, Manifest
 from strata_planner.contract.quantization import with_old_description
 from strata_planner.contract.values import ContractError
 
@@ -59,13 +59,11 @@ def read_beside(uri: str, config: dict[str, Any], environment: Mapping[str, str]
 
 def _is_prequantized(folder: Path | None) -> bool:
     """Whether a finished any-precision copy lies there; slots check it before they use it."""
-    if folder is None:
-        return False
     try:
-        manifest = json.loads((folder / ANY_PRECISION_FOLDER / MANIFEST_FILE).read_bytes())
-        return len(manifest["files"]) == int(manifest["layers"])
-    except (OSError, ValueError, KeyError, TypeError):
+        manifest = folder and Manifest.of_folder(folder / ANY_PRECISION_FOLDER)
+    except (ContractError, OSError):
         return False
+    return bool(manifest and not manifest.missing)
 
 
 def _visible_folder(uri: str, environment: Mapping[str, str]) -> Path | None:

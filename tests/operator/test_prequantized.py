@@ -3,28 +3,44 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from strata_operator.api import load_deployment
 from strata_operator.model_files import read_beside, read_config
 from strata_operator.planning import request_for
+from strata_planner.contract.model_folder import (
+    ANY_PRECISION_FOLDER,
+    MANIFEST_FILE,
+    MANIFEST_VERSION,
+    LayerFile,
+    Manifest,
+    Recipe,
+)
+from strata_planner.contract.values import to_json
 from tests.operator.test_sensitivity import CLUSTER, deployment, folder  # noqa: F401  the fixture
+
+
+def manifest_of(finished: int) -> Manifest:
+    files = tuple(LayerFile(layer, 1, "0", {}) for layer in range(finished))
+    return Manifest(MANIFEST_VERSION, "0", Recipe(), 2, files)
 
 
 @pytest.mark.parametrize(
     ("manifest", "method"),
     [
-        ({"layers": 2, "files": [{}, {}]}, "anyPrecision"),
-        ({"layers": 2, "files": [{}]}, "roundToNearest"),
-        ("no manifest", "roundToNearest"),
+        (to_json(manifest_of(2)), "anyPrecision"),
+        (to_json(manifest_of(1)), "roundToNearest"),
+        (to_json(msgspec.structs.replace(manifest_of(2), version=0)), "roundToNearest"),
+        (b"no manifest", "roundToNearest"),
         (None, "roundToNearest"),
     ],
-    ids=["finished", "interrupted", "damaged", "absent"],
+    ids=["finished", "interrupted", "of another release", "damaged", "absent"],
 )
-def test_auto_takes_what_is_there(folder: Path, manifest: object, method: str) -> None:  # noqa: F811
+def test_auto_takes_what_is_there(folder: Path, manifest: bytes | None, method: str) -> None:  # noqa: F811
     if manifest is not None:
-        (folder / "strata-any").mkdir()
-        (folder / "strata-any" / "manifest.json").write_text(json.dumps(manifest))
+        (folder / ANY_PRECISION_FOLDER).mkdir()
+        (folder / ANY_PRECISION_FOLDER / MANIFEST_FILE).write_bytes(manifest)
     uri = f"file://{folder}"
     config = read_config(uri)
     asked = load_deployment(deployment(folder), source="test")

@@ -17,17 +17,9 @@ import torch
 from torch import Tensor
 
 from strata_planner.contract.formats import plane_columns
+from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER, MANIFEST_FILE, LayerFile, Manifest
 from strata_runtime.errors import InputError
-from strata_runtime.loading.artefact_manifest import (
-    AGAIN,
-    FOLDER_NAME,
-    MANIFEST_NAME,
-    LayerFile,
-    Manifest,
-    cache_folder,
-    layer_of,
-    read_manifest,
-)
+from strata_runtime.loading.artefact_manifest import AGAIN, cache_folder, layer_of, read_manifest
 from strata_runtime.loading.checkpoint import Entry, checked_header
 from strata_runtime.loading.digest import file_sha256, model_digest
 from strata_runtime.precision.planes import TILE_COLUMNS
@@ -177,11 +169,11 @@ def find_artefact(model_folder: Path) -> Artefact | None:
 
     Raises InputError for one of another version or of another model: a slot never serves with weights that are not the model's.
     """
-    beside = model_folder / FOLDER_NAME
-    if (beside / MANIFEST_NAME).is_file():
+    beside = model_folder / ANY_PRECISION_FOLDER
+    if (beside / MANIFEST_FILE).is_file():
         return open_artefact(beside, model_folder)
     kept = cache_folder(model_digest(model_folder))
-    return open_artefact(kept, model_folder) if (kept / MANIFEST_NAME).is_file() else None
+    return open_artefact(kept, model_folder) if (kept / MANIFEST_FILE).is_file() else None
 
 
 def open_artefact(folder: Path, model_folder: Path) -> Artefact:
@@ -189,7 +181,7 @@ def open_artefact(folder: Path, model_folder: Path) -> Artefact:
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(
-            f"{folder} has no {MANIFEST_NAME}: it is no any-precision copy; run `strata quantize {model_folder}`"
+            f"{folder} has no {MANIFEST_FILE}: it is no any-precision copy; run `strata quantize {model_folder}`"
         )
     digest = model_digest(model_folder)
     if manifest.model_digest != digest:

@@ -17,15 +17,9 @@ import torch
 from torch import Tensor
 
 from strata_planner.contract.formats import plane_columns
+from strata_planner.contract.model_folder import MANIFEST_VERSION, LayerFile, Manifest, Recipe
 from strata_runtime.errors import InputError
-from strata_runtime.loading.artefact_manifest import (
-    ARTEFACT_VERSION,
-    LayerFile,
-    Manifest,
-    Recipe,
-    read_manifest,
-    write_manifest,
-)
+from strata_runtime.loading.artefact_manifest import read_manifest, write_manifest
 from strata_runtime.loading.digest import file_sha256
 from strata_runtime.precision.any_precision import AnyParent
 from strata_runtime.precision.planes import pack_planes
@@ -40,7 +34,7 @@ class ArtefactWriter:
     def __init__(self, folder: Path, model_digest: str, layers: int, recipe: Recipe) -> None:
         self.folder = folder
         self.recipe = recipe
-        self._empty = Manifest(ARTEFACT_VERSION, model_digest, recipe, layers)
+        self._empty = Manifest(MANIFEST_VERSION, model_digest, recipe, layers)
         folder.mkdir(parents=True, exist_ok=True)
         with self._lock("manifest"):
             if self._current() == self._empty:

@@ -15,16 +15,10 @@ from typing import Self
 
 from torch import Tensor
 
+from strata_planner.contract.model_folder import MANIFEST_VERSION, LayerFile, Manifest, Recipe
 from strata_runtime.errors import InputError
 from strata_runtime.loading.artefact import Artefact
-from strata_runtime.loading.artefact_manifest import (
-    ARTEFACT_VERSION,
-    LayerFile,
-    Manifest,
-    Recipe,
-    cache_folder,
-    read_manifest,
-)
+from strata_runtime.loading.artefact_manifest import cache_folder, read_manifest
 from strata_runtime.loading.artefact_writer import ArtefactWriter, LayerWriting, Shapes, file_bytes
 from strata_runtime.loading.digest import model_digest_here
 
@@ -45,7 +39,7 @@ class LoadCache:
     def __init__(self, model_folder: Path, layers: int, shapes: Mapping[int, Shapes], *, keep: bool) -> None:
         """Raises InputError where the model's folder is damaged."""
         digest = model_digest_here(model_folder)
-        self._empty = Manifest(ARTEFACT_VERSION, digest, RECIPE, layers)
+        self._empty = Manifest(MANIFEST_VERSION, digest, RECIPE, layers)
         self._folder = cache_folder(digest)
         self._shapes = shapes
         self._decided: set[int] = set()

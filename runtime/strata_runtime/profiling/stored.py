@@ -17,11 +17,10 @@ from safetensors.torch import save_file
 
 from strata_planner.contract.formats import ANY_PRECISION, GPTQ, FormatName
 from strata_planner.contract.latencies import StoredLinear
-from strata_planner.contract.model_folder import ACTIVATIONS_FILE, ANY_PRECISION_FOLDER
+from strata_planner.contract.model_folder import ACTIVATIONS_FILE, ANY_PRECISION_FOLDER, Recipe
 from strata_planner.contract.quantization import CONFIG_FIELD, ModuleQuantization, Quantization, read_quantization
 from strata_runtime.errors import InputError
 from strata_runtime.loading.adapter import ModelSlice, read_config
-from strata_runtime.loading.artefact_manifest import Recipe
 from strata_runtime.loading.artefact_writer import ArtefactWriter
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest

@@ -18,11 +18,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import ANY_PRECISION
+from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER
 from strata_runtime.calibration.text import read_windows
 from strata_runtime.errors import InputError
 from strata_runtime.loading.adapter import read_config
 from strata_runtime.loading.artefact import find_artefact, open_artefact
-from strata_runtime.loading.artefact_manifest import FOLDER_NAME, cache_folder
+from strata_runtime.loading.artefact_manifest import cache_folder
 from strata_runtime.loading.digest import model_digest
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.quantize.any_copy import Job, LayerDone, make_copy
@@ -95,7 +96,7 @@ def verify(model: Path, output: Path | None) -> dict[str, object]:
 
 def folder_for(model: Path, output: Path | None) -> Path:
     """Where the copy is made. Raises InputError where nothing can be written, before minutes of work."""
-    beside = model / FOLDER_NAME
+    beside = model / ANY_PRECISION_FOLDER
     folder = output or (
         beside if os.access(beside if beside.is_dir() else model, os.W_OK) else cache_folder(model_digest(model))
     )
@@ -141,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --text: weigh errors of weights alone, do not fit the tables of 3 to 5 bits to the inputs",
     )
-    parser.add_argument("--output", type=Path, help=f"without it, {FOLDER_NAME} in the model's folder")
+    parser.add_argument("--output", type=Path, help=f"without it, {ANY_PRECISION_FOLDER} in the model's folder")
     parser.add_argument("--verify", action="store_true", help="make nothing: read the copy and compare its checksums")
     parser.add_argument("--threads", type=_positive, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

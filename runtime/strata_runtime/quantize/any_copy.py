@@ -20,11 +20,11 @@ from torch import Tensor
 
 from strata_planner.contract.architectures import check_formats
 from strata_planner.contract.formats import ANY_PRECISION
+from strata_planner.contract.model_folder import Recipe
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.calibration.fisher import BACKWARD, FORWARD, LayerCalibration, calibrated_layers
 from strata_runtime.errors import InputError
 from strata_runtime.loading.adapter import ModelSlice, read_config
-from strata_runtime.loading.artefact_manifest import Recipe
 from strata_runtime.loading.artefact_writer import ArtefactWriter, Shapes
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest

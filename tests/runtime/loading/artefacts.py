@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER, Recipe
 from strata_runtime.loading.adapter import ModelSlice, read_config
-from strata_runtime.loading.artefact_manifest import FOLDER_NAME, Recipe
 from strata_runtime.loading.artefact_writer import ArtefactWriter
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
@@ -34,7 +34,7 @@ def parents(weights: dict[str, torch.Tensor], recipe: Recipe) -> Iterator[tuple[
 def write_artefact(model: Path, folder: Path | None = None, *, recipe: Recipe | None = None, layers: int = 6) -> Path:
     """The copy of the first `layers` layers, beside the model or in `folder`; returns where."""
     chosen = recipe or Recipe()
-    folder = folder or model / FOLDER_NAME
+    folder = folder or model / ANY_PRECISION_FOLDER
     writer = ArtefactWriter(folder, model_digest(model), read_config(model).num_hidden_layers, chosen)
     for layer in range(layers):
         weights = dense_weights(model, layer)

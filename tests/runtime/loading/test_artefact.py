@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from strata_planner.contract.model_folder import MANIFEST_FILE, Recipe
 from strata_runtime.errors import InputError
 from strata_runtime.loading.artefact import Artefact, find_artefact
-from strata_runtime.loading.artefact_manifest import MANIFEST_NAME, Recipe, read_manifest
+from strata_runtime.loading.artefact_manifest import read_manifest
 from strata_runtime.loading.artefact_writer import ArtefactWriter
 from strata_runtime.loading.load import load_stage
 from strata_runtime.precision.any_linear import AnyLinear
@@ -177,7 +178,7 @@ def test_a_copy_of_another_model_is_refused(model: Path) -> None:
 
 
 def test_a_copy_that_no_layer_needs_refuses_no_load(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (found(model).folder / MANIFEST_NAME).write_text("{")
+    (found(model).folder / MANIFEST_FILE).write_text("{")
     stage = load(roles(model, 1, formats=["int4", "dense"])[0], model)
     assert stage.source is not None
     assert stage.source.artefact is None
@@ -192,14 +193,14 @@ def test_other_weights_of_the_same_shapes_are_another_model(model: Path, tmp_pat
 
 
 def test_a_copy_of_another_version_is_refused(model: Path) -> None:
-    path = found(model).folder / MANIFEST_NAME
+    path = found(model).folder / MANIFEST_FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 7}))
     with pytest.raises(InputError, match=r"is of version 7, this release reads 1: run `strata quantize` again"):
         find_artefact(model)
 
 
 def test_an_unreadable_manifest_is_refused(model: Path) -> None:
-    (found(model).folder / MANIFEST_NAME).write_text('{"version": 1}')
+    (found(model).folder / MANIFEST_FILE).write_text('{"version": 1}')
     with pytest.raises(InputError, match=r"is damaged .*: run `strata quantize` again"):
         find_artefact(model)
 

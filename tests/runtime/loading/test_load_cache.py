@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.model_folder import MANIFEST_FILE
 from strata_runtime.errors import InputError
 from strata_runtime.loading import load_cache
 from strata_runtime.loading.artefact import Artefact, find_artefact
-from strata_runtime.loading.artefact_manifest import MANIFEST_NAME, cache_folder
+from strata_runtime.loading.artefact_manifest import cache_folder
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
 from strata_runtime.loading.load import load_stage
@@ -179,7 +180,7 @@ def test_a_damaged_file_is_made_again_and_no_other(damage: str, model: Path) -> 
 @pytest.mark.parametrize("damage", ["unreadable", "another release", "another recipe"])
 def test_a_manifest_that_cannot_be_used_begins_anew(damage: str, model: Path) -> None:
     cold = whole(model)
-    manifest = kept(model).folder / MANIFEST_NAME
+    manifest = kept(model).folder / MANIFEST_FILE
     text = manifest.read_text()
     changed = {
         "unreadable": "{",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import ANY_PRECISION, ComputeType, FormatName
+from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER, Recipe
 from strata_runtime.errors import InputError
-from strata_runtime.loading.artefact_manifest import FOLDER_NAME, Recipe
 from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.precision_switch import FORMAT_OF_BITS, format_of, growth_of, read_change, role_after
 from strata_runtime.loading.stage_model import StageModel
@@ -193,7 +193,7 @@ def test_bits_that_no_layer_can_have_are_refused(model: Path, bits: int) -> None
 
 
 def test_without_a_copy_the_refusal_says_how_to_make_one_and_16_bits_are_reached(damaged: Path) -> None:
-    shutil.rmtree(damaged / FOLDER_NAME)
+    shutil.rmtree(damaged / ANY_PRECISION_FOLDER)
     stage = stage_of(damaged, "any4", "dense")
     with pytest.raises(InputError, match=f"run `strata quantize {damaged}`"):
         read_change(stage, 1, 4)
@@ -202,7 +202,7 @@ def test_without_a_copy_the_refusal_says_how_to_make_one_and_16_bits_are_reached
 
 
 def test_a_copy_made_after_a_dense_stage_was_loaded_is_found(damaged: Path) -> None:
-    shutil.rmtree(damaged / FOLDER_NAME)
+    shutil.rmtree(damaged / ANY_PRECISION_FOLDER)
     stage = stage_of(damaged, "dense", "dense")
     write_artefact(damaged, layers=LAYERS)
     move(stage, 0, 4)
@@ -219,7 +219,7 @@ def test_planes_of_a_copy_made_anew_are_not_mixed_with_those_held(damaged: Path)
 def test_a_file_that_is_cut_off_leaves_the_layer_as_it_was(damaged: Path) -> None:
     stage = stage_of(damaged, "any4", "any4")
     expected = outputs(stage, 0)
-    file = damaged / FOLDER_NAME / "any-00000.safetensors"
+    file = damaged / ANY_PRECISION_FOLDER / "any-00000.safetensors"
     with file.open("r+b") as opened:
         opened.truncate(file.stat().st_size // 2)
     with pytest.raises(InputError, match="any-00000"):

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from strata_planner.contract.control import SWITCH_OVER, Commit, GetStatus, LayerSwitch, SetBits, SlotStatus
 from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName
+from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
 from strata_runtime.loading import load_cache
-from strata_runtime.loading.artefact_manifest import FOLDER_NAME
 from strata_runtime.loading.precision_switch import FORMAT_OF_BITS, format_of, growth_of
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.pipeline.client import greedy
@@ -171,7 +171,7 @@ def test_a_refused_request_changes_nothing(model: Path, name: str) -> None:
 
 
 def test_without_a_copy_the_refusal_names_the_command(damaged: Path) -> None:
-    shutil.rmtree(damaged / FOLDER_NAME)
+    shutil.rmtree(damaged / ANY_PRECISION_FOLDER)
     with PipelineHarness(["s0"]) as pipeline:
         pipeline.serve(any_plan(damaged, ["s0"], ["any3", *["dense"] * 5]))
         state = pipeline.slots["s0"].set_bits(SetBits(1, 0, 0, {1: 4}))
@@ -184,7 +184,7 @@ def test_layers_move_that_the_slot_quantized_itself_while_it_loaded(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(load_cache, "FREE_SHARE", 0.0)
-    shutil.rmtree(damaged / FOLDER_NAME)
+    shutil.rmtree(damaged / ANY_PRECISION_FOLDER)
     with PipelineHarness(["s0"]) as pipeline:
         leader = pipeline.serve(any_plan(damaged, ["s0"], ["any4"] * LAYERS))
         state = pipeline.slots["s0"].set_bits(SetBits(1, 0, 0, {0: 8, 3: 3}))
@@ -199,7 +199,7 @@ def test_layers_move_that_the_slot_quantized_itself_while_it_loaded(
 def test_what_fails_half_way_keeps_what_is_done_and_serves_on(damaged: Path) -> None:
     with PipelineHarness(["s0"]) as pipeline:
         leader = pipeline.serve(any_plan(damaged, ["s0"]))
-        file = damaged / FOLDER_NAME / "any-00004.safetensors"
+        file = damaged / ANY_PRECISION_FOLDER / "any-00004.safetensors"
         with file.open("r+b") as opened:
             opened.truncate(0)
         slot = pipeline.slots["s0"]

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from strata_planner.contract.architectures import UnsupportedModelError
+from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER
 from strata_runtime.calibration.fisher import calibrated_layers, fisher_diagonals
 from strata_runtime.errors import InputError
 from strata_runtime.loading.artefact import Artefact, find_artefact
-from strata_runtime.loading.artefact_manifest import FOLDER_NAME, read_manifest
+from strata_runtime.loading.artefact_manifest import read_manifest
 from strata_runtime.loading.random_model import make_random_model
 from strata_runtime.precision.any_precision import quantize_any, refit
 from strata_runtime.quantize.any_copy import Job, make_copy
@@ -32,7 +33,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def job(model: Path, **fields: object) -> Job:
-    return Job(model, model / FOLDER_NAME, **({"bits": 8} | fields))  # type: ignore[arg-type]
+    return Job(model, model / ANY_PRECISION_FOLDER, **({"bits": 8} | fields))  # type: ignore[arg-type]
 
 
 def quiet(_done: int, _total: int) -> None:
@@ -115,7 +116,7 @@ def test_an_interrupted_run_goes_on(share: float, model: Path) -> None:
 
     with pytest.raises(Stopped):
         make_copy(job(model), stop)
-    manifest = read_manifest(model / FOLDER_NAME)
+    manifest = read_manifest(model / ANY_PRECISION_FOLDER)
     assert manifest is not None
     finished = {file.layer for file in manifest.files}
     assert len(finished) == int(share * LAYERS)
@@ -129,7 +130,7 @@ def test_an_interrupted_run_goes_on(share: float, model: Path) -> None:
 
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_an_interrupted_calibration_comes_to_the_same_bytes(layers: int, model: Path, tmp_path: Path) -> None:
-    made, whole = model / FOLDER_NAME, tmp_path / "whole"
+    made, whole = model / ANY_PRECISION_FOLDER, tmp_path / "whole"
 
     def stop(_done: int, _total: int) -> None:
         if len(list(made.glob("any-*"))) >= layers:
@@ -165,7 +166,7 @@ def test_another_calibration_makes_all_anew(other: str, model: Path) -> None:
 def test_a_copy_without_a_calibration_is_kept_as_ever(model: Path) -> None:
     """Manifests that say nothing of fitted tables have none."""
     make_copy(job(model), quiet)
-    manifest = model / FOLDER_NAME / "manifest.json"
+    manifest = model / ANY_PRECISION_FOLDER / "manifest.json"
     older = manifest.read_text().replace(',"refitted":[]', "")
     assert older != manifest.read_text()
     manifest.write_text(older)
@@ -173,7 +174,7 @@ def test_a_copy_without_a_calibration_is_kept_as_ever(model: Path) -> None:
 
 
 def test_what_a_killed_run_left_is_removed(model: Path) -> None:
-    folder = model / FOLDER_NAME
+    folder = model / ANY_PRECISION_FOLDER
     folder.mkdir()
     (folder / ".any-00001.safetensors.4711").write_bytes(b"half a file")
     make_copy(job(model), quiet)
@@ -183,7 +184,7 @@ def test_what_a_killed_run_left_is_removed(model: Path) -> None:
 @pytest.mark.parametrize("damage", ["changed", "cut", "removed"])
 def test_a_damaged_file_is_made_again(damage: str, model: Path) -> None:
     make_copy(job(model), quiet)
-    victim = model / FOLDER_NAME / "any-00001.safetensors"
+    victim = model / ANY_PRECISION_FOLDER / "any-00001.safetensors"
     data = victim.read_bytes()
     if damage == "removed":
         victim.unlink()
@@ -197,7 +198,7 @@ def test_a_damaged_file_is_made_again(damage: str, model: Path) -> None:
 @pytest.mark.parametrize("other", ["recipe", "model", "version", "no manifest at all"])
 def test_what_cannot_be_kept_is_made_again(other: str, model: Path, tmp_path: Path) -> None:
     make_copy(job(model, bits=7 if other == "recipe" else 8), quiet)
-    manifest = model / FOLDER_NAME / "manifest.json"
+    manifest = model / ANY_PRECISION_FOLDER / "manifest.json"
     if other == "model":
         shapes = {"num_hidden_layers": LAYERS, "seed": 5}
         (make_tiny_model(tmp_path / "other", "llama", **shapes) / "model.safetensors").replace(
