@@ -15,7 +15,7 @@ from strata_runtime.precision.quant_linear import QuantLinear
 class GptqLinear(QuantLinear):
     """Takes the stored weight as it is; bias: [N] in the compute type, or None.
 
-    Its first product settles whether the weight stays in planes or is repacked for the kernels that were measured to be faster on its device.
+    `settle` says whether the weight stays in planes or is repacked for the kernels that were measured to be faster on its device.
     """
 
     def __init__(self, weight: GptqWeight, bias: Tensor | None) -> None:
@@ -44,8 +44,7 @@ class GptqLinear(QuantLinear):
         return GptqWeight(planes, self.scales, self.zeros, self.group, self.in_features, self.order)
 
     def multiply(self, tokens: Tensor) -> Tensor:
-        if not self._settled:
-            self._settle(tokens.dtype)
+        self.settle(tokens.dtype)
         return kernels.multiply(tokens, self._repacked or self.stored)
 
     def dequantized(self) -> Tensor:
@@ -58,7 +57,13 @@ class GptqLinear(QuantLinear):
         stored = self.stored
         return select(kernels.GPTQ_KERNELS, self.format, stored.gathered(tokens), stored).name
 
-    def _settle(self, dtype: torch.dtype) -> None:
+    def settle(self, dtype: torch.dtype) -> None:
+        """Once, on the device and for the compute type in which it will multiply: planes, or the layout of kernels that are faster here.
+
+        Left undone, the first product does it; compilers may take a minute then.
+        """
+        if self._settled:
+            return
         self._settled = True
         repacked = kernels.repacked_if_fastest(self.stored, dtype)
         if repacked is None:

@@ -76,10 +76,10 @@ def test_every_kernel_that_runs_here_gives_the_product_of_the_stored_weight(
     tokens, values = wide[:, skipped:], weight.dequantized().double()
     wanted, size = tokens.double() @ values.t(), tokens.double().abs() @ values.abs().t()
     for kernel in GPTQ_KERNELS:
-        if kernel.runs(tokens, weight):
+        if kernel.format == GPTQ[bits] and kernel.runs(tokens, weight):
             out = kernel.run(tokens, weight)
             assert out.dtype == dtype
-            assert bool(((out.double() - wanted).abs() <= size * torch.finfo(dtype).eps * 2 + 1e-6).all()), kernel.name
+            assert bool(((out.double() - wanted).abs() <= size * torch.finfo(dtype).eps * 4 + 1e-6).all()), kernel.name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
