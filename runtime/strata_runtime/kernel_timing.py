@@ -183,6 +183,9 @@ def _codes(weight: Tensor, bits: int) -> Tensor:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        _say("error: --device cuda: torch sees no CUDA device here; use --device cpu, or install a CUDA build of torch")
+        return 2
     library: Library | None = None
     if options.device == "cuda" and not options.without_humming:
         installed = humming_kernels.installed()

@@ -172,3 +172,11 @@ def test_the_command_measures_a_processor(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(kernel_timing, "CHOSEN_BY_TOKENS", ())
     assert kernel_timing.main(["--device", "cpu", "--compute-type", "float32"]) == 0
     assert "kept in" in capsys.readouterr().err
+
+
+def test_a_missing_gpu_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert kernel_timing.main(["--device", "cuda"]) == 2
+    assert "use --device cpu" in capsys.readouterr().err
