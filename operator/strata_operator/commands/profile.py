@@ -147,9 +147,9 @@ def _say_what_is_lacking(source: FittedLatency, request: PlanRequest) -> None:
     lacking = [name for name in _names(request) if name not in source.profile.layers]
     if lacking:
         log.warning(
-            "the profile of %d threads of %s has no %s: their seconds come from the next source; `strata profile -f` with this deployment adds them",
-            device.threads,
+            "the profile for %s (threads: %d) has no %s: their seconds come from the next source; `strata profile -f` with this deployment adds them",
             device.type,
+            device.threads,
             ", ".join(lacking),
         )
 

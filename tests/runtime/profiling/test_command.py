@@ -157,6 +157,25 @@ def test_rates_are_measured_first_where_they_are_not_kept(monkeypatch: pytest.Mo
     assert asked_for == [("cpu", "cpu", 3, "float32")]
 
 
+def test_a_profile_of_a_gpu_is_of_that_gpu_and_its_libraries(
+    tmp_path: Path, asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {"triton": "1"}
+    monkeypatch.setattr(command, "gpu_names", lambda: "a GPU")
+    monkeypatch.setattr(command, "gpu_libraries", lambda: versions)
+    measured: list[Path] = []
+
+    def note(options: Any, fields: Any, device: Any, file: Path, work: Any) -> None:
+        measured.append(file)
+
+    monkeypatch.setattr(command, "_measure", note)
+    for triton in ("1", "2"):
+        versions["triton"] = triton
+        assert command.main([*asked, "--device", "cuda", "--type", "T4"]) == 0
+    assert command.main(asked) == 0
+    assert len(set(measured)) == 3
+
+
 @pytest.mark.parametrize("text", ["int5", "dense,,int4", "dense;int4"])
 def test_a_format_that_is_none_is_named(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
