@@ -116,7 +116,7 @@ def check_change(model: StageModel, layer: int, bits: int) -> None:
         return
     if source.artefact is None or source.artefact.manifest.of_layer(layer) is None:
         raise InputError(
-            f"layer {layer} cannot change to {bits} bits: {source.folder} has no any-precision copy of it, or had none when it was loaded; "
+            f"layer {layer} cannot change to {bits} bits: {source.folder} has no any-precision copy of it, nor had this node kept one when it was loaded; "
             f"run `strata quantize {source.folder}` once, then load the model again"
         )
     source.artefact.check([layer])
