@@ -133,7 +133,7 @@ class LoadCache:
                 log.warning(
                     "%s: what is quantized from now on is not kept there, the next load does it again: %s",
                     self._folder,
-                    error,
+                    str(error),  # with its frames a record that is kept would keep weights
                 )
             self._keeps = False
 

@@ -10,6 +10,7 @@ import torch
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
 from strata_runtime.loading import checkpoint as checkpoint_module
+from strata_runtime.loading import load_cache
 from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.load import ANY_FORMATS
 from strata_runtime.loading.random_model import make_random_model
@@ -66,12 +67,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.parametrize("name", ["int8", "w8a8", "int4", "int3", "fp8_e4m3", "any3"])
+KEPT = ("any3", 0.0), ("any3", 1.0)  # share of the disk that must stay free: the layers are kept, or they are not
+
+
+@pytest.mark.parametrize(
+    ("name", "free"), [*((name, 0.0) for name in ("int8", "w8a8", "int4", "int3", "fp8_e4m3")), *KEPT]
+)
 @pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
 def test_at_most_two_linears_are_held_as_they_were_read(
-    name: FormatName, compute_type: ComputeType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: FormatName,
+    free: float,
+    compute_type: ComputeType,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(load_cache, "FREE_SHARE", free)
     held = Held()
     monkeypatch.setattr(checkpoint_module, "_read", held.of(checkpoint_module._read))
     role = roles(model, 3, formats=[name] * LAYERS, compute_type=compute_type)[1]
