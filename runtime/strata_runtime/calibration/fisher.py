@@ -78,6 +78,7 @@ def calibrated_layers(
             passed(index, BACKWARD)
             if index in wanted:
                 yield LayerCalibration(index, found, _by_linear(recorder))
+            del found, recorder  # before the next layer's are there
 
 
 def _of_the_loss(head: Piece, states: Sequence[Tensor], windows: Sequence[Tensor]) -> list[Tensor]:

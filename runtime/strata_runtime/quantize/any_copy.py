@@ -105,6 +105,7 @@ def make_copy(job: Job, progress: Callable[[int, int], None]) -> list[LayerDone]
                     counted.passed(layer, _QUANTIZED)
             seconds = time.perf_counter() - started
             done[layer] = LayerDone(layer, made.shapes, seconds, kept=kept is not None, size_bytes=made.size_bytes)
+            del found  # before the next layer's is there
     return [done[layer] for layer in sorted(done)]
 
 

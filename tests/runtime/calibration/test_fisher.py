@@ -1,5 +1,6 @@
 """Fisher diagonals, taken a layer at a time, are those of the whole model."""
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,21 @@ def test_linears_with_the_same_inputs_share_a_hessian_and_every_pass_is_told(tmp
     assert len(found.hessians) == 7
     assert len({id(each) for each in found.hessians.values()}) == 4
     assert passes == [*((layer, FORWARD) for layer in range(6)), (5, BACKWARD), (4, BACKWARD)]
+
+
+def test_one_layer_is_held_at_a_time(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "llama")
+    seen: list[weakref.ref[torch.Tensor]] = []
+    held: list[bool] = []
+
+    def passed(_layer: int, work: int) -> None:
+        held.extend(ref() is not None for ref in seen if work == BACKWARD)
+
+    for each in calibrated_layers(folder, WINDOWS, passed=passed):
+        seen += [weakref.ref(found) for found in (*each.fisher.values(), *each.hessians.values())]
+        del each
+    assert held
+    assert not any(held)
 
 
 def test_only_the_layers_asked_for_are_given(tmp_path: Path) -> None:
