@@ -20,6 +20,8 @@ from torch import Tensor
 
 from benchmarks.quality_matrices import nested_forms, upscaling_rows
 from benchmarks.quality_methods import (
+    FITTED,
+    GPTQ_NAME,
     WIDTHS,
     Calibrated,
     Method,
@@ -29,6 +31,7 @@ from benchmarks.quality_methods import (
     methods,
 )
 from benchmarks.quality_model import Losses, Measured, Replacement
+from benchmarks.quality_refit import refit_rows
 from benchmarks.rows import Row, run
 from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName, stored_bytes
 from strata_planner.sensitivity import Sensitivity
@@ -50,15 +53,17 @@ def measure(tokens: int) -> list[Row]:
     torch.set_num_threads(1)
     console = Console(width=150)
     rows = upscaling_rows()
-    table, compared = nested_forms()
-    console.print(table)
+    for made in (nested_forms, refit_rows):
+        table, compared = made()
+        console.print(table)
+        rows += compared
     windows = read_windows(MODEL, MODEL / TEXT, WINDOW, min(tokens, CALIBRATION_TOKENS), tokens)
     model = Measured(MODEL, windows.held_back)
     dense = model.losses({})
     console.print(
         f"{MODEL.name}: {len(windows.held_back)} windows of {WINDOW} tokens, perplexity {dense.perplexity:.3f}"
     )
-    rows += [*compared, *_format_rows(model, dense, windows, console)]
+    rows += _format_rows(model, dense, windows, console)
     found = calibrated(MODEL, windows.calibration)
     return [*rows, *_width_rows(model, found, console), *_mixed_rows(model, found, windows, console)]
 
@@ -87,7 +92,7 @@ def _format_rows(model: Measured, dense: Losses, windows: Windows, console: Cons
 
 
 def _width_rows(model: Measured, found: Calibrated, console: Console) -> list[Row]:
-    """Every method at every width that it has; the nested models over the separate ones."""
+    """Every method at every width that it has; the nested models over separate ones that were treated alike: as `strata quantize --text` makes them, and less."""
     measured: dict[tuple[str, int], Losses] = {}
     listed = methods(found)
     for method in listed:
@@ -103,26 +108,28 @@ def _width_rows(model: Measured, found: Calibrated, console: Console) -> list[Ro
             lambda method, bits: f"{_stored_bits(model, partial(method.stored, bits)):.2f}",
         )
     )
-    rows = []
-    for end, importance in (("", "Fisher"), ("_plain", "unweighted")):
-        for bits in (width for width in WIDTHS if (f"separate k-means, {importance}", width) in measured):
-            nested, separate = (
-                measured[f"{kind}, {importance}", bits] for kind in ("any precision", "separate k-means")
-            )
-            ratio, error = nested.over(separate)
-            rows.append(
-                Row(
-                    f"nested_over_separate_k{bits}{end}",
-                    nested.perplexity,
-                    f"per token, {importance}; ratio's standard error {error:.4f}",
-                    "k-means of that width",
-                    separate.perplexity,
-                    ratio,
-                    MOST_RATIO if bits <= HIGH and not end else None,
-                    lower_is_better=True,
-                )
-            )
-    return rows
+    peers = [
+        (f"nested_over_separate{{}}{end}", f"any precision, {kind}", f"separate k-means, {kind}", not end)
+        for end, kind in (("", FITTED), ("_fisher", "Fisher"), ("_plain", "unweighted"))
+    ]
+    peers.append(("nested_over_gptq{}", f"any precision, {FITTED}", GPTQ_NAME, False))
+    return [
+        _over(name.format(f"_k{bits}"), (ours, theirs), bits, measured, listed=listed and bits <= HIGH)
+        for name, ours, theirs, listed in peers
+        for bits in WIDTHS
+        if {(ours, bits), (theirs, bits)} <= measured.keys()
+    ]
+
+
+def _over(
+    name: str, methods_: tuple[str, str], bits: int, measured: Mapping[tuple[str, int], Losses], *, listed: bool
+) -> Row:
+    """One method over another, the same width and the same windows."""
+    ours, theirs = (measured[each, bits] for each in methods_)
+    ratio, error = ours.over(theirs)
+    unit = f"per token, {methods_[0]}; ratio's standard error {error:.4f}"
+    goal = MOST_RATIO if listed else None
+    return Row(name, ours.perplexity, unit, methods_[1], theirs.perplexity, ratio, goal, lower_is_better=True)
 
 
 def _by_width(title: str, listed: Sequence[Method], cell: Callable[[Method, int], str]) -> Table:

@@ -10,18 +10,20 @@ from torch import Tensor, nn
 
 from benchmarks.quality_model import Replacement
 from strata_planner.contract.formats import ANY_PRECISION, GPTQ, FormatName, group_size, stored_bytes
-from strata_runtime.calibration.fisher import fisher_diagonals
+from strata_runtime.calibration.fisher import calibrated_layers
 from strata_runtime.calibration.hessians import input_hessians
 from strata_runtime.calibration.layers import LayeredModel
 from strata_runtime.precision import make_linear, nested_uniform
 from strata_runtime.precision.activation_calibration import Recipe, calibrate_activations
-from strata_runtime.precision.any_precision import quantize_any, refit
+from strata_runtime.precision.any_precision import AnyParent, quantize_any, refit
+from strata_runtime.precision.any_precision.refit import WIDTHS as REFITTED
 from strata_runtime.precision.gptq.solver import GptqSettings, quantize_gptq
 from strata_runtime.precision.quantizers import CODE_OFFSET, quantize_groups
 from strata_runtime.precision.static_linear import static_linear
 
 WIDTHS = tuple(ANY_PRECISION)
-REFITTED = (3, 4, 5)
+FITTED = "Fisher, refitted"
+GPTQ_NAME = "GPTQ, groups, act-order"
 _ROUNDS_ACTIVATIONS = {"w8a8", "fp8_a8", "any4_a8"}
 _SCALE_AND_ZERO_BYTES = 4
 
@@ -49,40 +51,27 @@ class Calibrated:
 
     def nested(self, weights: Weights, bits: int) -> Weights:
         """One 8-bit parent of each weight, at `bits`."""
-        return {
-            path: quantize_any(weight, importance=self.fisher[path]).dequantized(bits)
-            for path, weight in weights.items()
-        }
+        return _each(_nested, self.fisher, weights, bits)
 
-    def refitted(self, weights: Weights, bits: int) -> Weights:
-        """The same codes, the table of `bits` fitted to the inputs."""
+    def refitted(self, weights: Weights, bits: int, *, separate: bool) -> Weights:
+        """The codes of one 8-bit parent, or of separate clusters, and the table of `bits` fitted to the inputs: the same on both sides."""
+        parents = {
+            path: _parent(weight, bits, self.fisher[path], separate=separate) for path, weight in weights.items()
+        }
         return {
-            path: refit(
-                quantize_any(weight, importance=self.fisher[path]), weight, self.hessians[path], widths=(bits,)
-            ).dequantized(bits)
-            for path, weight in weights.items()
+            path: refit(parent, weights[path], self.hessians[path], widths=(bits,)).dequantized(bits)
+            for path, parent in parents.items()
         }
 
 
 def calibrated(folder: Path, windows: Sequence[Tensor]) -> Calibrated:
+    """As `strata quantize` finds them."""
     fisher: dict[str, Tensor] = {}
-    for _, found in fisher_diagonals(folder, windows):
-        fisher |= found
-    return Calibrated(folder, windows, fisher, _hessians(folder, windows))
-
-
-def _hessians(folder: Path, windows: Sequence[Tensor]) -> Weights:
-    found: dict[str, Tensor] = {}
-    with torch.inference_mode():
-        model = LayeredModel(folder, torch.float32, torch.device("cpu"))
-        states = model.embedding().run(windows)
-        for index in range(model.num_layers):
-            layer = model.layer(index)
-            keys = {linear: key for key, linear in layer.keyed_linears.items()}
-            for shared in input_hessians(layer, states):
-                found |= {keys[layer.linears[path]]: shared.hessian for path in shared.linears}
-            states = layer.run(states)
-    return {key: hessian.clone() for key, hessian in found.items()}
+    hessians: dict[str, Tensor] = {}
+    for found in calibrated_layers(folder, windows):
+        fisher |= found.fisher
+        hessians |= found.hessians
+    return Calibrated(folder, windows, fisher, hessians)
 
 
 def in_format(weight: Tensor, name: FormatName) -> Replacement:
@@ -107,14 +96,15 @@ def methods(found: Calibrated) -> list[Method]:
     fisher: Weights = found.fisher
     return [
         Method("any precision, Fisher", WIDTHS, found.nested, any_bytes),
-        Method("any precision, Fisher, refitted", REFITTED, found.refitted, any_bytes),
+        Method(f"any precision, {FITTED}", REFITTED, partial(found.refitted, separate=False), any_bytes),
         Method("any precision, unweighted", WIDTHS, partial(_each, _nested, None), any_bytes),
+        Method(f"separate k-means, {FITTED}", REFITTED, partial(found.refitted, separate=True), any_bytes),
         Method("separate k-means, Fisher", WIDTHS, partial(_each, _separate, fisher), any_bytes),
         Method("separate k-means, unweighted", (3, 4, 5, 6), partial(_each, _separate, None), any_bytes),
         Method("uniform nested, Fisher", WIDTHS, partial(_each, _uniform, fisher), _group_bytes),
         Method("uniform nested, unweighted", WIDTHS, partial(_each, _uniform, None), _group_bytes),
         Method("round to nearest, groups", WIDTHS, partial(_each, _nearest, None), _group_bytes),
-        Method("GPTQ, groups, act-order", (3, 4, 8), partial(_gptq, found), partial(_format_bytes, GPTQ)),
+        Method(GPTQ_NAME, (3, 4, 8), partial(_gptq, found), partial(_format_bytes, GPTQ)),
     ]
 
 
@@ -125,12 +115,18 @@ def _each(
 
 
 def _nested(weight: Tensor, bits: int, importance: Tensor | None) -> Tensor:
-    return quantize_any(weight, importance=importance).dequantized(bits)
+    return _parent(weight, bits, importance, separate=False).dequantized(bits)
 
 
 def _separate(weight: Tensor, bits: int, importance: Tensor | None) -> Tensor:
-    """2^bits clusters at once, as SqueezeLLM makes each width (arXiv 2306.07629, section 4.1)."""
-    return quantize_any(weight, bits, importance=importance, seed_bits=bits).dequantized(bits)
+    return _parent(weight, bits, importance, separate=True).dequantized(bits)
+
+
+def _parent(weight: Tensor, bits: int, importance: Tensor | None, *, separate: bool) -> AnyParent:
+    """`separate`: 2^bits clusters at once, as SqueezeLLM makes each width (arXiv 2306.07629, section 4.1)."""
+    if separate:
+        return quantize_any(weight, bits, importance=importance, seed_bits=bits)
+    return quantize_any(weight, importance=importance)
 
 
 def _uniform(weight: Tensor, bits: int, importance: Tensor | None) -> Tensor:
