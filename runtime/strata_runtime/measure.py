@@ -26,6 +26,7 @@ from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
 from strata_planner.contract.values import ContractError, from_builtins, to_json
 from strata_runtime.errors import InputError
+from strata_runtime.native import build
 
 VERSION = 3  # of the measurement: raised when its results change meaning
 PREFILL_TOKENS = 256
@@ -182,8 +183,7 @@ def store_of(device: str, threads: int, compute_type: ComputeType) -> Store:
         "threads": threads,
         "computeType": compute_type,
     }
-    if device == "cuda":
-        key |= {"gpus": gpu_names()} | gpu_libraries()
+    key |= {"gpus": gpu_names()} | gpu_libraries() if device == "cuda" else {"library": build.digest()}
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(f"{name} {device} {compute_type}".encode()).hexdigest()[:12]
     return Store(base / "strata" / f"profile-{digest}-{threads}.json", key)

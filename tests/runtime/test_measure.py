@@ -17,6 +17,7 @@ from strata_planner.contract.values import from_json
 from strata_runtime import measure, timing
 from strata_runtime.errors import InputError
 from strata_runtime.measure import PREFILL_TOKENS, LinearSeconds, Store, Subject, Timings
+from strata_runtime.native import build
 from strata_runtime.precision import MAKERS
 
 SECONDS = st.floats(1e-6, 1.0)
@@ -73,6 +74,10 @@ def test_a_kept_profile_comes_back_for_the_same_key_only(tmp_path: Path) -> None
     assert store.load() == a_profile()
     assert Store(store.file, {"version": 2, "processor": "a"}).load() is None
     assert [each.name for each in store.file.parent.iterdir()] == ["profile.json"]
+
+
+def test_rates_of_a_processor_are_those_of_one_build_of_the_native_library() -> None:
+    assert measure.store_of("cpu", 1, "bfloat16").key["library"] == build.digest()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"key": {}, "profile": {"type": "cpu"}}', '{"key": {}}'])

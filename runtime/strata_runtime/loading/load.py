@@ -43,6 +43,7 @@ from strata_runtime.precision import COMPUTE_DTYPES, make_linear
 from strata_runtime.precision.activation_file import activations_of
 from strata_runtime.precision.any_linear import AnyLinear
 from strata_runtime.precision.any_precision import quantize_any
+from strata_runtime.precision.gptq.gptq_linear import GptqLinear
 from strata_runtime.precision.linear import check_weight
 from strata_runtime.precision.planes import pack_planes
 from strata_runtime.precision.static_linear import static_linear
@@ -260,8 +261,10 @@ class _Loader:
             return
         parent, attribute = self._stage.places(unit.layer)[unit.key]
         if piece.module is not None:
-            setattr(parent, attribute, piece.module.to(self._device))
-            piece.module = None
+            module, piece.module = piece.module.to(self._device), None
+            if isinstance(module, GptqLinear):
+                module.settle(self._dtype)
+            setattr(parent, attribute, module)
             return
         weight, bias, planes = (piece.tensors.pop("weight", None), piece.tensors.pop("bias", None), piece.planes)
         piece.planes = None

@@ -35,8 +35,6 @@ from strata_runtime.precision import QuantLinear
 from strata_runtime.precision.any_linear import AnyLinear
 from strata_runtime.precision.float8_linear import Float8Linear
 from strata_runtime.precision.gptq.gptq_linear import GptqLinear
-from strata_runtime.precision.gptq.kernels import GPTQ_KERNELS, HUMMING
-from strata_runtime.precision.humming_kernels import RepackedWeight
 from strata_runtime.precision.kernels import (
     CHANNEL_KERNELS,
     FLOAT8_KERNELS,
@@ -176,11 +174,8 @@ def _kernel(linear: QuantLinear, tokens: Tensor) -> str:
     if not isinstance(linear, GptqLinear):
         held: Any = linear.stored
         return select(_TABLES[type(linear)], linear.format, tokens, held).name
-    linear(tokens[:1])  # its first product settles how it is stored
-    stored = linear.stored
-    if isinstance(stored, RepackedWeight):
-        return HUMMING
-    return select(GPTQ_KERNELS, linear.format, stored.gathered(tokens), stored).name
+    linear.settle(tokens.dtype)
+    return linear.kernel_name(tokens)
 
 
 def _role(spec: StageSpec) -> Role:
