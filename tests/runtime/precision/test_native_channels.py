@@ -54,6 +54,15 @@ def test_a_scale_of_each_token(level: str, count: int, rows: int, columns: int, 
     assert torch.equal(native_channels.channel_linear(tokens, codes, scales), expected), level
 
 
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 8, 66])
+@pytest.mark.parametrize("shape", [(7, 4096), (50, 4150), (97, 9000)])
+def test_several_sections_of_columns(level: str, shape: tuple[int, int], count: int) -> None:
+    tokens, codes = some(count, shape[1], 0), (some(*shape, 1) * 60).round().clamp(-128, 127).to(torch.int8)
+    scales = some(shape[0], 1, 2)[:, 0].abs()
+    expected = reference.multiply_quantized(tokens, codes, scales)
+    assert torch.equal(native_channels.channel_linear(tokens, codes, scales), expected), level
+
+
 @given(**shapes)
 @laws
 def test_scales_known_before(level: str, count: int, rows: int, columns: int, dtype: torch.dtype, seed: int) -> None:

@@ -98,6 +98,14 @@ def test_8_bit_activations_agree_in_every_bit(
     assert torch.equal(found, plane_kernels.reference_int8(tokens, weight))
 
 
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 8, 66])
+@pytest.mark.parametrize("shape", [(7, 4096), (50, 4160), (97, 9000)])
+def test_8_bit_activations_over_several_sections_of_columns(level: str, shape: tuple[int, int], count: int) -> None:
+    weight, tokens = a_weight(shape, 4, torch.bfloat16), some_tokens(count, shape[1], torch.bfloat16)
+    found = native_planes.planes_linear_int8(tokens, weight.planes, weight.table)
+    assert torch.equal(found, plane_kernels.reference_int8(tokens, weight)), level
+
+
 @given(
     shape=shapes,
     bits=st.sampled_from([2, 3, 4, 8]),
