@@ -1,7 +1,5 @@
 """The native library stores and restores 8-bit keys and values with the bits of torch's way, on every path of the processor."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -14,21 +12,7 @@ from strata_runtime.precision import COMPUTE_DTYPES
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native library is here")
-LEVELS = {"portable": 0, "avx2": 1, "avx512": 2}
 PAGES = 6
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    found = native.library()
-    assert found is not None
-    taken = found.strata_limit_cpu_level(LEVELS[request.param])
-    try:
-        if taken != LEVELS[request.param]:
-            pytest.skip(f"this processor has no {request.param}")
-        yield request.param
-    finally:
-        found.strata_limit_cpu_level(max(LEVELS.values()))
 
 
 def both(shape: PoolShape) -> tuple[Pool, Pool]:

@@ -1,7 +1,5 @@
 """The native product of bytes gives the reference's bits on every path of the processor, for every shape and view."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -14,20 +12,6 @@ from strata_runtime.precision.static_weight import quantize_static
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native library is here")
-LEVELS = {"portable": 0, "avx2": 1, "avx512": 2}
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    found = native.library()
-    assert found is not None
-    taken = found.strata_limit_cpu_level(LEVELS[request.param])
-    try:
-        if taken != LEVELS[request.param]:
-            pytest.skip(f"this processor has no {request.param}")
-        yield request.param
-    finally:
-        found.strata_limit_cpu_level(max(LEVELS.values()))
 
 
 def some(rows: int, columns: int, seed: int) -> torch.Tensor:

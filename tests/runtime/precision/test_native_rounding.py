@@ -1,7 +1,5 @@
 """Rounding in the native library gives what rounding in torch gives, on every path that this processor has."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -11,20 +9,7 @@ from strata_runtime.native import library
 from strata_runtime.precision import native_rounding, quantizers
 
 torch.set_num_threads(1)
-LEVELS = ("portable", "avx2", "avx512")
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no native library here")
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[None]:
-    found = library()
-    assert found is not None
-    wanted = LEVELS.index(request.param)
-    reached = found.strata_limit_cpu_level(wanted)
-    yield
-    found.strata_limit_cpu_level(len(LEVELS) - 1)
-    if reached != wanted:
-        pytest.skip(f"this processor has no {request.param}")
 
 
 def in_torch(weight: torch.Tensor, bits: int, group: int, scale_dtype: torch.dtype) -> quantizers.GroupCodes:
@@ -51,7 +36,7 @@ def test_codes_scales_and_zeros_are_those_of_the_reference(
     dtypes: tuple[torch.dtype, torch.dtype],
     scale: float,
     seed: int,
-    level: None,
+    level: str,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     wide = torch.randn(rows, groups * group + 7, generator=generator) * scale
@@ -77,7 +62,7 @@ def test_codes_scales_and_zeros_are_those_of_the_reference(
     seed=st.integers(0, 99),
 )
 def test_channels_are_those_of_the_reference(
-    rows: int, columns: int, dtypes: tuple[torch.dtype, torch.dtype], scale: float, seed: int, level: None
+    rows: int, columns: int, dtypes: tuple[torch.dtype, torch.dtype], scale: float, seed: int, level: str
 ) -> None:
     wide = torch.randn(rows + 1, columns + 5, generator=torch.Generator().manual_seed(seed)) * scale
     wide[0] = 0.0

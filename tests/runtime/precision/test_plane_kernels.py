@@ -1,8 +1,5 @@
 """Every kernel of bit-planes computes what the reference defines: all shapes, types, views and paths of the processor; NaN goes where it must."""
 
-import ctypes
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -18,26 +15,11 @@ from strata_runtime.precision.weights import PlanesWeight
 
 torch.set_num_threads(1)
 SAME_LEVEL = [HealthCheck.function_scoped_fixture]  # all examples of a test take the one level
-LEVELS = {"portable": 0, "avx2": 1, "avx512": 2}
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # Products of values rounded to the type, summed in float32 in any order, rounded once.
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2e-6}
 KERNELS = {kernel.name: kernel for kernel in PLANE_KERNELS}
 needs_library = pytest.mark.skipif(library() is None, reason="no native library is here")
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each path that this processor has, taken while the test runs."""
-    found = library()
-    if found is None:
-        pytest.skip("no native library is here")
-    found.strata_limit_cpu_level.argtypes = [ctypes.c_int]
-    taken = found.strata_limit_cpu_level(LEVELS[request.param])
-    if taken != LEVELS[request.param]:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    found.strata_limit_cpu_level(max(LEVELS.values()))
 
 
 def a_weight(shape: tuple[int, int], bits: int, dtype: torch.dtype, seed: int = 0) -> PlanesWeight:

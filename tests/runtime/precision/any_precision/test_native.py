@@ -1,7 +1,5 @@
 """The native quantizer is the one in torch, code for code, on every path of the processor and any number of threads; so are sums of Hessians, but for rounding."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,15 +13,6 @@ from tests.runtime.precision.any_precision.test_quantize import DEGENERATE, heav
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(native.library_here() is None, reason="no native library is here")
 WIDEST = 2
-
-
-@pytest.fixture(params=range(WIDEST + 1), ids=["portable", "avx2", "avx512"])
-def level(request: pytest.FixtureRequest) -> Iterator[None]:
-    library = native.library_here()
-    assert library is not None
-    reached = library.strata_limit_cpu_level(request.param)
-    yield None if reached == request.param else pytest.skip("this processor has no such instructions")
-    library.strata_limit_cpu_level(WIDEST)
 
 
 def same(weight: torch.Tensor, importance: torch.Tensor | None, seed_bits: int = 3, bits: int = 8) -> None:
@@ -49,7 +38,7 @@ def test_any_rows(shape: tuple[int, int], widths: list[int], seed: int, values: 
     same(weight, importances(*shape, seed=seed + 9) if weighted else None, *widths)
 
 
-def test_every_path_of_the_processor(level: None) -> None:
+def test_every_path_of_the_processor(level: str) -> None:
     same(heavy_tailed(6, 3001), importances(6, 3001))
     same(heavy_tailed(6, 3001), None)
 
@@ -98,7 +87,7 @@ def test_sums_of_hessians(columns: int, bits: int, rows: int, seed: int) -> None
 
 
 @pytest.mark.parametrize("columns", [257, 2300])
-def test_sums_of_hessians_have_one_order(columns: int, level: None) -> None:
+def test_sums_of_hessians_have_one_order(columns: int, level: str) -> None:
     """On every path and any number of threads, over several tiles that do not divide."""
     codes, missed, hessian = sums_to(columns, 4)
     found = native.curved(codes, missed, hessian, 16)
