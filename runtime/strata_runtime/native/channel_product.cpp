@@ -89,10 +89,17 @@ class StoredRows {
   }
 
   template <int Tokens>
-  STRATA_AVX512 __attribute__((noinline)) void row(int64_t row, const int8_t* activations, __m512i* sums, float& scale) const {
+  STRATA_AVX512 void pair(const int64_t (&rows)[2], const int8_t* activations, __m512i (*sums)[Tokens], float* scales) const {
+    for (int place = 0; place < 2; ++place) {  // one after the other: memory gives one stream faster than two
+      scales[place] = weight_.scales[rows[place]];
+      multiply_row(weight_.row(rows[place]), activations, sums[place]);
+    }
+  }
+
+ private:
+  template <int Tokens>
+  STRATA_AVX512 __attribute__((noinline)) void multiply_row(const int8_t* codes, const int8_t* activations, __m512i (&sums)[Tokens]) const {
     constexpr int kAtOnce = Tokens > 2 ? 2 : 4;  // runs, with sums of their own
-    const int8_t* codes = weight_.row(row);
-    scale = weight_.scales[row];
     __m512i found[kAtOnce][Tokens];
 #pragma GCC unroll 8
     for (auto& part : found)
@@ -117,7 +124,6 @@ class StoredRows {
     }
   }
 
- private:
   STRATA_INLINE static __m512i shifted(__m512i codes) { return _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(kShift))); }
 
   const Weight& weight_;

@@ -132,7 +132,8 @@ STRATA_AVX512 void many_tokens(Source& source, const Activations& activations, c
   }
 }
 
-// The same with one group of tokens. Of a source: row<Tokens>(row, activations, sums, scale): the sums of a row before their last addition, and its scale.
+// The same with one group of tokens. Of a source: pair<Tokens>(rows, activations, sums, scales): the sums of two rows before their last addition, and their
+// scales.
 template <int Tokens, class Source>
 STRATA_AVX512 void few_tokens(const Source& source, const Activations& activations, const Result& result, int64_t begin, int64_t end) {
   for (int64_t first = begin; first < end; first += kRowsAtOnce) {
@@ -141,9 +142,9 @@ STRATA_AVX512 void few_tokens(const Source& source, const Activations& activatio
     float scales[kRowsAtOnce];
     for (int64_t some = 0; some < rows; some += 4) {
       __m512i found[4][Tokens];
-      for (int64_t each = 0; each < 4; ++each) {  // rows beyond the last repeat it: not stored
-        const int64_t place = some + each < rows ? some + each : rows - 1;
-        source.template row<Tokens>(first + place, activations.codes, found[each], scales[place]);
+      for (int64_t each = some; each < some + 4; each += 2) {  // rows beyond the last repeat it: not stored
+        const int64_t pair[2] = {first + (each < rows ? each : rows - 1), first + (each + 1 < rows ? each + 1 : rows - 1)};
+        source.template pair<Tokens>(pair, activations.codes, found + (each - some), scales + each);
       }
 #pragma GCC unroll 8
       for (int token = 0; token < Tokens; ++token)

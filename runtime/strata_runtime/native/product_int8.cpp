@@ -1,5 +1,4 @@
-// The format any4_a8: int8 activations, a scale per token; values rounded to int8, a scale per row. A few tokens: codes are looked up in registers and
-// multiplied there. More: six rows of the weight are decoded into the cache, then multiplied in blocks (int8_avx512.h).
+// The format any4_a8: int8 activations, a scale per token; values rounded to int8, a scale per row. How AVX-512 multiplies is in int8_avx512.h.
 #include "int8.h"
 
 #include "codes.h"
@@ -72,7 +71,7 @@ STRATA_INLINE void transposed(const Planes& weight, int64_t row, int64_t tile, i
   transpose<4>(planes, codes);
 }
 
-// Many tokens: six rows are decoded a section of columns at a time, while the planes of the next ones are fetched.
+// Many tokens: six rows are decoded a section of columns at a time, and the planes of the next ones fetched meanwhile.
 class PlaneRows {
  public:
   // Of six rows.
@@ -114,22 +113,31 @@ class PlaneRows {
     return {decoded_, stride_, weight_, row_ends ? row_ + kGroupRows : row_, next, next, end < weight_.tiles() ? end : weight_.tiles()};
   }
 
+  // A few tokens: codes are looked up in registers and multiplied there.
   template <int Tokens>
-  STRATA_INLINE void row(int64_t row, const int8_t* activations, __m512i* sums, float& scale) const {
-    const __m512i table = shifted_table(weight_, row, type_, scale);
-    __m512i found[2][Tokens];
+  STRATA_INLINE void pair(const int64_t (&rows)[2], const int8_t* activations, __m512i (*sums)[Tokens], float* scales) const {
+    __m512i tables[2], found[2][2][Tokens], codes[2][8];
 #pragma GCC unroll 8
-    for (auto& part : found)
+    for (int place = 0; place < 2; ++place) {
+      tables[place] = shifted_table(weight_, rows[place], type_, scales[place]);
 #pragma GCC unroll 8
-      for (auto& sum : part) sum = _mm512_setzero_si512();
+      for (auto& part : found[place])
+#pragma GCC unroll 8
+        for (auto& sum : part) sum = _mm512_setzero_si512();
+    }
     for (int64_t tile = 0; tile < weight_.tiles(); ++tile, activations += kTile * Tokens) {
-      __m512i codes[8];
-      transposed(weight_, row, tile, 0, kAheadBytes, codes);
 #pragma GCC unroll 8
-      for (int b = 0; b < 8; ++b) add_tokens<Tokens>(found[b % 2], _mm512_permutexvar_epi8(codes[b], table), activations + b * kRun * Tokens);
+      for (int place = 0; place < 2; ++place) transposed(weight_, rows[place], tile, 0, kAheadBytes, codes[place]);
+#pragma GCC unroll 8
+      for (int b = 0; b < 8; ++b)
+#pragma GCC unroll 8
+        for (int place = 0; place < 2; ++place)
+          add_tokens<Tokens>(found[place][b % 2], _mm512_permutexvar_epi8(codes[place][b], tables[place]), activations + b * kRun * Tokens);
     }
 #pragma GCC unroll 8
-    for (int token = 0; token < Tokens; ++token) sums[token] = _mm512_add_epi32(found[0][token], found[1][token]);
+    for (int place = 0; place < 2; ++place)
+#pragma GCC unroll 8
+      for (int token = 0; token < Tokens; ++token) sums[place][token] = _mm512_add_epi32(found[place][0][token], found[place][1][token]);
   }
 
  private:

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strata_runtime import native
-from strata_runtime.precision import COMPUTE_DTYPES, native_channels, reference
+from strata_runtime.precision import COMPUTE_DTYPES, native_channels, native_planes, reference
 from strata_runtime.precision.static_kernels import reference_product
 from strata_runtime.precision.static_weight import quantize_static
 
@@ -82,7 +82,7 @@ def test_parts_of_larger_tensors_are_multiplied_where_they_lie(level: str) -> No
 
 
 def test_the_largest_sums_are_exact(level: str) -> None:
-    columns = native_channels.MOST_INPUTS_INT8
+    columns = native_planes.MOST_INPUTS_INT8
     tokens, codes = torch.full((1, columns), -3.0), torch.full((2, columns), 127, dtype=torch.int8)
     out = native_channels.channel_linear(tokens, codes, torch.ones(2))
     assert torch.equal(out, reference.multiply_quantized(tokens, codes, torch.ones(2))), level
