@@ -30,11 +30,15 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     return answer
 
 
-def test_a_copy_is_made_beside_the_model_and_verified(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("more", "refitted"), [([], [3, 4, 5]), (["--no-refit"], []), (["--bits", "3"], [3])])
+def test_a_copy_is_made_beside_the_model_and_verified(
+    more: list[str], refitted: list[int], model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = model / "text.txt"
     text.write_text("Whoever reads this counts as a calibration. " * 20)
-    assert main([str(model), "--text", str(text), "--window", "32", "--tokens", "64"]) == 0
+    assert main([str(model), "--text", str(text), "--window", "32", "--tokens", "64", *more]) == 0
     made = told(capsys)
+    assert made["refitted"] == refitted
     assert made["folder"] == str(model / "strata-any")
     assert made["calibration_tokens"] == 64
     assert len(made["layers"]) == 2  # type: ignore[arg-type]
