@@ -9,6 +9,7 @@ namespace strata {
 
 constexpr int kGroupRows = 6;
 constexpr int64_t kMostTiles = 8;  // of 512 columns, multiplied at once: of 6 rows and 4 tokens they stay in the first-level cache
+constexpr int64_t kMostBytesOfFew = 32768;  // of tokens that pass row by row: they stay in the first-level cache
 
 STRATA_INLINE __m128i sums_of(__m512i a, __m512i b, __m512i c, __m512i d) {
   const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -157,6 +158,7 @@ STRATA_AVX512 void few_tokens(const Source& source, const Activations& activatio
 
 template <class Source>
 void multiply_rows(Source& source, const Activations& activations, const Result& result, int64_t begin, int64_t end) {
+  if (activations.tokens > 1 && activations.tokens * activations.runs * kRun > kMostBytesOfFew) return many_tokens(source, activations, result, begin, end);
   switch (activations.tokens) {
     case 1: return few_tokens<1>(source, activations, result, begin, end);
     case 2: return few_tokens<2>(source, activations, result, begin, end);

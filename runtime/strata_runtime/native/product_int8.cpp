@@ -42,6 +42,8 @@ STRATA_AVX2 void avx2_rows(const Planes& weight, const Activations& activations,
 constexpr int64_t kPadding = 64;      // bytes between decoded rows, so that they do not meet in one set of the cache
 constexpr int64_t kAheadBytes = 3072;  // of each plane, prefetched: 4096 would fall into the cache's set that is being read
 
+constexpr int64_t kPairedTiles = 8;    // of one or two tokens: two longer rows at once are read from memory more slowly
+
 // The values of a row of four bits as shifted bytes, four times over as look-ups read them, and their scale.
 STRATA_INLINE __m512i shifted_table(const Planes& weight, int64_t row, Type type, float& scale) {
   const uint8_t* at = weight.table + row * weight.table_stride_bytes;
@@ -113,12 +115,19 @@ class PlaneRows {
     return {decoded_, stride_, weight_, row_ends ? row_ + kGroupRows : row_, next, next, end < weight_.tiles() ? end : weight_.tiles()};
   }
 
-  // A few tokens: codes are looked up in registers and multiplied there.
   template <int Tokens>
   STRATA_INLINE void pair(const int64_t (&rows)[2], const int8_t* activations, __m512i (*sums)[Tokens], float* scales) const {
-    __m512i tables[2], found[2][2][Tokens], codes[2][8];
+    if (Tokens > 2 || weight_.tiles() <= kPairedTiles) return multiply<Tokens, 2>(rows, activations, sums, scales);
+    for (int place = 0; place < 2; ++place) multiply<Tokens, 1>(rows + place, activations, sums + place, scales + place);
+  }
+
+ private:
+  // Codes are looked up in registers and multiplied there.
+  template <int Tokens, int Rows>
+  STRATA_INLINE void multiply(const int64_t* rows, const int8_t* activations, __m512i (*sums)[Tokens], float* scales) const {
+    __m512i tables[Rows], found[Rows][2][Tokens], codes[Rows][8];
 #pragma GCC unroll 8
-    for (int place = 0; place < 2; ++place) {
+    for (int place = 0; place < Rows; ++place) {
       tables[place] = shifted_table(weight_, rows[place], type_, scales[place]);
 #pragma GCC unroll 8
       for (auto& part : found[place])
@@ -127,20 +136,19 @@ class PlaneRows {
     }
     for (int64_t tile = 0; tile < weight_.tiles(); ++tile, activations += kTile * Tokens) {
 #pragma GCC unroll 8
-      for (int place = 0; place < 2; ++place) transposed(weight_, rows[place], tile, 0, kAheadBytes, codes[place]);
+      for (int place = 0; place < Rows; ++place) transposed(weight_, rows[place], tile, 0, kAheadBytes, codes[place]);
 #pragma GCC unroll 8
       for (int b = 0; b < 8; ++b)
 #pragma GCC unroll 8
-        for (int place = 0; place < 2; ++place)
+        for (int place = 0; place < Rows; ++place)
           add_tokens<Tokens>(found[place][b % 2], _mm512_permutexvar_epi8(codes[place][b], tables[place]), activations + b * kRun * Tokens);
     }
 #pragma GCC unroll 8
-    for (int place = 0; place < 2; ++place)
+    for (int place = 0; place < Rows; ++place)
 #pragma GCC unroll 8
       for (int token = 0; token < Tokens; ++token) sums[place][token] = _mm512_add_epi32(found[place][0][token], found[place][1][token]);
   }
 
- private:
   STRATA_INLINE void decode(int64_t row, int64_t first_tile, int64_t last_tile, __m512i table, uint8_t* out) const {
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
       __m512i codes[8];
