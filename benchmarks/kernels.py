@@ -160,7 +160,7 @@ def measure() -> list[Row]:
         worst = max(map(deviation, single.values()))
         rows.append(Row("matvec_proportional", worst, "of time per bit, worst shape", goal=0.25, lower_is_better=True))
         rows.append(worst_row("matvec_over_int4pack", single, "k4", ("int4pack",), "torch int4pack", 1.0))
-        rows.append(worst_row("matvec_a8_over_a16", single, "k4 a8", ("k4",), "16-bit activations", 1.0))
+        rows.append(worst_row("matvec_a8_over_a16", single, "k4 a8", ("k4",), "16-bit activations", None))
         for count in (16, 64):
             times = {name: at_tokens(shape, count) for name, shape in SHAPES.items()}
             print_times(f"{count} tokens", times)

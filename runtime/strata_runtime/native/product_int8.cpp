@@ -41,6 +41,7 @@ STRATA_AVX2 void avx2_rows(const Planes& weight, const Activations& activations,
 
 constexpr int64_t kPadding = 64;      // bytes between decoded rows, so that they do not meet in one set of the cache
 constexpr int64_t kAheadBytes = 3072;  // of each plane, prefetched: 4096 would fall into the cache's set that is being read
+constexpr int64_t kAheadRows = 10;     // instead, where one token meets two rows at once
 
 constexpr int64_t kPairedTiles = 8;    // of one or two tokens: two longer rows at once are read from memory more slowly
 
@@ -125,6 +126,7 @@ class PlaneRows {
   // Codes are looked up in registers and multiplied there.
   template <int Tokens, int Rows>
   STRATA_INLINE void multiply(const int64_t* rows, const int8_t* activations, __m512i (*sums)[Tokens], float* scales) const {
+    constexpr bool kByRows = Tokens == 1 && Rows == 2;
     __m512i tables[Rows], found[Rows][2][Tokens], codes[Rows][8];
 #pragma GCC unroll 8
     for (int place = 0; place < Rows; ++place) {
@@ -136,7 +138,7 @@ class PlaneRows {
     }
     for (int64_t tile = 0; tile < weight_.tiles(); ++tile, activations += kTile * Tokens) {
 #pragma GCC unroll 8
-      for (int place = 0; place < Rows; ++place) transposed(weight_, rows[place], tile, 0, kAheadBytes, codes[place]);
+      for (int place = 0; place < Rows; ++place) transposed(weight_, rows[place], tile, kByRows ? kAheadRows : 0, kByRows ? 0 : kAheadBytes, codes[place]);
 #pragma GCC unroll 8
       for (int b = 0; b < 8; ++b)
 #pragma GCC unroll 8
