@@ -1,4 +1,4 @@
-"""Kernels of bit-planes on one thread, beside torch's own: `python -m benchmarks.kernels [--json FILE]`, two to four minutes.
+"""Kernels of bit-planes on one thread, beside torch's own: `python -m benchmarks.kernels [--json FILE]`, under a minute.
 
 Each figure is the time of a whole module's call (`AnyLinear` against bfloat16 `nn.Linear`, torch's int4 kernel, oneDNN's 8-bit one), on layer shapes of
 models of 1B, 7B and 30B parameters, weights in turn from a set that no cache holds. Those that are compared are timed in turn, round after round, in the
