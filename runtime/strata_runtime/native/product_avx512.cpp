@@ -109,6 +109,12 @@ STRATA_AVX512 void decode_row(const Planes& weight, int64_t row, int64_t first_t
   }
 }
 
+constexpr int64_t kMostBytesOfFew = 49152;  // of four tokens: they stay in the first-level cache while row after row meets them
+
+bool are_few(const Planes& weight, int64_t tokens) {
+  return tokens <= kFewTokens && (tokens < kFewTokens || tokens * weight.columns * int64_t{sizeof(uint16_t)} <= kMostBytesOfFew);
+}
+
 template <int Bits>
 void product(const Planes& weight, const uint16_t* activations, int64_t tokens, uint16_t* out, int64_t out_stride, int threads) {
   using Few = void (*)(const Planes&, const uint16_t*, uint16_t*, int64_t, int64_t, int64_t);
@@ -116,7 +122,7 @@ void product(const Planes& weight, const uint16_t* activations, int64_t tokens, 
   constexpr Few kFew[] = {nullptr, few_tokens<Bits, 1, kRows>, few_tokens<Bits, 2, kRows>, few_tokens<Bits, 3, 1>, few_tokens<Bits, 4, 1>};
   constexpr Few kFewOfOneRow[] = {nullptr, few_tokens<Bits, 1, 1>, few_tokens<Bits, 2, 1>, few_tokens<Bits, 3, 1>, few_tokens<Bits, 4, 1>};
   parallel_for(threads, weight.rows, kRowsDecoded, [&](int64_t begin, int64_t end) {
-    if (tokens <= kFewTokens)
+    if (are_few(weight, tokens))
       (weight.rows < kRows ? kFewOfOneRow : kFew)[tokens](weight, activations, out, out_stride, begin, end);
     else
       many_tokens(weight, activations, tokens, out, out_stride, begin, end,

@@ -60,6 +60,12 @@ def test_the_native_product_is_the_reference(
     assert_equal(native_planes.planes_linear(tokens, weight.planes, weight.table), tokens, weight)
 
 
+@pytest.mark.parametrize("count", [1, 3, 4, 5])
+def test_long_rows_are_the_reference(level: str, count: int) -> None:
+    weight, tokens = a_weight((40, 9000), 4, torch.bfloat16), some_tokens(count, 9000, torch.bfloat16)
+    assert_equal(native_planes.planes_linear(tokens, weight.planes, weight.table), tokens, weight)
+
+
 @given(shape=shapes, bits=st.integers(1, 8), dtype=st.sampled_from(DTYPES))
 @settings(max_examples=30, deadline=None, suppress_health_check=SAME_LEVEL)
 def test_the_native_decoder_gives_every_value(
