@@ -28,6 +28,7 @@ from strata_planner.catalogue import catalogue
 from strata_planner.cluster import LinkRate
 from strata_planner.costs.source import Rates
 from strata_planner.model import Model
+from strata_planner.partition.chain import linears_of
 from strata_planner.partition.naming import StrategyName
 from strata_planner.partition.polynomial import Polynomial, symbol
 from strata_planner.partition.seconds import Group
@@ -129,6 +130,16 @@ def group_of(device: str) -> Group:
     if device == "L4":
         return Group(rates, LinkRate(gbps=8 * L4_GIGABYTES_PER_SECOND, latency_ms=LATENCY_MS), 4)
     return with_collectives(Group(rates, LinkRate(latency_ms=LATENCY_MS), 4), NCCL_A100)
+
+
+def gathers_gigabytes_per_second(table: Published) -> float:
+    """Bus bandwidth of gathers, from what one token takes longer with WeightGathered than with Megatron: the MLPs' weights, float16."""
+    megatron, _, gathered = table.milliseconds[1]
+    layers = table.shapes.layers
+    weights = linears_of(layers[0])
+    elements = sum(each.out_features * each.in_features for name in ("w1", "w2") for each in weights[name])
+    moved_bytes = 2 * elements * len(layers) * 3 / 4  # of four shares each device has one
+    return moved_bytes / (gathered - megatron) / 1e6
 
 
 def with_collectives(group: Group, bus: dict[Collective, float]) -> Group:

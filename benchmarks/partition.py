@@ -9,7 +9,7 @@ import argparse
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -22,6 +22,7 @@ from benchmarks.dynpart import (
     TABLE_4_1,
     TABLES,
     Published,
+    gathers_gigabytes_per_second,
     group_of,
     helix_bandwidth,
     variants,
@@ -34,7 +35,7 @@ from strata_planner.partition.naming import STRATEGIES, Found, StrategyName, fin
 from strata_planner.partition.polynomial import Polynomial
 from strata_planner.partition.search import count_sequences, pareto_front
 from strata_planner.partition.seconds import Group, layer_seconds
-from strata_planner.partition.states import R, Volume
+from strata_planner.partition.states import Collective, R, Volume
 from strata_planner.partition.strategy import Strategy
 from strata_planner.partition.switching import model_seconds, strategy_table
 
@@ -197,6 +198,21 @@ def show_brackets(console: Console) -> float:
     return fmean(held)
 
 
+def show_own_gathers(console: Console) -> None:
+    """The brackets again, fitted: weights are gathered as fast as each table's own row of one token says."""
+    held, rates = [], []
+    for bracket in brackets():
+        rate = gathers_gigabytes_per_second(bracket.table)
+        group = group_of(bracket.table.device)
+        gathers = {Collective.ALL_GATHER: rate / (group.link.gbps / 8)}
+        held.append(not bracket.missed(replace(group, link_shares={**group.link_shares, **gathers})))
+        rates.append(f"{rate:.3g}")
+    console.print(
+        f"with gathers at the rate of each table's own one-token row ({', '.join(dict.fromkeys(rates))} GB/s, "
+        f"fitted to that row): {sum(held)} of {len(held)} brackets"
+    )
+
+
 def show_variants(console: Console) -> None:
     shown = Table(title="Switches on 4 x L4 under other assumptions", title_justify="left")
     for column in ("links", "model", "table of strategies", "brackets held", "mean TTFT error"):
@@ -327,6 +343,7 @@ def measure(data: Path | None) -> list[Row]:
     compared = compare()
     show_ttft(console, compared)
     held = show_brackets(console)
+    show_own_gathers(console)
     show_variants(console)
     show_paper_rules(console)
     unlike = show_front(console)

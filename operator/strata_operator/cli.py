@@ -201,6 +201,9 @@ def quantize(  # noqa: PLR0913  one parameter per option
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    no_refit: Annotated[
+        bool, typer.Option("--no-refit", help="With --text: weigh errors alone, do not fit tables to the inputs.")
+    ] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Make nothing: read the copy and compare its checksums.")
     ] = False,
@@ -212,7 +215,7 @@ def quantize(  # noqa: PLR0913  one parameter per option
     """
     from strata_operator.commands import quantize as command
 
-    command.run(command.QuantizeOptions(model, method, bits, text, tokens, output, device, verify, json))
+    command.run(command.QuantizeOptions(model, method, bits, text, tokens, output, device, no_refit, verify, json))
 
 
 @app.command()

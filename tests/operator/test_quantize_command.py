@@ -18,6 +18,7 @@ MADE = {
     "calibration_tokens": 512,
     "bits": 5,
     "seed_bits": 3,
+    "refitted": [3, 4, 5],
     "seconds": 4.5,
     "layers": [
         {
@@ -60,12 +61,12 @@ def test_the_table_has_the_bytes_of_every_width(monkeypatch: pytest.MonkeyPatch)
         ["1", "1.5", "2.1", "2.7", "4.0", "4.4"],
         ["all", "3.1", "4.2", "5.4", "8.0", "4.5"],
     ]
-    assert "calibrated with 512 tokens" in run.stdout
+    assert "calibrated with 512 tokens, tables of 3 to 5 bits fitted" in " ".join(run.stdout.split())
     assert "kept in /models/m/strata-any" in run.stdout
 
 
 def test_without_a_text_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "ANY", says(MADE | {"calibration_tokens": 0}))
+    monkeypatch.setattr(command, "ANY", says(MADE | {"calibration_tokens": 0, "refitted": []}))
     run = CliRunner().invoke(app, ["quantize", str(TINY)])
     assert "not calibrated: all weights count alike (--text FILE)" in " ".join(run.stdout.split())
 
@@ -73,12 +74,12 @@ def test_without_a_text_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_is_all_that_is_printed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command, "ANY", says(MADE))
     run = CliRunner().invoke(
-        app, ["quantize", str(TINY), "--json", "--bits", "5", "--text", "t.txt", "--output", "out"]
+        app, ["quantize", str(TINY), "--json", "--bits", "5", "--text", "t.txt", "--no-refit", "--output", "out"]
     )
     assert json.loads(run.stdout) == MADE
     asked = capfd.readouterr().err.split()
     assert asked[0] == str(TINY)
-    assert asked[-6:] == ["--bits", "5", "--text", "t.txt", "--output", "out"]
+    assert asked[-7:] == ["--bits", "5", "--text", "t.txt", "--output", "out", "--no-refit"]
 
 
 def test_verify_tells_what_was_read(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +102,7 @@ def test_gptq_is_a_checkpoint_of_its_own(monkeypatch: pytest.MonkeyPatch, capfd:
     ("arguments", "message"),
     [
         ([str(TINY), "--method", "gptq"], "name its folder with --output DIR"),
+        ([str(TINY), "--method", "gptq", "--no-refit", "--output", "x"], "leave --method gptq or this away"),
         ([str(TINY), "--method", "gptq", "--verify", "--output", "x"], "leave --method gptq away"),
         (["s3://bucket/model"], "name a folder, file://, pvc://claim/path or hf://owner/name"),
     ],

@@ -35,6 +35,7 @@ class QuantizeOptions:
     tokens: int
     output: Path | None
     device: str
+    no_refit: bool
     verify: bool
     json: bool
 
@@ -58,7 +59,12 @@ def run(options: QuantizeOptions) -> None:
 def shown(told: dict[str, Any]) -> Table:
     """A row per layer: what a slot stores of it at every width, and how long it took; below, the sums."""
     tokens = told["calibration_tokens"]
-    how = f"calibrated with {tokens} tokens" if tokens else "not calibrated: all weights count alike (--text FILE)"
+    fitted = f", tables of {told['refitted'][0]} to {told['refitted'][-1]} bits fitted" if told["refitted"] else ""
+    how = (
+        f"calibrated with {tokens} tokens{fitted}"
+        if tokens
+        else "not calibrated: all weights count alike (--text FILE)"
+    )
     widths = range(told["seed_bits"], told["bits"] + 1)
     bytes_of = [[_linear_bytes(layer["shapes"], bits) for bits in widths] for layer in told["layers"]]
     table = Table(title=f"any-precision copy, {how}; MiB of its linears", title_justify="left", show_footer=True)
@@ -113,7 +119,9 @@ def _command(options: QuantizeOptions, uri: str) -> list[str]:
         if value is not None:
             common += [flag, str(value)]
     if options.method == "any-precision":
-        return [*ANY, model, *common] + ["--verify"] * options.verify
+        return [*ANY, model, *common] + ["--no-refit"] * options.no_refit + ["--verify"] * options.verify
+    if options.no_refit:
+        raise InvalidInputError("--no-refit", ["GPTQ has no tables to fit; leave --method gptq or this away"])
     if options.verify:
         raise InvalidInputError("--verify", ["only any-precision copies have checksums; leave --method gptq away"])
     if options.output is None:

@@ -58,9 +58,7 @@ CHANNEL_KERNELS: tuple[Kernel[ChannelWeight], ...] = (
         "int8-packed", "int8", "16-bit activations", channel_kernels.packed_runs, channel_kernels.packed, most_tokens=16
     ),
     Kernel("int8-converted", "int8", "16-bit activations", _always, channel_kernels.converted),
-    Kernel(
-        "w8a8-native", "w8a8", "8-bit activations", channel_kernels.native_runs, channel_kernels.native, most_tokens=96
-    ),
+    Kernel("w8a8-native", "w8a8", "8-bit activations", channel_kernels.native_runs, channel_kernels.native),
     Kernel("w8a8-int-mm", "w8a8", "8-bit activations", channel_kernels.int_mm_runs, channel_kernels.int_mm),
     Kernel("w8a8-reference", "w8a8", "8-bit activations", _always, channel_kernels.int8_reference),
 )
@@ -116,7 +114,6 @@ STATIC_KERNELS: tuple[Kernel[StaticWeight], ...] = (
         "8-bit activations",
         static_kernels.native_runs,
         static_kernels.native,
-        most_tokens=96,
     ),
     Kernel("w8a8_static-int-mm", "w8a8_static", "8-bit activations", static_kernels.int_mm_runs, static_kernels.int_mm),
     Kernel("w8a8_static-reference", "w8a8_static", "8-bit activations", _always, static_kernels.reference_product),
