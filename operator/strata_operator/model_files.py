@@ -54,16 +54,18 @@ def read_beside(uri: str, config: dict[str, Any], environment: Mapping[str, str]
     """What earlier commands left beside the checkpoint. Raises InvalidInputError."""
     folder = _visible_folder(uri, environment)
     activations = folder is not None and (folder / ACTIVATIONS_FILE).is_file()
-    return BesideModel(read_calibration(uri, config, environment), _is_prequantized(folder), activations)
+    return BesideModel(read_calibration(uri, config, environment), _copied_bits(folder), activations)
 
 
-def _is_prequantized(folder: Path | None) -> bool:
-    """Whether a finished any-precision copy lies there; slots check it before they use it."""
+def _copied_bits(folder: Path | None) -> tuple[int, ...]:
+    """Widths of the finished any-precision copy that lies there, none without one; slots check it before they use it."""
     try:
         manifest = folder and Manifest.of_folder(folder / ANY_PRECISION_FOLDER)
     except (ContractError, OSError):
-        return False
-    return bool(manifest and not manifest.missing)
+        return ()
+    if not manifest or manifest.missing:
+        return ()
+    return tuple(range(manifest.recipe.seed_bits, manifest.recipe.bits + 1))
 
 
 def _visible_folder(uri: str, environment: Mapping[str, str]) -> Path | None:

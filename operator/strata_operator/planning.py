@@ -21,12 +21,12 @@ from strata_planner.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class BesideModel:
-    """`calibration`: of `strata sensitivity`; without it the prior stands in. `prequantized`: `strata quantize` made an any-precision
-    copy, all layers of it, which slots will find: what `precision.method: auto` asks for. `activations`: their ranges were calibrated, which `w8a8_static` needs.
+    """`calibration`: of `strata sensitivity`; without it the prior stands in. `copied_bits`: widths of the any-precision
+    copy that `strata quantize` made, all layers of it, which slots will find: what `precision.method: auto` asks for. `activations`: their ranges were calibrated, which `w8a8_static` needs.
     """
 
     calibration: Calibration | None = None
-    prequantized: bool = False
+    copied_bits: tuple[int, ...] = ()
     activations: bool = False
 
 
@@ -57,6 +57,7 @@ def request_for(
         concurrency=spec.workload.concurrency,
     )
     devices = corrected(deployment, cluster)
+    method = _method(deployment, prequantized=bool(beside.copied_bits))
     sensitivity = _sensitivity(beside.calibration, model)
     most = spec.objective.max_perplexity_increase
     return PlanRequest(
@@ -66,9 +67,9 @@ def request_for(
         cluster=devices,
         workload=workload,
         max_model_len=spec.model.max_model_len or model.max_positions or workload.sequence_tokens,
-        allowed_bits=tuple(spec.precision.allowed),
+        allowed_bits=_allowed(deployment, method, beside.copied_bits),
         kv_bits=spec.precision.kv_cache_bits,
-        method=_method(deployment, prequantized=beside.prequantized),
+        method=method,
         activation_bits=tuple(spec.precision.activation_bits),
         static_activations=beside.activations,
         theta=spec.objective.quality_weight,
@@ -88,6 +89,20 @@ def _method(deployment: LLMDeployment, *, prequantized: bool) -> Method:
     if asked != "auto":
         return asked
     return "anyPrecision" if prequantized else "roundToNearest"
+
+
+def _allowed(deployment: LLMDeployment, method: Method, copied_bits: tuple[int, ...]) -> tuple[int, ...]:
+    """Of any precision only widths that the copy has. Raises WorkloadError where none is left."""
+    allowed = tuple(deployment.spec.precision.allowed)
+    if method != "anyPrecision" or not copied_bits:
+        return allowed
+    left = tuple(bits for bits in allowed if bits in (*copied_bits, 16))
+    if not left:
+        raise WorkloadError(
+            f"precision.allowed {list(allowed)}: the model's any-precision copy has {copied_bits[0]} to {copied_bits[-1]} bits; allow some of "
+            f"these, or run `strata quantize --bits {max(allowed)}` again"
+        )
+    return left
 
 
 def _layout(deployment: LLMDeployment, *, for_serving: bool) -> LayoutWishes:

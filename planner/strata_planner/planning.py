@@ -21,6 +21,7 @@ from strata_planner.solve.blocks import mixed_widths
 from strata_planner.solve.feasibility import reasons
 from strata_planner.solve.problem import SolutionStatus, StopReason
 from strata_planner.solve.search import Search, SearchStats
+from strata_planner.solve.widths import narrowings
 
 __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
 
@@ -119,6 +120,10 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     mixed = mixed_widths(request.model.num_layers, len(request.bits))
     if mixed < len(request.bits) and request.solver == "auto":
         notes.append(f"proven among plans whose stages mix at most {mixed} neighbouring widths")
+    if len(narrowings(request)) > 1:
+        notes.append(
+            "memory is scarce for kernels of many widths: searched with each one and two widths alone, and with all in every stage"
+        )
     left_out = [] if request.model.quantization else sorted(set(request.allowed_bits) - set(request.bits))
     if left_out:
         notes.append(f"bits {left_out} left out: the fused experts of this model have no format below 16 bits")

@@ -18,6 +18,8 @@ from strata_planner.contract.model_folder import (
     Recipe,
 )
 from strata_planner.contract.values import to_json
+from strata_planner.errors import WorkloadError
+from tests.operator.builders import a_deployment
 from tests.operator.test_sensitivity import CLUSTER, deployment, folder  # noqa: F401  the fixture
 
 
@@ -45,6 +47,21 @@ def test_auto_takes_what_is_there(folder: Path, manifest: bytes | None, method: 
     config = read_config(uri)
     asked = load_deployment(deployment(folder), source="test")
     assert request_for(asked, CLUSTER, config, beside=read_beside(uri, config)).method == method
+
+
+@pytest.mark.parametrize(("allowed", "planned"), [([3, 5, 8, 16], (3, 5, 16)), ([6, 8], None)])
+def test_only_widths_of_the_copy_are_planned(folder: Path, allowed: list[int], planned: tuple[int, ...] | None) -> None:  # noqa: F811
+    uri = f"file://{folder}"
+    config = read_config(uri)
+    (folder / ANY_PRECISION_FOLDER).mkdir()
+    five = msgspec.structs.replace(manifest_of(2), recipe=Recipe(bits=5))
+    (folder / ANY_PRECISION_FOLDER / MANIFEST_FILE).write_bytes(to_json(five))
+    asked = a_deployment().with_spec(model={"uri": uri}, precision={"allowed": allowed}).build()
+    if planned is None:
+        with pytest.raises(WorkloadError, match=r"allowed \[6, 8\]: the model's any-precision copy has 3 to 5 bits"):
+            request_for(asked, CLUSTER, config, beside=read_beside(uri, config), for_serving=False)
+        return
+    assert request_for(asked, CLUSTER, config, beside=read_beside(uri, config)).allowed_bits == planned
 
 
 def test_an_old_gptq_checkpoint_says_what_it_is_in_a_file_of_its_own(folder: Path) -> None:  # noqa: F811

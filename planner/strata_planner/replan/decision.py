@@ -73,10 +73,11 @@ def replan(request: PlanRequest, running: Plan, wishes: ReplanWishes | None = No
         if stats.stop is StopReason.PROVED:
             raise InfeasibleError(reasons(request))
         raise PlannerError(f"no plan within {request.time_limit_seconds:g} s: raise planning.timeLimitSeconds")
-    context = _Context(request, search.pricer, running, started + request.time_limit_seconds)
+    deadline = started + request.time_limit_seconds
+    context = _Context(search.pricer.request, search.pricer, running, deadline)
     chosen = context.least_moving(scratch, wishes.slack)
     plan = context.plan_of(chosen)
-    now = context.running_choice()
+    now = _running_choice(request, running, deadline)
     scratch_plan = assemble(request, scratch, search.pricer)
     outcome = Replanned(
         plan=plan,
@@ -91,6 +92,15 @@ def replan(request: PlanRequest, running: Plan, wishes: ReplanWishes | None = No
         seconds=time.monotonic() - started,
     )
     return outcome if now is None else _worthwhile(outcome, now, running, wishes)
+
+
+def _running_choice(request: PlanRequest, running: Plan, deadline: float) -> "_Choice | None":
+    """The running plan, charged for the widths that it has; None where it answers another request or fits no longer."""
+    used = {bits for stage in running.stages for bits in stage.bits}
+    if not used <= set(request.bits):
+        return None
+    own = replace(request, allowed_bits=tuple(sorted(used)))
+    return _Context(own, Pricer(own), running, deadline).running_choice()
 
 
 def _worthwhile(outcome: Replanned, now: "_Choice", running: Plan, wishes: ReplanWishes) -> Replanned:
@@ -159,8 +169,7 @@ class _Context:
         running, request = self._running, self._request
         asked = (request.model_uri, request.compute_type, request.max_model_len, request.model.num_layers)
         answered = (running.model_uri, running.compute_type, running.max_model_len, running.num_layers)
-        bits = {bits for stage in running.replicas[0].stages for bits in stage.bits}
-        return asked == answered and bits <= set(request.bits)
+        return asked == answered
 
     def _placement_of(self, stages: Sequence[Stage]) -> Placement | None:
         bits = [each for stage in stages for each in stage.bits]

@@ -109,6 +109,10 @@ class Pricer:
         head = place == len(candidate.order) - 1
         return self._working_memory(candidate.order[place], candidate.pair, frozenset(formats), head=head)
 
+    def beside_weights(self, group: DeviceGroup, pair: Pair, formats: Iterable[FormatName]) -> int:
+        """Bytes of a last stage on these devices that serves layers stored in `formats`, without weights and KV."""
+        return self._working_memory(group, pair, frozenset(formats), head=True).serving
+
     def _working_memory(
         self, group: DeviceGroup, pair: Pair, formats: frozenset[FormatName], *, head: bool
     ) -> WorkingMemory:

@@ -18,6 +18,7 @@ from strata_planner.solve.candidates import Candidate, Pricer
 from strata_planner.solve.orders import Fleet, Order, fleet_of, orders
 from strata_planner.solve.penalty import least_penalty
 from strata_planner.solve.problem import Counts, Problem
+from strata_planner.solve.widths import narrowings
 from strata_planner.units import human_bytes
 from strata_planner.workload import Workload
 
@@ -79,7 +80,8 @@ def _beyond_penalty_bound(request: PlanRequest) -> str:
     """Where memory suffices, but not for the quality that is asked for."""
     if request.penalty_bound is None or not fits(request):
         return ""
-    needed = least_penalty(request)
+    known = [found for each in narrowings(request) if (found := least_penalty(each)) is not None]
+    needed = min(known, default=None)
     least = "" if needed is None else f"; the least that fits is {needed:.6g}"
     return f"no plan that fits has a quality penalty of at most {request.penalty_bound:g}{least}: ask for that, or add memory"
 
@@ -87,18 +89,22 @@ def _beyond_penalty_bound(request: PlanRequest) -> str:
 def _shortage(request: PlanRequest, fleet: Fleet) -> str:
     devices = [each for members in fleet.devices for each in members]
     stages = min(len(devices), request.max_stages or len(devices))
-    needed, usable = needed_bytes(request, stages), sum(each.usable_bytes for each in devices)
+    (needed, bits), usable = needed_bytes(request, stages), sum(each.usable_bytes for each in devices)
     if stages < len(devices):
         usable = sum(sorted((each.usable_bytes for each in devices), reverse=True)[:stages])
     where = f"{stages} device{'s' * (stages > 1)}"
     if stages < len(devices):
         where = f"the largest {where} (maxStages {request.max_stages})"
-    text = f"needs {human_bytes(needed)} at {min(request.bits)} bits; the cluster has {human_bytes(usable)} usable on {where}"
+    text = f"needs {human_bytes(needed)} at {bits} bits; the cluster has {human_bytes(usable)} usable on {where}"
     return text if needed > usable else f"{text}, but whole layers do not fit into the devices one by one"
 
 
-def needed_bytes(request: PlanRequest, stages: int = 1) -> int:
-    """Of the whole model with its KV at the fewest bits, with what each of `stages` stages needs beside."""
+def needed_bytes(request: PlanRequest, stages: int = 1) -> tuple[int, int]:
+    """Of the whole model with its KV, with what each of `stages` stages needs beside, and the bits at which that is least."""
+    return min((_needed_bytes(each, stages), min(each.bits)) for each in narrowings(request))
+
+
+def _needed_bytes(request: PlanRequest, stages: int) -> int:
     pricer = Pricer(request)
     device = DeviceGroup(request.cluster.accelerators()[:1])
     one, inner = (pricer.problem(Candidate((device,) * count, 1, request.workload.concurrency)) for count in (1, 3))
@@ -111,9 +117,12 @@ def needed_bytes(request: PlanRequest, stages: int = 1) -> int:
 
 
 def fits(request: PlanRequest) -> bool:
-    """Whether some device order holds the model at the fewest bits. Sound, not complete on large fleets."""
-    pricer = Pricer(request)
-    return any(_holds(pricer, order) for order in islice(_longest_first(request), _ORDERS_TRIED))
+    """Whether some device order holds the model at the fewest of some widths. Sound, not complete on large fleets."""
+    return any(
+        _holds(pricer, order)
+        for pricer in map(Pricer, narrowings(request))
+        for order in islice(_longest_first(request), _ORDERS_TRIED)
+    )
 
 
 def _longest_first(request: PlanRequest) -> list[Order]:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from strata_planner.solve.candidates import Candidate
+from strata_planner.solve.exact import RELATIVE_GAP
 from strata_planner.solve.problem import Problem, Solution, SolutionStatus, StopReason
 
 
@@ -34,6 +35,31 @@ class SearchStats:
     status: SolutionStatus
     bound: float = -math.inf
     gap: float = math.inf
+
+    def with_others(self, told: "SearchStats", objective: float) -> "SearchStats":
+        """Of two searches over two sets of plans as of one over both; `objective`: of the best plan of both."""
+        bound = min(self.bound, told.bound)
+        stop = self.stop if told.stop is StopReason.PROVED else told.stop
+        return SearchStats(
+            orders=self.orders + told.orders,
+            candidates=self.candidates + told.candidates,
+            pruned=self.pruned + told.pruned,
+            solved=self.solved + told.solved,
+            seconds=self.seconds + told.seconds,
+            stop=stop,
+            status=status_of(objective, bound, stop),
+            bound=bound,
+            gap=gap_of(objective, bound),
+        )
+
+
+def status_of(objective: float, bound: float, stop: StopReason) -> SolutionStatus:
+    """`objective`: infinite where no plan was found."""
+    proved = stop is StopReason.PROVED
+    if math.isinf(objective):
+        return SolutionStatus.INFEASIBLE if proved else SolutionStatus.UNKNOWN
+    near = gap_of(objective, bound) <= 2 * RELATIVE_GAP
+    return SolutionStatus.OPTIMAL if proved and near else SolutionStatus.FEASIBLE
 
 
 def gap_of(objective: float, bound: float) -> float:

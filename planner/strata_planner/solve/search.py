@@ -11,11 +11,11 @@ from itertools import accumulate
 from strata_planner.request import PlanRequest
 from strata_planner.solve import exact, transfer
 from strata_planner.solve.candidates import Pricer
-from strata_planner.solve.found import Found, SearchStats, gap_of
+from strata_planner.solve.found import Found, SearchStats, gap_of, status_of
 from strata_planner.solve.order_search import OrderSearch, Solve
 from strata_planner.solve.orders import Fleet, fleet_of
 from strata_planner.solve.penalty import PenaltySearch
-from strata_planner.solve.problem import SolutionStatus, StopReason
+from strata_planner.solve.widths import narrowings
 
 __all__ = ["Found", "Search", "SearchStats", "lengths"]
 
@@ -23,7 +23,7 @@ _SOLVERS: dict[str, Solve] = {"auto": exact.solve, "exact": exact.reference, "tr
 
 
 class Search:
-    """One search. `run` returns the best plan found, or None, with what it took."""
+    """One search. `run` returns the best plan found, or None, with what it took; `pricer` is then that of the widths it was found among."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.pricer = Pricer(request)
@@ -32,34 +32,42 @@ class Search:
         self._deadline = self._started + request.time_limit_seconds
 
     def run(self) -> tuple[Found | None, SearchStats]:
-        request, pricer = self._request, self.pricer
+        best, stats = self._searched(self.pricer)
+        for narrower in narrowings(self._request)[1:]:
+            if time.monotonic() >= self._deadline:
+                break
+            pricer = Pricer(narrower)
+            found, told = self._searched(pricer)
+            if found and (best is None or found.solution.objective < best.solution.objective):
+                best, self.pricer = found, pricer
+            stats = stats.with_others(told, best.solution.objective if best else math.inf)
+        return best, stats
+
+    def _searched(self, pricer: Pricer) -> tuple[Found | None, SearchStats]:
+        request, started = pricer.request, time.monotonic()
         fleet = fleet_of(request.cluster)
         stages = lengths(request, fleet, pricer.least_weight_bytes)
         if request.solver == "auto" and pricer.alike:
             pooled = PenaltySearch(pricer, fleet, self._deadline)
-            return self._told(pooled.run(stages), pooled)
+            return _told(pooled.run(stages), pooled, started)
         single = OrderSearch(pricer, fleet, self._deadline, _SOLVERS[request.solver])
-        return self._told(single.run(stages), single)
+        return _told(single.run(stages), single, started)
 
-    def _told(self, found: Found | None, by: PenaltySearch | OrderSearch) -> tuple[Found | None, SearchStats]:
-        proved = by.stop is StopReason.PROVED
-        gap = gap_of(found.solution.objective if found else math.inf, by.bound)
-        if found is None:
-            status = SolutionStatus.INFEASIBLE if proved else SolutionStatus.UNKNOWN
-        else:
-            status = SolutionStatus.OPTIMAL if proved and gap <= exact.RELATIVE_GAP * 2 else SolutionStatus.FEASIBLE
-        stats = SearchStats(
-            orders=by.orders,
-            candidates=by.candidates,
-            pruned=by.candidates - by.solved,
-            solved=by.solved,
-            seconds=time.monotonic() - self._started,
-            stop=by.stop,
-            status=status,
-            bound=by.bound,
-            gap=gap,
-        )
-        return found, stats
+
+def _told(found: Found | None, by: PenaltySearch | OrderSearch, started: float) -> tuple[Found | None, SearchStats]:
+    objective = found.solution.objective if found else math.inf
+    stats = SearchStats(
+        orders=by.orders,
+        candidates=by.candidates,
+        pruned=by.candidates - by.solved,
+        solved=by.solved,
+        seconds=time.monotonic() - started,
+        stop=by.stop,
+        status=status_of(objective, by.bound, by.stop),
+        bound=by.bound,
+        gap=gap_of(objective, by.bound),
+    )
+    return found, stats
 
 
 def lengths(request: PlanRequest, fleet: Fleet, least_bytes: int) -> range:

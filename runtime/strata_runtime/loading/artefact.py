@@ -146,7 +146,7 @@ class Artefact:
         if layer not in self._headers:
             file = self._file(layer)
             path = self.folder / file.name
-            header = checked_header(path)
+            header = checked_header(path, AGAIN)
             size = path.stat().st_size
             if size != file.size_bytes:
                 raise InputError(f"{path} has {size} bytes, its manifest says {file.size_bytes}: {AGAIN}")

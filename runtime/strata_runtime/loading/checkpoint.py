@@ -136,27 +136,26 @@ def _files(folder: Path) -> dict[str, str]:
     )
 
 
-def checked_header(path: Path) -> dict[str, Entry]:
-    """The file's header, if the file is as long as it says."""
+def checked_header(path: Path, cure: str = "fetch the checkpoint again") -> dict[str, Entry]:
+    """The file's header, if the file is as long as it says. `cure`: what an InputError says to do."""
     if not path.is_file():
-        raise InputError(f"shard {path} is missing: fetch the checkpoint again")
+        raise InputError(f"{path} is missing: {cure}")
     actual = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > actual:
             raise InputError(
-                f"shard {path} is truncated or no safetensors file: its header should take {length} bytes, the file "
-                f"has {actual}: fetch it again"
+                f"{path} is truncated or no safetensors file: its header should take {length} bytes, the file has {actual}: {cure}"
             )
         try:
             listed = json.loads(file.read(length))
             header = {key: _entry(value, _LENGTH_BYTES + length) for key, value in listed.items() if key != _METADATA}
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"shard {path} has no readable header ({error}): fetch it again") from error
+            raise InputError(f"{path} has no readable header ({error}): {cure}") from error
     expected = max((entry.end for entry in header.values()), default=_LENGTH_BYTES + length)
     if actual != expected:
         raise InputError(
-            f"shard {path} has {actual} bytes where its header says {expected}: it was cut off or changed; fetch it again"
+            f"{path} has {actual} bytes where its header says {expected}, it was cut off or changed: {cure}"
         )
     return header
 
