@@ -37,6 +37,24 @@ LatencyProfileFile = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:  # noqa: FBT001  typer gives it so
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"strata {version('strata-llm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Serve a large language model on unlike devices: plan it, run it here, or let Kubernetes run it."""
+
+
 @app.command()
 def plan(  # noqa: PLR0913  one parameter per option
     file: DeploymentFile,

@@ -62,7 +62,8 @@ def bound_by(found: Found) -> str:
     names = [f"stage {j} ({group})" for j, group in enumerate(found.candidate.order)]
     tight = _tight_stage(found)
     if tight is not None:
-        return f"memory of {names[tight]}"
+        stage, bits = tight
+        return f"memory of {names[stage]}, where no layer more fits at {bits} bits"
     weights = (problem.slowest_prefill + 1, problem.slowest_decode + problem.sum_decode)
     shares = [weights[phase] * _times(problem, counts, phase)[0] for phase in (0, 1)]
     phase = 0 if shares[0] > shares[1] else 1
@@ -74,15 +75,15 @@ def bound_by(found: Found) -> str:
     return f"{kind} time of {names[seconds.index(max(seconds))]}"
 
 
-def _tight_stage(found: Found) -> int | None:
-    """The fullest stage with a layer below the most bits allowed that its memory keeps from the next bits."""
+def _tight_stage(found: Found) -> tuple[int, int] | None:
+    """The fullest stage with a layer below the most bits allowed that its memory keeps from the next bits, and those bits."""
     problem, counts = found.problem, found.solution.counts
-    tight: list[tuple[float, int]] = []
+    tight: list[tuple[float, int, int]] = []
     for (r, j, bits), count in counts.items():
         higher = [each for each in problem.stages[j].seconds[r] if each > bits]
         if not count or not higher:
             continue
         upgraded = counts | {(r, j, bits): count - 1, (r, j, min(higher)): counts.get((r, j, min(higher)), 0) + 1}
         if problem.free_bytes(upgraded, j) < 0 and problem.objective(upgraded) < problem.objective(counts):
-            tight.append((problem.free_bytes(counts, j) / max(1, problem.stages[j].capacity_bytes), j))
-    return min(tight)[1] if tight else None
+            tight.append((problem.free_bytes(counts, j) / max(1, problem.stages[j].capacity_bytes), j, min(higher)))
+    return min(tight)[1:] if tight else None
