@@ -169,7 +169,8 @@ class Cluster(Value, frozen=True, dict=True):
         except yaml.YAMLError as error:
             raise ClusterError(f"the cluster is not valid YAML: {error}") from error
         except ContractError as error:
-            raise ClusterError(f"the cluster is {error}") from error
+            hint = "; memory is a whole number of bytes, such as 40000000000" if "emoryBytes" in str(error) else ""
+            raise ClusterError(f"the cluster is {error}{hint}") from error
 
     def accelerators(self) -> tuple[Accelerator, ...]:
         """Every device with its rates. Raises ClusterError for a type that neither catalogue nor profiles know."""

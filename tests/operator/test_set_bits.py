@@ -45,6 +45,11 @@ def test_layers_are_ranges_and_numbers_of_the_model(text: str, layers: list[int]
         assert parse_layers(text, 6) == layers
 
 
+def test_a_range_downwards_is_turned_round() -> None:
+    with pytest.raises(InvalidInputError, match="a range goes upwards; write 4-5"):
+        parse_layers("5-4", 6)
+
+
 def test_each_stage_is_asked_for_its_own_layers() -> None:
     wishes = wishes_of(SetBitsOptions("tiny", "1-3", 4, None), record())
     assert wishes == [Wish("a", 0, 0, (1, 2)), Wish("b", 0, 1, (3,))]

@@ -103,6 +103,7 @@ BAD = {
     "unknown field": (NODE.format(", memory: 3"), "unknown field `memory`"),
     "no count": (NODE.format(", count: 0"), "count 0"),
     "negative memory": (NODE.format(", memoryBytes: -1"), "cannot be negative"),
+    "memory in words": (NODE.format(", memoryBytes: 40GB"), "a whole number of bytes, such as 40000000000"),
     "fraction": (NODE.format(", usableFraction: 1.5"), "usableFraction 1.5"),
     "malformed": ("nodes: [", "not valid YAML"),
     "empty": ("", "not a valid Cluster"),

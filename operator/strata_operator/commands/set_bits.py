@@ -87,6 +87,8 @@ def parse_layers(text: str, count: int) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise InvalidInputError("--layers", [f"'{part}' is no layer or range of layers; write for instance 3-7,9"])
+        if dash and int(last) < int(first):
+            raise InvalidInputError("--layers", [f"'{part}': a range goes upwards; write {last}-{first}"])
         layers.update(range(int(first), int(last or first) + 1))
     foreign = sorted(layer for layer in layers if layer >= count)
     if foreign or not layers:

@@ -114,9 +114,9 @@ def check_architecture(config: dict[str, Any]) -> None:
         raise UnsupportedModelError("config.json has no model_type: a Hugging Face decoder-only checkpoint is needed")
     lacking = _lacking(model_type, config)
     if lacking:
+        others = "" if model_type in SUPPORTED else f". Supported: {', '.join(sorted(SUPPORTED))}"
         raise UnsupportedModelError(
-            f"model_type '{model_type}' is not supported: the engine lacks {', '.join(lacking)}. "
-            f"Supported: {', '.join(sorted(SUPPORTED))}"
+            f"model_type '{model_type}'{' as this model has it' * (not others)} is not supported: the engine lacks {', '.join(lacking)}{others}"
         )
 
 
@@ -188,4 +188,6 @@ def _lacking_storage(config: dict[str, Any]) -> list[str]:
     quantization = config.get("quantization_config")
     if not quantization:
         return []
-    return [f"reading weights already quantized by '{quantization.get('quant_method', 'unknown')}'"]
+    return [
+        f"reading weights already quantized by '{quantization.get('quant_method', 'unknown')}' here: give the 16-bit checkpoint"
+    ]
