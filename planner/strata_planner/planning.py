@@ -21,7 +21,6 @@ from strata_planner.solve.blocks import mixed_widths
 from strata_planner.solve.feasibility import reasons
 from strata_planner.solve.problem import SolutionStatus, StopReason
 from strata_planner.solve.search import Search, SearchStats
-from strata_planner.solve.widths import narrowings
 
 __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
 
@@ -55,6 +54,10 @@ def _pipeline(request: PlanRequest) -> PlanOutcome:
         )
     plan = assemble(request, found, search.pricer)
     notes = _notes(request, plan)
+    if search.narrower:
+        notes.append(
+            "memory is scarce for kernels of many widths: searched with each one and two widths alone, and with all in every stage"
+        )
     groups = {run.layers_per_unit for run in search.pricer.layer_runs}
     if groups != {1}:
         notes.append(f"layers decided in groups of {max(groups)}: one by one they are too many for the solver")
@@ -120,10 +123,6 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     mixed = mixed_widths(request.model.num_layers, len(request.bits))
     if mixed < len(request.bits) and request.solver == "auto":
         notes.append(f"proven among plans whose stages mix at most {mixed} neighbouring widths")
-    if len(narrowings(request)) > 1:
-        notes.append(
-            "memory is scarce for kernels of many widths: searched with each one and two widths alone, and with all in every stage"
-        )
     left_out = [] if request.model.quantization else sorted(set(request.allowed_bits) - set(request.bits))
     if left_out:
         notes.append(f"bits {left_out} left out: the fused experts of this model have no format below 16 bits")

@@ -23,17 +23,19 @@ _SOLVERS: dict[str, Solve] = {"auto": exact.solve, "exact": exact.reference, "tr
 
 
 class Search:
-    """One search. `run` returns the best plan found, or None, with what it took; `pricer` is then that of the widths it was found among."""
+    """One search. `run` returns the best plan found, or None, with what it took; `pricer` is then that of the widths it was found among.
+
+    `narrower`: the requests with fewer widths that are searched beside it.
+    """
 
     def __init__(self, request: PlanRequest) -> None:
         self.pricer = Pricer(request)
-        self._request = request
-        self._started = time.monotonic()
-        self._deadline = self._started + request.time_limit_seconds
+        self.narrower = narrowings(request)[1:]
+        self._deadline = time.monotonic() + request.time_limit_seconds
 
     def run(self) -> tuple[Found | None, SearchStats]:
         best, stats = self._searched(self.pricer)
-        for narrower in narrowings(self._request)[1:]:
+        for narrower in self.narrower:
             if time.monotonic() >= self._deadline:
                 break
             pricer = Pricer(narrower)

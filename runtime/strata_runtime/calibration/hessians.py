@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from strata_runtime.calibration.inputs import inputs_heard
 from strata_runtime.calibration.layers import Piece
 
 
@@ -51,19 +52,10 @@ class Recorder:
 def recorded(linears: Mapping[str, nn.Linear]) -> Iterator[Recorder]:
     """While windows run, one after the other."""
     recorder = Recorder()
-
-    def hook(name: str) -> object:
-        def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            recorder.see(name, inputs[0])
-
-        return record
-
-    handles = [linear.register_forward_pre_hook(hook(name)) for name, linear in linears.items()]  # type: ignore[arg-type]
     try:
-        yield recorder
+        with inputs_heard(linears, recorder.see):
+            yield recorder
     finally:
-        for handle in handles:
-            handle.remove()
         recorder.last = None  # it may hold a graph, and that the layer
 
 

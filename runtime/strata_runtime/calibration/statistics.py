@@ -14,6 +14,7 @@ from torch import nn
 
 from strata_planner.contract.calibration import LayerStatistics, LinearStatistics
 from strata_planner.contract.formats import group_size, padded_in_features
+from strata_runtime.calibration.inputs import inputs_heard
 from strata_runtime.calibration.layers import Piece
 
 _LEAST_ENERGY = 1e-3  # of the mean: a token that is almost zero (some models embed their first one so) divides nothing
@@ -41,19 +42,8 @@ class Moments:
 def input_moments(linears: Mapping[str, nn.Linear], tokens: int) -> Iterator[dict[str, Moments]]:
     """Fills while windows of at most `tokens` tokens run. Rows beyond them pad a batch and are left out."""
     moments = {name: Moments() for name in linears}
-
-    def record(name: str) -> object:
-        def hook(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            moments[name].add(inputs[0].flatten(0, -2)[:tokens])
-
-        return hook
-
-    handles = [linear.register_forward_pre_hook(record(name)) for name, linear in linears.items()]  # type: ignore[arg-type]
-    try:
+    with inputs_heard(linears, lambda name, inputs: moments[name].add(inputs.flatten(0, -2)[:tokens])):
         yield moments
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ of that only the planes that the format needs; what a load quantizes itself it k
 import contextlib
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -99,10 +99,8 @@ def load_stage(
     stage.initialise_buffers(device)
     with freed_at_once(), cache or contextlib.nullcontext():
         loader.load_outside(sources.get(None, ()))
-        for unit, piece in zip(units, ahead(partial(loader.read, unit) for unit in units), strict=True):
-            loader.store(unit, piece)
-            if unit.ends_layer:
-                progress(unit.layer - first + 1, last - first + 1)
+        for layer in loader.stream(units):
+            progress(layer - first + 1, last - first + 1)
         stage.finish()
     if source.artefact is not None and not source.artefact.manifest.files:
         source.artefact = None
@@ -251,6 +249,13 @@ class _Loader:
         if self._device.type != "cpu" or type(self._checkpoint) is not Checkpoint:
             return False
         return unit.format != "dense" or can_block(self._dtype, self._device)
+
+    def stream(self, units: Sequence[_Unit]) -> Iterator[int]:
+        """Loads them in order, each read while the one before is stored; yields every layer that is whole."""
+        for unit, piece in zip(units, ahead(partial(self.read, unit) for unit in units), strict=True):
+            self.store(unit, piece)
+            if unit.ends_layer:
+                yield unit.layer
 
     def store(self, unit: _Unit, piece: _Piece) -> None:
         """On the device, in the unit's format. Empties the piece."""

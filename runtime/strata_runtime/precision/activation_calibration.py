@@ -7,9 +7,9 @@ Writes `strata-activations.safetensors` beside the checkpoint, whole or not at a
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -22,6 +22,7 @@ from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import ComputeType
 from strata_planner.contract.model_folder import ACTIVATIONS_FILE
 from strata_runtime.allocator import freed_at_once
+from strata_runtime.calibration.inputs import inputs_heard
 from strata_runtime.calibration.layers import LayeredModel, Piece
 from strata_runtime.calibration.text import read_windows
 from strata_runtime.errors import InputError
@@ -117,22 +118,13 @@ def _observed(
     """The layer's outputs; `observe(linear, inputs [tokens, K])` sees every window's inputs, without the rows that pad a batch."""
     outputs = []
     for window in states:
-        with _hooked(linears, len(window), observe):
+        with inputs_heard(linears, partial(_observe_rows, observe, len(window))):
             outputs += layer.run([window])
     return outputs
 
 
-@contextmanager
-def _hooked(linears: Mapping[str, nn.Linear], tokens: int, observe: Observe) -> Iterator[None]:
-    def hook_of(key: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _, inputs: observe(key, inputs[0].flatten(0, -2)[:tokens])
-
-    handles = [linear.register_forward_pre_hook(hook_of(key)) for key, linear in linears.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _observe_rows(observe: Observe, tokens: int, key: str, inputs: Tensor) -> None:
+    observe(key, inputs.flatten(0, -2)[:tokens])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
