@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Hashable, Iterator
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _MAPPED_ALONE_BYTES = 64 << 10  # while loading: whatever is larger is a mapping of its own, whose end is its return
@@ -46,14 +46,13 @@ class FirstTimes:
     """
 
     def __init__(self) -> None:
-        self._met: set[tuple[int, int]] = set()
+        self._met: set[Hashable] = set()
 
-    def step(self, *sizes: int) -> contextlib.AbstractContextManager[None]:
-        """Around a step. `sizes`: every number that kernels are made for, in an order that stays."""
-        numbered = set(enumerate(sizes))
-        if numbered <= self._met:
+    def step(self, sizes: Collection[Hashable]) -> contextlib.AbstractContextManager[None]:
+        """Around a step, never around a part of it: kernels would lie between what the rest of it has alive. `sizes`: all that kernels are made for."""
+        if self._met.issuperset(sizes):
             return contextlib.nullcontext()
-        self._met |= numbered
+        self._met.update(sizes)
         _trim()  # what earlier steps left in the heap and this one does not use
         return freed_at_once()
 

@@ -4,14 +4,13 @@ Called once per layer by the loading adapter. Knows no model: queries, keys and 
 All queries of a key head are handled together, so that keys and values are never repeated for grouped queries.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from strata_runtime.allocator import FirstTimes
-from strata_runtime.cache.batch import Batch, ChunkPart, DecodePart
+from strata_runtime.cache.batch import Batch, ChunkPart, DecodePart, Part
 from strata_runtime.cache.pool import LayerPool
 
 SCORES_BYTES = 8 << 20  # of soft-capped scores at once
@@ -19,7 +18,6 @@ MASK_BYTES = 4 << 20  # of a chunk's mask in the compute type at once
 _ROWS_TOGETHER = 256  # what torch's kernel takes at once of long chunks
 _WIDE = 256  # of padded keys and rows
 _FEWEST_ROWS, _FEWEST_KEYS = 16, 64  # fewer are padded to these: they cost no more, and numbers of kernels do
-_FIRST_TIMES = FirstTimes()  # of soft-capped products
 _SCORE_BYTES = 10  # a score in the compute type, in float32 before and after the softmax
 
 
@@ -55,6 +53,17 @@ def attend(
             own = (key[:, part.rows], value[:, part.rows])
             out[part.rows] = _chunk(part, pool, (query[:, part.rows], *own), rule)
     return out
+
+
+def kernel_sizes(batch: Batch, rules: Iterable[AttentionRule]) -> set[tuple[int, int]]:
+    """The (rows, keys) that oneDNN keeps kernels for after a step of 16-bit soft-capped attention on a processor; rows 0: a sequence that decodes."""
+    windows = {rule.window for rule in rules if rule.soft_cap is not None}
+    return {_padded_shape(part) for window in windows for part in batch.parts(window)}
+
+
+def _padded_shape(part: Part) -> tuple[int, int]:
+    keys = _few_keys(part.keys.stop - part.keys.start)
+    return (0 if isinstance(part, DecodePart) else _few_rows(part.rows.stop - part.rows.start)), keys
 
 
 def _decode(part: DecodePart, pool: LayerPool, query: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
@@ -145,8 +154,7 @@ def _soft_capped(
         if query.shape[0] > 1:
             return _one_by_one(query, keys, values, mask, rule)
         query, keys, values, mask = _in_few_shapes(query, keys, values, mask)
-        with _FIRST_TIMES.step(hash((query.shape, keys.shape))):
-            return _soft_capped_slices(query, keys, values, mask, rule)[:, :, :tokens]
+        return _soft_capped_slices(query, keys, values, mask, rule)[:, :, :tokens]
     return _soft_capped_slices(query, keys, values, mask, rule)
 
 
@@ -173,7 +181,7 @@ def _in_few_shapes(
     16-bit product has had, and a sequence that grows has a new one with every token.
     """
     tokens, seen = query.shape[2], keys.shape[2]
-    rows, columns = max(_FEWEST_ROWS, _few(tokens)) - tokens, max(_FEWEST_KEYS, _few(seen)) - seen
+    rows, columns = _few_rows(tokens) - tokens, _few_keys(seen) - seen
     if mask is None:
         mask = torch.ones(1, seen, dtype=torch.bool, device=query.device)
     mask = functional.pad(mask, (0, columns), value=False)
@@ -185,6 +193,14 @@ def _in_few_shapes(
         functional.pad(values, (0, 0, 0, columns)),
         mask,
     )
+
+
+def _few_rows(rows: int) -> int:
+    return max(_FEWEST_ROWS, _few(rows))
+
+
+def _few_keys(keys: int) -> int:
+    return max(_FEWEST_KEYS, _few(keys))
 
 
 def _few(size: int) -> int:

@@ -9,6 +9,7 @@ import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_planner.contract.architectures import check_architecture
 from strata_planner.contract.rows import padded_rows
-from strata_runtime.cache.attention import AttentionRule, attend
+from strata_runtime.cache.attention import AttentionRule, attend, kernel_sizes
 from strata_runtime.cache.batch import Batch
 from strata_runtime.errors import InputError
 from strata_runtime.loading import opt
@@ -40,10 +41,12 @@ ATTENTION = "strata"
 _BUILDING = threading.Lock()
 
 
+@dataclass
 class Step:
     """Where the attention of every layer of one stage finds the batch: not all architectures hand keywords down to it."""
 
     batch: Batch | None = None
+    rules: set[AttentionRule] = field(default_factory=set)  # of all layers, once they have been called
 
 
 def read_config(folder: Path) -> Any:
@@ -211,6 +214,11 @@ class ModelSlice:
         finally:
             self.step.batch = None
 
+    def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
+        """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""
+        linears = {("linears", padded_rows(batch.tokens), 0), ("head", padded_rows(len(batch.sample_rows)), 0)}
+        return linears | {("attention", *size) for size in kernel_sizes(batch, self.step.rules)}
+
     def _cut(self) -> None:
         """Leave only this stage's modules in the model."""
         self._base = getattr(self.module, self.module.base_model_prefix)
@@ -362,6 +370,7 @@ def _attention(  # noqa: PLR0913, PLR0917, transformers' own signature
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rule = AttentionRule(scale, sliding_window, softcap)
     batch = module.strata_step.batch
+    module.strata_step.rules.add(rule)
     tokens, rows = batch.tokens, query.shape[2]
     if rows == tokens:
         return attend(batch, module.layer_idx, query[0], key[0], value[0], rule)[None], None

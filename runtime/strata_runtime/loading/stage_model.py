@@ -50,6 +50,10 @@ class StageModel:
         parent, name = self._stage.places(layer)[key]
         setattr(parent, name, module)
 
+    def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
+        """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""
+        return self._stage.kernel_sizes(batch)
+
     def forward(self, inputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """inputs: token ids [tokens] int64 where the stage embeds, else hidden states [tokens, hidden].
 

@@ -22,7 +22,6 @@ from strata_planner.contract.frames import (
     Truncate,
 )
 from strata_planner.contract.roles import Role
-from strata_planner.contract.rows import padded_rows
 from strata_runtime.allocator import FirstTimes
 from strata_runtime.cache import PagedKvCache
 from strata_runtime.engine.sampling import choose, log_probabilities
@@ -80,7 +79,7 @@ class StageExecutor:
             if not header.segments:
                 return None
             batch = self._cache.plan(header.segments)
-            with self._first_times.step(padded_rows(batch.tokens), padded_rows(len(batch.sample_rows))):
+            with self._first_times.step(self.model.kernel_sizes(batch)):
                 return self.model.forward(inputs.to(self.model.device), batch)
 
     def switch(self, change: Change) -> tuple[int, float]:
