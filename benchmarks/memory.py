@@ -23,7 +23,7 @@ from typing import Self
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.memory_cases import ARCHITECTURES, Architecture, Case, plan_of
+from benchmarks.memory_cases import ARCHITECTURES, THREADS, Architecture, Case, plan_of
 from benchmarks.rows import Row, run
 from benchmarks.scatter import Point, scatter_svg
 from benchmarks.slots import SlotProcess, slot_processes
@@ -119,7 +119,7 @@ def _prompt(seed: int, length: int) -> list[int]:
 
 def measure_case(architecture: Architecture, folder: Path, case: Case) -> list[Slice]:
     plan = plan_of(case, Model.from_folder(folder), str(folder))
-    with slot_processes(plan) as slots:
+    with slot_processes(plan, THREADS) as slots:
         peaks = _peaks(plan, slots, case)
     group = "small" if case.small else "calibration" if case.calibration else "unseen"
     return [

@@ -25,7 +25,10 @@ from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_p
 from strata_planner.costs.working import StepShape, Storage, working_memory
 from strata_planner.model import Model
 from strata_runtime.loading.random_model import make_random_model
+from strata_runtime.precision import COMPUTE_DTYPES
+from strata_runtime.precision.kernels import packed_rows
 
+THREADS = 1  # of each slot
 _USABLE_BYTES = 16 << 30
 
 
@@ -270,6 +273,7 @@ def _memory(case: Case, model: Model, formats: dict[int, Any], ends: tuple[bool,
     tables = embedding_bytes(model, embedding=ends[0], head=ends[1], compute_type=of)
     kv = pages * PAGE_TOKENS * sum(kv_bytes_per_token(model.layers[layer], 16, of) for layer in formats)
     step = StepShape(case.micro_batch.max_step_tokens, case.micro_batch.decode, case.length)
-    storage = Storage(frozenset(formats.values()), of, on_cpu=True)
+    packed = frozenset(packed_rows(COMPUTE_DTYPES[of], THREADS).items())
+    storage = Storage(frozenset(formats.values()), of, on_cpu=True, packed_rows=packed)
     working = working_memory(model, step, storage, head=ends[1]).peak(kv)
     return StageMemory(weights, tables, kv, working, 0, weights + tables + kv + working)

@@ -304,8 +304,11 @@ def _check_profile(type_: str, profile: DeviceProfile) -> None:
     wrong = [f"{name} {getattr(profile, name):g}" for name in positive if getattr(profile, name) <= 0]
     shares = {**profile.decode_efficiency, **profile.prefill_efficiency}
     wrong += [f"efficiency of {name} {share:g}" for name, share in shares.items() if share <= 0]
+    wrong += [f"packedRows of {name} {rows}" for name, rows in profile.packed_rows.items() if rows < 0]
     if wrong:
-        raise ClusterError(f"the profile of device type '{type_}': {', '.join(wrong)}; rates and sizes must be above 0")
+        raise ClusterError(
+            f"the profile of device type '{type_}': {', '.join(wrong)}; rates and sizes must be above 0, packedRows 0 or more"
+        )
 
 
 def _interconnect(source: Accelerator, target: Accelerator) -> LinkRate:

@@ -28,7 +28,7 @@ from strata_planner.contract.values import ContractError, from_builtins, to_json
 from strata_runtime.errors import InputError
 from strata_runtime.native import build
 
-VERSION = 3  # of the measurement: raised when its results change meaning
+VERSION = 4  # of the measurement: raised when its results change meaning
 PREFILL_TOKENS = 256
 KERNELS_TIMEOUT_SECONDS = 900.0  # of a GPU, compilers included
 
@@ -194,6 +194,8 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
     import torch  # noqa: PLC0415 -- seconds to import, and a kept profile needs none of it
 
     from strata_runtime import timing  # noqa: PLC0415
+    from strata_runtime.precision import COMPUTE_DTYPES  # noqa: PLC0415
+    from strata_runtime.precision.kernels import packed_rows  # noqa: PLC0415
 
     torch.set_num_threads(threads)
     memory, capability = memory_limit_bytes(), ""
@@ -208,8 +210,10 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
     else:
         _keep_kernels(compute_type)
     timings = timing.take(torch.device(device), compute_type, lambda what: _say(f"measuring: {what}"))
-    count = threads if device == "cpu" else 0
-    return profile_of(Subject(name, memory, count, compute_type, capability), timings)
+    if device == "cuda":
+        return profile_of(Subject(name, memory, 0, compute_type, capability), timings)
+    profile = profile_of(Subject(name, memory, threads, compute_type), timings)
+    return msgspec.structs.replace(profile, packed_rows=packed_rows(COMPUTE_DTYPES[compute_type], threads))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,5 +1,7 @@
 """Clusters as users write them: what resolves to what, and what is refused in which words."""
 
+from typing import Any
+
 import pytest
 
 from strata_planner.cluster import CUDA_OVERHEAD_BYTES, Cluster, Device, LinkRate, Node
@@ -137,7 +139,14 @@ def test_without_a_default_link_every_pair_of_nodes_needs_one() -> None:
     assert whole.link(last, first).gbps == 1
 
 
-def test_a_profile_with_impossible_rates_is_refused() -> None:
-    device = Device("T4", profile={"bandwidthBytesPerSecond": -1.0})
-    with pytest.raises(ClusterError, match=r"'T4': bandwidth_bytes_per_second -1; rates and sizes must be above 0"):
+@pytest.mark.parametrize(
+    ("profile", "wrong"),
+    [
+        ({"bandwidthBytesPerSecond": -1.0}, "bandwidth_bytes_per_second -1"),
+        ({"packedRows": {"int4": -2}}, "packedRows of int4 -2"),
+    ],
+)
+def test_a_profile_with_impossible_rates_is_refused(profile: dict[str, Any], wrong: str) -> None:
+    device = Device("T4", profile=profile)
+    with pytest.raises(ClusterError, match=f"'T4': {wrong}; rates and sizes must be above 0, packedRows 0 or more"):
         Cluster((Node("a", (device,)),)).accelerators()

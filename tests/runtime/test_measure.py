@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
 from strata_planner.contract.values import from_json
-from strata_runtime import measure, timing
+from strata_runtime import kernel_timing, measure, timing
 from strata_runtime.errors import InputError
 from strata_runtime.measure import PREFILL_TOKENS, LinearSeconds, Store, Subject, Timings
 from strata_runtime.native import build
-from strata_runtime.precision import MAKERS
+from strata_runtime.precision import MAKERS, measured
+from strata_runtime.precision.kernels import packed_rows
 
 SECONDS = st.floats(1e-6, 1.0)
 
@@ -214,3 +215,20 @@ def test_a_small_measurement_of_this_machine(compute: ComputeType, monkeypatch: 
     rates = [*profile.decode_efficiency.values(), *profile.prefill_efficiency.values(), profile.layer_overhead_seconds]
     assert all(rate > 0 for rate in rates)
     assert json.loads(msgspec.json.encode(profile))["source"] == "measured"
+
+
+def test_a_processors_profile_says_where_it_packs_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured._kept.cache_clear()
+    for module in (timing, kernel_timing):
+        monkeypatch.setattr(module, "CPU_FEATURES", 256)
+    monkeypatch.setattr(timing, "LEAST_WORKING_SET_BYTES", 1 << 18)
+    monkeypatch.setattr(timing, "MOST_WORKING_SET_BYTES", 1 << 18)
+    threads = torch.get_num_threads()
+    profile = measure.measure("cpu", "cpu", threads, "bfloat16")
+    assert profile.packed_rows == packed_rows(torch.bfloat16, threads)
+    assert "int4" in profile.packed_rows
+    assert "kernels by number of tokens" in capsys.readouterr().err
+    measured._kept.cache_clear()

@@ -4,6 +4,8 @@ The runtime measures the CPU it runs on (`python -m strata_runtime.measure`) and
 catalogue holds published ones.
 """
 
+import msgspec
+
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.values import Value
 
@@ -13,7 +15,8 @@ class DeviceProfile(Value, frozen=True):
 
     `layer_overhead_seconds`: launching one decoder layer, whatever its size; `step_overhead_seconds`: what a step takes on a
     stage beside its layers (planning its batch, reading and writing its frame). `source`: "published: <where>" or "measured".
-    A format that is absent from the efficiencies cannot run on this device.
+    A format that is absent from the efficiencies cannot run on this device. `packed_rows`: up to so many tokens a processor multiplies weights
+    of the format as they are stored, by kernels that keep no memory; a format that is absent: by the runtime's own limits.
     """
 
     type: str
@@ -28,3 +31,4 @@ class DeviceProfile(Value, frozen=True):
     compute_capability: str = ""
     step_overhead_seconds: float = 0.0
     threads: int = 0  # CPU devices: threads the numbers were measured with
+    packed_rows: dict[FormatName, int] = msgspec.field(default_factory=dict)

@@ -9,6 +9,8 @@ are measured on single products or the runtime's own. Counts no weights and no K
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from strata_planner.catalogue import CPU
+from strata_planner.cluster import Accelerator
 from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.rows import FEW_ROWS, MANY_ROWS, padded_rows
 from strata_planner.model import LayerShape, Linear, Model
@@ -36,7 +38,7 @@ CONVERTED_AT_A_TIME = 1 << 21
 CONVERTED_AT_A_TIME_ON_CUDA = 1 << 26
 GROUPS_BYTES_PER_WEIGHT = 4.5
 GROUPS_BYTES_PER_WEIGHT_IN_FLOAT32 = 5.25  # the product takes them as they are
-# Up to so many rows a weight is multiplied as it is stored, by kernels that keep nothing (precision.kernels).
+# Up to so many rows a weight is multiplied as it is stored, by kernels that keep nothing (precision.kernels), where no device's profile says otherwise.
 _ANY_ROWS = 1 << 30
 PACKED_ROWS: dict[FormatName, int] = {
     **dict.fromkeys(FORMAT_NAMES, 0),
@@ -68,6 +70,14 @@ class Storage:
     compute_type: ComputeType
     on_cpu: bool
     kv_bits: int = 16
+    packed_rows: frozenset[tuple[FormatName, int]] = frozenset()  # of the device's profile
+
+    @classmethod
+    def on(
+        cls, device: Accelerator, formats: frozenset[FormatName], compute_type: ComputeType, kv_bits: int
+    ) -> "Storage":
+        packed_rows = frozenset(device.profile.packed_rows.items())
+        return cls(formats, compute_type, device.name == CPU, kv_bits, packed_rows)
 
     @property
     def item(self) -> int:
@@ -136,8 +146,9 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
         return FLOAT32_BUFFER_BYTES
     linears = {linear for layer in set(model.layers) for linear in layer.linears}
     kernels = head * row_numbers(1, step.sampled)
+    packed_rows = PACKED_ROWS | dict(storage.packed_rows)
     for name in storage.formats:
-        rows = row_numbers(PACKED_ROWS[name] + 1, step.tokens)
+        rows = row_numbers(packed_rows[name] + 1, step.tokens)
         kernels += rows * len(_product_shapes((each for each in linears if each.copies == 1), name))
     experts = {(each.out_features, each.in_features) for each in linears if each.copies > 1}
     kernels += len(experts) * row_numbers(1, min(step.tokens, EXPERT_ROWS))

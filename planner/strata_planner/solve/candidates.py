@@ -12,7 +12,6 @@ from functools import cached_property
 
 import msgspec
 
-from strata_planner.catalogue import CPU
 from strata_planner.cluster import DeviceGroup
 from strata_planner.contract.formats import FormatName
 from strata_planner.costs.communication import (
@@ -118,7 +117,7 @@ class Pricer:
     ) -> WorkingMemory:
         request = self.request
         step = StepShape(self.max_step_tokens(pair), pair.decode, request.max_model_len)
-        storage = Storage(formats, request.compute_type, group.leader.name == CPU, request.kv_bits)
+        storage = Storage.on(group.leader, formats, request.compute_type, request.kv_bits)
         key = (step, storage, head, group.degree)
         if key not in self._working:
             shapes = dict.fromkeys(sharded(layer, group.degree) for layer in self._shapes)

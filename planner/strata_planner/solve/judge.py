@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from strata_planner.catalogue import CPU
 from strata_planner.cluster import DeviceGroup
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.communication import (
@@ -137,7 +136,7 @@ def _free_bytes(request: PlanRequest, given: Assignment, j: int) -> int:
     tables = embedding_bytes(model, embedding=j == 0, head=head, compute_type=request.compute_type)
     tokens = min(given.prefill * request.workload.prompt_tokens, MAX_CHUNK_TOKENS) + given.decode
     formats = frozenset(format_of[bits] for bits in given.bits[j])
-    storage = Storage(formats, request.compute_type, group.leader.name == CPU, request.kv_bits)
+    storage = Storage.on(group.leader, formats, request.compute_type, request.kv_bits)
     shards = msgspec.structs.replace(model, layers=_shards(model.layers, group.degree))
     working = working_memory(shards, StepShape(tokens, given.decode, request.max_model_len), storage, head=head)
     return group.usable_bytes - weights - kv - -(-tables // group.degree) - working.peak(kv)

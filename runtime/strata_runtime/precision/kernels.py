@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
@@ -145,6 +146,24 @@ def select(kernels: tuple[Kernel[W], ...], format_name: FormatName, tokens: Tens
         if count <= kernel.most_tokens and kernel.runs(tokens, weight):
             return kernel
     raise AssertionError(f"no kernel of {format_name} takes any weight")
+
+
+def packed_rows(dtype: torch.dtype, threads: int) -> dict[FormatName, int]:
+    """Up to how many tokens this processor multiplies weights as they are stored, by kernels that keep no memory; formats that were measured here alone.
+
+    Those are the kernels with limits of their own. Beyond, weights are brought back to `dtype` for oneDNN, which keeps a kernel for every number of rows.
+    """
+    tables: tuple[tuple[Kernel[Any], ...], ...] = (CHANNEL_KERNELS, GROUP_KERNELS, PLANE_KERNELS)
+    limited = [kernel for table in tables for kernel in table if kernel.most_tokens < ANY_TOKENS]
+    steps, names = measured.steps_on_cpu(dtype, threads), {kernel.name for kernel in limited}
+    return {name: _most_tokens(steps[name], names) for name in {kernel.format for kernel in limited} if name in steps}
+
+
+def _most_tokens(steps: measured.Steps, names: set[str]) -> int:
+    """Up to how many tokens one of the kernels called `names` is taken."""
+    if steps[-1][1] in names:
+        return ANY_TOKENS
+    return max((most for most, name in steps if name in names), default=0)
 
 
 _BY_FORMAT: dict[tuple[int, FormatName], tuple[tuple[Kernel[Any], ...], tuple[Kernel[Any], ...]]] = {}

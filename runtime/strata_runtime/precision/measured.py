@@ -44,6 +44,11 @@ def fastest(format_name: FormatName, dtype: torch.dtype, count: int, device: tor
     return next((name for most, name in steps if count <= most), steps[-1][1]) if steps else None
 
 
+def steps_on_cpu(dtype: torch.dtype, threads: int) -> dict[str, Steps]:
+    """By format, of this processor with so many threads; empty where nothing was measured."""
+    return dict(_kept(dtype, CPU, threads))
+
+
 def save(found: Mapping[FormatName, Steps], dtype: torch.dtype, device: torch.device = CPU) -> Path:
     """Replaces what was kept for the device (a processor with this process' number of threads), in one move; this process chooses by it at once."""
     file, key = _place(dtype, device, torch.get_num_threads())

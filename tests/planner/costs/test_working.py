@@ -1,5 +1,6 @@
 """Laws of what a stage holds beside weights and KV, and moments counted by hand."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from itertools import pairwise
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strata_planner.cluster import Cluster, Device, Node
 from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.rows import padded_rows
 from strata_planner.costs.working import (
@@ -34,8 +36,9 @@ def of(
     on_cpu: bool = True,
     head: bool = False,
     kv_bits: int = 16,
+    packed_rows: Mapping[FormatName, int] | None = None,
 ) -> WorkingMemory:
-    storage = Storage(frozenset(formats), compute_type, on_cpu, kv_bits)
+    storage = Storage(frozenset(formats), compute_type, on_cpu, kv_bits, frozenset((packed_rows or {}).items()))
     return working_memory(model or a_model(), step, storage, head=head)
 
 
@@ -62,6 +65,20 @@ def test_what_is_multiplied_as_it_is_stored_needs_no_kernel() -> None:
     assert of("int8").kernels == 0
     assert of("int8", step=StepShape(24, 4, 64)).kernels == 4 * KERNEL_BYTES
     assert of("int4", step=StepShape(48, 4, 64)).kernels == 0
+
+
+def test_a_devices_own_limits_of_packed_rows_count() -> None:
+    step = StepShape(64, 4, 64)
+    longer, shorter = (of("int4", step=step, packed_rows={"int4": rows}).kernels for rows in (48, 32))
+    assert longer == of("int4", step=step).kernels
+    assert shorter == longer + 4 * KERNEL_BYTES  # those of 48 rows
+    assert of("int4", step=step, packed_rows={"int4": 1 << 62, "int8": 0}).kernels == 0
+
+
+def test_a_stage_packs_as_its_devices_profile_says() -> None:
+    given = {"packedRows": {"int4": 32}}
+    (device,) = Cluster((Node("a", (Device("cpu", profile=given),)),)).accelerators()
+    assert Storage.on(device, frozenset({"int4"}), "bfloat16", 16).packed_rows == {("int4", 32)}
 
 
 def test_float32_has_buffers_instead() -> None:

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from strata_planner.contract.formats import FormatName
+from strata_planner.costs.working import PACKED_ROWS
 from strata_runtime.precision import kernels, make_linear, measured
-from strata_runtime.precision.kernels import GROUP_KERNELS, PLANE_KERNELS
+from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, PLANE_KERNELS
 from strata_runtime.precision.measured import TOKEN_COUNTS, steps_of
 from strata_runtime.precision.rounded_linear import GroupLinear
 from strata_runtime.precision.weights import PlanesWeight
@@ -52,6 +54,31 @@ def test_what_was_kept_chooses_and_only_among_kernels_that_run() -> None:
     assert kernels.select(GROUP_KERNELS, "int4", tokens.expand(100, -1), module.stored).run is not None
     assert measured.fastest("int3", torch.bfloat16, 1) is None
     assert measured.fastest("int4", torch.float32, 1) is None
+
+
+def test_a_processor_packs_rows_up_to_where_what_was_measured_brings_weights_back() -> None:
+    assert kernels.packed_rows(torch.bfloat16, torch.get_num_threads()) == {}
+    steps: dict[FormatName, measured.Steps] = {
+        "int8": ((256, "int8-converted"),),
+        "int4": ((32, "int4-packed"), (256, "int4-dequantized")),
+        "any4": ((256, "any4-native"),),  # also beyond
+        "w8a8": ((256, "w8a8-native"),),  # has no limit of its own
+    }
+    measured.save(steps, torch.bfloat16)
+    expected = {"int8": 0, "int4": 32, "any4": kernels.ANY_TOKENS}
+    assert kernels.packed_rows(torch.bfloat16, torch.get_num_threads()) == expected
+    assert kernels.packed_rows(torch.float32, torch.get_num_threads()) == {}
+
+
+def test_the_planner_knows_the_kernels_own_limits() -> None:
+    on_cpu = [
+        kernel
+        for table in (CHANNEL_KERNELS, GROUP_KERNELS, PLANE_KERNELS)
+        for kernel in table
+        if "triton" not in kernel.name
+    ]
+    for name in {kernel.format for kernel in on_cpu if kernel.arithmetic == "16-bit activations"}:
+        assert PACKED_ROWS[name] == min(kernel.most_tokens for kernel in on_cpu if kernel.format == name)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"key": 1}', '{"key": {}, "steps": 3}'])
