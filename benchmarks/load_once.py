@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, FormatName
 from strata_planner.contract.plan import DeviceRef, MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
-from strata_runtime.allocator import freed_at_once, one_arena
+from strata_runtime.allocator import freed_at_once, set_up_heap
 from strata_runtime.loading import load_cache
 from strata_runtime.loading.adapter import ModelSlice, read_config
 from strata_runtime.loading.artefact import find_artefact
@@ -36,7 +36,7 @@ _DTYPE = torch.bfloat16
 
 def main() -> None:
     way, name, folder = sys.argv[1], cast("FormatName", sys.argv[2]), Path(sys.argv[3])
-    one_arena()
+    set_up_heap()
     warm_up()
     idle = private_bytes()
     print("ready", flush=True)

@@ -2,8 +2,8 @@
 
 `python -m benchmarks.memory [--json FILE] [--points FILE.csv] [--picture FILE.svg]`, some ten minutes on two cores.
 Measured is the peak of private memory (sampled from outside while the slot works, and the kernel's own mark while it serves) beyond
-what the same slot held before its first role; predicted is the plan's total without the framework's overhead. The one constant that slices taught (costs.working,
-HEAP_SLACK) comes from those called calibration.
+what the same slot held before its first role; predicted is the plan's total without the framework's overhead. Those called calibration were in view
+where the model of the heap was made.
 """
 
 import argparse

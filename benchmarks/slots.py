@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from strata_planner.contract.control import GetStatus, RoleStats, SlotAddress
+from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.plan import Plan
 from strata_runtime.pipeline.client import LeaderClient, PipelineClient, SlotClient, greedy
 
@@ -34,7 +35,7 @@ class SlotProcess(SlotClient):
         command = [sys.executable, "-m", "strata_runtime.pipeline.slot", "--name", name, "--threads", str(threads)]
         command += ["--control-port", str(address.control_port)]
         environment = {"STRATA_CONTROL_KEY": _CONTROL_KEY, "OMP_NUM_THREADS": str(threads), "STRATA_LOG_LEVEL": "ERROR"}
-        self.process = subprocess.Popen(command, env=os.environ | environment)
+        self.process = subprocess.Popen(command, env={**SLOT_ENVIRONMENT, **os.environ, **environment})
         if core is not None:
             os.sched_setaffinity(self.process.pid, {core})  # before it starts threads: they inherit it
         super().__init__(name, address, _CONTROL_KEY)

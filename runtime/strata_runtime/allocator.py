@@ -10,26 +10,30 @@ import sys
 import threading
 from collections.abc import Collection, Hashable, Iterator
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_MAX_FAST, _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = 1, -1, -3, -8
 _MAPPED_ALONE_BYTES = 64 << 10  # while loading: whatever is larger is a mapping of its own, whose end is its return
+_KERNELS_ALONE_BYTES = 16 << 10  # in first steps: what kernels keep would lie in the holes that later steps fill
 # While serving, glibc's most: steps take and free the same blocks, and fresh pages cost seven times a copy into old ones.
 _KEPT_BYTES = 32 << 20
 _loads: list[None] = []  # and first steps
 _lock = threading.Lock()
 
 
-def one_arena() -> None:
-    """For all threads: what the loading thread frees, the serving one can take. Call before threads start."""
+def set_up_heap() -> None:
+    """One arena for all threads: what the loading thread frees, the serving one can take. And small blocks join their neighbours at once, as they do
+    without the threads' caches (`contract.environment`). Call before threads start.
+    """
     _mallopt(_ARENA_MAX, 1)
+    _mallopt(_MAX_FAST, 0)
     _serve()
 
 
 @contextlib.contextmanager
-def freed_at_once() -> Iterator[None]:
+def freed_at_once(larger_than: int = _MAPPED_ALONE_BYTES) -> Iterator[None]:
     """Within it no dense weight that was quantized and freed stays in the process, and weights leave no holes."""
     with _lock:
         _loads.append(None)
-        _mallopt(_MMAP_THRESHOLD, _MAPPED_ALONE_BYTES)
+        _mallopt(_MMAP_THRESHOLD, larger_than)
     try:
         yield
     finally:
@@ -54,7 +58,7 @@ class FirstTimes:
             return contextlib.nullcontext()
         self._met.update(sizes)
         _trim()  # what earlier steps left in the heap and this one does not use
-        return freed_at_once()
+        return freed_at_once(_KERNELS_ALONE_BYTES)
 
 
 def _serve() -> None:

@@ -16,6 +16,7 @@ import pytest
 from strata_operator.local.deployment import LocalDeployment, LocalOptions, Programs
 from strata_operator.local.errors import CrashedError, PortInUseError, RefusedError
 from strata_operator.local.ports import free_port, free_ports
+from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from tests.operator.fakes import a_plan
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,16 @@ def started_since(before: set[psutil.Process]) -> set[psutil.Process]:
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110  what is awaited is the state of other processes
         await asyncio.sleep(0.02)
+
+
+async def test_slots_have_the_environment_that_memory_is_predicted_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MKL_DISABLE_FAST_MM", "0")  # what a user sets wins
+    before = children()
+    async with running(tmp_path):
+        for process in started_since(before):
+            assert {**SLOT_ENVIRONMENT, "MKL_DISABLE_FAST_MM": "0"}.items() <= process.environ().items()
 
 
 async def test_it_serves_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> None:

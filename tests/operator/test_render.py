@@ -16,6 +16,7 @@ from strata_operator.inventory import take_inventory
 from strata_operator.render import RenderOptions, epoch_objects, image_for, read_epoch, render, slot_address
 from strata_operator.slots import SLOT_IDLE_BYTES, Slot, claims_of, slots_of
 from strata_planner.cluster import Cluster, Device, Node
+from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.plan import DeviceRef
 from tests.operator.builders import a_deployment, a_node
 from tests.operator.fakes import a_plan
@@ -231,6 +232,18 @@ def test_the_users_overlay_reaches_slots_and_gateway() -> None:
         assert pod["priorityClassName"] == "high"
     for each in of_kind(render(deployment, SLOTS, OPTIONS), "StatefulSet"):
         assert each["spec"]["template"]["metadata"]["annotations"]["team"] == "a"
+
+
+def test_slots_start_with_the_environment_that_memory_is_predicted_for_unless_the_user_says_otherwise() -> None:
+    own = {"name": "MKL_DISABLE_FAST_MM", "value": "0"}
+    changed = a_deployment().with_spec(runtime={"pod": {"env": [own]}}).build()
+    for deployment, expected in (
+        (a_deployment().build(), SLOT_ENVIRONMENT),
+        (changed, {**SLOT_ENVIRONMENT, "MKL_DISABLE_FAST_MM": "0"}),
+    ):
+        for each in of_kind(render(deployment, SLOTS, OPTIONS), "StatefulSet"):
+            (box,) = each["spec"]["template"]["spec"]["containers"]
+            assert expected.items() <= {one["name"]: one.get("value") for one in box["env"]}.items()
 
 
 MODELS = {

@@ -11,7 +11,7 @@ from strata_runtime.allocator import FirstTimes
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
-    names = {allocator._MAPPED_ALONE_BYTES: "alone", allocator._KEPT_BYTES: "kept"}
+    names = {allocator._KERNELS_ALONE_BYTES: "alone", allocator._KEPT_BYTES: "kept"}
     monkeypatch.setattr(
         allocator,
         "_mallopt",
@@ -40,7 +40,7 @@ def test_there_are_at_most_as_many_first_times_as_sizes(steps: list[set[int]]) -
     times = FirstTimes()
     first = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(allocator, "freed_at_once", lambda: pytest.fail("unasked") if first > 10 else _Nothing())
+        patch.setattr(allocator, "freed_at_once", lambda _bytes: pytest.fail("unasked") if first > 10 else _Nothing())
         patch.setattr(allocator, "_trim", lambda: None)
         for sizes in steps:
             first += isinstance(times.step(sizes), _Nothing)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from strata_operator.local.errors import CrashedError
+from strata_planner.contract.environment import SLOT_ENVIRONMENT
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Launcher:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, **environment},
+                env={**SLOT_ENVIRONMENT, **os.environ, **environment},
                 start_new_session=True,  # Ctrl-C is ours to hear: we end the children in order
             )
         return cls(process)

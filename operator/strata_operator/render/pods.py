@@ -3,6 +3,8 @@
 Called by slot and gateway. The template depends on the deployment's spec and the recorded image, never on a plan.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from strata_operator.api import LLMDeployment
@@ -16,6 +18,7 @@ _SCRATCH = "strata-scratch"
 _MODEL = "strata-model"
 _CACHE = "strata-cache"
 
+EMPTY: Mapping[str, str] = MappingProxyType({})
 POD_SECURITY: Object = {
     "runAsNonRoot": True,
     "runAsUser": USER_ID,
@@ -46,14 +49,16 @@ def pod_spec(deployment: LLMDeployment, container: Object) -> Object:
     }
 
 
-def container(deployment: LLMDeployment, name: str, image: str, command: list[str]) -> Object:
-    """The part of a container that does not differ between slot and gateway."""
+def container(
+    deployment: LLMDeployment, name: str, image: str, command: list[str], environment: Mapping[str, str] = EMPTY
+) -> Object:
+    """The part of a container that does not differ between slot and gateway, but for `environment`."""
     overlay = deployment.spec.runtime.pod
     return {
         "name": name,
         "image": image,
         "command": command,
-        "env": _environment(deployment),
+        "env": _environment(deployment, environment),
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [*_mounts(deployment), *overlay.volume_mounts],
     }
@@ -70,7 +75,7 @@ def tolerations(deployment: LLMDeployment, seconds: int | None) -> list[Object]:
     return [*own, *away]
 
 
-def _environment(deployment: LLMDeployment) -> list[Object]:
+def _environment(deployment: LLMDeployment, own: Mapping[str, str]) -> list[Object]:
     """Ours, with the user's in place of ours where a name is the same; the API refuses the control key there."""
     model = deployment.spec.model
     ours: list[Object] = [
@@ -78,6 +83,7 @@ def _environment(deployment: LLMDeployment) -> list[Object]:
         {"name": "STRATA_LOG_FORMAT", "value": "json"},
         {"name": "HOME", "value": "/tmp"},  # noqa: S108  inside the pod, a volume of its own
         {"name": "PYTHONUNBUFFERED", "value": "1"},
+        *({"name": name, "value": value} for name, value in own.items()),
     ]
     if model.uri.startswith("hf://"):
         # Beside the download, what slots keep of the layers that they quantize; for other models it lies below HOME.

@@ -14,6 +14,7 @@ from strata_operator.render.objects import Object, RenderOptions, metadata
 from strata_operator.render.pods import container, pod_spec, tolerations
 from strata_operator.requests import MEMORY
 from strata_operator.slots import Slot, device_requests, encode_device
+from strata_planner.contract.environment import SLOT_ENVIRONMENT
 
 # What a slot on GPUs asks of its host; `runtime.pod.resources` replaces it.
 _HOST_REQUESTS = {"cpu": "1", "memory": "2Gi"}
@@ -53,7 +54,7 @@ def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Objec
     ]
     listening = {"tcpSocket": {"port": "control"}}
     made = {
-        **container(deployment, SLOT, options.image, command),
+        **container(deployment, SLOT, options.image, command, SLOT_ENVIRONMENT),
         "ports": [
             {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
             {"name": "data", "containerPort": DATA_PORT, "protocol": "TCP"},

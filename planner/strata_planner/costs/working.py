@@ -1,8 +1,7 @@
 """What a stage holds beside weights and KV, term by term: kernels, what a step has alive at once, what loading adds.
 
 Called for every stage that is considered. Follows the runtime moment by moment, for any decoder-only model: nothing is
-fitted to a model or a slice. The heap's slack was found on the calibration slices of `benchmarks.memory`; other constants
-are measured on single products or the runtime's own. Counts no weights and no KV pool: `memory` does. Source of the model: LLM-PQ (arXiv
+fitted to a model or a slice; constants are measured on single products or the runtime's own. Counts no weights and no KV pool: `memory` does. Source of the model: LLM-PQ (arXiv
 2403.01136) section 4.1, "peak temporaries", with the moments of real layers in place of a factor.
 """
 
@@ -17,13 +16,10 @@ from strata_planner.model import LayerShape, Linear, Model
 
 # Of the libraries. A role's modules take 1.3 MiB in a process; sockets and threads of an epoch are assumed to take the
 # rest. What oneDNN keeps for every pair of a weight's shape and a number of rows in 16-bit types is the growth of glibc's
-# count of used bytes over single products (0.59 to 0.67 MiB, whatever the shape), MKL's buffers for float32 that of a fresh process.
+# count of used bytes over single products (0.59 to 0.67 MiB, whatever the shape); what MKL packs of a weight for a product in float32 is at most 4.8 MiB.
 MODULE_BYTES = 3 << 20
 KERNEL_BYTES = 665 << 10
-FLOAT32_BUFFER_BYTES = 6 << 20
-# The median over the calibration slices of what glibc's heap holds beyond what a step has alive, since a block does not always find
-# one that it fits. It varies with the order of blocks (0.1 to 0.6, float32 to 1.3), which no formula foresees.
-HEAP_SLACK = 0.35
+FLOAT32_BUFFER_BYTES = 5 << 20
 FRAMES_UNDER_WAY = 3  # of hidden states: the one that is computed, the next one, and its copy while it is encrypted
 
 # The runtime's own: keys and values (cache.batch), soft-capped scores and a mask's rows in the compute type (cache.attention) at
@@ -83,6 +79,10 @@ class Storage:
     def item(self) -> int:
         return COMPUTE_TYPE_BYTES[self.compute_type]
 
+    @property
+    def packed_by_product(self) -> int:
+        return FLOAT32_BUFFER_BYTES * (self.on_cpu and self.item == _FLOAT32)
+
 
 @dataclass(frozen=True)
 class WorkingMemory:
@@ -91,14 +91,13 @@ class WorkingMemory:
     modules: int  # a role's objects in the process
     kernels: int  # kept by oneDNN for every row number that steps within the plan's limits can have
     stream: int  # hidden states: the frame, its padded copy, the stream, its normalised copy, frames in sockets
-    layer: int  # the worst moment of the worst layer: norm, rotation, attention, MLP, weights brought back
+    layer: int  # the worst moment of the worst layer: norm, rotation, attention, MLP, weights brought back; with the heap's holes
     logits: int  # of the sampled rows, in the compute type and in float32 (last stage)
-    slack: int  # of the heap
     loading: int  # while loading: a linear not yet quantized, experts not yet merged; KV is not there yet
 
     @property
     def serving(self) -> int:
-        return self.modules + self.kernels + self.stream + max(self.layer, self.logits) + self.slack
+        return self.modules + self.kernels + self.stream + max(self.layer, self.logits)
 
     def peak(self, kv_bytes: int) -> int:
         """Beside weights and `kv_bytes` of KV: while serving, or while loading where that is more than the KV makes up."""
@@ -116,14 +115,12 @@ def working_memory(model: Model, step: StepShape, storage: Storage, *, head: boo
     capped = model.architecture in SOFT_CAPPED
     layer = max(_Layer(each, tokens, step, storage, model.hidden_size, capped=capped).worst for each in layers)
     logits = _logits_bytes(model, step, storage) if head else 0
-    alive = stream + max(layer, logits)
     return WorkingMemory(
         modules=MODULE_BYTES * storage.on_cpu,
         kernels=_kernel_bytes(model, step, storage, head=head) if storage.on_cpu else 0,
         stream=stream,
         layer=layer,
         logits=logits,
-        slack=int(HEAP_SLACK * alive) * storage.on_cpu,
         loading=max(_loading_bytes(each, storage) for each in layers) + MODULE_BYTES * storage.on_cpu,
     )
 
@@ -137,13 +134,13 @@ def row_numbers(least: int, most: int) -> int:
 def _logits_bytes(model: Model, step: StepShape, storage: Storage) -> int:
     """float32 ones are made from those of the compute type, where that differs."""
     rounded = 0 if storage.item == _FLOAT32 else storage.item
-    return padded_rows(step.sampled) * model.vocab_size * (rounded + _FLOAT32)
+    return padded_rows(step.sampled) * model.vocab_size * (rounded + _FLOAT32) + storage.packed_by_product
 
 
 def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool) -> int:
     """Once for each shape of a weight and each number of rows: what a slot that serves any requests ends up with."""
     if storage.item == _FLOAT32:
-        return FLOAT32_BUFFER_BYTES
+        return 0
     linears = {linear for layer in set(model.layers) for linear in layer.linears}
     kernels = head * row_numbers(1, step.sampled)
     packed_rows = PACKED_ROWS | dict(storage.packed_rows)
@@ -208,13 +205,22 @@ class _Layer:
         self._queries, self._keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         names = {linear.name for linear in layer.linears}
         self._fused_qkv, self._fused_mlp = "qkv_proj" in names, "gate_up_proj" in names
+        self._routed = any(linear.copies > 1 for linear in layer.linears)
         self._gated = bool({"gate_proj", "gate_up_proj"} & names)
 
     @property
     def worst(self) -> int:
         experts = [each for each in self._layer.linears if each.copies > 1]
         mlp = self._experts(experts) if experts else self._mlp()
-        return max(self._norm(), self._attention(), mlp)
+        return max(self._norm() + self._hole, self._attention() + self._hole, mlp)
+
+    @property
+    def _hole(self) -> int:
+        """What glibc's heap loses where gate and up are apart. For an aligned block `posix_memalign` wants some bytes more than the block has (glibc 2.36,
+        `_int_memalign`), so the hole that a freed tensor leaves is too small for the next one of its size: up does not find gate's, and stays beyond it.
+        """
+        apart = self._gated and not self._fused_mlp and not self._routed and self._storage.on_cpu
+        return self._layer.mlp_width * self._row // 2 * apart
 
     def _norm(self) -> int:
         """In float32: the stream, its square or its scaled copy; then rounded. The normalised copy is not there yet."""
@@ -255,12 +261,12 @@ class _Layer:
         return max(0, copies + self._queries * self._row + SCORES_BYTES - self._gathered())
 
     def _mlp(self) -> int:
-        """Fused gates and ups stay while what comes of them is projected."""
+        """Fused gates and ups stay while what comes of them is projected. Apart they make three blocks of a size and two holes."""
         width = self._layer.mlp_width * self._row
         fused = self._gated and self._fused_mlp
         acting = (1.5 if self._gated and not fused else 2) * width
         projecting = (1.5 * width + self._hidden * self._row if fused else width) + self._brought_back()
-        return int(max(acting, projecting))
+        return int(max(acting + 2 * self._hole, projecting + self._hole))
 
     def _experts(self, experts: list[Linear]) -> int:
         """All tokens' sum in float32; some rows of one expert: gathered, padded, both halves, what comes of them."""
@@ -271,11 +277,12 @@ class _Layer:
         return int(self._tokens * self._hidden * _FLOAT32 + max(rows, shared))
 
     def _brought_back(self) -> int:
-        """The worst format's weights on their way back to the compute type, blocked once more by oneDNN, and the piece
+        """The worst format's weights on their way back to the compute type, blocked once more by oneDNN or MKL, and the piece
         of the product that they make.
         """
         plain = (each for each in self._layer.linears if each.copies == 1)
-        return max((self._converted(each, name) for each in plain for name in self._storage.formats), default=0)
+        converted = max((self._converted(each, name) for each in plain for name in self._storage.formats), default=0)
+        return converted + self._storage.packed_by_product
 
     def _converted(self, linear: Linear, name: FormatName) -> int:
         if name == "dense" or not linear.quantizable:

@@ -32,7 +32,7 @@ from strata_planner.contract.control import (
     encode,
     slot_request_decoder,
 )
-from strata_runtime.allocator import one_arena
+from strata_runtime.allocator import set_up_heap
 from strata_runtime.errors import InputError
 from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
@@ -288,7 +288,7 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     set_up_logs()
-    one_arena()
+    set_up_heap()
     if options.threads:
         torch.set_num_threads(options.threads)
     warm_up()

@@ -81,8 +81,12 @@ def test_a_stage_packs_as_its_devices_profile_says() -> None:
     assert Storage.on(device, frozenset({"int4"}), "bfloat16", 16).packed_rows == {("int4", 32)}
 
 
-def test_float32_has_buffers_instead() -> None:
-    assert of("dense", compute_type="float32").kernels == FLOAT32_BUFFER_BYTES
+def test_a_product_in_float32_packs_its_weight_and_keeps_nothing() -> None:
+    assert of("dense", compute_type="float32").kernels == 0
+    on_cpu, on_gpu = (of("dense", compute_type="float32", on_cpu=each, head=True) for each in (True, False))
+    assert on_cpu.logits - on_gpu.logits == FLOAT32_BUFFER_BYTES
+    holes = 2 * 16 * 384 * 4
+    assert FLOAT32_BUFFER_BYTES < on_cpu.layer <= on_gpu.layer + FLOAT32_BUFFER_BYTES + holes
 
 
 def test_a_mixed_stage_keeps_the_kernels_of_both() -> None:
@@ -93,7 +97,7 @@ def test_a_mixed_stage_keeps_the_kernels_of_both() -> None:
 def test_only_the_head_has_logits() -> None:
     assert of("dense").logits == 0
     assert of("dense", head=True).logits == 4 * 512 * (2 + 4)
-    assert of("dense", head=True, compute_type="float32").logits == 4 * 512 * 4
+    assert of("dense", head=True, compute_type="float32", on_cpu=False).logits == 4 * 512 * 4
 
 
 def test_pieces_are_bounded_however_large_the_layer() -> None:
@@ -124,8 +128,17 @@ def test_soft_caps_have_kernels_of_their_own() -> None:
 @given(st.integers(1, 600), st.integers(1, 4096))
 def test_fused_gates_stay_while_their_product_is_projected(tokens: int, context: int) -> None:
     step = StepShape(tokens, 1, max(tokens, context))
-    apart, fused = (of("int8", step=step, model=a_model(model_type=kind)).layer for kind in ("llama", "phi3"))
+    models = [a_model(model_type=kind) for kind in ("llama", "phi3")]
+    apart, fused = (of("int8", step=step, model=model, on_cpu=False).layer for model in models)
     assert fused >= apart
+
+
+def test_gates_apart_leave_two_holes_of_their_size_in_a_processors_heap() -> None:
+    step = StepShape(tokens=512, sampled=1, context=512)
+    apart, on_gpu = (of("dense", step=step, on_cpu=on_cpu).layer for on_cpu in (True, False))
+    assert apart - on_gpu == 2 * 512 * 384 * 2
+    fused = a_model(model_type="phi3")
+    assert of("dense", step=step, model=fused).layer == of("dense", step=step, model=fused, on_cpu=False).layer
 
 
 def test_experts_are_computed_some_rows_at_a_time() -> None:
@@ -149,7 +162,7 @@ def test_experts_are_computed_some_rows_at_a_time() -> None:
 def test_the_peak_is_reached_while_loading_only_where_kv_is_small() -> None:
     terms = of("int4")
     assert terms.peak(kv_bytes=1 << 40) == terms.serving
-    assert WorkingMemory(1, 0, 0, 0, 0, 0, loading=50).peak(kv_bytes=10) == 40
+    assert WorkingMemory(1, 0, 0, 0, 0, loading=50).peak(kv_bytes=10) == 40
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
@@ -169,7 +182,7 @@ def test_keys_and_values_at_8_bits_are_gathered_as_codes_first() -> None:
 
 def test_a_gpus_share_of_the_process_is_in_its_overhead() -> None:
     terms = of("dense", on_cpu=False)
-    assert (terms.modules, terms.kernels, terms.slack) == (0, 0, 0)
+    assert (terms.modules, terms.kernels) == (0, 0)
 
 
 @pytest.mark.parametrize("field", fields(WorkingMemory), ids=lambda field: field.name)
