@@ -32,7 +32,7 @@ def host_python(*extra: Path) -> HostPython:
     paths = _outermost(
         [*_LIBRARIES, Path(sys.base_prefix), Path(sys.prefix), CHECKOUT, *(path.resolve() for path in extra)]
     )
-    names = {path: f"host{str(path).replace('/', '-').replace('.', '').replace('_', '-')}"[:63] for path in paths}
+    names = {path: f"host-{number}" for number, path in enumerate(sorted(paths))}  # a path may hold what a name may not
     return HostPython(
         volumes=[{"name": name, "hostPath": {"path": str(path), "type": "Directory"}} for path, name in names.items()],
         volume_mounts=[{"name": name, "mountPath": str(path), "readOnly": True} for path, name in names.items()],
