@@ -14,8 +14,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
@@ -63,6 +63,7 @@ class Subject:
     threads: int
     compute_type: ComputeType
     compute_capability: str = ""
+    packed_rows: Mapping[FormatName, int] = field(default_factory=dict)
 
 
 def best_of(first: Timings, second: Timings) -> Timings:
@@ -106,6 +107,7 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         source="measured",
         compute_capability=subject.compute_capability,
         threads=subject.threads,
+        packed_rows=dict(subject.packed_rows),
     )
 
 
@@ -210,10 +212,9 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
     else:
         _keep_kernels(compute_type)
     timings = timing.take(torch.device(device), compute_type, lambda what: _say(f"measuring: {what}"))
-    if device == "cuda":
-        return profile_of(Subject(name, memory, 0, compute_type, capability), timings)
-    profile = profile_of(Subject(name, memory, threads, compute_type), timings)
-    return msgspec.structs.replace(profile, packed_rows=packed_rows(COMPUTE_DTYPES[compute_type], threads))
+    count = threads if device == "cpu" else 0
+    packed = packed_rows(COMPUTE_DTYPES[compute_type], threads) if device == "cpu" else {}
+    return profile_of(Subject(name, memory, count, compute_type, capability, packed), timings)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,6 @@ Called by slot and gateway. The template depends on the deployment's spec and th
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from strata_operator.api import LLMDeployment
@@ -18,7 +17,6 @@ _SCRATCH = "strata-scratch"
 _MODEL = "strata-model"
 _CACHE = "strata-cache"
 
-EMPTY: Mapping[str, str] = MappingProxyType({})
 POD_SECURITY: Object = {
     "runAsNonRoot": True,
     "runAsUser": USER_ID,
@@ -50,7 +48,7 @@ def pod_spec(deployment: LLMDeployment, container: Object) -> Object:
 
 
 def container(
-    deployment: LLMDeployment, name: str, image: str, command: list[str], environment: Mapping[str, str] = EMPTY
+    deployment: LLMDeployment, name: str, image: str, command: list[str], environment: Mapping[str, str]
 ) -> Object:
     """The part of a container that does not differ between slot and gateway, but for `environment`."""
     overlay = deployment.spec.runtime.pod

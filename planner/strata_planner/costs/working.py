@@ -205,13 +205,12 @@ class _Layer:
         self._queries, self._keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         names = {linear.name for linear in layer.linears}
         self._fused_qkv, self._fused_mlp = "qkv_proj" in names, "gate_up_proj" in names
-        self._routed = any(linear.copies > 1 for linear in layer.linears)
+        self._routed = [linear for linear in layer.linears if linear.copies > 1]  # experts
         self._gated = bool({"gate_proj", "gate_up_proj"} & names)
 
     @property
     def worst(self) -> int:
-        experts = [each for each in self._layer.linears if each.copies > 1]
-        mlp = self._experts(experts) if experts else self._mlp()
+        mlp = self._experts(self._routed) if self._routed else self._mlp()
         return max(self._norm() + self._hole, self._attention() + self._hole, mlp)
 
     @property
