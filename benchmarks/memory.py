@@ -2,8 +2,8 @@
 
 `python -m benchmarks.memory [--json FILE] [--points FILE.csv] [--picture FILE.svg]`, some ten minutes on two cores.
 Measured is the peak of private memory (sampled from outside while the slot works, and the kernel's own mark while it serves) beyond
-what the same slot held before its first role; predicted is the plan's total without the framework's overhead. Those called calibration were in view
-where the model of the heap was made.
+what the same slot held before its first role; predicted is the plan's total without the framework's overhead. Those called calibration were looked
+at first; the model of the heap was settled with all of them in view.
 """
 
 import argparse
