@@ -10,7 +10,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = "runtime/strata_runtime/native"
+FOLDER = "runtime/strata_runtime/kernels/native"
 
 
 class NativeBuildHook(BuildHookInterface[Any]):
@@ -29,7 +29,7 @@ class NativeBuildHook(BuildHookInterface[Any]):
             return
         if version == "editable":  # imported from the sources' own folder
             return
-        build_data["force_include"][str(library)] = f"strata_runtime/native/{library.name}"
+        build_data["force_include"][str(library)] = f"strata_runtime/kernels/native/{library.name}"
         build_data["pure_python"] = False
         # Plain C behind ctypes: any Python of this platform.
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

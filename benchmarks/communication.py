@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rows import Row, run
-from strata_planner.cluster import Cluster, Device, Node
 from strata_planner.costs.communication import (
     Exchange,
     hidden_states_bytes,
@@ -33,8 +32,9 @@ from strata_planner.costs.operators import OperatorTables
 from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, decode_phase, prefill_phase
 from strata_planner.costs.source import Rates as DeviceRates
-from strata_planner.model import Model
-from strata_planner.workload import Workload
+from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.question.model import Model
+from strata_planner.question.workload import Workload
 
 LAYOUTS = (Layout(8, 1), Layout(4, 2), Layout(2, 4), Layout(1, 8))
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode")

@@ -31,12 +31,12 @@ from benchmarks.served_plans import CASES, Ran, plan_of, serve, show_plans
 from strata_planner.contract.latencies import LatencyPoint, LatencyProfile, ProfiledDevice
 from strata_planner.costs.fitted import FittedLatency, chunk_of
 from strata_planner.costs.regression import Array, relative_fit
-from strata_runtime.loading.random_model import make_random_model
-from strata_runtime.measure import processor_name
-from strata_runtime.profiling.fields import read_fields
-from strata_runtime.profiling.grid import Work
-from strata_runtime.profiling.notes import Notes
-from strata_runtime.profiling.survey import Subject, Survey
+from strata_runtime.measuring.measure import processor_name
+from strata_runtime.measuring.profiling.fields import read_fields
+from strata_runtime.measuring.profiling.grid import Work
+from strata_runtime.measuring.profiling.notes import Notes
+from strata_runtime.measuring.profiling.survey import Subject, Survey
+from strata_runtime.model.random_model import make_random_model
 
 UNSEEN = (
     *(Work("decode", sequences, 1, past) for sequences in (3, 5, 7, 10, 20) for past in (100, 384, 768)),

@@ -24,15 +24,15 @@ from statistics import median
 
 import msgspec
 
-from strata_planner.catalogue import catalogue
-from strata_planner.cluster import LinkRate
 from strata_planner.costs.source import Rates
-from strata_planner.model import Model
 from strata_planner.partition.chain import linears_of
 from strata_planner.partition.naming import StrategyName
 from strata_planner.partition.polynomial import Polynomial, symbol
 from strata_planner.partition.seconds import Group
 from strata_planner.partition.states import Collective
+from strata_planner.question.catalogue import catalogue
+from strata_planner.question.cluster import LinkRate
+from strata_planner.question.model import Model
 
 MODELS = Path(__file__).parent.parent / "examples" / "models"
 LATENCY_MS = 0.01

@@ -23,15 +23,15 @@ from benchmarks.perplexity import CONTEXT, MODEL, SLOTS, texts
 from benchmarks.rows import Row, run
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.model_folder import ACTIVATIONS_FILE
-from strata_runtime.calibration.text import read_windows
-from strata_runtime.pipeline.chain import StageChain
-from strata_runtime.precision import rounded_linear
-from strata_runtime.precision.activation_calibration import Recipe, calibrate_activations
-from strata_runtime.precision.activation_histogram import CalibrationMethod
-from strata_runtime.precision.channel_kernels import int8_sums
-from strata_runtime.precision.quantizers import quantize_channels
-from strata_runtime.precision.reference import quantize_tokens
-from strata_runtime.precision.rounded_linear import ChannelLinear
+from strata_runtime.formats.quantizers import quantize_channels
+from strata_runtime.formats.reference import quantize_tokens
+from strata_runtime.formats.rounded import rounded_linear
+from strata_runtime.formats.rounded.channel_kernels import int8_sums
+from strata_runtime.formats.rounded.rounded_linear import ChannelLinear
+from strata_runtime.slot.chain import StageChain
+from strata_runtime.tools.calibration.activation_calibration import Recipe, calibrate_activations
+from strata_runtime.tools.calibration.activation_histogram import CalibrationMethod
+from strata_runtime.tools.calibration.text import read_windows
 from tests.runtime.plans import even_plan
 
 LAYERS = 12

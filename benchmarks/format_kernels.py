@@ -2,7 +2,7 @@
 
 `python -m benchmarks.format_kernels [--json FILE]`. One thread, bfloat16, weights in turn from a set that no cache holds. The rows are what
 `make_linear` gives; the tables before them show every kernel of a format on its own, from which the thresholds in
-`strata_runtime.precision.kernels` come. The rows of bit-planes are in `kernels`.
+`strata_runtime.formats.kernels` come. The rows of bit-planes are in `kernels`.
 """
 
 import copy
@@ -15,9 +15,9 @@ from torch import nn
 
 from benchmarks.rows import Row, run
 from strata_planner.contract.formats import FormatName
-from strata_runtime.precision import MAKERS, make_linear, stored_bytes_of
-from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
-from strata_runtime.timing import best_seconds, copies_beyond_cache
+from strata_runtime.formats import MAKERS, make_linear, stored_bytes_of
+from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
+from strata_runtime.measuring.timing import best_seconds, copies_beyond_cache
 
 CPU = torch.device("cpu")
 SHAPES = ((768, 768), (3072, 768), (2048, 2048), (4096, 4096))  # outputs, inputs

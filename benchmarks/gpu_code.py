@@ -23,8 +23,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from strata_runtime.precision import triton_kernels
-from strata_runtime.precision.triton_products import OPTIONS, ROWS, SELECTED_BITS
+from strata_runtime.formats.planes.triton_products import OPTIONS, ROWS, SELECTED_BITS
+from strata_runtime.kernels import triton_kernels
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INTEGER = [

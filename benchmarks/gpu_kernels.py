@@ -16,8 +16,8 @@ from torch import Tensor
 
 from benchmarks.rows import Row, run
 from strata_planner.contract.formats import ANY_PRECISION, plane_columns, stored_bytes
-from strata_runtime.precision import triton_products
-from strata_runtime.precision.weights import PlanesWeight
+from strata_runtime.formats.planes import triton_products
+from strata_runtime.formats.weights import PlanesWeight
 
 LARGE, SMALL = (8192, 28672), (4096, 4096)  # outputs, inputs; the small one fits the cache of a large GPU
 WORKING_SET_BYTES = 1 << 30

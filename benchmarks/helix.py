@@ -13,16 +13,16 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.rows import Row
-from strata_planner.cluster import Cluster
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.published_tables import helix_table
 from strata_planner.costs.tables import LayerTables, TableShape
-from strata_planner.layout.genetic import Genome
-from strata_planner.layout.pool import Pool
-from strata_planner.layout.search import Layout, Wish, best_layout, laid, layout_plan
-from strata_planner.request import PlanRequest
+from strata_planner.question.cluster import Cluster
+from strata_planner.question.request import PlanRequest
+from strata_planner.question.workload import Workload
+from strata_planner.search.layouts.genetic import Genome
+from strata_planner.search.layouts.pool import Pool
+from strata_planner.search.layouts.search import Layout, Wish, best_layout, laid, layout_plan
 from strata_planner.simulate import Outcome, at_once, azure, fleet, simulate
-from strata_planner.workload import Workload
 
 FILE = Path(__file__).parent.parent / "examples" / "clusters" / "helix-cluster24.yaml"
 DEVICES = {"a100": "A100-40GB", "l4": "L4", "t4": "T4"}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-from strata_planner.cluster import Accelerator, Cluster, DeviceGroup
-from strata_planner.layout.solved import solved
-from strata_planner.request import PlanRequest
-from strata_planner.solve.candidates import Candidate, Pricer
-from strata_planner.workload import Workload
+from strata_planner.question.cluster import Accelerator, Cluster, DeviceGroup
+from strata_planner.question.request import PlanRequest
+from strata_planner.question.workload import Workload
+from strata_planner.search.exact.candidates import Candidate, Pricer
+from strata_planner.search.layouts.solved import solved
 
 FILE = Path(__file__).parent.parent / "examples" / "clusters" / "hexgen-case.yaml"
 WORKLOAD = Workload(prompt_tokens=128, output_tokens=64, concurrency=1)

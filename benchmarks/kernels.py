@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from benchmarks import gpu_kernels
 from benchmarks.rows import Row, run
 from strata_planner.contract.formats import FormatName
-from strata_runtime.precision import make_linear, stored_bytes_of
-from strata_runtime.precision.any_linear import AnyLinear
-from strata_runtime.precision.quantizers import quantize_channels
-from strata_runtime.precision.weights import PlanesWeight
-from strata_runtime.timing import copies_beyond_cache
+from strata_runtime.formats import make_linear, stored_bytes_of
+from strata_runtime.formats.planes.any_linear import AnyLinear
+from strata_runtime.formats.quantizers import quantize_channels
+from strata_runtime.formats.weights import PlanesWeight
+from strata_runtime.measuring.timing import copies_beyond_cache
 
 SHAPES = {  # outputs, inputs
     "1B attention": (2048, 2048),

@@ -18,18 +18,26 @@ from benchmarks.helix import helix_table_of
 from benchmarks.hexgen_case import case_table
 from benchmarks.rows import Row, run
 from benchmarks.shared_data import data_folder
-from strata_planner.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.costs.latency import Latencies
-from strata_planner.layout.bound import most_tokens_per_second
-from strata_planner.layout.fleet import FleetLayout, fleet_layout
-from strata_planner.layout.genetic import Genome
-from strata_planner.layout.goals import Deadlines, Goal
-from strata_planner.layout.pool import Pool
-from strata_planner.layout.search import Layout, Wish, best_layout, composition_of, laid, layout_plan, replan_layout
-from strata_planner.model import Model
-from strata_planner.request import PlanRequest
+from strata_planner.question.cluster import Cluster, Device, LinkRate, Node
+from strata_planner.question.model import Model
+from strata_planner.question.request import PlanRequest
+from strata_planner.question.workload import Workload
+from strata_planner.search.layouts.bound import most_tokens_per_second
+from strata_planner.search.layouts.fleet import FleetLayout, fleet_layout
+from strata_planner.search.layouts.genetic import Genome
+from strata_planner.search.layouts.goals import Deadlines, Goal
+from strata_planner.search.layouts.pool import Pool
+from strata_planner.search.layouts.search import (
+    Layout,
+    Wish,
+    best_layout,
+    composition_of,
+    laid,
+    layout_plan,
+    replan_layout,
+)
 from strata_planner.simulate import fleet, poisson, simulate
-from strata_planner.workload import Workload
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 WORKLOAD = Workload(prompt_tokens=32, output_tokens=128, concurrency=3072)  # about all that the pool's memory holds

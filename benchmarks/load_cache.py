@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.loading import loading
 from benchmarks.memory import PeakWatch
 from benchmarks.rows import Row, run
-from strata_runtime.loading.random_model import make_random_model
+from strata_runtime.model.random_model import make_random_model
 
 FORMATS = ("any3", "any4", "any8")
 WAYS = {"keeps nothing": "stream", "first": "keep", "next": "keep"}

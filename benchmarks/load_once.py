@@ -18,17 +18,17 @@ from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, Forma
 from strata_planner.contract.plan import DeviceRef, MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.allocator import freed_at_once, set_up_heap
+from strata_runtime.formats import make_linear
+from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.loading import load_cache
-from strata_runtime.loading.adapter import ModelSlice, read_config
 from strata_runtime.loading.artefact import find_artefact
 from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.warmup import warm_up
-from strata_runtime.pipeline.memory import private_bytes
-from strata_runtime.precision import make_linear
-from strata_runtime.precision.any_linear import AnyLinear
+from strata_runtime.model.adapter import ModelSlice, read_config
+from strata_runtime.slot.memory import private_bytes
 
 _CPU = torch.device("cpu")
 _DTYPE = torch.bfloat16

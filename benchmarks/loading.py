@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks.memory import PeakWatch
 from benchmarks.rows import Row, run
-from strata_runtime.loading.random_model import make_random_model
+from strata_runtime.model.random_model import make_random_model
 
 THREADS = 2
 ON_THE_FLY = " on the fly"
@@ -93,7 +93,14 @@ class Folders:
                 (self.bare / name).symlink_to(self.model / name)
         if any(name.startswith("any") and not name.endswith(ON_THE_FLY) for name in formats):
             _tell("making its any-precision copy")
-            command = [sys.executable, "-m", "strata_runtime.quantize", str(self.model), "--threads", str(THREADS)]
+            command = [
+                sys.executable,
+                "-m",
+                "strata_runtime.tools.quantize",
+                str(self.model),
+                "--threads",
+                str(THREADS),
+            ]
             started = time.perf_counter()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | self.environment)
             _tell(f"made in {time.perf_counter() - started:.0f} seconds")

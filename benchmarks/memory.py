@@ -30,8 +30,8 @@ from benchmarks.slots import SlotProcess, slot_processes
 from strata_planner.contract.control import GetStatus
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.contract.rows import padded_rows
-from strata_planner.model import Model
-from strata_runtime.pipeline.client import LeaderClient, PipelineClient, greedy
+from strata_planner.question.model import Model
+from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
 GOAL = 0.03
 _SAMPLE_SECONDS = 0.001  # merged experts are there twice for some 10 ms

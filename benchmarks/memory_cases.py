@@ -23,10 +23,10 @@ from strata_planner.contract.plan import (
 )
 from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
 from strata_planner.costs.working import StepShape, Storage, working_memory
-from strata_planner.model import Model
-from strata_runtime.loading.random_model import make_random_model
-from strata_runtime.precision import COMPUTE_DTYPES
-from strata_runtime.precision.kernels import packed_rows
+from strata_planner.question.model import Model
+from strata_runtime.formats import COMPUTE_DTYPES
+from strata_runtime.formats.kernels import packed_rows
+from strata_runtime.model.random_model import make_random_model
 
 THREADS = 1  # of each slot
 _USABLE_BYTES = 16 << 30

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.rows import Row, run
-from strata_runtime.pipeline.chain import StageChain
+from strata_runtime.slot.chain import StageChain
 from tests.runtime.plans import even_plan
 from training.export import HELDOUT_SEPARATOR
 from training.perplexity import windows

@@ -17,14 +17,14 @@ from transformers import AutoModelForCausalLM
 from benchmarks import memory, plan_clusters, recovery
 from benchmarks.rows import Row, run
 from benchmarks.slots import Served, ServedPipeline, served
-from strata_planner.cluster import Cluster, Device, Node
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.plan import Plan
-from strata_planner.model import Model
-from strata_planner.planning import PlanRequest, make_plan
-from strata_planner.workload import Workload
-from strata_runtime.loading.random_model import make_random_model
-from strata_runtime.measure import measure as measure_device
+from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.question.model import Model
+from strata_planner.question.workload import Workload
+from strata_planner.search.planning import PlanRequest, make_plan
+from strata_runtime.measuring.measure import measure as measure_device
+from strata_runtime.model.random_model import make_random_model
 
 SHAPES = {
     "vocab_size": 32_000,

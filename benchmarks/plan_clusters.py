@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.rows import Row, run
-from strata_planner.cluster import Cluster
-from strata_planner.explain import render_plan
-from strata_planner.model import Model
-from strata_planner.planning import PlanOutcome, PlanRequest, make_plan
-from strata_planner.workload import Workload
+from strata_planner.answer.explain import render_plan
+from strata_planner.question.cluster import Cluster
+from strata_planner.question.model import Model
+from strata_planner.question.workload import Workload
+from strata_planner.search.planning import PlanOutcome, PlanRequest, make_plan
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 WORKLOAD = Workload(prompt_tokens=512, output_tokens=100, concurrency=32)

@@ -4,7 +4,7 @@ All device orders and micro-batch pairs of each cluster under the paper's defaul
 seeded sensitivities in which every layer differs, theta from 0 to 1000. Then: small instances against trying everything, the
 plain ILP on our order and pair and on ten seeded others, other methods and partitions, memory and import. Costs are the
 roofline over the catalogue unless a row says otherwise; `--data` adds the LLM-PQ authors' measured layer times for clusters 3
-and 9. Replicas, fleets and HexGen's pool follow (`benchmarks.layouts`, also a command of its own). Every plan of ours is priced by `strata_planner.solve.judge`. Seconds are a processor's, so that a busy machine does not
+and 9. Replicas, fleets and HexGen's pool follow (`benchmarks.layouts`, also a command of its own). Every plan of ours is priced by `strata_planner.search.exact.judge`. Seconds are a processor's, so that a busy machine does not
 count; methods run on one core. About 12 minutes on two quiet cores, 2 with --quick.
 """
 
@@ -30,17 +30,17 @@ from benchmarks.shared_data import data_folder
 from benchmarks.small_instances import best_objective, instances
 from strata_planner.costs.published_tables import llmpq_tables
 from strata_planner.costs.tables import LayerTables, TableShape
-from strata_planner.planning import PlanOutcome, make_plan
-from strata_planner.prediction import predict
-from strata_planner.request import PlanRequest
+from strata_planner.question.request import PlanRequest
+from strata_planner.search.exact import baselines, exact
+from strata_planner.search.exact.candidates import Candidate, Pricer
+from strata_planner.search.exact.found import Found
+from strata_planner.search.exact.judge import assignment_of, judge
+from strata_planner.search.exact.orders import fleet_of, orders
+from strata_planner.search.exact.problem import SolutionStatus
+from strata_planner.search.exact.search import Search
+from strata_planner.search.planning import PlanOutcome, make_plan
+from strata_planner.search.prediction import predict
 from strata_planner.sensitivity import Sensitivity
-from strata_planner.solve import baselines, exact
-from strata_planner.solve.candidates import Candidate, Pricer
-from strata_planner.solve.found import Found
-from strata_planner.solve.judge import assignment_of, judge
-from strata_planner.solve.orders import fleet_of, orders
-from strata_planner.solve.problem import SolutionStatus
-from strata_planner.solve.search import Search
 
 CLUSTERS = sorted((*LISTED, *OTHERS), key=lambda each: each.number)
 THETAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
@@ -305,7 +305,7 @@ def in_a_child(code: str) -> float:
     return float(done.stdout.split()[-1])
 
 
-_IMPORT = "import time; t = time.process_time(); import strata_planner.planning; print(time.process_time() - t)"
+_IMPORT = "import time; t = time.process_time(); import strata_planner.search.planning; print(time.process_time() - t)"
 _PEAK = """
 import resource
 from benchmarks.planner import CLUSTERS, asked, make_plan

@@ -24,12 +24,12 @@ from strata_planner.contract.formats import FormatName
 from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER, Recipe
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.memory import layer_weights_bytes
-from strata_planner.model import Model
-from strata_runtime.loading.adapter import ModelSlice, read_config
+from strata_planner.question.model import Model
+from strata_runtime.formats.any_precision import AnyParent
 from strata_runtime.loading.artefact_writer import ArtefactWriter
 from strata_runtime.loading.digest import model_digest
-from strata_runtime.pipeline.client import LeaderClient, PipelineClient, greedy
-from strata_runtime.precision.any_precision import AnyParent
+from strata_runtime.model.adapter import ModelSlice, read_config
+from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
 LLAMA_7B = Architecture(
     "one layer of Llama 2 7B",

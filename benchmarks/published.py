@@ -21,7 +21,6 @@ from rich.table import Table
 
 from benchmarks.rows import Row, run
 from benchmarks.shared_data import VARIABLE, data_folder
-from strata_planner.catalogue import catalogue
 from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName, stored_bytes
 from strata_planner.costs.interpolation import Axis
 from strata_planner.costs.latency import Latencies
@@ -30,7 +29,8 @@ from strata_planner.costs.published_tables import helix_table, llmpq_tables
 from strata_planner.costs.roofline import Roofline
 from strata_planner.costs.source import LatencySource, Phase, Rates
 from strata_planner.costs.tables import LayerTables, TableShape
-from strata_planner.model import LayerShape, Model
+from strata_planner.question.catalogue import catalogue
+from strata_planner.question.model import LayerShape, Model
 
 PREFILL, DECODE = Phase(8, 512, 256), Phase(8, 1, 512)
 PHASES = {"prefill": PREFILL, "decode": DECODE}

@@ -35,9 +35,9 @@ from benchmarks.quality_refit import refit_rows
 from benchmarks.rows import Row, run
 from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName, stored_bytes
 from strata_planner.sensitivity import Sensitivity
-from strata_runtime.calibration.calibrate import Subject, calibrate
-from strata_runtime.calibration.text import Windows, read_windows
-from strata_runtime.precision import MAKERS
+from strata_runtime.formats import MAKERS
+from strata_runtime.tools.calibration.calibrate import Subject, calibrate
+from strata_runtime.tools.calibration.text import Windows, read_windows
 
 MODEL = Path("examples/models/strata-tiny")
 TEXT = "heldout.txt"

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.quality import MODEL, TEXT
 from benchmarks.rows import Row, run
-from strata_runtime.loading.random_model import make_random_model
+from strata_runtime.model.random_model import make_random_model
 
 SHAPES = {
     "hidden_size": 2048,
@@ -75,7 +75,7 @@ def _spent(model: Path, output: Path, more: list[str]) -> Spent:
     command = [
         sys.executable,
         "-m",
-        "strata_runtime.quantize",
+        "strata_runtime.tools.quantize",
         str(model),
         "--threads",
         str(THREADS),

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from benchmarks.quality_model import Replacement
 from strata_planner.contract.formats import ANY_PRECISION, GPTQ, FormatName, group_size, stored_bytes
-from strata_runtime.calibration.fisher import calibrated_layers
-from strata_runtime.calibration.hessians import input_hessians
-from strata_runtime.calibration.layers import LayeredModel
-from strata_runtime.precision import make_linear, nested_uniform
-from strata_runtime.precision.activation_calibration import Recipe, calibrate_activations
-from strata_runtime.precision.any_precision import AnyParent, quantize_any, refit
-from strata_runtime.precision.any_precision.refit import WIDTHS as REFITTED
-from strata_runtime.precision.gptq.solver import GptqSettings, quantize_gptq
-from strata_runtime.precision.quantizers import CODE_OFFSET, quantize_groups
-from strata_runtime.precision.static_linear import static_linear
+from strata_runtime.formats import make_linear, nested_uniform
+from strata_runtime.formats.any_precision import AnyParent, quantize_any, refit
+from strata_runtime.formats.any_precision.refit import WIDTHS as REFITTED
+from strata_runtime.formats.quantizers import CODE_OFFSET, quantize_groups
+from strata_runtime.formats.static8.static_linear import static_linear
+from strata_runtime.tools.calibration.activation_calibration import Recipe, calibrate_activations
+from strata_runtime.tools.calibration.fisher import calibrated_layers
+from strata_runtime.tools.calibration.hessians import input_hessians
+from strata_runtime.tools.calibration.layers import LayeredModel
+from strata_runtime.tools.gptq.solver import GptqSettings, quantize_gptq
 
 WIDTHS = tuple(ANY_PRECISION)
 FITTED = "Fisher, refitted"

@@ -16,8 +16,8 @@ from torch import Tensor
 from benchmarks.quality_matrices import AUTHORS_SHAPE, COLUMNS, ROWS, THREADS, student
 from benchmarks.rows import Row
 from strata_planner.contract.formats import ANY_PRECISION
-from strata_runtime.precision.any_precision import AnyParent, quantize_any, refit
-from strata_runtime.precision.any_precision.refit import WIDTHS
+from strata_runtime.formats.any_precision import AnyParent, quantize_any, refit
+from strata_runtime.formats.any_precision.refit import WIDTHS
 
 SEEN_TOKENS, UNSEEN_TOKENS = 2048, 1024
 DIRECTIONS = 512

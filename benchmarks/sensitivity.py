@@ -30,11 +30,11 @@ from strata_planner.contract.calibration import Calibration, LayerStatistics, Li
 from strata_planner.sensitivity import Sensitivity
 from strata_planner.sensitivity.fit import leave_one_out
 from strata_planner.sensitivity.indicators import IndicatorName, variance
-from strata_runtime.calibration.calibrate import Subject, calibrate
-from strata_runtime.calibration.layers import LayeredModel, Piece
-from strata_runtime.calibration.losses import window_loss
-from strata_runtime.calibration.statistics import deviations, input_moments, layer_statistics
-from strata_runtime.calibration.text import Windows, read_windows
+from strata_runtime.tools.calibration.calibrate import Subject, calibrate
+from strata_runtime.tools.calibration.layers import LayeredModel, Piece
+from strata_runtime.tools.calibration.losses import window_loss
+from strata_runtime.tools.calibration.statistics import deviations, input_moments, layer_statistics
+from strata_runtime.tools.calibration.text import Windows, read_windows
 
 MODEL = Path("examples/models/strata-tiny")
 WINDOW = 512

@@ -16,17 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.slots import SlotProcess, slot_processes
-from strata_planner.cluster import CPU_USABLE_FRACTION, Cluster, Device, LinkRate, Node
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.source import LatencySource
-from strata_planner.model import Model
-from strata_planner.planning import PlanRequest, make_plan
+from strata_planner.question.cluster import CPU_USABLE_FRACTION, Cluster, Device, LinkRate, Node
+from strata_planner.question.model import Model
+from strata_planner.question.workload import Workload
+from strata_planner.search.planning import PlanRequest, make_plan
 from strata_planner.simulate import Request, fleet, simulate
-from strata_planner.workload import Workload
-from strata_runtime.measure import measure as measure_device
-from strata_runtime.pipeline.client import LeaderClient, PipelineClient, greedy
+from strata_runtime.measuring.measure import measure as measure_device
+from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
 
 @dataclass(frozen=True)

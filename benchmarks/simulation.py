@@ -28,23 +28,23 @@ from benchmarks.pipeline import make_model
 from benchmarks.rows import Row, run
 from benchmarks.served_plans import loopback
 from benchmarks.slots import slot_processes
-from strata_planner.cluster import Cluster, Device, Node
 from strata_planner.contract.frames import Segment
 from strata_planner.contract.latencies import LatencyPoint, LatencyProfile, ProfiledDevice
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.fitted import FittedLatency
 from strata_planner.costs.latency import Latencies
-from strata_planner.model import Model
-from strata_planner.planning import PlanRequest, make_plan
+from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.question.model import Model
+from strata_planner.question.workload import Workload
+from strata_planner.search.planning import PlanRequest, make_plan
 from strata_planner.simulate import Outcome, ReplicaModel, Request, Served, at_once, fleet, poisson, simulate
 from strata_planner.simulate.outcome import METRICS, Metric
-from strata_planner.workload import Workload
-from strata_runtime.measure import processor_name
-from strata_runtime.pipeline.client import LeaderClient, PipelineClient, greedy
-from strata_runtime.profiling.fields import read_fields
-from strata_runtime.profiling.grid import Work
-from strata_runtime.profiling.notes import Notes
-from strata_runtime.profiling.survey import Subject, Survey
+from strata_runtime.measuring.measure import processor_name
+from strata_runtime.measuring.profiling.fields import read_fields
+from strata_runtime.measuring.profiling.grid import Work
+from strata_runtime.measuring.profiling.notes import Notes
+from strata_runtime.measuring.profiling.survey import Subject, Survey
+from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
 PROMPTS, ANSWERS = (16, 40, 96, 200), (8, 24, 48, 80)
 COUNT, SEED, LOAD, RUNS = 96, 7, 0.5, 3

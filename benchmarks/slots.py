@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from strata_planner.contract.control import GetStatus, RoleStats, SlotAddress
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.plan import Plan
-from strata_runtime.pipeline.client import LeaderClient, PipelineClient, SlotClient, greedy
+from strata_runtime.wire.client import LeaderClient, PipelineClient, SlotClient, greedy
 
 _CONTROL_KEY = "benchmarks"
 _VOCABULARY = 1000  # prompts use the first tokens of any vocabulary
@@ -32,7 +32,7 @@ class SlotProcess(SlotClient):
 
     def __init__(self, name: str, threads: int = 1, core: int | None = None) -> None:
         address = free_address()
-        command = [sys.executable, "-m", "strata_runtime.pipeline.slot", "--name", name, "--threads", str(threads)]
+        command = [sys.executable, "-m", "strata_runtime.slot.slot", "--name", name, "--threads", str(threads)]
         command += ["--control-port", str(address.control_port)]
         environment = {"STRATA_CONTROL_KEY": _CONTROL_KEY, "OMP_NUM_THREADS": str(threads), "STRATA_LOG_LEVEL": "ERROR"}
         self.process = subprocess.Popen(command, env={**SLOT_ENVIRONMENT, **os.environ, **environment})

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from strata_planner.solve.problem import Problem, Run, StageCosts
+from strata_planner.search.exact.problem import Problem, Run, StageCosts
 
 _MIB = 1 << 20
 _WIDTHS = ((16,), (4, 16), (3, 8), (4, 8, 16), (3, 4, 8, 16))

@@ -341,7 +341,7 @@ def operator(  # noqa: PLR0913, PLR0917  one parameter per option
 
     Example: `strata operator --namespace default`
     """
-    from strata_operator.handlers import OperatorOptions, run
+    from strata_operator.act.handlers import OperatorOptions, run
 
     run(
         OperatorOptions(

@@ -20,7 +20,7 @@ from strata_operator.local.ports import free_port
 from strata_operator.local.run import leave_on_signals, log_folder, log_to, run_until_stopped, serve
 from strata_operator.local.view import measured_table, show_plan
 from strata_planner.contract.plan import Plan
-from strata_planner.planning import make_plan
+from strata_planner.search.planning import make_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEPLOYMENT = EXAMPLES / "quickstart.yaml"

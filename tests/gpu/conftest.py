@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strata_runtime.precision import measured
+from strata_runtime.formats import measured
 
 
 @pytest.fixture(autouse=True)

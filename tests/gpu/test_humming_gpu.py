@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from strata_planner.contract.formats import GPTQ
-from strata_runtime.precision import humming_kernels
-from strata_runtime.precision.agreement import disagreement
-from strata_runtime.precision.gptq import GptqCodes, kernels, store
-from strata_runtime.precision.gptq.weight import GptqWeight
-from strata_runtime.precision.humming_kernels import CHECKED_COUNTS, Library, RepackedWeight, repack
+from strata_runtime.formats.agreement import disagreement
+from strata_runtime.formats.gptq import GptqCodes, humming_kernels, kernels, store
+from strata_runtime.formats.gptq.humming_kernels import CHECKED_COUNTS, Library, RepackedWeight, repack
+from strata_runtime.formats.gptq.weight import GptqWeight
 
 pytestmark = pytest.mark.gpu
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from strata_planner.contract.formats import ANY_PRECISION, GPTQ, ComputeType
-from strata_runtime import kernel_timing, measure
-from strata_runtime.precision import COMPUTE_DTYPES, measured
-from strata_runtime.precision.gptq.kernels import HUMMING
+from strata_runtime.formats import COMPUTE_DTYPES, measured
+from strata_runtime.formats.gptq.kernels import HUMMING
+from strata_runtime.measuring import kernel_timing, measure
 
 pytestmark = pytest.mark.gpu
 

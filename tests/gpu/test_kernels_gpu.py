@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from strata_planner.contract.formats import ComputeType, FormatName, stored_bytes
-from strata_runtime import measure, timing
-from strata_runtime.measure import Subject
-from strata_runtime.precision import COMPUTE_DTYPES, MAKERS, make_linear, reference, stored_bytes_of
-from strata_runtime.precision.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
-from strata_runtime.precision.rounded_linear import ChannelLinear, GroupLinear
+from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear, reference, stored_bytes_of
+from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
+from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear
+from strata_runtime.measuring import measure, timing
+from strata_runtime.measuring.measure import Subject
 
 pytestmark = pytest.mark.gpu
 

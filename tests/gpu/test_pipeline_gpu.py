@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from strata_planner.contract.plan import DeviceRef, Plan
-from strata_runtime.pipeline.client import greedy
+from strata_runtime.wire.client import greedy
 from tests.runtime.architectures import make_tiny_model
-from tests.runtime.pipeline.harness import PipelineHarness
 from tests.runtime.plans import even_plan
+from tests.runtime.slot.harness import PipelineHarness
 
 pytestmark = pytest.mark.gpu
 PROMPT, ANSWER = [5, 17, 3, 60, 22, 9, 41], 12

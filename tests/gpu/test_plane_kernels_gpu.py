@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata_runtime.precision import triton_products
-from strata_runtime.precision.any_linear import AnyLinear
-from strata_runtime.precision.gptq.weight import GptqWeight
-from strata_runtime.precision.kernels import PLANE_KERNELS, select
-from strata_runtime.precision.planes import pack_planes
-from strata_runtime.precision.weights import PlanesWeight
+from strata_runtime.formats.gptq.weight import GptqWeight
+from strata_runtime.formats.kernels import PLANE_KERNELS, select
+from strata_runtime.formats.planes import triton_products
+from strata_runtime.formats.planes.any_linear import AnyLinear
+from strata_runtime.formats.planes.planes import pack_planes
+from strata_runtime.formats.weights import PlanesWeight
 
 pytestmark = pytest.mark.gpu
 

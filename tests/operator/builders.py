@@ -4,10 +4,10 @@ import copy
 import json
 from typing import Any, Self
 
-from strata_operator import names
 from strata_operator.api import LLMDeployment, deployment_from_object
-from strata_operator.slots import device_requests, encode_device
-from strata_planner.cluster import Device
+from strata_operator.render import names
+from strata_operator.render.slots import device_requests, encode_device
+from strata_planner.question.cluster import Device
 
 
 class DeploymentBuilder:

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from strata_operator import crds, names
+from strata_operator import crds
 from strata_operator.cli import app
-from strata_operator.inventory import InventoryOptions
-from strata_operator.render import RenderOptions, render
-from strata_planner.catalogue import catalogue
+from strata_operator.observe.inventory import InventoryOptions
+from strata_operator.render import RenderOptions, names, render
+from strata_planner.question.catalogue import catalogue
 from tests.cluster.testbed import tools
 from tests.operator.builders import a_deployment
 

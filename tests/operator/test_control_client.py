@@ -8,7 +8,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from strata_operator.control_client import BitsKeptError, Endpoint, Links, NoAnswerError, ask, set_bits, watch
+from strata_operator.act.control_client import BitsKeptError, Endpoint, Links, NoAnswerError, ask, set_bits, watch
 from strata_planner.contract.control import (
     GetStatus,
     Prepare,

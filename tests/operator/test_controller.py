@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strata_operator.controller import Controller, ControllerOptions
+from strata_operator.act.controller import Controller, ControllerOptions
 from tests.operator.fake_api import FakeApi, serving
 from tests.operator.test_cli import CONFIG
 from tests.operator.test_kube import kube_of

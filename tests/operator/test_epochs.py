@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from strata_operator.epochs import (
+from strata_operator.decide.epochs import (
     CreateEpoch,
     Epoch,
     Ledger,

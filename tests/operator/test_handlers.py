@@ -2,8 +2,8 @@
 
 import kopf
 
-from strata_operator.handlers import WATCHED, OperatorOptions, _register
-from strata_operator.inventory import InventoryOptions
+from strata_operator.act.handlers import WATCHED, OperatorOptions, _register
+from strata_operator.observe.inventory import InventoryOptions
 
 OPTIONS = OperatorOptions(
     namespaces=(), runtime_image="", health_port=0, metrics_port=0, lease_namespace="strata", lease_name="strata"

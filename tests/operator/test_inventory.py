@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata_operator.errors import InvalidInputError
-from strata_operator.inventory import Inventory, InventoryOptions, LinkTable, take_inventory
-from strata_operator.requests import amounts, parse_quantity, pod_requests
-from strata_operator.slots import SLOT_IDLE_BYTES, Claim
-from strata_planner.cluster import Device, Link
+from strata_operator.observe.inventory import Inventory, InventoryOptions, LinkTable, take_inventory
+from strata_operator.render.requests import amounts, parse_quantity, pod_requests
+from strata_operator.render.slots import SLOT_IDLE_BYTES, Claim
+from strata_planner.question.cluster import Device, Link
 from tests.operator.builders import NodeBuilder, PodBuilder, a_deployment, a_node, a_pod
 
 GIB = 1 << 30

@@ -6,7 +6,7 @@ import kubernetes.client
 import pytest
 
 from strata_operator.errors import NotReadyError
-from strata_operator.kube import CONFIG_MAPS, PODS, STATEFUL_SETS, AlreadyExistsError, Kube
+from strata_operator.observe.kube import CONFIG_MAPS, PODS, STATEFUL_SETS, AlreadyExistsError, Kube
 from tests.operator.fake_api import FakeApi, serving
 
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": "ns"}, "data": {"a": "b"}}

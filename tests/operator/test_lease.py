@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strata_operator.lease import LASTS, Leadership, LeaseName, next_lease, released
+from strata_operator.act.lease import LASTS, Leadership, LeaseName, next_lease, released
 from tests.operator.fake_api import FakeApi, serving
 from tests.operator.test_kube import kube_of
 
@@ -56,7 +56,7 @@ def api() -> Iterator[FakeApi]:
 async def test_one_of_two_leads_and_the_other_follows_when_it_ends(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strata_operator.lease.RENEWED_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("strata_operator.act.lease.RENEWED_EVERY_SECONDS", 0.05)
     turned = asyncio.Event()
     one = Leadership(kube_of(api.url), NAME, "one", turned.set)
     other = Leadership(kube_of(api.url), NAME, "other", turned.set)

@@ -21,7 +21,7 @@ from tests.operator.fakes import a_plan
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = (
-    f"import sys; sys.path.insert(0, {str(ROOT)!r}); import strata_runtime.launcher as launcher; "
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); import strata_runtime.slot.launcher as launcher; "
     "launcher.PRELOADED = (); sys.exit(launcher.main())"
 )
 PROGRAMS = Programs(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from strata_operator.local import machine
-from strata_planner.cluster import Cluster, Device, Node
+from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.fakes import a_plan
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from strata_operator.errors import InvalidInputError
-from strata_operator.model_files import read_config
+from strata_operator.observe.model_files import read_config
 
 
 def test_a_claim_is_read_where_the_operator_mounts_it(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from strata_operator import names
 from strata_operator.api import LLMDeployment
-from strata_operator.render import RenderOptions, render
-from strata_operator.slots import Slot
-from strata_planner.cluster import Device
+from strata_operator.render import RenderOptions, names, render
+from strata_operator.render.slots import Slot
+from strata_planner.question.cluster import Device
 from tests.operator.builders import a_deployment
 
 ROOT = Path(__file__).parents[2]

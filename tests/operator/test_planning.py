@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from strata_operator.planning import request_for
-from strata_planner.cluster import Cluster
+from strata_operator.decide.planning import request_for
+from strata_planner.question.cluster import Cluster
 from tests.operator.builders import a_deployment
 
 CONFIG = json.loads((Path(__file__).parents[2] / "examples/models/strata-tiny/config.json").read_text(encoding="utf-8"))

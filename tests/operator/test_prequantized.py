@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from strata_operator.api import load_deployment
-from strata_operator.model_files import read_beside, read_config
-from strata_operator.planning import request_for
+from strata_operator.decide.planning import request_for
+from strata_operator.observe.model_files import read_beside, read_config
 from strata_planner.contract.model_folder import (
     ANY_PRECISION_FOLDER,
     MANIFEST_FILE,

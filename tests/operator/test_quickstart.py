@@ -2,7 +2,7 @@
 
 from strata_operator.commands.inputs import read_question
 from strata_operator.demo import CLUSTER, DEPLOYMENT
-from strata_planner.planning import make_plan
+from strata_planner.search.planning import make_plan
 
 
 def test_the_quickstart_is_split_and_mixes_bits() -> None:

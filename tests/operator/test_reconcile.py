@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from strata_operator.actions import (
+from strata_operator.api import LLMDeployment, LLMDeploymentStatus, deployment_from_object
+from strata_operator.decide.actions import (
     Action,
     Apply,
     DeleteEpoch,
@@ -17,12 +18,11 @@ from strata_operator.actions import (
     RenewEpoch,
     SetStatus,
 )
-from strata_operator.api import LLMDeployment, LLMDeploymentStatus, deployment_from_object
-from strata_operator.epochs import Epoch, Observed, SendToGateway, SendToSlot, highest_epoch
-from strata_operator.reconcile import UNSCHEDULABLE, plan_key, reconcile
-from strata_operator.records import Cause, EpochRecord, spec_digest
-from strata_operator.view import NodeView, PlanFailure, PodView, View
-from strata_planner.cluster import Cluster, Device, Node
+from strata_operator.decide.epochs import Epoch, Observed, SendToGateway, SendToSlot, highest_epoch
+from strata_operator.decide.reconcile import UNSCHEDULABLE, plan_key, reconcile
+from strata_operator.decide.view import NodeView, PlanFailure, PodView, View
+from strata_operator.render.records import Cause, EpochRecord, spec_digest
+from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.fakes import FakeGateway, FakeSlot, a_plan, addresses_of
 
 DEPLOYMENT: dict[str, Any] = {

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from strata_operator.api import LLMDeployment
-from strata_operator.epochs import Epoch
+from strata_operator.decide.epochs import Epoch
 from strata_operator.errors import InvalidInputError
-from strata_operator.inventory import take_inventory
+from strata_operator.observe.inventory import take_inventory
 from strata_operator.render import RenderOptions, epoch_objects, image_for, read_epoch, render, slot_address
-from strata_operator.slots import SLOT_IDLE_BYTES, Slot, claims_of, slots_of
-from strata_planner.cluster import Cluster, Device, Node
+from strata_operator.render.slots import SLOT_IDLE_BYTES, Slot, claims_of, slots_of
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.plan import DeviceRef
+from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.builders import a_deployment, a_node
 from tests.operator.fakes import a_plan
 

@@ -14,11 +14,10 @@ from strata_operator.api import load_deployment
 from strata_operator.cli import app
 from strata_operator.commands import sensitivity as command
 from strata_operator.commands.sensitivity import shown
+from strata_operator.decide.planning import request_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.errors import LocalError
-from strata_operator.model_files import read_beside, read_calibration, read_config
-from strata_operator.planning import request_for
-from strata_planner.cluster import Cluster
+from strata_operator.observe.model_files import read_beside, read_calibration, read_config
 from strata_planner.contract.calibration import (
     CALIBRATION_FILE,
     CALIBRATION_VERSION,
@@ -29,7 +28,8 @@ from strata_planner.contract.calibration import (
     fingerprint,
 )
 from strata_planner.errors import WorkloadError
-from strata_planner.model import Model
+from strata_planner.question.cluster import Cluster
+from strata_planner.question.model import Model
 from strata_planner.sensitivity import Sensitivity
 
 TINY = Path(__file__).parents[2] / "examples" / "models" / "strata-tiny"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from strata_operator.act.control_client import Endpoint
 from strata_operator.commands import set_bits as command
 from strata_operator.commands.set_bits import SetBitsOptions, Wish, parse_layers, wishes_of
-from strata_operator.control_client import Endpoint
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.local.errors import RefusedError
 from strata_operator.local.record import RunningDeployment, folder, recorded, running_deployment

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from strata_planner.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import FORMAT_NAMES, FormatName
-from strata_planner.model import Model
-from strata_planner.request import PlanRequest
-from strata_planner.workload import Workload
+from strata_planner.question.cluster import Cluster, Device, LinkRate, Node
+from strata_planner.question.model import Model
+from strata_planner.question.request import PlanRequest
+from strata_planner.question.workload import Workload
 
 MIB = 1 << 20
 CARD = "card"  # a device type of the tests' own: unlike a processor it takes little beside the model

@@ -6,7 +6,7 @@ from benchmarks.plan_clusters import EXAMPLES, LISTED, OTHERS, measure
 from benchmarks.planner import CLUSTERS, asked, plan
 from benchmarks.rows import Row, with_absent
 from benchmarks.seeded_omegas import LAYERS, file_of, seeded
-from strata_planner.cluster import Cluster
+from strata_planner.question.cluster import Cluster
 from strata_planner.sensitivity import Sensitivity
 
 QUICK = [each for each in (*LISTED, *OTHERS) if each.number in {1, 3, 10}]

@@ -8,10 +8,10 @@ from strata_planner.contract.formats import BITS_OF_FORMAT, Method
 from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import InfeasibleError, PlannerError
-from strata_planner.planning import PlanOutcome, make_plan
-from strata_planner.request import PlanRequest
-from strata_planner.solve.problem import SolutionStatus
-from strata_planner.workload import Workload
+from strata_planner.question.request import PlanRequest
+from strata_planner.question.workload import Workload
+from strata_planner.search.exact.problem import SolutionStatus
+from strata_planner.search.planning import PlanOutcome, make_plan
 from tests.planner.builders import a_cluster, a_request, a_wide_model
 
 laws = settings(

@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 
 from strata_planner.contract.schema import DEFAULT_FILE, schema_text
-from strata_planner.planning import make_plan
+from strata_planner.search.planning import make_plan
 from tests.planner.builders import a_request
 
 

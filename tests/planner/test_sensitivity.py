@@ -18,7 +18,8 @@ from strata_planner.contract.calibration import (
     MeasuredLoss,
 )
 from strata_planner.errors import WorkloadError
-from strata_planner.planning import make_plan
+from strata_planner.question.workload import Workload
+from strata_planner.search.planning import make_plan
 from strata_planner.sensitivity import (
     Sensitivity,
     check_shapes,
@@ -28,7 +29,6 @@ from strata_planner.sensitivity import (
 )
 from strata_planner.sensitivity.fit import CurveName, LossFit, Point, fit_loss, leave_one_out
 from strata_planner.sensitivity.indicators import INDICATORS, IndicatorName, step_square, variance
-from strata_planner.workload import Workload
 from tests.planner.builders import a_cluster, a_model, a_request, a_wide_model
 
 LOSS = math.log(20.0)

@@ -7,7 +7,7 @@ queries where it has them, and whatever is peculiar to it (windows, soft caps, p
 from pathlib import Path
 from typing import Any
 
-from strata_runtime.loading.random_model import make_random_model
+from strata_runtime.model.random_model import make_random_model
 
 _BASE: dict[str, Any] = {
     "vocab_size": 96,

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from strata_runtime.native import library
+from strata_runtime.kernels.native import library
 
-LEVELS = ("portable", "avx2", "avx512")  # `Level` of native/cpu.h
+LEVELS = ("portable", "avx2", "avx512")  # `Level` of kernels/native/cpu.h
 
 
 @pytest.fixture(params=LEVELS)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strata_operator.api import LLMDeployment, load_deployment
+from strata_operator.decide.planning import request_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.machine import this_machine, with_measured_rates, with_threads
-from strata_operator.model_files import beside, read_beside, read_config
-from strata_operator.planning import request_for
-from strata_planner.cluster import Cluster
+from strata_operator.observe.model_files import beside, read_beside, read_config
 from strata_planner.errors import ClusterError
-from strata_planner.request import PlanRequest
+from strata_planner.question.cluster import Cluster
+from strata_planner.question.request import PlanRequest
 
 log = logging.getLogger(__name__)
 

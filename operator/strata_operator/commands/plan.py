@@ -13,13 +13,13 @@ from strata_operator.commands.profile import profiles_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.run import leave_on_signals, log_to
 from strata_operator.local.view import show_plan
-from strata_planner.alternatives import with_alternatives
+from strata_planner.answer.alternatives import with_alternatives
+from strata_planner.answer.picture import picture as draw
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import ContractError
-from strata_planner.picture import picture as draw
-from strata_planner.planning import PlanOutcome, PlanRequest, make_plan
 from strata_planner.replan.decision import replan
 from strata_planner.replan.table import render_replan
+from strata_planner.search.planning import PlanOutcome, PlanRequest, make_plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from strata_operator.errors import InvalidInputError
 from strata_operator.local.errors import LocalError
 from strata_operator.local.machine import cores
 from strata_operator.local.run import leave_on_signals, log_to
-from strata_operator.model_files import local_folder, read_config
-from strata_planner.catalogue import CPU
+from strata_operator.observe.model_files import local_folder, read_config
 from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.latencies import LatencyProfile
@@ -30,12 +29,13 @@ from strata_planner.contract.quantization import CONFIG_FIELD
 from strata_planner.contract.values import ContractError
 from strata_planner.costs.fitted import FittedLatency
 from strata_planner.costs.source import Rates
-from strata_planner.model import Model
-from strata_planner.request import PlanRequest
+from strata_planner.question.catalogue import CPU
+from strata_planner.question.model import Model
+from strata_planner.question.request import PlanRequest
 
 log = logging.getLogger(__name__)
 
-PROFILE = (sys.executable, "-m", "strata_runtime.profiling")
+PROFILE = (sys.executable, "-m", "strata_runtime.measuring.profiling")
 _KEPT_SECONDS = 60
 _COMPUTE_TYPE: ComputeType = "bfloat16"  # where no deployment says it
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from strata_operator.control_client import BitsKeptError, Endpoint, NoAnswerError, ask, set_bits
+from strata_operator.act.control_client import BitsKeptError, Endpoint, NoAnswerError, ask, set_bits
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.local.errors import RefusedError
 from strata_operator.local.record import RunningDeployment, running_deployment

@@ -16,10 +16,10 @@ from strata_operator.errors import InvalidInputError
 from strata_operator.local.run import leave_on_signals, log_to
 from strata_operator.local.view import FILE_WIDTH
 from strata_planner.costs.latency import Latencies
-from strata_planner.planning import make_plan
+from strata_planner.question.workload import Workload
+from strata_planner.search.planning import make_plan
 from strata_planner.simulate import Outcome, Request, azure, fleet, poisson, scaled, simulate
 from strata_planner.simulate.outcome import METRICS
-from strata_planner.workload import Workload
 
 _PERCENTS = (50, 90, 99)
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token", "latency": "whole answer"}

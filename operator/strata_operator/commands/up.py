@@ -17,7 +17,7 @@ from strata_operator.local.record import recorded
 from strata_operator.local.run import leave_on_signals, log_folder, log_to, run_until_stopped, serve
 from strata_operator.local.view import show_plan
 from strata_planner.contract.plan import Plan
-from strata_planner.planning import make_plan
+from strata_planner.search.planning import make_plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from strata_operator.control_client import Endpoint, Links, as_kind
-from strata_operator.epochs import (
+from strata_operator.act.control_client import Endpoint, Links, as_kind
+from strata_operator.decide.epochs import (
     CreateEpoch,
     Epoch,
     Ledger,
@@ -51,7 +51,7 @@ class Programs:
     """What is started: the runtime's modules, by name. Tests put others here."""
 
     launcher: Sequence[str] = launching.COMMAND
-    slot: str = "strata_runtime.pipeline.slot"
+    slot: str = "strata_runtime.slot.slot"
     gateway: str = "strata_runtime.gateway.__main__"
 
 

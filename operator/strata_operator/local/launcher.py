@@ -1,6 +1,6 @@
 """Speaks to the launcher, the parent of all local processes: start this module, tell me when it ends.
 
-The launcher (`python -m strata_runtime.launcher`) has imported torch once for all. It ends every child when its stdin
+The launcher (`python -m strata_runtime.slot.launcher`) has imported torch once for all. It ends every child when its stdin
 ends, so that nothing outlives this process however it ends. Used by the local deployment alone.
 """
 
@@ -20,7 +20,7 @@ from strata_planner.contract.environment import SLOT_ENVIRONMENT
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "strata_runtime.launcher")
+COMMAND = (sys.executable, "-m", "strata_runtime.slot.launcher")
 END_SECONDS = 10.0  # the launcher itself gives its children 3 s
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 
 from strata_operator.local.errors import LocalError
-from strata_planner.catalogue import CPU
-from strata_planner.cluster import Cluster, Device, Node
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import from_json
+from strata_planner.question.catalogue import CPU
+from strata_planner.question.cluster import Cluster, Device, Node
 
-MEASURE = (sys.executable, "-m", "strata_runtime.measure")
+MEASURE = (sys.executable, "-m", "strata_runtime.measuring.measure")
 MEASURE_SECONDS = 120
 FREE_MEMORY_SHARE = 0.8  # of what is free now: other programs of this machine go on
 _MIB = 1 << 20

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from strata_operator.control_client import Endpoint
+from strata_operator.act.control_client import Endpoint
 from strata_operator.errors import InvalidInputError
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import ContractError, Value, from_json, to_json

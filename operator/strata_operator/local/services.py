@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
-from strata_operator.control_client import Endpoint
+from strata_operator.act.control_client import Endpoint
 from strata_operator.local.errors import CrashedError
 from strata_operator.local.launcher import Child, Launcher
 from strata_operator.local.ports import free_port, free_ports

@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from strata_planner.answer.explain import render_plan
 from strata_planner.contract.control import SlotStatus
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.contract.roles import roles_of
-from strata_planner.explain import render_plan
-from strata_planner.planning import PlanOutcome
+from strata_planner.search.planning import PlanOutcome
 
 FILE_WIDTH = 140  # of the table where no terminal says how wide it is
 _MIB = 1 << 20

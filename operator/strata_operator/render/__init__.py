@@ -16,13 +16,13 @@ are owned by the LLMDeployment and carry no finalizers: deleting it takes them a
 from typing import Any
 
 from strata_operator.api import LLMDeployment
-from strata_operator.names import gateway_url, slot_address
 from strata_operator.render.epoch import epoch_objects, read_epoch
 from strata_operator.render.gateway import gateway_objects
+from strata_operator.render.names import gateway_url, slot_address
 from strata_operator.render.network import network_objects
 from strata_operator.render.objects import RenderOptions, control_secret_object, image_for, service_account_object
 from strata_operator.render.slot import slot_statefulset
-from strata_operator.slots import Slot
+from strata_operator.render.slots import Slot
 
 __all__ = ["RenderOptions", "epoch_objects", "gateway_url", "image_for", "read_epoch", "render", "slot_address"]
 

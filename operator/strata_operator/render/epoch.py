@@ -8,12 +8,12 @@ import base64
 from typing import Any
 
 from strata_operator.api import LLMDeployment
-from strata_operator.epochs import Epoch
-from strata_operator.names import APP, EPOCH_LABEL, epoch_name, labels
+from strata_operator.decide.epochs import Epoch
+from strata_operator.render.names import APP, EPOCH_LABEL, epoch_name, labels
 from strata_operator.render.objects import Object, metadata
-from strata_planner.cluster import Cluster
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import from_json, to_json
+from strata_planner.question.cluster import Cluster
 
 PLAN_FILE = "plan.json"
 CLUSTER_FILE = "cluster.json"

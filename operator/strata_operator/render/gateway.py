@@ -1,14 +1,7 @@
 """The gateway's Deployment, the Service that clients use, and the headless one for its control port. Called by render."""
 
 from strata_operator.api import LLMDeployment
-from strata_operator.names import (
-    CONTROL_PORT,
-    GATEWAY,
-    HTTP_PORT,
-    gateway_control_service,
-    gateway_name,
-    labels,
-)
+from strata_operator.render.names import CONTROL_PORT, GATEWAY, HTTP_PORT, gateway_control_service, gateway_name, labels
 from strata_operator.render.objects import Object, RenderOptions, metadata
 from strata_operator.render.pods import container, pod_spec, tolerations
 

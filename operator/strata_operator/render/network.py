@@ -5,7 +5,7 @@ connections are those of docs/structure.md; a test holds the two together.
 """
 
 from strata_operator.api import LLMDeployment
-from strata_operator.names import (
+from strata_operator.render.names import (
     APP,
     COMPONENT_LABEL,
     CONTROL_PORT,

@@ -5,7 +5,7 @@ from typing import Any
 
 from strata_operator.api import API_VERSION, KIND, LLMDeployment
 from strata_operator.errors import InvalidInputError
-from strata_operator.names import APP, CONTROL_SECRET_KEY, control_secret, labels, service_account
+from strata_operator.render.names import APP, CONTROL_SECRET_KEY, control_secret, labels, service_account
 
 Object = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strata_operator.api import LLMDeployment
-from strata_operator.names import CONTROL_KEY_VARIABLE, CONTROL_SECRET_KEY, control_secret, service_account
+from strata_operator.render.names import CONTROL_KEY_VARIABLE, CONTROL_SECRET_KEY, control_secret, service_account
 from strata_operator.render.objects import Object
 
 USER_ID = 65532

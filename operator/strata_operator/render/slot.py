@@ -1,7 +1,7 @@
 """A slot as a StatefulSet of one pod, bound to its node and holding its devices. Called by render."""
 
 from strata_operator.api import LLMDeployment
-from strata_operator.names import (
+from strata_operator.render.names import (
     CONTROL_PORT,
     DATA_PORT,
     DEVICE_ANNOTATION,
@@ -12,8 +12,8 @@ from strata_operator.names import (
 )
 from strata_operator.render.objects import Object, RenderOptions, metadata
 from strata_operator.render.pods import container, pod_spec, tolerations
-from strata_operator.requests import MEMORY
-from strata_operator.slots import Slot, device_requests, encode_device
+from strata_operator.render.requests import MEMORY
+from strata_operator.render.slots import Slot, device_requests, encode_device
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 
 # What a slot on GPUs asks of its host; `runtime.pod.resources` replaces it.
@@ -47,7 +47,7 @@ def slot_statefulset(deployment: LLMDeployment, slot: Slot, options: RenderOptio
 
 def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Object:
     command = [
-        *("python", "-m", "strata_runtime.pipeline.slot"),
+        *("python", "-m", "strata_runtime.slot.slot"),
         *("--name", slot.name, "--host", "0.0.0.0"),  # noqa: S104  the pod's own address, behind the NetworkPolicy
         *("--control-port", str(CONTROL_PORT), "--data-port", str(DATA_PORT), "--request-port", str(REQUEST_PORT)),
         *("--threads", str(slot.device.threads)),

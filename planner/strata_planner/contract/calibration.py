@@ -1,6 +1,6 @@
 """The calibration of a model: what one pass of a text through it says of its layers, kept beside the checkpoint.
 
-Written by `strata_runtime.calibration`, read by the planner's sensitivity. A file of another model or release is refused:
+Written by `strata_runtime.tools.calibration`, read by the planner's sensitivity. A file of another model or release is refused:
 `fingerprint` ties it to config.json, `check` to the version. Weights changed under the same config.json are not noticed.
 """
 

@@ -1,6 +1,6 @@
 """What a device can do, in the few numbers that a roofline needs. Made by the catalogue or by measuring, read by the costs.
 
-The runtime measures the CPU it runs on (`python -m strata_runtime.measure`) and prints a DeviceProfile; the planner's
+The runtime measures the CPU it runs on (`python -m strata_runtime.measuring.measure`) and prints a DeviceProfile; the planner's
 catalogue holds published ones.
 """
 

@@ -1,6 +1,6 @@
 """The latency profile: what decoder layers of one model took on one device, point by point, and how that was measured.
 
-Written by `python -m strata_runtime.profiling`, read by the planner's `costs.fitted`. Versioned: a profile of another version is
+Written by `python -m strata_runtime.measuring.profiling`, read by the planner's `costs.fitted`. Versioned: a profile of another version is
 refused, not guessed at. Knows no regression.
 """
 

@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from strata_planner.cluster import LinkRate
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType
 from strata_planner.costs.source import Timed
-from strata_planner.model import Model
+from strata_planner.question.cluster import LinkRate
+from strata_planner.question.model import Model
 
 _TOKEN_BYTES = 64  # a sampled token with its logprob, on its way back to the first stage
 _ALL_REDUCES = 2  # of a layer: after the attention's output, after the MLP's second half (Megatron)

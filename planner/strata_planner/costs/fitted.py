@@ -15,13 +15,13 @@ from functools import cached_property
 
 import numpy as np
 
-from strata_planner.catalogue import CPU
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.kv import KV_BITS, kv_token_bytes
 from strata_planner.contract.latencies import LatencyPoint, LatencyProfile, LinearShape, PhaseName, StoredLinear
 from strata_planner.costs.regression import Array, hats, relative_fit
 from strata_planner.costs.source import Phase, Rates, Timed
-from strata_planner.model import LayerShape, Model
+from strata_planner.question.catalogue import CPU
+from strata_planner.question.model import LayerShape, Model
 
 Step = tuple[Phase, ...]  # what is computed together
 

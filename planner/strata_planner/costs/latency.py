@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from strata_planner.contract.formats import FormatName
 from strata_planner.costs.roofline import Roofline
 from strata_planner.costs.source import LatencySource, Phase, Rates, Timed
-from strata_planner.model import LayerShape, Model
+from strata_planner.question.model import LayerShape, Model
 
 
 @dataclass(frozen=True)

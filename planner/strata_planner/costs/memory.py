@@ -6,7 +6,7 @@ Source of the model: LLM-PQ (arXiv 2403.01136) section 4.1, with real shapes in 
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
 from strata_planner.contract.kv import kv_token_bytes
-from strata_planner.model import LayerShape, Model
+from strata_planner.question.model import LayerShape, Model
 
 PAGE_TOKENS = 16
 

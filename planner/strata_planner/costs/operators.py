@@ -25,14 +25,14 @@ from typing import Self
 
 import msgspec
 
-from strata_planner.catalogue import catalogue
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, FormatName
 from strata_planner.costs.interpolation import Axis
 from strata_planner.costs.operator_data import all_reduces, attentions, gemms, gpu
 from strata_planner.costs.roofline import linear_seconds
 from strata_planner.costs.source import Phase, Rates, Timed
-from strata_planner.model import LayerShape, Model
+from strata_planner.question.catalogue import catalogue
+from strata_planner.question.model import LayerShape, Model
 
 PACKAGE = "aiconfigurator-core"
 # Catalogue name -> the package's system. An A800 computes as an A100, an A100-40GB exchanges as one.

@@ -7,7 +7,7 @@ layer adds the time to launch it, each step what its batch takes to plan.
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
 from strata_planner.costs.memory import kv_bytes_per_token
 from strata_planner.costs.source import Phase, Rates, Timed
-from strata_planner.model import LayerShape, Linear, Model
+from strata_planner.question.model import LayerShape, Linear, Model
 
 
 class Roofline:

@@ -8,7 +8,7 @@ from functools import cache
 
 import msgspec
 
-from strata_planner.model import LayerShape, Linear, Model
+from strata_planner.question.model import LayerShape, Linear, Model
 
 _BY_INPUTS = ("o_proj", "down_proj", "experts.down", "shared_expert.down_proj")
 

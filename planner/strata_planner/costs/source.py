@@ -9,8 +9,8 @@ from typing import Protocol
 
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import ComputeType, FormatName
-from strata_planner.model import LayerShape, Model
-from strata_planner.workload import Workload
+from strata_planner.question.model import LayerShape, Model
+from strata_planner.question.workload import Workload
 
 
 @dataclass(frozen=True)

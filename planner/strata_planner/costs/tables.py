@@ -30,7 +30,7 @@ from strata_planner.contract.values import ContractError, Value, from_builtins
 from strata_planner.costs.interpolation import Axis
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.errors import InputError
-from strata_planner.model import LayerShape, Model
+from strata_planner.question.model import LayerShape, Model
 
 Points = tuple[tuple[float, float], ...]  # where, milliseconds
 

@@ -8,11 +8,11 @@ fitted to a model or a slice; constants are measured on single products or the r
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from strata_planner.catalogue import CPU
-from strata_planner.cluster import Accelerator
 from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.rows import FEW_ROWS, MANY_ROWS, padded_rows
-from strata_planner.model import LayerShape, Linear, Model
+from strata_planner.question.catalogue import CPU
+from strata_planner.question.cluster import Accelerator
+from strata_planner.question.model import LayerShape, Linear, Model
 
 # Of the libraries. A role's modules take 1.3 MiB in a process; sockets and threads of an epoch are assumed to take the
 # rest. What oneDNN keeps for every pair of a weight's shape and a number of rows in 16-bit types is the growth of glibc's

@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import Literal
 
 from strata_planner.errors import ModelError
-from strata_planner.model import LayerShape, Linear
 from strata_planner.partition.polynomial import Polynomial, constant, symbol
+from strata_planner.question.model import LayerShape, Linear
 
 WeightName = Literal["qkv", "w0", "w1", "w2"]
 WEIGHTS: tuple[WeightName, ...] = ("qkv", "w0", "w1", "w2")

@@ -9,15 +9,15 @@ that they are hidden by. Collectives of activations are waited for.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strata_planner.cluster import LinkRate
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName, stored_bytes
 from strata_planner.costs.memory import kv_bytes_per_token
 from strata_planner.costs.source import Rates
 from strata_planner.errors import ModelError, WorkloadError
-from strata_planner.model import LayerShape
 from strata_planner.partition.chain import Kind, WeightName, linears_of
 from strata_planner.partition.states import CS, RS, Collective, State, Volume, ring_steps, volume
 from strata_planner.partition.strategy import Apply, Move, Strategy
+from strata_planner.question.cluster import LinkRate
+from strata_planner.question.model import LayerShape
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from strata_planner.errors import ModelError, WorkloadError
-from strata_planner.model import Model
 from strata_planner.partition.chain import is_gated
 from strata_planner.partition.naming import STRATEGIES, StrategyName, find_strategies
 from strata_planner.partition.seconds import Group, layer_seconds
+from strata_planner.question.model import Model
 
 # (first number of tokens, what runs from there on), ascending; the first entry is of 1 token.
 StrategyTable = tuple[tuple[int, StrategyName], ...]

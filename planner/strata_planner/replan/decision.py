@@ -10,22 +10,22 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from strata_planner.assembly import assemble
-from strata_planner.cluster import DeviceGroup
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.errors import InfeasibleError, PlannerError, WorkloadError
+from strata_planner.question.cluster import DeviceGroup
+from strata_planner.question.request import PlanRequest
 from strata_planner.replan.holdings import NOTHING, Held, Movement, holdings, movement, movement_to
 from strata_planner.replan.matching import closest
 from strata_planner.replan.placement import Placement, Units, arranged, placement_of
 from strata_planner.replan.steps import Step, steps
-from strata_planner.request import PlanRequest
-from strata_planner.solve.bounds import lower_bound
-from strata_planner.solve.candidates import Candidate, Pricer
-from strata_planner.solve.exact import solve
-from strata_planner.solve.feasibility import reasons
-from strata_planner.solve.orders import Order, fleet_of
-from strata_planner.solve.problem import Problem, Solution, SolutionStatus, StopReason
-from strata_planner.solve.search import Found, Search, SearchStats
+from strata_planner.search.assembly import assemble
+from strata_planner.search.exact.bounds import lower_bound
+from strata_planner.search.exact.candidates import Candidate, Pricer
+from strata_planner.search.exact.exact import solve
+from strata_planner.search.exact.feasibility import reasons
+from strata_planner.search.exact.orders import Order, fleet_of
+from strata_planner.search.exact.problem import Problem, Solution, SolutionStatus, StopReason
+from strata_planner.search.exact.search import Found, Search, SearchStats
 
 
 @dataclass(frozen=True)

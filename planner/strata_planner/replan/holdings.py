@@ -10,7 +10,7 @@ from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, Compu
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.costs.memory import embedding_bytes, layer_weights_bytes
 from strata_planner.costs.shards import sharded
-from strata_planner.model import Model
+from strata_planner.question.model import Model
 
 _PLANES = frozenset(ANY_PRECISION.values())
 Place = tuple[tuple[str, str, int], ...]  # node, type and index of each device of a group

@@ -6,8 +6,8 @@ Called by `decision`. The search knows devices only up to what tells them apart;
 import math
 from collections.abc import Callable, Sequence
 
-from strata_planner.cluster import Accelerator, DeviceGroup
-from strata_planner.solve.orders import Fleet, Order
+from strata_planner.question.cluster import Accelerator, DeviceGroup
+from strata_planner.search.exact.orders import Fleet, Order
 
 Cost = Callable[[int, DeviceGroup], float]
 

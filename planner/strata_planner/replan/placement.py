@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from strata_planner.contract.formats import FormatName
 from strata_planner.replan.holdings import Held, is_there
-from strata_planner.solve.candidates import LayerRun
-from strata_planner.solve.problem import Counts
+from strata_planner.search.exact.candidates import LayerRun
+from strata_planner.search.exact.problem import Counts
 
 Bits = tuple[int, ...]
 Formats = Mapping[int, FormatName]  # of a stage: bits -> how its devices store them

@@ -11,7 +11,7 @@ from strata_planner.contract.plan import Plan, Stage
 from strata_planner.costs.memory import embedding_bytes, layer_weights_bytes
 from strata_planner.costs.shards import sharded
 from strata_planner.errors import PlannerError
-from strata_planner.model import Model
+from strata_planner.question.model import Model
 from strata_planner.replan.holdings import (
     NOTHING,
     Held,

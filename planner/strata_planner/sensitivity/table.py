@@ -11,7 +11,7 @@ import msgspec
 from strata_planner.contract.calibration import Calibration
 from strata_planner.contract.values import ContractError, Value, from_json
 from strata_planner.errors import WorkloadError
-from strata_planner.model import Model
+from strata_planner.question.model import Model
 from strata_planner.sensitivity.fit import LossFit, fit_loss
 from strata_planner.sensitivity.indicators import DEFAULT_INDICATOR, INDICATORS, IndicatorName, Omega
 

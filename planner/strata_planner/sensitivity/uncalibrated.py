@@ -6,7 +6,7 @@ one second of the batch's latency, and that from 8 to 4 bits at 255.
 
 from collections.abc import Sequence
 
-from strata_planner.model import Model
+from strata_planner.question.model import Model
 from strata_planner.sensitivity.table import Sensitivity
 
 PRIOR = "prior: parameter share x 4^-bits, no calibration"

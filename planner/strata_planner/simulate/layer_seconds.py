@@ -9,7 +9,7 @@ from functools import cache
 from strata_planner.contract.formats import FormatName
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.source import Phase, Rates
-from strata_planner.model import LayerShape
+from strata_planner.question.model import LayerShape
 
 
 class LayerSeconds:

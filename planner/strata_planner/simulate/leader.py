@@ -1,6 +1,6 @@
 """One replica in motion: its leader's loop, its stages as a line of servers, its links. Driven by `simulation`.
 
-As runtime/strata_runtime/pipeline/leader.py: each pass takes one result and one request, then runs stage 0 on the next step, which
+As runtime/strata_runtime/slot/leader.py: each pass takes one result and one request, then runs stage 0 on the next step, which
 keeps the leader busy; at most as many steps as stages are under way. Stages and links work first in first out, so that a
 step's way through all of them is known when it starts.
 """

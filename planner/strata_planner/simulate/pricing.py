@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from strata_planner.cluster import Accelerator, Cluster, DeviceGroup, LinkRate
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.costs.communication import (
     Exchange,
@@ -27,7 +26,8 @@ from strata_planner.costs.communication import (
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, Rates
-from strata_planner.model import LayerShape, Model
+from strata_planner.question.cluster import Accelerator, Cluster, DeviceGroup, LinkRate
+from strata_planner.question.model import LayerShape, Model
 from strata_planner.simulate.layer_seconds import LayerSeconds
 from strata_planner.simulate.stage import Batch, Hop, StageSeconds
 

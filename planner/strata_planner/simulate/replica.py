@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Self
 
-from strata_planner.cluster import Cluster, DeviceGroup
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.plan import MicroBatch, Plan, Replica, Stage
 from strata_planner.costs.latency import Latencies
 from strata_planner.errors import ClusterError
-from strata_planner.model import LayerShape, Model
+from strata_planner.question.cluster import Cluster, DeviceGroup
+from strata_planner.question.model import LayerShape, Model
 from strata_planner.simulate.pricing import StagePricer
 from strata_planner.simulate.stage import StageModel
 

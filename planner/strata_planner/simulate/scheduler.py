@@ -1,6 +1,6 @@
 """The leader's scheduler without tokens: which sequences the next micro-batch carries. Called by `leader` at every step.
 
-A second writing of the runtime's engine/scheduler.py, rule by rule (a test runs both on the same requests): admission first come
+A second writing of the runtime's scheduler/scheduler.py, rule by rule (a test runs both on the same requests): admission first come
 first served by pages for the longest length, decode first in micro-batches cut over the stages, prompts in chunks up to the
 plan's token limit. Nothing is preempted, since what is admitted has its pages. Knows no clock.
 """

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 import uvicorn
 
 from strata_runtime.errors import InputError
-from strata_runtime.gateway.api_keys import read_api_keys
-from strata_runtime.gateway.app import Gateway, create_app
 from strata_runtime.gateway.control import ControlServer
-from strata_runtime.gateway.dispatcher import Dispatcher
 from strata_runtime.gateway.errors import StartError
+from strata_runtime.gateway.http.api_keys import read_api_keys
+from strata_runtime.gateway.http.app import Gateway, create_app
 from strata_runtime.gateway.metrics import Metrics
+from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Settings, read_settings
-from strata_runtime.gateway.tokenizer import Tokenizer, load_tokenizer
+from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.logs import set_up_logs
 

@@ -15,9 +15,9 @@ import zmq.asyncio
 
 from strata_planner.contract.control import GatewayStatus, SetRoute, Watch, encode, gateway_request_decoder
 from strata_runtime.errors import InputError
-from strata_runtime.gateway.dispatcher import Dispatcher
 from strata_runtime.gateway.errors import StartError
-from strata_runtime.pipeline.transport import Keys, listen
+from strata_runtime.gateway.routing.dispatcher import Dispatcher
+from strata_runtime.wire.transport import Keys, listen
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from torch import Tensor
 from strata_planner.contract.formats import plane_columns
 from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER, MANIFEST_FILE, LayerFile, Manifest
 from strata_runtime.errors import InputError
+from strata_runtime.formats.planes.planes import TILE_COLUMNS
+from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact_manifest import AGAIN, cache_folder, layer_of, read_manifest
 from strata_runtime.loading.checkpoint import Entry, checked_header
 from strata_runtime.loading.digest import file_sha256, model_digest
-from strata_runtime.precision.planes import TILE_COLUMNS
-from strata_runtime.precision.weights import PlanesWeight
 
 _STRIP_BYTES = 1 << 22  # of a plane, read at once where columns are cut out of it
 

@@ -1,7 +1,7 @@
 """What `strata quantize` writes, one any-precision copy of a model's linears: its layout, where a node keeps one, its manifest read and written.
 
 Called by `artefact` and `artefact_writer`; the manifest itself is `contract.model_folder`. Layout of a layer's file (safetensors): for each linear, by its path in the model,
-`<key>.plane_0` ... (uint8 [N, columns / 8], one after the other, the most significant first, see `precision.planes`), then
+`<key>.plane_0` ... (uint8 [N, columns / 8], one after the other, the most significant first, see `formats.planes.planes`), then
 `<key>.table_3` ... (float16 [N, 2^k]). What stays at 16 bits (embedding, norms, biases, head) stays in the checkpoint.
 """
 

@@ -1,6 +1,6 @@
 """Writing a model's any-precision copy layer by layer, so that an interrupted run goes on where it stopped.
 
-Called by `strata_runtime.quantize`, and by loads for what they keep (`load_cache`). A file appears under its name when it is whole, then the manifest counts it; a lock per layer keeps two processes
+Called by `strata_runtime.tools.quantize`, and by loads for what they keep (`load_cache`). A file appears under its name when it is whole, then the manifest counts it; a lock per layer keeps two processes
 of one node from making the same file twice. Knows nothing of how weights are quantized.
 """
 
@@ -19,10 +19,10 @@ from torch import Tensor
 from strata_planner.contract.formats import plane_columns
 from strata_planner.contract.model_folder import MANIFEST_VERSION, LayerFile, Manifest, Recipe
 from strata_runtime.errors import InputError
+from strata_runtime.formats.any_precision import AnyParent
+from strata_runtime.formats.planes.planes import pack_planes
 from strata_runtime.loading.artefact_manifest import read_manifest, write_manifest
 from strata_runtime.loading.digest import file_sha256
-from strata_runtime.precision.any_precision import AnyParent
-from strata_runtime.precision.planes import pack_planes
 
 _ALIGNMENT = 8  # of the data in a safetensors file
 Shapes = Mapping[str, tuple[int, int]]

@@ -7,7 +7,7 @@ the weight needs no rearranging in every call: 1.4 to 2 times as fast for 2 to 1
 import torch
 from torch import nn
 
-from strata_runtime.precision import MAKERS
+from strata_runtime.formats import MAKERS
 
 _TOKENS = 16  # the layout is chosen for about a decode step's number of tokens
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from strata_runtime.errors import InputError
+from strata_runtime.formats.static8.activation_file import ActivationEntry, Activations
+from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import Artefact
 from strata_runtime.loading.checkpoint import Checkpoint
-from strata_runtime.precision.activation_file import ActivationEntry, Activations
-from strata_runtime.precision.weights import PlanesWeight
 
 _CPU = torch.device("cpu")
 

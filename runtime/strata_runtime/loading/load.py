@@ -22,12 +22,19 @@ from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, Forma
 from strata_planner.contract.roles import Role
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
-from strata_runtime.loading.adapter import ModelSlice
+from strata_runtime.formats import COMPUTE_DTYPES, make_linear
+from strata_runtime.formats.any_precision import quantize_any
+from strata_runtime.formats.gptq.gptq_linear import GptqLinear
+from strata_runtime.formats.linear import check_weight
+from strata_runtime.formats.planes.any_linear import AnyLinear
+from strata_runtime.formats.planes.planes import pack_planes
+from strata_runtime.formats.static8.activation_file import activations_of
+from strata_runtime.formats.static8.static_linear import static_linear
+from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.blocked import can_block, dense_linear
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
-from strata_runtime.loading.experts import use_padded_experts
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.load_cache import RECIPE, LoadCache
 from strata_runtime.loading.quantized import (
@@ -39,15 +46,8 @@ from strata_runtime.loading.quantized import (
 )
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.stream import ahead
-from strata_runtime.precision import COMPUTE_DTYPES, make_linear
-from strata_runtime.precision.activation_file import activations_of
-from strata_runtime.precision.any_linear import AnyLinear
-from strata_runtime.precision.any_precision import quantize_any
-from strata_runtime.precision.gptq.gptq_linear import GptqLinear
-from strata_runtime.precision.linear import check_weight
-from strata_runtime.precision.planes import pack_planes
-from strata_runtime.precision.static_linear import static_linear
-from strata_runtime.precision.weights import PlanesWeight
+from strata_runtime.model.adapter import ModelSlice
+from strata_runtime.model.experts import use_padded_experts
 
 log = logging.getLogger(__name__)
 

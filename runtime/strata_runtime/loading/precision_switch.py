@@ -1,6 +1,6 @@
 """Other bits for one layer of a stage while it lives: all that it takes is read first, then swapped at once between two steps.
 
-Called by `pipeline.switching`, in a thread beside the worker, and by a prepare that keeps planes. Layers move among `any3` ... `any8` and 16 bits; what is read comes
+Called by `slot.switching`, in a thread beside the worker, and by a prepare that keeps planes. Layers move among `any3` ... `any8` and 16 bits; what is read comes
 from the stage's `LinearSource`. Going down among planes reads tables alone; the planes that stay are never copied. Knows no steps and no budgets.
 """
 
@@ -23,15 +23,15 @@ from strata_planner.contract.formats import (
 from strata_planner.contract.roles import Role
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
+from strata_runtime.formats import COMPUTE_DTYPES, QuantLinear
+from strata_runtime.formats.planes.any_linear import AnyLinear
+from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import find_artefact
 from strata_runtime.loading.artefact_manifest import read_manifest
 from strata_runtime.loading.blocked import can_block, dense_linear
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.load_cache import kept_by_loads
 from strata_runtime.loading.stage_model import StageModel
-from strata_runtime.precision import COMPUTE_DTYPES, QuantLinear
-from strata_runtime.precision.any_linear import AnyLinear
-from strata_runtime.precision.weights import PlanesWeight
 
 FORMAT_OF_BITS: dict[int, FormatName] = {**ANY_PRECISION, 16: "dense"}  # what a layer can move to
 _MOVABLE = {*FORMAT_OF_BITS.values(), "any4_a8"}

@@ -23,10 +23,10 @@ from strata_planner.contract.quantization import (
     without_description,
 )
 from strata_runtime.errors import InputError
-from strata_runtime.loading.adapter import read_config
+from strata_runtime.formats.gptq import PARTS, GptqCodes, GptqTensors, decode, store
+from strata_runtime.formats.gptq.gptq_linear import GptqLinear
 from strata_runtime.loading.checkpoint import Checkpoint
-from strata_runtime.precision.gptq import PARTS, GptqCodes, GptqTensors, decode, store
-from strata_runtime.precision.gptq.gptq_linear import GptqLinear
+from strata_runtime.model.adapter import read_config
 
 GPTQ_FORMATS = frozenset(GPTQ.values())
 _WEIGHT, _CODES = ".weight", ".qweight"

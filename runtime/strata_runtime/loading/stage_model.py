@@ -8,9 +8,9 @@ from torch import nn
 
 from strata_planner.contract.architectures import check_formats
 from strata_planner.contract.formats import FormatName
-from strata_runtime.cache.batch import Batch
-from strata_runtime.loading.adapter import ModelSlice
 from strata_runtime.loading.linear_source import LinearSource
+from strata_runtime.model.adapter import ModelSlice
+from strata_runtime.model.kv.batch import Batch
 
 
 class StageModel:

@@ -9,8 +9,8 @@ import importlib
 
 import torch
 
+from strata_runtime.formats import MAKERS, make_linear
 from strata_runtime.loading.blocked import BlockedLinear, can_block
-from strata_runtime.precision import MAKERS, make_linear
 
 _SIZE = 64  # of the square weights, a block of every format
 _TOKENS = (4, 64)  # on either side of where kernels change

@@ -2,7 +2,6 @@
 
 import pytest
 
-from strata_planner.cluster import LinkRate
 from strata_planner.costs.communication import (
     ALPHA_BETA,
     RING_SHARE,
@@ -15,6 +14,7 @@ from strata_planner.costs.communication import (
 )
 from strata_planner.costs.roofline import Roofline
 from strata_planner.costs.source import Timed
+from strata_planner.question.cluster import LinkRate
 from tests.planner.builders import a_model
 
 LINK = LinkRate(gbps=8, latency_ms=1)

@@ -5,8 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata_planner.catalogue import CPU
-from strata_planner.cluster import Cluster, Device, Node
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
 from strata_planner.contract.latencies import HandlingPoint, StoredLinear
 from strata_planner.contract.quantization import ModuleQuantization
@@ -14,8 +12,10 @@ from strata_planner.costs.fitted import FittedLatency, steps_of
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.roofline import Roofline
 from strata_planner.costs.source import Phase, Rates, prefill_phase
-from strata_planner.planning import make_plan
-from strata_planner.workload import Workload
+from strata_planner.question.catalogue import CPU
+from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.question.workload import Workload
+from strata_planner.search.planning import make_plan
 from tests.planner.builders import a_model, a_profile, a_request
 from tests.planner.latency_profiles import FORMATS, a_latency_profile, law, the_points
 

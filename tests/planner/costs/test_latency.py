@@ -2,14 +2,14 @@
 
 import pytest
 
-from strata_planner.cluster import LinkRate
 from strata_planner.contract.formats import FormatName
 from strata_planner.costs.communication import RING_SHARE, hidden_states_seconds, layer_collectives_seconds
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.shards import divisible, sharded
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
-from strata_planner.model import LayerShape, Model
-from strata_planner.workload import Workload
+from strata_planner.question.cluster import LinkRate
+from strata_planner.question.model import LayerShape, Model
+from strata_planner.question.workload import Workload
 from tests.planner.builders import a_config, a_model, a_profile
 
 LAYER = a_model().layers[0]

@@ -8,7 +8,7 @@ from strata_planner.costs.memory import (
     kv_bytes_per_token,
     layer_weights_bytes,
 )
-from strata_planner.model import Model
+from strata_planner.question.model import Model
 from tests.planner.builders import a_model
 
 # One layer of the builder's Llama: q 128x128, k and v 64x128, o 128x128, gate and up 384x128, down 128x384.

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from strata_planner.catalogue import catalogue
 from strata_planner.contract.formats import FormatName
 from strata_planner.costs import operators
 from strata_planner.costs.interpolation import Axis
 from strata_planner.costs.operator_data import Table
 from strata_planner.costs.operators import COLLECTIVES, SYSTEMS, OperatorTables
 from strata_planner.costs.source import Phase, Rates
-from strata_planner.model import Model
+from strata_planner.question.catalogue import catalogue
+from strata_planner.question.model import Model
 from tests.planner.builders import a_config, a_model
 
 LAYER = a_model().layers[0]

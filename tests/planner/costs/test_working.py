@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata_planner.cluster import Cluster, Device, Node
 from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.rows import padded_rows
 from strata_planner.costs.working import (
@@ -21,7 +20,8 @@ from strata_planner.costs.working import (
     row_numbers,
     working_memory,
 )
-from strata_planner.model import Model
+from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.question.model import Model
 from tests.planner.builders import a_model, a_wide_model
 
 STEP = StepShape(tokens=16, sampled=4, context=64)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.memory import layer_weights_bytes
 from strata_planner.errors import InfeasibleError, WorkloadError
-from strata_planner.planning import make_plan
+from strata_planner.question.request import PlanRequest
 from strata_planner.replan.decision import ReplanWishes, replan
 from strata_planner.replan.holdings import Movement, Place, holdings, movement
 from strata_planner.replan.steps import Drop, Ledger, Load, Narrow, Step, Switch
-from strata_planner.request import PlanRequest
+from strata_planner.search.planning import make_plan
 from tests.planner.builders import a_cluster, a_request
 
 laws = settings(

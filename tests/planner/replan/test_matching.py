@@ -5,9 +5,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata_planner.cluster import Cluster, Device, DeviceGroup, Node
+from strata_planner.question.cluster import Cluster, Device, DeviceGroup, Node
 from strata_planner.replan.matching import assign, closest
-from strata_planner.solve.orders import fleet_of
+from strata_planner.search.exact.orders import fleet_of
 
 
 @given(st.integers(1, 4), st.integers(0, 2), st.data())

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata_planner.cluster import Cluster, Device, DeviceGroup, Node
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.communication import layer_collectives_seconds
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.errors import ClusterError
-from strata_planner.model import LayerShape
-from strata_planner.planning import make_plan
+from strata_planner.question.cluster import Cluster, Device, DeviceGroup, Node
+from strata_planner.question.model import LayerShape
+from strata_planner.question.workload import Workload
+from strata_planner.search.planning import make_plan
 from strata_planner.simulate import (
     Batch,
     Chunk,
@@ -26,7 +27,6 @@ from strata_planner.simulate import (
     fleet,
     simulate,
 )
-from strata_planner.workload import Workload
 from tests.planner.builders import a_cluster, a_model, a_profile, a_request
 
 MODEL = a_model()

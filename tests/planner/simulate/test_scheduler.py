@@ -9,9 +9,9 @@ from strata_planner.contract.frames import SampledToken, Sampling, StepResult, S
 from strata_planner.contract.plan import MicroBatch
 from strata_planner.simulate import Chunk, Limits, ReplicaLoad, Request, least_loaded
 from strata_planner.simulate.scheduler import Scheduler, Sequence
-from strata_runtime.engine.engine import Engine
-from strata_runtime.engine.scheduler import Limits as EngineLimits
-from strata_runtime.gateway import routing
+from strata_runtime.gateway.routing import routing
+from strata_runtime.scheduler.engine import Engine
+from strata_runtime.scheduler.scheduler import Limits as EngineLimits
 
 requests = st.lists(
     st.builds(Request, st.just(0.0), st.integers(1, 60), st.integers(1, 12), st.integers(0, 40)),

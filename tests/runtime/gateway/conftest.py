@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from strata_runtime.gateway.tokenizer import Tokenizer, load_tokenizer
+from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader
 from tests.runtime.gateway.harness import Harness, a_gateway, a_leader, endless
 from tests.runtime.gateway.models import write_model_folder

@@ -26,7 +26,7 @@ from strata_planner.contract.frames import (
     encode,
     gateway_message_decoder,
 )
-from strata_runtime.pipeline.transport import Keys, listen
+from strata_runtime.wire.transport import Keys, listen
 
 Model = Callable[[Sequence[int], int], int]
 KEY = "key of the epoch"

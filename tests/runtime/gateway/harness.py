@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import uvicorn
 
-from strata_runtime.gateway.api_keys import ApiKeys
-from strata_runtime.gateway.app import Gateway, create_app
-from strata_runtime.gateway.dispatcher import Dispatcher
+from strata_runtime.gateway.http.api_keys import ApiKeys
+from strata_runtime.gateway.http.app import Gateway, create_app
 from strata_runtime.gateway.metrics import Metrics
+from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits
-from strata_runtime.gateway.tokenizer import Tokenizer
+from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader, Model, route_to
 
 MODEL_NAME = "tiny"

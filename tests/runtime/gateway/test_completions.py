@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from strata_runtime.gateway.tokenizer import Tokenizer
+from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader
 from tests.runtime.gateway.harness import Harness, scripted
 

@@ -19,7 +19,7 @@ from strata_planner.contract.control import (
 )
 from strata_runtime.gateway.control import ControlServer
 from strata_runtime.gateway.errors import StartError
-from strata_runtime.pipeline.transport import Keys, connect
+from strata_runtime.wire.transport import Keys, connect
 from tests.runtime.gateway.fake_leader import FakeLeader, route_to
 from tests.runtime.gateway.harness import Harness
 

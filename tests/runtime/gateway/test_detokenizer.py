@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models
 
-from strata_runtime.gateway.detokenizer import REPLACEMENT, Detokenizer
-from strata_runtime.gateway.tokenizer import Tokenizer
+from strata_runtime.gateway.text.detokenizer import REPLACEMENT, Detokenizer
+from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from strata_planner.contract.frames import Abort, Rejected, Sampling, Submit, TokenEvent, Tokens
-from strata_runtime.gateway.journal import GenerationRequest, Journal, Outgoing
+from strata_runtime.gateway.routing.journal import GenerationRequest, Journal, Outgoing
 
 REPLICAS = (0, 1)
 MAX_TOKENS = 6

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from strata_runtime.gateway.tokenizer import Tokenizer
+from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader
 from tests.runtime.gateway.harness import Harness
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from strata_runtime.gateway.tokenizer import Tokenizer
+from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader, route_to
 from tests.runtime.gateway.harness import a_leader, endless, scripted
 from tests.runtime.gateway.test_control import KEY, Controller

@@ -9,12 +9,12 @@ from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
 from strata_planner.contract.control import Leader, SetRoute
-from strata_runtime.gateway.tokenizer import Tokenizer, load_tokenizer
-from strata_runtime.loading.random_model import make_random_model
+from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
+from strata_runtime.model.random_model import make_random_model
 from tests.runtime.gateway.harness import Harness, a_gateway
 from tests.runtime.gateway.models import write_model_folder
-from tests.runtime.pipeline.harness import PipelineHarness
 from tests.runtime.plans import even_plan
+from tests.runtime.slot.harness import PipelineHarness
 
 SLOTS = ("s0", "s1")
 PROMPT = "hello world"

@@ -12,7 +12,7 @@ from openai.types import Completion
 from strata_planner.contract.control import Leader
 from strata_runtime.errors import InputError
 from strata_runtime.gateway.settings import Limits
-from strata_runtime.gateway.tokenizer import Tokenizer
+from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader, route_to
 from tests.runtime.gateway.harness import Harness, a_gateway, a_leader, endless
 

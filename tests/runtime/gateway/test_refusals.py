@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from strata_runtime.gateway.api_keys import ApiKeys
-from strata_runtime.gateway.parameters import HARMLESS, UNSUPPORTED
+from strata_runtime.gateway.http.api_keys import ApiKeys
+from strata_runtime.gateway.http.parameters import HARMLESS, UNSUPPORTED
 from strata_runtime.gateway.settings import Limits
-from strata_runtime.gateway.tokenizer import Tokenizer, load_tokenizer
+from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader
 from tests.runtime.gateway.harness import Harness, a_gateway
 from tests.runtime.gateway.models import write_model_folder

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata_runtime.gateway.routing import KV_NEARLY_FULL, ReplicaLoad, choose
+from strata_runtime.gateway.routing.routing import KV_NEARLY_FULL, ReplicaLoad, choose
 
 loads = st.lists(
     st.builds(

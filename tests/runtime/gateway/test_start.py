@@ -6,10 +6,10 @@ import pytest
 
 from strata_runtime.errors import InputError
 from strata_runtime.gateway.__main__ import serve
-from strata_runtime.gateway.api_keys import read_api_keys
 from strata_runtime.gateway.errors import StartError, UnauthorizedError
+from strata_runtime.gateway.http.api_keys import read_api_keys
 from strata_runtime.gateway.settings import read_settings
-from strata_runtime.gateway.tokenizer import load_tokenizer
+from strata_runtime.gateway.text.tokenizer import load_tokenizer
 
 FLAGS = ["--port", "0", "--control-port", "0", "--served-model-name", "tiny", "--model-uri"]
 SECRET = {"STRATA_CONTROL_KEY": "secret"}

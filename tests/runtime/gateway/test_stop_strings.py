@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata_runtime.gateway.stop_strings import StopStrings
+from strata_runtime.gateway.text.stop_strings import StopStrings
 
 texts = st.text("abc", max_size=30)
 stops = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)

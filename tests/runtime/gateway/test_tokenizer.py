@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from strata_runtime.gateway.errors import StartError
-from strata_runtime.gateway.tokenizer import Tokenizer, read_stop_tokens
+from strata_runtime.gateway.text.tokenizer import Tokenizer, read_stop_tokens
 
 
 @pytest.mark.parametrize("text", ["hello world", " \u00e9t\u00e9 \u4e2d\u6587", "a\n\nb", "</s>"])

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 
 from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER, Recipe
-from strata_runtime.loading.adapter import ModelSlice, read_config
+from strata_runtime.formats.any_precision import AnyParent, quantize_any
 from strata_runtime.loading.artefact_writer import ArtefactWriter
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
-from strata_runtime.precision.any_precision import AnyParent, quantize_any
+from strata_runtime.model.adapter import ModelSlice, read_config
 
 CPU = torch.device("cpu")
 

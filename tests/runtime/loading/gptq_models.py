@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from strata_planner.contract.quantization import Zeros, read_quantization
-from strata_runtime.precision.gptq import GptqCodes, encode
-from strata_runtime.precision.gptq.solver import GptqSettings, round_to_nearest
+from strata_runtime.formats.gptq import GptqCodes, encode
+from strata_runtime.tools.gptq.solver import GptqSettings, round_to_nearest
 
 BASE: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "sym": True}
 

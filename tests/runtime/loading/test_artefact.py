@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 from strata_planner.contract.model_folder import MANIFEST_FILE, Recipe
 from strata_runtime.errors import InputError
+from strata_runtime.formats.any_precision import AnyParent, quantize_any
+from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.artefact_manifest import read_manifest
 from strata_runtime.loading.artefact_writer import ArtefactWriter
 from strata_runtime.loading.load import load_stage
-from strata_runtime.precision.any_linear import AnyLinear
-from strata_runtime.precision.any_precision import AnyParent, quantize_any
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.artefacts import CPU, dense_weights, write_artefact
 from tests.runtime.loading.stages import load, roles

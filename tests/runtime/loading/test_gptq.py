@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.quantization import Zeros
-from strata_planner.model import Model
+from strata_planner.question.model import Model
 from strata_runtime.errors import InputError
-from strata_runtime.precision import stored_bytes_of
-from strata_runtime.precision.gptq.gptq_linear import GptqLinear
+from strata_runtime.formats import stored_bytes_of
+from strata_runtime.formats.gptq.gptq_linear import GptqLinear
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.gptq_models import make_gptq_model, make_plain_model
 from tests.runtime.loading.parity import FIRST, LENGTHS, RAGGED

@@ -16,12 +16,12 @@ from strata_planner.contract.architectures import SUPPORTED, UnsupportedModelErr
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.frames import Segment
 from strata_runtime.errors import InputError
+from strata_runtime.formats import QuantLinear
 from strata_runtime.loading import load as load_module
 from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.load import load_stage
-from strata_runtime.loading.random_model import make_random_model
-from strata_runtime.precision import QuantLinear
+from strata_runtime.model.random_model import make_random_model
 from tests.runtime.architectures import ARCHITECTURES, MODELS, make_tiny_model
 from tests.runtime.loading.parity import parity
 from tests.runtime.loading.stages import CPU, Stages, load, roles

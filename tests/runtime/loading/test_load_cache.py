@@ -13,6 +13,8 @@ import torch
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.model_folder import MANIFEST_FILE
 from strata_runtime.errors import InputError
+from strata_runtime.formats.any_precision import quantize_any
+from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.loading import load_cache
 from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.artefact_manifest import cache_folder
@@ -22,9 +24,7 @@ from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.load_cache import kept_by_loads
 from strata_runtime.loading.precision_switch import read_change
 from strata_runtime.loading.stage_model import StageModel
-from strata_runtime.precision.any_linear import AnyLinear
-from strata_runtime.precision.any_precision import quantize_any
-from strata_runtime.quantize.any_copy import Job, make_copy
+from strata_runtime.tools.quantize.any_copy import Job, make_copy
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.artefacts import CPU, dense_weights, write_artefact
 from tests.runtime.loading.stages import load, roles

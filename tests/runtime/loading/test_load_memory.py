@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
+from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear
 from strata_runtime.loading import checkpoint as checkpoint_module
 from strata_runtime.loading import load_cache
 from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.load import ANY_FORMATS
-from strata_runtime.loading.random_model import make_random_model
-from strata_runtime.precision import COMPUTE_DTYPES, MAKERS, make_linear
+from strata_runtime.model.random_model import make_random_model
 from tests.runtime.loading.artefacts import dense_weights
 from tests.runtime.loading.stages import load, roles
 

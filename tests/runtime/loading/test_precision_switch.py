@@ -14,11 +14,11 @@ from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import ANY_PRECISION, ComputeType, FormatName
 from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER, Recipe
 from strata_runtime.errors import InputError
+from strata_runtime.formats import stored_bytes_of
+from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.precision_switch import FORMAT_OF_BITS, format_of, growth_of, read_change, role_after
 from strata_runtime.loading.stage_model import StageModel
-from strata_runtime.precision import stored_bytes_of
-from strata_runtime.precision.any_linear import AnyLinear
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.artefacts import write_artefact
 from tests.runtime.loading.stages import load, roles

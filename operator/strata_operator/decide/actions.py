@@ -1,0 +1,80 @@
+"""What `reconcile` may decide, as values. The controller carries them out; doing one twice does no harm."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from strata_operator.api import LLMDeploymentStatus
+from strata_operator.decide.epochs import SendToGateway, SendToSlot
+
+
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    """Plan on a fresh inventory, without some nodes; the plan found becomes the next epoch."""
+
+    reason: str  # CamelCase, for status
+    without: frozenset[str] = frozenset()
+    node: str = ""  # the node that is the reason
+
+
+@dataclass(frozen=True, slots=True)
+class RenewEpoch:
+    """The same plan in a new epoch: its slots lost what they had in the last one."""
+
+    number: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Server-side apply of one manifest."""
+
+    manifest: dict[str, Any]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStatefulSet:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """At once: its node is gone and nobody else can confirm its end. Only the pod with this uid."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteEpoch:
+    """An old record: ConfigMap and Secret."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetStatus:
+    status: LLMDeploymentStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """An event on the deployment that a person can read."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+Action = (
+    MakePlan
+    | RenewEpoch
+    | Apply
+    | SendToSlot
+    | SendToGateway
+    | DeleteStatefulSet
+    | DeletePod
+    | DeleteEpoch
+    | SetStatus
+    | Emit
+)

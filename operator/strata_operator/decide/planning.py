@@ -1,0 +1,152 @@
+"""From an LLMDeployment and a Cluster to the planner's question. Shared by the command line and the operator.
+
+Pure: reads no file and asks no API; whoever calls it has read the model's config.json.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from strata_operator.api import LLMDeployment
+from strata_planner.contract.calibration import Calibration
+from strata_planner.contract.formats import ComputeType, Method
+from strata_planner.errors import ClusterError, WorkloadError
+from strata_planner.question.cluster import Cluster
+from strata_planner.question.model import Model
+from strata_planner.question.request import LayoutWishes, PlanRequest
+from strata_planner.question.workload import Workload
+from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
+
+
+@dataclass(frozen=True, slots=True)
+class BesideModel:
+    """`calibration`: of `strata sensitivity`; without it the prior stands in. `copied_bits`: widths of the any-precision
+    copy that `strata quantize` made, all layers of it, which slots will find: what `precision.method: auto` asks for. `activations`: their ranges were calibrated, which `w8a8_static` needs.
+    """
+
+    calibration: Calibration | None = None
+    copied_bits: tuple[int, ...] = ()
+    activations: bool = False
+
+
+NOTHING_BESIDE = BesideModel()
+BFLOAT16_SINCE = (8, 0)  # CUDA compute capability
+
+
+def request_for(
+    deployment: LLMDeployment,
+    cluster: Cluster,
+    config: dict[str, Any],
+    model_uri: str | None = None,
+    *,
+    for_serving: bool = True,
+    beside: BesideModel = NOTHING_BESIDE,
+) -> PlanRequest:
+    """What `spec` asks of the planner on this cluster. `model_uri`: where the slots find the model, if not as in `spec`.
+
+    `for_serving` False: only shapes are studied, of a model that the runtime may not be able to run. `beside`: what
+    earlier commands left beside the model's weights.
+    Raises the planner's InputError and UnsupportedModelError.
+    """
+    spec = deployment.spec
+    model = Model.from_config(config, for_serving=for_serving)
+    workload = Workload(
+        prompt_tokens=spec.workload.prompt_tokens,
+        output_tokens=spec.workload.output_tokens,
+        concurrency=spec.workload.concurrency,
+    )
+    devices = corrected(deployment, cluster)
+    method = _method(deployment, prequantized=bool(beside.copied_bits))
+    sensitivity = _sensitivity(beside.calibration, model)
+    most = spec.objective.max_perplexity_increase
+    return PlanRequest(
+        deployment=deployment.name,
+        model_uri=model_uri or spec.model.uri,
+        model=model,
+        cluster=devices,
+        workload=workload,
+        max_model_len=spec.model.max_model_len or model.max_positions or workload.sequence_tokens,
+        allowed_bits=_allowed(deployment, method, beside.copied_bits),
+        kv_bits=spec.precision.kv_cache_bits,
+        method=method,
+        activation_bits=tuple(spec.precision.activation_bits),
+        static_activations=beside.activations,
+        theta=spec.objective.quality_weight,
+        min_stages=spec.placement.min_stages,
+        max_stages=spec.placement.max_stages,
+        compute_type=spec.runtime.compute_type or compute_type_for(devices),
+        time_limit_seconds=spec.planning.time_limit_seconds,
+        sensitivity=sensitivity,
+        penalty_bound=None if most is None else penalty_bound(sensitivity or prior(model, ()), most),
+        solver="auto" if spec.planning.solver == "layout" else spec.planning.solver,
+        layout=_layout(deployment, for_serving=for_serving) if spec.planning.solver == "layout" else None,
+    )
+
+
+def _method(deployment: LLMDeployment, *, prequantized: bool) -> Method:
+    asked = deployment.spec.precision.method
+    if asked != "auto":
+        return asked
+    return "anyPrecision" if prequantized else "roundToNearest"
+
+
+def _allowed(deployment: LLMDeployment, method: Method, copied_bits: tuple[int, ...]) -> tuple[int, ...]:
+    """Of any precision only widths that the copy has. Raises WorkloadError where none is left."""
+    allowed = tuple(deployment.spec.precision.allowed)
+    if method != "anyPrecision" or not copied_bits:
+        return allowed
+    left = tuple(bits for bits in allowed if bits in (*copied_bits, 16))
+    if not left:
+        raise WorkloadError(
+            f"precision.allowed {list(allowed)}: the model's any-precision copy has {copied_bits[0]} to {copied_bits[-1]} bits; allow some of "
+            f"these, or run `strata quantize --bits {max(allowed)}` again"
+        )
+    return left
+
+
+def _layout(deployment: LLMDeployment, *, for_serving: bool) -> LayoutWishes:
+    """Raises WorkloadError for what the runtime cannot run, unless only shapes are studied."""
+    spec = deployment.spec
+    degrees = tuple(sorted(spec.placement.tensor_parallel))
+    if for_serving and degrees != (1,):
+        raise WorkloadError(
+            f"placement.tensorParallel {list(degrees)}: this release runs one device per stage; use [1], or study the plan "
+            "with `strata plan --shapes-only`"
+        )
+    slo, load = spec.objective.slo, spec.workload
+    deadline = None if slo is None else (slo.ttft_ms + slo.tpot_ms * (load.output_tokens - 1)) / 1e3
+    return LayoutWishes(spec.objective.goal, degrees, deadline, load.requests_per_second)
+
+
+def _sensitivity(calibration: Calibration | None, model: Model) -> Sensitivity | None:
+    if calibration is None:
+        return None
+    check_shapes(calibration, model)
+    return Sensitivity.from_statistics(calibration)
+
+
+def corrected(deployment: LLMDeployment, cluster: Cluster) -> Cluster:
+    """Without the excluded nodes, with the user's corrections of memory and links. Raises ClusterError if none is left."""
+    excluded = set(deployment.spec.placement.exclude)
+    nodes = tuple(node for node in cluster.nodes if node.name not in excluded)
+    if not nodes:
+        raise ClusterError(
+            f"none of the {len(cluster.nodes)} nodes may be used: placement.exclude names {', '.join(sorted(excluded))}"
+            if excluded
+            else "the cluster has no nodes; describe at least one with its devices"
+        )
+    links = tuple(link for link in cluster.links if not excluded & {link.source, link.target})
+    overrides = deployment.spec.planning.overrides
+    return msgspec.structs.replace(cluster, nodes=nodes, links=links).with_overrides(
+        memory_margin_bytes=overrides.memory_margin_bytes,
+        usable_memory_fraction=overrides.usable_memory_fraction,
+        link_gbps=overrides.link_gbps,
+    )
+
+
+def compute_type_for(cluster: Cluster) -> ComputeType:
+    """bfloat16, or float16 where a device is older than that."""
+    capabilities = [device.profile.compute_capability for device in cluster.accelerators()]
+    older = any(text and tuple(map(int, text.split("."))) < BFLOAT16_SINCE for text in capabilities)
+    return "float16" if older else "bfloat16"

@@ -1,0 +1,145 @@
+"""What the controller sees of one deployment at one moment: values cut from Kubernetes objects and slot statuses.
+
+Built by the controller, read by `reconcile` and `report`. Pure.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from strata_operator.api import LLMDeployment
+from strata_operator.decide.epochs import Ledger, Observed
+from strata_operator.render.names import COMPONENT_LABEL, GATEWAY, INSTANCE_LABEL, SLOT_LABEL
+from strata_operator.render.records import EpochRecord, moment, spec_digest
+from strata_operator.render.slots import pod_label
+from strata_planner.contract.plan import Plan, Stage
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node that exists. `away_since`: when it stopped being Ready; None while it is."""
+
+    name: str
+    away_since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """The pod of a slot. `waiting_since`: since when the scheduler finds no place for it, and why."""
+
+    name: str
+    uid: str
+    stateful_set: str
+    node: str
+    restarts: int = 0
+    waiting_since: datetime | None = None
+    waiting_for: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailure:
+    """Planning this (`key`: spec, inventory and exclusions) gave nothing. It is not tried again before the key changes."""
+
+    key: str
+    reason: str  # CamelCase
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One deployment and all that decides what to do for it now."""
+
+    now: datetime
+    deployment: LLMDeployment
+    records: tuple[EpochRecord, ...]  # by number, rising
+    nodes: Mapping[str, NodeView]
+    pods: tuple[PodView, ...]  # of this deployment's slots
+    stateful_sets: Mapping[str, datetime]  # of this deployment's slots: name -> made at
+    seen: Observed
+    inventory_digest: str
+    devices: int  # in the inventory
+    refused: tuple[str, ...]  # nodes left out, as sentences
+    manifests: tuple[Object, ...]  # what serves the newest plan
+    applied: frozenset[str]  # digests of manifests that are in the cluster
+    failure: PlanFailure | None = None
+    gateway_ready: bool = True  # a gateway's pod is behind the Service that clients use
+
+    @property
+    def newest(self) -> EpochRecord | None:
+        return self.records[-1] if self.records else None
+
+    @property
+    def ledger(self) -> Ledger:
+        newest = self.newest
+        return Ledger(newest.epoch if newest else None, self.deployment.status.committed_epoch)
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.newest.epoch.plan if self.newest else None
+
+    @property
+    def spec_digest(self) -> str:
+        return spec_digest(self.deployment)
+
+    def stages(self) -> list[Stage]:
+        return [stage for replica in self.plan.replicas for stage in replica.stages] if self.plan else []
+
+    def answers(self, slot: str) -> bool:
+        return slot in self.seen.slots
+
+    def pod_of(self, slot: str) -> PodView | None:
+        """Its StatefulSet has the slot's name."""
+        return next((pod for pod in self.pods if pod.stateful_set == slot), None)
+
+
+def node_views(nodes: Iterable[Mapping[str, Any]]) -> dict[str, NodeView]:
+    return {node["metadata"]["name"]: NodeView(node["metadata"]["name"], _away_since(node)) for node in nodes}
+
+
+def pod_views(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> tuple[PodView, ...]:
+    """The slot pods of one deployment."""
+    return tuple(
+        _pod_view(pod)
+        for pod in pods
+        if pod["metadata"].get("namespace") == deployment.namespace
+        and pod_label(pod, INSTANCE_LABEL) == deployment.name
+        and pod_label(pod, SLOT_LABEL)
+    )
+
+
+def gateway_is_ready(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a gateway's pod is Ready: only then the Service leads to it."""
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True"
+        for pod in pods
+        if pod["metadata"].get("namespace") == deployment.namespace
+        and pod_label(pod, INSTANCE_LABEL) == deployment.name
+        and pod_label(pod, COMPONENT_LABEL) == GATEWAY
+        for condition in pod.get("status", {}).get("conditions") or ()
+    )
+
+
+def _away_since(node: Mapping[str, Any]) -> datetime | None:
+    conditions = node.get("status", {}).get("conditions") or ()
+    ready = next((condition for condition in conditions if condition["type"] == "Ready"), None)
+    if ready is None:
+        return moment(node["metadata"]["creationTimestamp"])
+    return None if ready["status"] == "True" else moment(ready["lastTransitionTime"])
+
+
+def _pod_view(pod: Mapping[str, Any]) -> PodView:
+    status = pod.get("status", {})
+    place = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), None)
+    waiting = place is not None and place["status"] == "False"
+    return PodView(
+        name=pod["metadata"]["name"],
+        uid=pod["metadata"]["uid"],
+        stateful_set=pod_label(pod, SLOT_LABEL),
+        node=pod.get("spec", {}).get("nodeName", ""),
+        restarts=sum(container.get("restartCount", 0) for container in status.get("containerStatuses") or ()),
+        waiting_since=moment(place["lastTransitionTime"]) if place and waiting else None,
+        waiting_for=place.get("message", "") if place and waiting else "",
+    )

@@ -1,0 +1,1 @@
+"""What there is: the API server, nodes, devices and model files as values."""

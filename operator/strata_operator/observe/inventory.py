@@ -1,0 +1,274 @@
+"""What a deployment may use now: nodes and pods of a Kubernetes cluster -> the planner's Cluster, and why not the rest.
+
+    free = allocatable - requests of others' pods - what other deployments have claimed and not scheduled yet
+
+A deployment's own slots are its own: what they hold is free to it, also on a cordoned node, as long as they run. The
+result is the same however the own pods change, so that it changes only when the cluster does. Called by the reconciler
+and by `strata plan` on exported objects. Pure; knows no model.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import combinations
+from typing import Any, Self
+
+import msgspec
+import yaml
+
+from strata_operator.api import LLMDeployment
+from strata_operator.errors import InvalidInputError
+from strata_operator.observe.nodes import node_labels, node_name, why_closed, why_unusable
+from strata_operator.render.names import COMPONENT_LABEL, DEVICE_ANNOTATION, INSTANCE_LABEL, SLOT, SLOT_LABEL
+from strata_operator.render.requests import CPU, GPU, MEMORY, Amounts, added, amounts, pod_requests, remaining
+from strata_operator.render.slots import SLOT_IDLE_BYTES, Claim, decode_device, pod_label
+from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.values import ContractError, Value, from_builtins, to_json
+from strata_planner.question.catalogue import catalogue
+from strata_planner.question.cluster import Cluster, Device, Link, LinkRate, Node
+
+DEVICE_LABEL = "strata.dev/device"  # on nodes: `cpu` makes the node's free processors and memory a device
+PRODUCT_LABEL = "nvidia.com/gpu.product"
+MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB of one GPU
+REPLICAS_LABEL = "nvidia.com/gpu.replicas"
+# GPU feature discovery's own, then that which some clusters carry instead.
+COMPUTE_LABELS = ("nvidia.com/gpu.compute", "nvidia.com/cuda.compute")  # with .major and .minor
+ZONE_LABEL = "topology.kubernetes.io/zone"
+REGION_LABEL = "topology.kubernetes.io/region"
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+class LinkTable(Value, frozen=True):
+    """Bandwidth between nodes, by topology. `named`: between two zones or regions, before the rules.
+
+    The defaults between zones and regions are those of HexGen's pool (section 5: 5 Gbps and 2 ms within a region,
+    0.3 to 1 Gbps and 40 to 150 ms between regions).
+    """
+
+    within_zone: LinkRate = LinkRate()
+    between_zones: LinkRate = LinkRate(gbps=5.0, latency_ms=2.0)
+    between_regions: LinkRate = LinkRate(gbps=0.5, latency_ms=90.0)
+    named: tuple[Link, ...] = ()
+
+
+class InventoryOptions(Value, frozen=True):
+    """What the administrator knows better: profiles of device types, and the network. The operator reads it from a file."""
+
+    profiles: dict[str, DeviceProfile] = msgspec.field(default_factory=dict)
+    links: LinkTable = LinkTable()
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str) -> Self:
+        """Raises InvalidInputError that names `source`."""
+        try:
+            return from_builtins(yaml.safe_load(text) or {}, cls)
+        except (yaml.YAMLError, ContractError) as error:
+            raise InvalidInputError(source, [str(error)]) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The cluster to plan for; `refused` says of every node with devices that is not (wholly) in it why."""
+
+    cluster: Cluster
+    refused: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal clusters: another one leads to a new plan."""
+        return hashlib.sha256(to_json(self.cluster)).hexdigest()[:16]
+
+
+def take_inventory(
+    deployment: LLMDeployment,
+    nodes: Iterable[Mapping[str, Any]],
+    pods: Sequence[Mapping[str, Any]],
+    claims: Iterable[Claim] = (),
+    options: InventoryOptions | None = None,
+) -> Inventory:
+    """Inventory for one deployment. `claims`: of all committed plans; those of this deployment are left out."""
+    options = options or InventoryOptions()
+    taken = _taken_by_others(deployment, pods, claims)
+    own = _own_slot_pods(deployment, pods)
+    found: list[Node] = []
+    refused: list[str] = []
+    for node in sorted(nodes, key=node_name):
+        name = node_name(node)
+        seen = _SeenNode(deployment, node, taken.get(name, {}), tuple(own.get(name, ())), options)
+        if not seen.has_devices():
+            continue
+        devices, reasons = seen.devices()
+        refused += [f"node {name}: {reason}" for reason in reasons]
+        if devices:
+            labels = node_labels(node)
+            found.append(Node(name, tuple(devices), labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")))
+    cluster = Cluster(
+        nodes=tuple(found),
+        links=tuple(_links(found, options.links)),
+        default_link=options.links.within_zone,
+        profiles=dict(options.profiles),
+    )
+    return Inventory(cluster, tuple(refused))
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenNode:
+    """One node as a deployment sees it."""
+
+    deployment: LLMDeployment
+    node: Mapping[str, Any]
+    taken: Amounts
+    own_pods: tuple[Mapping[str, Any], ...]
+    options: InventoryOptions
+
+    def has_devices(self) -> bool:
+        labels = node_labels(self.node)
+        return (
+            DEVICE_LABEL in labels
+            or PRODUCT_LABEL in labels
+            or any(name.startswith("nvidia.com/") and amount > 0 for name, amount in self._allocatable().items())
+        )
+
+    def devices(self) -> tuple[list[Device], list[str]]:
+        """Usable devices, and sentences about what is not usable."""
+        unusable = why_unusable(self.node, self.deployment)
+        if unusable:
+            return [], [unusable]
+        closed = why_closed(self.node, self.deployment)
+        results = [self._gpus(only_own=bool(closed)), self._cpu(only_own=bool(closed))]
+        devices = [result for result in results if isinstance(result, Device)]
+        reasons = [closed] if closed else [result for result in results if isinstance(result, str)]
+        return devices, reasons
+
+    def _gpus(self, *, only_own: bool) -> Device | str | None:
+        labels = node_labels(self.node)
+        total = int(self._allocatable().get(GPU, 0))
+        unsupported = _unsupported_sharing(labels, self._allocatable())
+        if unsupported or (total == 0 and PRODUCT_LABEL not in labels):
+            return unsupported
+        if total == 0:
+            return (
+                f"its {labels[PRODUCT_LABEL]} GPUs are not allocatable as {GPU}; run NVIDIA's device plugin there "
+                "(dynamic resource allocation is not supported yet)"
+            )
+        missing = [label for label in (PRODUCT_LABEL, MEMORY_LABEL) if label not in labels]
+        if missing:
+            return f"has {total} GPUs without the label {' and '.join(missing)}; run GPU feature discovery there"
+        product = labels[PRODUCT_LABEL]
+        if product not in self.options.profiles and catalogue().name_of(product) is None:
+            return f"the product {product} is not in the catalogue; give the operator a profile of it"
+        free = int(remaining({GPU: Decimal(total)}, [self.taken])[GPU])
+        count = min(free, self._own_gpus()) if only_own else free
+        if count == 0:
+            return f"all {total} {product} are in use by other pods"
+        return Device(
+            type=product, count=count, memory_bytes=int(labels[MEMORY_LABEL]) * _MIB, profile=_compute(labels)
+        )
+
+    def _cpu(self, *, only_own: bool) -> Device | str | None:
+        wanted = node_labels(self.node).get(DEVICE_LABEL)
+        if wanted is None:
+            return None
+        if wanted != CPU:
+            return f"the label {DEVICE_LABEL} is {wanted!r}; the one kind of device it can name is 'cpu'"
+        held = next((device for device in self._own_devices() if device.type == CPU), None)
+        if held or only_own:
+            return held  # a running pod's memory and processors cannot change
+        reserve = amounts(self.deployment.spec.gateway.resources.requests)  # it must find room wherever it lands
+        free = remaining(self._allocatable(), [self.taken, reserve])
+        threads, memory = int(free.get(CPU, 0)), int(free.get(MEMORY, 0)) - SLOT_IDLE_BYTES
+        if threads < 1:
+            return f"{free.get(CPU, 0)} processors are free beside the gateway's share; a slot needs a whole one"
+        if memory <= 0:
+            free_gib, need_gib = (memory + SLOT_IDLE_BYTES) / _GIB, SLOT_IDLE_BYTES / _GIB
+            return f"{free_gib:.1f} GiB of memory are free; the process of a slot alone takes {need_gib:.1f} GiB"
+        return Device(type=CPU, memory_bytes=memory, threads=threads)
+
+    def _allocatable(self) -> Amounts:
+        return amounts(self.node.get("status", {}).get("allocatable"))
+
+    def _own_gpus(self) -> int:
+        return int(added(*(pod_requests(pod) for pod in self.own_pods)).get(GPU, 0))
+
+    def _own_devices(self) -> list[Device]:
+        texts = [(pod["metadata"].get("annotations") or {}).get(DEVICE_ANNOTATION, "") for pod in self.own_pods]
+        return [device for text in texts if (device := decode_device(text)) is not None]
+
+
+def _unsupported_sharing(labels: Mapping[str, str], allocatable: Amounts) -> str | None:
+    """Ways to hand out parts of a GPU whose rates nobody has planned for yet."""
+    product = labels.get(PRODUCT_LABEL, "")
+    if product.endswith("-SHARED") or labels.get(REPLICAS_LABEL, "1") not in {"0", "1"}:
+        return f"its GPUs ({product}) are time-sliced; turn sharing off there: only whole GPUs are planned"
+    slices = sorted(name for name, amount in allocatable.items() if name.startswith("nvidia.com/mig-") and amount > 0)
+    if "-MIG-" in product or slices:
+        return f"its GPUs are split by MIG ({', '.join(slices) or product}); turn MIG off there: only whole GPUs are planned"
+    shared = allocatable.get(f"{GPU}.shared", Decimal())
+    return f"its GPUs are shared ({GPU}.shared); turn sharing off there" if shared > 0 else None
+
+
+def _compute(labels: Mapping[str, str]) -> dict[str, Any]:
+    for label in COMPUTE_LABELS:
+        major, minor = labels.get(f"{label}.major"), labels.get(f"{label}.minor")
+        if major and minor:
+            return {"computeCapability": f"{major}.{minor}"}
+    return {}
+
+
+def _taken_by_others(
+    deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]], claims: Iterable[Claim]
+) -> dict[str, Amounts]:
+    """Node -> what is not this deployment's."""
+    taken: dict[str, list[Amounts]] = {}
+    scheduled = set()
+    for pod in pods:
+        name = pod.get("spec", {}).get("nodeName")
+        if not name or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+            continue
+        scheduled.add((pod["metadata"].get("namespace"), pod_label(pod, INSTANCE_LABEL), pod_label(pod, SLOT_LABEL)))
+        if not _is_own(deployment, pod):
+            taken.setdefault(name, []).append(pod_requests(pod))
+    for claim in claims:
+        is_own = (claim.namespace, claim.deployment) == (deployment.namespace, deployment.name)
+        if not is_own and (claim.namespace, claim.deployment, claim.slot) not in scheduled:
+            taken.setdefault(claim.node, []).append(claim.requests)
+    return {name: added(*parts) for name, parts in taken.items()}
+
+
+def _is_own(deployment: LLMDeployment, pod: Mapping[str, Any]) -> bool:
+    """Slots and gateway of this deployment."""
+    same_namespace = pod["metadata"].get("namespace") == deployment.namespace
+    return (
+        same_namespace and pod_label(pod, INSTANCE_LABEL) == deployment.name and bool(pod_label(pod, COMPONENT_LABEL))
+    )
+
+
+def _own_slot_pods(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Node -> slot pods of this deployment that hold devices there."""
+    own: dict[str, list[Mapping[str, Any]]] = {}
+    for pod in pods:
+        running = pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}
+        if running and _is_own(deployment, pod) and pod_label(pod, COMPONENT_LABEL) == SLOT:
+            own.setdefault(pod.get("spec", {}).get("nodeName", ""), []).append(pod)
+    return own
+
+
+def _links(nodes: Sequence[Node], table: LinkTable) -> Iterable[Link]:
+    """Links that differ from the default: between nodes whose topology labels differ."""
+    named = {frozenset((link.source, link.target)): link.rate for link in table.named}
+    for one, other in combinations(nodes, 2):
+        rate = _rate(one, other, table, named)
+        if rate != table.within_zone:
+            yield Link(one.name, other.name, rate.gbps, rate.latency_ms)
+
+
+def _rate(one: Node, other: Node, table: LinkTable, named: Mapping[frozenset[str], LinkRate]) -> LinkRate:
+    for pair in ((one.zone, other.zone), (one.region, other.region)):
+        if all(pair) and frozenset(pair) in named:
+            return named[frozenset(pair)]
+    if one.region and other.region and one.region != other.region:
+        return table.between_regions
+    return table.between_zones if one.zone and other.zone and one.zone != other.zone else table.within_zone

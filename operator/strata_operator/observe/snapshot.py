@@ -1,0 +1,120 @@
+"""One look at the cluster: every object that decides something, listed at the same moment. Read by the controller.
+
+Listed live instead of kept from watches: a decision never rests on an object that is out of date by an event.
+"""
+
+import asyncio
+import base64
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from strata_operator.api import LLMDeployment
+from strata_operator.decide.view import NodeView, node_views
+from strata_operator.observe.kube import (
+    CONFIG_MAPS,
+    DEPLOYMENTS_OF_STRATA,
+    NODES,
+    PODS,
+    SECRETS,
+    STATEFUL_SETS,
+    Kind,
+    Kube,
+)
+from strata_operator.render.names import (
+    APP,
+    COMPONENT_LABEL,
+    CONTROL_SECRET_KEY,
+    EPOCH_LABEL,
+    INSTANCE_LABEL,
+    MANAGER_LABEL,
+    SLOT,
+    control_secret,
+)
+from strata_operator.render.records import EpochRecord, moment, read_record
+
+Object = dict[str, Any]
+OURS = f"{MANAGER_LABEL}={APP}"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`deployments` may be of all namespaces; the objects below them are of the watched ones."""
+
+    deployments: tuple[Object, ...]
+    nodes: tuple[Object, ...]
+    pods: tuple[Object, ...]  # of everyone
+    stateful_sets: tuple[Object, ...]
+    config_maps: tuple[Object, ...]
+    secrets: tuple[Object, ...]
+
+    def records_of(self, namespace: str, name: str) -> tuple[EpochRecord, ...]:
+        """Epochs by number. Raises ContractError for a record of another release. One without its Secret is no epoch."""
+        secrets = {_name(secret): secret for secret in self.secrets if _belongs(secret, namespace, name)}
+        records = [
+            read_record(secrets[_name(config_map)], config_map)
+            for config_map in self.config_maps
+            if _belongs(config_map, namespace, name) and _name(config_map) in secrets
+        ]
+        return tuple(sorted(records, key=lambda record: record.epoch.number))
+
+    def control_key_of(self, deployment: LLMDeployment) -> str | None:
+        for secret in self.secrets:
+            if _belongs(secret, deployment.namespace, deployment.name) and _name(secret) == control_secret(deployment):
+                return base64.b64decode(secret["data"][CONTROL_SECRET_KEY]).decode()
+        return None
+
+    def stateful_sets_of(self, deployment: LLMDeployment) -> dict[str, datetime]:
+        return {
+            _name(each): moment(each["metadata"]["creationTimestamp"])
+            for each in self.stateful_sets
+            if _belongs(each, deployment.namespace, deployment.name) and _label(each, COMPONENT_LABEL) == SLOT
+        }
+
+    def stranded_pods(self, namespaces: tuple[str, ...]) -> list[Object]:
+        """Slot and gateway pods on their way out whose deployment and node are both gone: nobody else confirms their end."""
+        known = {(each["metadata"]["namespace"], _name(each)) for each in self.deployments}
+        nodes = node_views(self.nodes)
+        return [
+            pod
+            for pod in self.pods
+            if pod["metadata"].get("deletionTimestamp")
+            and _label(pod, MANAGER_LABEL) == APP
+            and (not namespaces or pod["metadata"]["namespace"] in namespaces)
+            and (pod["metadata"]["namespace"], _label(pod, INSTANCE_LABEL)) not in known
+            and _is_away(nodes.get(pod["spec"].get("nodeName", "")))
+        ]
+
+
+async def take_snapshot(kube: Kube, namespaces: tuple[str, ...]) -> Snapshot:
+    """`namespaces` empty: all. Raises NotReadyError."""
+
+    async def everywhere(kind: Kind, labels: str = "") -> tuple[Object, ...]:
+        lists = await asyncio.gather(*(kube.list(kind, namespace, labels) for namespace in namespaces or ("",)))
+        return tuple(item for items in lists for item in items)
+
+    deployments, nodes, pods, stateful_sets, config_maps, secrets = await asyncio.gather(
+        everywhere(DEPLOYMENTS_OF_STRATA),
+        kube.list(NODES),
+        kube.list(PODS),
+        everywhere(STATEFUL_SETS, OURS),
+        everywhere(CONFIG_MAPS, f"{OURS},{EPOCH_LABEL}"),
+        everywhere(SECRETS, OURS),
+    )
+    return Snapshot(deployments, tuple(nodes), tuple(pods), stateful_sets, config_maps, secrets)
+
+
+def _is_away(node: NodeView | None) -> bool:
+    return node is None or node.away_since is not None
+
+
+def _name(thing: Object) -> str:
+    return str(thing["metadata"]["name"])
+
+
+def _label(thing: Object, name: str) -> str:
+    return str((thing["metadata"].get("labels") or {}).get(name, ""))
+
+
+def _belongs(thing: Object, namespace: str, name: str) -> bool:
+    return thing["metadata"].get("namespace") == namespace and _label(thing, INSTANCE_LABEL) == name

@@ -1,0 +1,127 @@
+"""A plan as people read it: a table of stages, the prediction, what bound it and how it was found.
+
+Called by `strata plan`, `strata up`, the demo and the benchmarks, which print what these functions return.
+"""
+
+from collections import Counter
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from strata_planner.contract.formats import BITS_OF_FORMAT
+from strata_planner.contract.plan import Plan, Replica, Stage
+from strata_planner.search.exact.search import SearchStats
+from strata_planner.search.planning import PlanOutcome
+from strata_planner.units import human_bytes
+
+
+def render_plan(plan: Plan, outcome: PlanOutcome | None = None) -> RenderableType:
+    """Everything a person needs to judge the plan; with the outcome also how it was found."""
+    parts: list[RenderableType] = [stage_table(plan), *map(Text, summary_lines(plan))]
+    if outcome is not None:
+        parts += [Text(search_line(outcome.stats)), *(Text(f"note: {note}") for note in outcome.notes)]
+    if plan.alternatives:
+        parts.append(alternatives_table(plan))
+    return Group(*parts)
+
+
+def stage_table(plan: Plan) -> Table:
+    """A row per stage of every replica."""
+    table = Table(title=f"{plan.architecture}, {plan.num_layers} layers, {plan.compute_type}", title_justify="left")
+    table.add_column("stage", justify="right")
+    for column in ("device", "node", "layers", "bits"):
+        table.add_column(column)
+    for column in ("memory of usable", "KV tokens", "prefill ms", "decode ms"):
+        table.add_column(column, justify="right")
+    table.caption = "\n".join([f"weights: {formats_summary(plan)}", *(f"times: {source}" for source in sources(plan))])
+    table.caption_justify = "left"
+    several = len(plan.replicas) > 1
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            number = f"{replica.replica}.{stage.stage}" if several else str(stage.stage)
+            table.add_row(number, *_cells(plan, stage))
+    return table
+
+
+def alternatives_table(plan: Plan) -> Table:
+    """What else was possible, and why it was not taken."""
+    table = Table(title="alternatives", title_justify="left")
+    table.add_column("plan")
+    table.add_column("tokens/s", justify="right")
+    table.add_column("first token", justify="right")
+    table.add_column("not taken because", overflow="fold")
+    for each in plan.alternatives:
+        told = each.prediction
+        rate = "-" if told is None else f"{told.tokens_per_second:.4g}"
+        table.add_row(each.summary, rate, "-" if told is None else f"{told.ttft_ms:.4g} ms", each.rejected_because)
+    return table
+
+
+def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
+    parts = "".join(f" + {name}" for name, here in (("embedding", stage.embedding), ("head", stage.head)) if here)
+    usable = min(device.usable_bytes for device in stage.devices)
+    indices = ",".join(str(device.index) for device in stage.devices)
+    return (
+        f"{f'{stage.tensor_parallel} x ' * (stage.tensor_parallel > 1)}{stage.devices[0].type} #{indices}",
+        stage.node,
+        f"{stage.layers[0]}-{stage.layers[1]} ({len(stage.bits)}){parts}",
+        bits_summary(stage.bits),
+        f"{human_bytes(stage.memory.total_bytes)} of {human_bytes(usable)} ({stage.memory.total_bytes / usable:.0%})",
+        f"{stage.kv_page_budget * plan.page_tokens:,}",
+        f"{stage.times.prefill_seconds * 1e3:.4g}",
+        f"{stage.times.decode_seconds * 1e3:.4g}",
+    )
+
+
+def sources(plan: Plan) -> list[str]:
+    """Where predicted times are from."""
+    return list(dict.fromkeys(stage.times.source for stage in plan.stages))
+
+
+def bits_summary(bits: tuple[int, ...]) -> str:
+    """How many layers at how many bits, for instance "8x16 4x8"."""
+    return " ".join(f"{count}x{each}" for each, count in sorted(Counter(bits).items(), reverse=True))
+
+
+def formats_summary(plan: Plan) -> str:
+    """How many layers in which format, finest first, and the KV cache's bits where they are fewer than 16."""
+    names = Counter(name for stage in plan.stages for name in stage.format)
+    parts = [f"{count}x{name}" for name, count in sorted(names.items(), key=lambda each: -BITS_OF_FORMAT[each[0]])]
+    kv_bits = sorted({stage.kv_bits for stage in plan.stages if stage.kv_bits < 16})
+    return " ".join(parts) + "".join(f"; keys and values: {bits} bits" for bits in kv_bits)
+
+
+def summary_lines(plan: Plan) -> list[str]:
+    predicted = plan.prediction
+    return [
+        (
+            f"predicted: {predicted.tokens_per_second:.4g} tokens/s, first token {predicted.ttft_ms:.4g} ms, "
+            f"then {predicted.tpot_ms:.4g} ms per token"
+        ),
+        (
+            f"whole batch: {predicted.latency_seconds:.4g} s (LLM-PQ's objective); "
+            f"quality penalty {predicted.quality_penalty:.4g}{_in_perplexity(plan)}"
+        ),
+        *(_micro_batches(plan, replica) for replica in plan.replicas),
+        f"bound by: {predicted.bound_by}",
+    ]
+
+
+def _in_perplexity(plan: Plan) -> str:
+    increase = plan.prediction.perplexity_increase
+    return "" if increase is None else f", perplexity +{increase:.3g} (predicted from calibration)"
+
+
+def _micro_batches(plan: Plan, replica: Replica) -> str:
+    batch, several = replica.micro_batch, len(plan.replicas) > 1
+    where = f"replica {replica.replica}, {replica.concurrency} sequences in flight: " if several else ""
+    sizes = f"{batch.prefill} sequences in prefill, {batch.decode} in decode"
+    return f"{where}micro-batches of {sizes}, steps of at most {batch.max_step_tokens} tokens"
+
+
+def search_line(stats: SearchStats) -> str:
+    return (
+        f"search: {stats.status.value} in {stats.seconds:.2f} s ({stats.stop.value}); {stats.orders} device orders, "
+        f"{stats.candidates} candidates, {stats.pruned} pruned, {stats.solved} solved"
+    )

@@ -1,0 +1,174 @@
+"""What config.json leaves unsaid: how the decoder layers of each model family are built.
+
+Read by `model` alone. A row per `model_type`; a family that is not listed counts as Llama's. Checked against the modules that
+transformers builds (tests/planner/question/test_model_shapes.py, tests/planner/question/test_quantized_models.py).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Flag = bool | tuple[str, bool]  # a constant, or a config key with its default
+
+
+@dataclass(frozen=True)
+class Family:
+    """Biases, norms and fused projections of one family. `grouped_queries` False: a key head per query head, whatever
+    config.json says. `norms`: vectors of the hidden size in each layer.
+
+    `qk_norm`: normalisation of queries and keys per head ("head": one vector for all heads), over their whole width
+    ("full"), or for each head its own ("heads"); with `qk_norm_key` only where that config key is true.
+    """
+
+    gated: bool = True
+    grouped_queries: bool = True
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    qkv_bias: Flag = ("attention_bias", False)
+    out_bias: Flag = ("attention_bias", False)
+    mlp_bias: Flag = ("mlp_bias", False)
+    head_bias: bool = False
+    norms: int = 2
+    norm_bias: bool = False
+    affine_norm: bool = True
+    qk_norm: Literal["", "head", "full", "heads"] = ""
+    qk_norm_key: str = ""
+    tied: bool = False
+    positions_offset: int | None = None  # learned positions: how many more rows than positions
+    embedding_norm: bool = False
+    other_per_layer: int = 0
+
+
+_LLAMA = Family()
+_GEMMA = Family(tied=True)
+_FULL_NORMS = Family(qk_norm="full")
+
+FAMILIES: dict[str, Family] = {
+    "apertus": Family(gated=False, qk_norm="head", other_per_layer=2),
+    "arcee": Family(gated=False),
+    "bloom": Family(
+        gated=False,
+        grouped_queries=False,
+        fused_qkv=True,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        norm_bias=True,
+        tied=True,
+        embedding_norm=True,
+    ),
+    "cohere": Family(norms=1, tied=True, qk_norm="heads", qk_norm_key="use_qk_norm"),
+    "cohere2": Family(norms=1, tied=True),
+    "ernie4_5": Family(
+        qkv_bias=("use_bias", False), out_bias=("use_bias", False), mlp_bias=("use_bias", False), tied=True
+    ),
+    "exaone4": Family(qk_norm="head"),
+    "gemma": _GEMMA,
+    "gemma2": Family(tied=True, norms=4),
+    "gemma3_text": Family(tied=True, norms=4, qk_norm="head"),
+    "glm": Family(fused_gate_up=True, out_bias=False),
+    "glm4": Family(fused_gate_up=True, out_bias=False, norms=4),
+    "gpt2": Family(
+        gated=False,
+        grouped_queries=False,
+        fused_qkv=True,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        norm_bias=True,
+        tied=True,
+        positions_offset=0,
+    ),
+    "gpt_neox": Family(
+        gated=False,
+        grouped_queries=False,
+        fused_qkv=True,
+        qkv_bias=("attention_bias", True),
+        out_bias=("attention_bias", True),
+        mlp_bias=True,
+        norm_bias=True,
+    ),
+    "hunyuan_v1_dense": Family(qk_norm="head"),
+    "nemotron": Family(gated=False, norm_bias=True),
+    "olmo": Family(affine_norm=False),
+    "olmo2": _FULL_NORMS,
+    "olmo3": _FULL_NORMS,
+    "olmoe": _FULL_NORMS,
+    "opt": Family(
+        gated=False,
+        grouped_queries=False,
+        qkv_bias=("enable_bias", True),
+        out_bias=("enable_bias", True),
+        mlp_bias=("enable_bias", True),
+        norm_bias=True,
+        tied=True,
+        positions_offset=2,
+    ),
+    "persimmon": Family(
+        gated=False,
+        grouped_queries=False,
+        fused_qkv=True,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        norm_bias=True,
+        qk_norm="head",
+        qk_norm_key="qk_layernorm",
+    ),
+    "phi": Family(
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        head_bias=True,
+        norms=1,
+        norm_bias=True,
+        qk_norm="head",
+        qk_norm_key="qk_layernorm",
+    ),
+    "phi3": Family(fused_qkv=True, fused_gate_up=True, qkv_bias=False, out_bias=False, mlp_bias=False),
+    "qwen2": Family(qkv_bias=True, out_bias=False, mlp_bias=False),
+    "qwen2_moe": Family(qkv_bias=("qkv_bias", True), out_bias=False, mlp_bias=False),
+    "qwen3": Family(qk_norm="head"),
+    "qwen3_moe": Family(qk_norm="head"),
+    "seed_oss": Family(qkv_bias=("attention_bias", True), out_bias=("attention_out_bias", False)),
+    "smollm3": Family(tied=True),
+    "stablelm": Family(
+        qkv_bias=("use_qkv_bias", False), out_bias=False, norm_bias=True, qk_norm="heads", qk_norm_key="qk_layernorm"
+    ),
+    "starcoder2": Family(
+        gated=False,
+        qkv_bias=("use_bias", True),
+        out_bias=("use_bias", True),
+        mlp_bias=("use_bias", True),
+        norm_bias=True,
+        tied=True,
+    ),
+}
+
+
+_DECODER_LAYERS = {"gpt_neox": "gpt_neox.layers", "opt": "model.decoder.layers"}
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
+_NEOX_MLP = {"up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h"}
+# Where families call their linears otherwise than Llama: our name -> path in the layer.
+_PATHS: dict[str, dict[str, str]] = {
+    "gpt_neox": {"qkv_proj": "attention.query_key_value", "o_proj": "attention.dense"} | _NEOX_MLP,
+    "opt": {"o_proj": "self_attn.out_proj", "up_proj": "fc1", "down_proj": "fc2"},
+    "persimmon": {"qkv_proj": "self_attn.query_key_value", "o_proj": "self_attn.dense"} | _NEOX_MLP,
+    "phi": {"o_proj": "self_attn.dense", "up_proj": "mlp.fc1", "down_proj": "mlp.fc2"},
+    "starcoder2": {"up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
+}
+
+
+def linear_path(model_type: str, layer: int, name: str) -> str:
+    """The path of a linear in the model that transformers builds, as `model.layers.0.self_attn.q_proj`: what checkpoints name it by."""
+    part = "self_attn" if name in _ATTENTION else "mlp"
+    within = _PATHS.get(model_type, {}).get(name, f"{part}.{name}")
+    return f"{_DECODER_LAYERS.get(model_type, 'model.layers')}.{layer}.{within}"
+
+
+def family_of(model_type: str) -> Family:
+    return FAMILIES.get(model_type, _LLAMA)
+
+
+def flag(config: dict[str, Any], value: Flag) -> bool:
+    return value if isinstance(value, bool) else bool(config.get(*value))

@@ -1,0 +1,309 @@
+"""A language model as its shapes: what each decoder layer, the embedding and the head hold. Read from config.json.
+
+Made by `strata plan` and the operator, read by the costs. Real shapes: grouped queries, gated MLPs, tied tables, OPT's
+projections, experts. Knows no weights, no device and no precision.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from strata_planner.contract.architectures import check_architecture
+from strata_planner.contract.formats import BITS_OF_FORMAT, GPTQ, GPTQ_GROUP, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.quantization import (
+    ModuleQuantization,
+    Quantization,
+    read_quantization,
+    with_old_description,
+    without_description,
+)
+from strata_planner.contract.values import Value
+from strata_planner.errors import ModelError
+from strata_planner.question.families import Family, family_of, flag, linear_path
+
+
+class Linear(Value, frozen=True):
+    """`copies` equal weights [out_features, in_features], `active` of which a token passes (experts).
+
+    `quantizable`: it has formats below 16 bits (fused experts have none). `stored`: how the checkpoint holds it, where it is quantized already.
+    """
+
+    name: str
+    out_features: int
+    in_features: int
+    bias: bool = False
+    copies: int = 1
+    active: int = 1
+    quantizable: bool = True
+    stored: ModuleQuantization | None = None
+
+    @property
+    def parameters(self) -> int:
+        return self.copies * (self.out_features * self.in_features + self.out_features * self.bias)
+
+    def format_in(self, layer_format: FormatName) -> FormatName:
+        """The format of this linear in a layer of `layer_format`: a layer of `gptq*` leaves each linear as its checkpoint holds it."""
+        if layer_format in GPTQ.values():
+            return self.stored.format if self.stored else "dense"
+        return layer_format if self.quantizable else "dense"
+
+    def weight_bytes(self, layer_format: FormatName, compute_type: ComputeType) -> int:
+        """Of one copy, in a layer of `layer_format`, with scales, zeros, tables and order; the bias is apart."""
+        name = self.format_in(layer_format)
+        group, ordered = GPTQ_GROUP, False
+        if self.stored and name in GPTQ.values():
+            group = self.stored.group or self.in_features
+            ordered = self.stored.ordered and group < self.in_features  # one group has no order
+        return stored_bytes(name, self.out_features, self.in_features, compute_type, group=group, ordered=ordered)
+
+
+class LayerShape(Value, frozen=True):
+    """One decoder layer: its attention heads, its linear operators, and what stays in the compute type beside them."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    linears: tuple[Linear, ...]
+    other_parameters: int  # norms, routers
+
+    @property
+    def parameters(self) -> int:
+        return sum(linear.parameters for linear in self.linears) + self.other_parameters
+
+    @property
+    def linear_parameters(self) -> int:
+        return sum(linear.copies * linear.out_features * linear.in_features for linear in self.linears)
+
+    @property
+    def stored_format(self) -> FormatName | None:
+        """The format of most of its quantized weights, where the checkpoint holds the layer quantized; None: it is plain."""
+        weights: Counter[FormatName] = Counter()
+        for linear in self.linears:
+            if linear.stored:
+                weights[linear.stored.format] += linear.copies * linear.out_features * linear.in_features
+        return max(weights, key=lambda name: (weights[name], BITS_OF_FORMAT[name]), default=None)
+
+    @property
+    def mlp_width(self) -> int:
+        """Values per token between the two halves of the MLP, gate included."""
+        return sum(linear.active * linear.out_features for linear in self.linears if linear.name in _MLP_IN)
+
+
+class Model(Value, frozen=True):
+    """A decoder-only model. Parameters: `table` (token embedding), `embedding_other` (positions, projection into the
+    hidden size, norm) on the first stage; `head_other` (final norm, projection out, bias) and the head's table on the last.
+    `tied`: head and embedding share one table where they share a device. `max_positions`: 0 where nothing bounds them. `quantization`: what
+    the checkpoint says of weights that are quantized already; its layers then have `stored_formats`, and 16 bits, and nothing else.
+    """
+
+    architecture: str
+    hidden_size: int
+    embedding_size: int  # width of the token table; OPT-350m's differs from the hidden size (d_t)
+    vocab_size: int
+    max_positions: int
+    layers: tuple[LayerShape, ...]
+    embedding_other: int
+    head_other: int
+    tied: bool
+    quantization: Quantization | None = None
+
+    @property
+    def stored_formats(self) -> tuple[FormatName | None, ...]:
+        """Of each layer; None: the checkpoint holds it in 16 bits."""
+        return tuple(layer.stored_format for layer in self.layers)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def table(self) -> int:
+        return self.vocab_size * self.embedding_size
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model, a tied table counted once."""
+        tables = self.table * (1 if self.tied else 2)
+        return sum(layer.parameters for layer in self.layers) + self.embedding_other + self.head_other + tables
+
+    @classmethod
+    def from_folder(cls, path: Path | str, *, for_serving: bool = True) -> Self:
+        """Reads `config.json` in a folder, or that file itself. Raises ModelError, UnsupportedModelError."""
+        file = Path(path)
+        file = file / "config.json" if file.is_dir() or file.suffix != ".json" else file
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ModelError(f"model '{path}': there is no {file}; give the folder of a Hugging Face model") from error
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ModelError(f"model '{path}': {file} cannot be read as JSON ({error})") from error
+        if isinstance(config, dict):
+            config = with_old_description(config, file.parent)
+        return cls.from_config(config, for_serving=for_serving)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *, for_serving: bool = True) -> Self:
+        """Raises UnsupportedModelError where the engine lacks something (unless only shapes are studied), ModelError."""
+        if not isinstance(config, dict):
+            raise ModelError(f"config.json holds a {type(config).__name__}; an object with model_type is needed")
+        quantization = read_quantization(config)
+        if for_serving:
+            check_architecture(without_description(config))
+        reader = _Reader(config, quantization)
+        layers = tuple(reader.layer(index) for index in range(reader.num_layers))
+        return cls(
+            architecture=reader.model_type,
+            hidden_size=reader.hidden,
+            embedding_size=reader.embedding_size,
+            vocab_size=reader.number("vocab_size"),
+            max_positions=reader.max_positions,
+            layers=layers,
+            embedding_other=reader.embedding_other(),
+            head_other=reader.head_other(),
+            tied=bool(config.get("tie_word_embeddings", reader.family.tied)),
+            quantization=quantization,
+        )
+
+
+_MLP_IN = (
+    "gate_up_proj",
+    "gate_proj",
+    "up_proj",
+    "experts.gate_up",
+    "shared_expert.gate_proj",
+    "shared_expert.up_proj",
+)
+
+
+class _Reader:
+    """One config.json, its synonyms resolved."""
+
+    def __init__(self, config: dict[str, Any], quantization: Quantization | None) -> None:
+        self._config = config
+        self._quantization = quantization
+        self.model_type = str(config.get("model_type", "llama"))
+        self.family: Family = family_of(self.model_type)
+        self.hidden = self.number("hidden_size", "n_embd", "d_model")
+        self.num_layers = self.number("num_hidden_layers", "n_layer", "num_layers")
+        self.heads = self.number("num_attention_heads", "n_head")
+        grouped = ("num_key_value_heads", "num_kv_heads") if self.family.grouped_queries else ()
+        self.kv_heads = self.number(*grouped, default=self.heads)
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ModelError(f"num_key_value_heads {self.kv_heads} must divide num_attention_heads {self.heads}")
+        self.head_dim = self.number("head_dim", default=self.hidden // self.heads)
+        self.embedding_size = self.number("word_embed_proj_dim", default=self.hidden)
+        learned = self.family.positions_offset is not None
+        unbounded = 0 if self.model_type == "bloom" else None
+        names = ("n_positions", "max_position_embeddings") if learned else ("max_position_embeddings", "n_positions")
+        self.max_positions = self.number(*names, default=unbounded)
+
+    def number(self, *names: str, default: int | None = None) -> int:
+        """The first of `names` that config.json gives; raises ModelError unless it is a whole number of at least 1."""
+        value = next((self._config[name] for name in names if self._config.get(name) is not None), default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < (0 if value == default else 1):
+            raise ModelError(f"config.json: {names[0]} is {value!r}; a whole number of at least 1 is needed")
+        return value
+
+    def layer(self, index: int) -> LayerShape:
+        linears = tuple(self._as_stored(index, linear) for linear in (*self._attention(), *self._mlp(index)))
+        return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, self._norms() + self._routers(index))
+
+    def _as_stored(self, index: int, linear: Linear) -> Linear:
+        """With what the checkpoint says of it. Fused experts are merged in 16 bits, however their parts are stored."""
+        if self._quantization is None or not linear.quantizable:
+            return linear
+        path = linear_path(self.model_type, index, linear.name)
+        return msgspec.structs.replace(linear, stored=self._quantization.of(path))
+
+    def _attention(self) -> tuple[Linear, ...]:
+        family = self.family
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        bias = flag(self._config, family.qkv_bias)
+        out = Linear("o_proj", self.hidden, queries, flag(self._config, family.out_bias))
+        if family.fused_qkv:
+            return (Linear("qkv_proj", queries + 2 * keys, self.hidden, bias), out)
+        return (
+            Linear("q_proj", queries, self.hidden, bias),
+            Linear("k_proj", keys, self.hidden, bias),
+            Linear("v_proj", keys, self.hidden, bias),
+            out,
+        )
+
+    def _mlp(self, index: int) -> tuple[Linear, ...]:
+        experts = self._experts(index)
+        if experts:
+            return self._expert_mlp(experts)
+        width = self.number("intermediate_size", "ffn_dim", "n_inner", default=4 * self.hidden)
+        bias = flag(self._config, self.family.mlp_bias)
+        down = Linear("down_proj", self.hidden, width, bias)
+        if not self.family.gated:
+            return (Linear("up_proj", width, self.hidden, bias), down)
+        if self.family.fused_gate_up:
+            return (Linear("gate_up_proj", 2 * width, self.hidden, bias), down)
+        return (Linear("gate_proj", width, self.hidden, bias), Linear("up_proj", width, self.hidden, bias), down)
+
+    def _experts(self, index: int) -> int:
+        """How many experts layer `index` has; 0: a plain MLP."""
+        config = self._config
+        step = int(config.get("decoder_sparse_step") or 1)
+        if index in (config.get("mlp_only_layers") or ()) or (index + 1) % step:
+            return 0
+        if index < int(config.get("first_k_dense_replace") or 0):
+            return 0
+        return self.number("num_local_experts", "num_experts", "n_routed_experts", default=0)
+
+    def _expert_mlp(self, experts: int) -> tuple[Linear, ...]:
+        width = self.number("moe_intermediate_size", "intermediate_size")
+        active = self.number("num_experts_per_tok", "moe_top_k", default=1)
+        routed = (
+            Linear("experts.gate_up", 2 * width, self.hidden, False, experts, active, False),
+            Linear("experts.down", self.hidden, width, False, experts, active, False),
+        )
+        shared = self.number("shared_expert_intermediate_size", default=0)
+        if not shared:
+            return routed
+        return (
+            *routed,
+            Linear("shared_expert.gate_proj", shared, self.hidden),
+            Linear("shared_expert.up_proj", shared, self.hidden),
+            Linear("shared_expert.down_proj", self.hidden, shared),
+        )
+
+    def _routers(self, index: int) -> int:
+        experts = self._experts(index)
+        shared = self.number("shared_expert_intermediate_size", default=0)
+        return (experts + bool(experts and shared)) * self.hidden
+
+    def _norm(self, width: int) -> int:
+        return width * (1 + self.family.norm_bias) if self.family.affine_norm else 0
+
+    def _norms(self) -> int:
+        family = self.family
+        shared = self.model_type == "stablelm" and bool(
+            self._config.get("use_parallel_residual")
+        )  # one for both halves
+        total = (family.norms - shared) * self._norm(self.hidden) + family.other_per_layer
+        if not family.qk_norm or (family.qk_norm_key and not self._config.get(family.qk_norm_key)):
+            return total
+        if family.qk_norm == "head":
+            return total + 2 * self._norm(self.head_dim)
+        return total + (self.heads + self.kv_heads) * self.head_dim
+
+    def embedding_other(self) -> int:
+        """Positions, projection into the hidden size, norm of the embedding."""
+        offset = self.family.positions_offset
+        positions = 0 if offset is None else (self.max_positions + offset) * self.hidden
+        norm = self._norm(self.hidden) * self.family.embedding_norm
+        return positions + norm + self._projection()
+
+    def head_other(self) -> int:
+        """Final norm, projection out of the hidden size, bias."""
+        post_norm = self.model_type == "opt" and self._config.get("do_layer_norm_before") is False
+        bias = self.number("vocab_size") * self.family.head_bias
+        return (0 if post_norm else self._norm(self.hidden)) + self._projection() + bias
+
+    def _projection(self) -> int:
+        return 0 if self.embedding_size == self.hidden else self.embedding_size * self.hidden

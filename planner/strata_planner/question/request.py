@@ -1,0 +1,212 @@
+"""What is asked of the planner: a model on a cluster under a load, with the wishes of `spec`. Checked before any search.
+
+Made by `strata plan`, `strata up` and the operator; read by every part of the search.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+from strata_planner.contract.formats import (
+    BITS_OF_FORMAT,
+    COMPUTE_TYPE_BYTES,
+    FORMATS_OF_METHOD,
+    ComputeType,
+    FormatName,
+    Method,
+)
+from strata_planner.contract.kv import KV_BITS
+from strata_planner.costs.memory import PAGE_TOKENS
+from strata_planner.costs.source import LatencySource
+from strata_planner.errors import InfeasibleError, ModelError, WorkloadError
+from strata_planner.question.cluster import Cluster
+from strata_planner.question.model import Model
+from strata_planner.question.workload import Workload
+from strata_planner.sensitivity import Sensitivity, prior
+
+Solver = Literal["auto", "exact", "transfer"]
+GoalName = Literal["throughput", "latency", "slo", "cost"]
+QUANTIZED_ALREADY = "none: the checkpoint is quantized already"
+MAX_CHUNK_TOKENS = 2048  # longer prefills are cut into steps of this many tokens
+
+
+@dataclass(frozen=True)
+class LayoutWishes:
+    """What replicas and tensor-parallel groups are to be good at. `slo`: most requests answered within `deadline_seconds`
+    (of a whole request) while `requests_per_second` arrive.
+    """
+
+    goal: GoalName = "throughput"
+    tensor_parallel: tuple[int, ...] = (1, 2, 4, 8)
+    deadline_seconds: float | None = None
+    requests_per_second: float | None = None
+
+    def check(self) -> None:
+        """Raises WorkloadError."""
+        if self.goal not in get_args(GoalName):
+            raise WorkloadError(f"goal '{self.goal}': choose from {', '.join(get_args(GoalName))}")
+        if not self.tensor_parallel or any(degree not in {1, 2, 4, 8} for degree in self.tensor_parallel):
+            raise WorkloadError(f"tensorParallel {list(self.tensor_parallel)}: choose from [1, 2, 4, 8]")
+        if self.goal == "slo" and not (self.deadline_seconds and self.requests_per_second):
+            raise WorkloadError(
+                "the goal slo needs a deadline and a rate of requests: give objective.slo and workload.requestsPerSecond"
+            )
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """`theta`: what a unit of the quality penalty is worth in seconds of the batch's latency (LLM-PQ).
+
+    `penalty_bound`: the most that the layers' omega may sum to; None: no bound. `max_stages` None: as many as there are
+    devices. `sensitivity` None: the prior. `latency_sources`: in order of trust, before the roofline. `solver`: "exact" is
+    the ILP of LLM-PQ for every candidate, "transfer" its heuristic; "auto" proves as much as "exact", faster.
+    `layout`: form replicas and tensor-parallel groups too; None: one pipeline of single devices. `method`: how weights become
+    fewer bits. `activation_bits`: 8 among them lets products round activations too, where a format for it exists and a device is faster by it.
+    `static_activations`: the ranges of this model's activations were calibrated.
+    """
+
+    deployment: str
+    model_uri: str
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    max_model_len: int
+    allowed_bits: tuple[int, ...] = (3, 4, 8, 16)
+    kv_bits: int = 16
+    theta: float = 1.0
+    min_stages: int = 1
+    max_stages: int | None = None
+    compute_type: ComputeType = "bfloat16"
+    time_limit_seconds: float = 30.0
+    sensitivity: Sensitivity | None = None
+    latency_sources: tuple[LatencySource, ...] = ()
+    penalty_bound: float | None = None
+    solver: Solver = "auto"
+    layout: LayoutWishes | None = None
+    method: Method = "roundToNearest"
+    activation_bits: tuple[int, ...] = (16,)
+    static_activations: bool = False
+
+    @cached_property
+    def formats(self) -> dict[int, tuple[FormatName, ...]]:
+        """Allowed bits -> the formats that may store them, the preferred of equals first."""
+        if self.model.quantization:
+            return self._stored_formats
+        quantizable = all(linear.quantizable for layer in set(self.model.layers) for linear in layer.linears)
+        known = FORMATS_OF_METHOD[self.method]
+        allowed = (bits for bits in sorted(set(self.allowed_bits)) if quantizable or bits == 16)
+        return {bits: self._with_activations(known[bits]) for bits in allowed}
+
+    def _with_activations(self, names: tuple[FormatName, ...]) -> tuple[FormatName, ...]:
+        """Of the formats of some bits those whose activations are allowed."""
+        if 8 not in self.activation_bits:
+            return names[:1]
+        static: tuple[FormatName, ...] = ("w8a8_static",) if self.static_activations and "w8a8" in names else ()
+        return (*names[:1], *static, *names[1:])
+
+    @property
+    def _stored_formats(self) -> dict[int, tuple[FormatName, ...]]:
+        """Of a checkpoint that is quantized already: what it holds, whatever is allowed, and 16 bits."""
+        stored = self.model.stored_formats
+        formats = {BITS_OF_FORMAT[name]: (name,) for name in stored if name}
+        if 16 in self.allowed_bits or None in stored:
+            formats[16] = ("dense",)
+        return dict(sorted(formats.items()))
+
+    @cached_property
+    def bits(self) -> tuple[int, ...]:
+        """The bit-widths that layers of this plan may have, fewest first."""
+        return tuple(self.formats)
+
+    def layer_bits(self, layer: int) -> tuple[int, ...]:
+        """Those of `bits` that this layer has a format for: of a quantized checkpoint its own and 16."""
+        if not self.model.quantization:
+            return self.bits
+        stored = self.model.stored_formats[layer]
+        return tuple(bits for bits in self.bits if bits == 16 or (stored and bits == BITS_OF_FORMAT[stored]))
+
+    @cached_property
+    def omega(self) -> Sensitivity:
+        if self.model.quantization:  # what it cost in quality was paid when the checkpoint was made
+            return Sensitivity(QUANTIZED_ALREADY, ({str(bits): 0.0 for bits in self.bits},) * self.model.num_layers)
+        return self.sensitivity.completed(self.bits) if self.sensitivity else prior(self.model, self.bits)
+
+    @property
+    def kv_pages(self) -> int:
+        """Pages that every stage must hold: the whole batch at its full length, and one sequence of `max_model_len`."""
+        tokens = min(self.max_model_len, self.workload.sequence_tokens)
+        return max(self.workload.concurrency * _pages(tokens), _pages(self.max_model_len))
+
+    @property
+    def largest_kv_pages(self) -> int:
+        """More than this is never of use: every sequence of the batch at `max_model_len`."""
+        return max(self.kv_pages, self.workload.concurrency * _pages(self.max_model_len))
+
+    def check(self) -> None:
+        """Raises InputError for wishes that no cluster could fulfil."""
+        self._check_lengths()
+        self._check_bits()
+        most = self.max_stages
+        if self.min_stages < 1 or (most is not None and most < self.min_stages):
+            raise WorkloadError(
+                f"minStages {self.min_stages} and maxStages {most}: 1 <= minStages <= maxStages is needed"
+            )
+        if not 0 <= self.theta < float("inf"):
+            raise WorkloadError(f"qualityWeight {self.theta}: a number of at least 0 is needed")
+        if self.penalty_bound is not None and not 0 <= self.penalty_bound < float("inf"):
+            raise WorkloadError(f"penalty bound {self.penalty_bound}: a number of at least 0 is needed")
+        if self.solver not in get_args(Solver):
+            raise WorkloadError(f"solver '{self.solver}': choose from {', '.join(get_args(Solver))}")
+        if self.time_limit_seconds <= 0:
+            raise WorkloadError(f"timeLimitSeconds {self.time_limit_seconds}: more than 0 is needed")
+        if self.min_stages > self.model.num_layers:
+            raise InfeasibleError(
+                [f"minStages {self.min_stages}: the model has {self.model.num_layers} layers, at least one per stage"]
+            )
+        if self.layout:
+            self.layout.check()
+        if self.sensitivity:
+            self.omega.check(self.model, self.bits)
+
+    def _check_lengths(self) -> None:
+        limit = self.model.max_positions
+        if self.max_model_len < 1:
+            raise ModelError(f"maxModelLen {self.max_model_len}: at least 1 is needed")
+        if limit and self.max_model_len > limit:
+            raise ModelError(
+                f"maxModelLen {self.max_model_len}: the model has {limit} positions; ask for at most {limit}"
+            )
+        if self.workload.prompt_tokens >= self.max_model_len:
+            raise WorkloadError(
+                f"workload promptTokens {self.workload.prompt_tokens} leaves no room for an answer within maxModelLen "
+                f"{self.max_model_len}: plan for shorter prompts or raise maxModelLen"
+            )
+
+    def _check_bits(self) -> None:
+        if self.method not in FORMATS_OF_METHOD:
+            raise WorkloadError(f"method '{self.method}': choose from {', '.join(FORMATS_OF_METHOD)}")
+        if not set(self.activation_bits) <= {8, 16} or 16 not in self.activation_bits:
+            raise WorkloadError(f"activationBits {list(self.activation_bits)}: choose [16] or [8, 16]")
+        known = FORMATS_OF_METHOD[self.method]
+        if not self.allowed_bits or not set(self.allowed_bits) <= set(known):
+            raise WorkloadError(
+                f"allowed bits {list(self.allowed_bits)}: the method {self.method} has formats for {sorted(known)}; choose from these"
+                + (
+                    ""
+                    if self.method == "anyPrecision"
+                    else ", or take the method anyPrecision for every width from 3 to 8"
+                )
+            )
+        if not self.bits:
+            raise ModelError(
+                f"allowed bits {list(self.allowed_bits)}: the fused experts of '{self.model.architecture}' have no format "
+                "below 16 bits; allow 16"
+            )
+        if self.kv_bits not in KV_BITS:
+            raise WorkloadError(f"kvCacheBits {self.kv_bits}: the cache stores 16 or 8 bits; use one of these")
+        if self.compute_type not in COMPUTE_TYPE_BYTES:
+            raise WorkloadError(f"computeType {self.compute_type}: choose from {', '.join(COMPUTE_TYPE_BYTES)}")
+
+
+def _pages(tokens: int) -> int:
+    return -(-tokens // PAGE_TOKENS)

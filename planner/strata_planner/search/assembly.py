@@ -1,0 +1,187 @@
+"""From a solved candidate to the Plan: layers and bits of each stage, KV budgets, predicted memory and times.
+
+Called by `planning`. Every number of a stage comes from the same functions that the search used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import msgspec
+
+from strata_planner.contract.plan import (
+    PLAN_VERSION,
+    DeviceRef,
+    MicroBatch,
+    Plan,
+    Prediction,
+    Replica,
+    Stage,
+    StageMemory,
+    StageTimes,
+)
+from strata_planner.contract.values import ContractError
+from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, layer_weights_bytes
+from strata_planner.costs.shards import sharded
+from strata_planner.naming import slot_name
+from strata_planner.question.request import PlanRequest
+from strata_planner.search.exact.candidates import Pricer
+from strata_planner.search.exact.search import Found
+from strata_planner.search.prediction import predict
+
+
+def combined(plans: Sequence[Plan]) -> Plan:
+    """One plan of several replicas, each planned alone for its share of the load. Raises ContractError for unlike plans."""
+    first = plans[0]
+    shared = {(each.model_uri, each.compute_type, each.max_model_len, each.page_tokens) for each in plans}
+    if len(shared) > 1:
+        raise ContractError("replicas of one deployment share model, compute type, length and page size; these do not")
+    replicas = tuple(
+        msgspec.structs.replace(replica, replica=number)
+        for number, replica in enumerate(replica for plan in plans for replica in plan.replicas)
+    )
+    return msgspec.structs.replace(first, replicas=replicas, prediction=_together(plans), alternatives=())
+
+
+def _together(plans: Sequence[Plan]) -> Prediction:
+    """Rates add up; what a request sees is the mean over the replicas, weighed by their shares of the load."""
+    predicted = [plan.prediction for plan in plans]
+    shares = [sum(replica.concurrency for replica in plan.replicas) for plan in plans]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(share * value for share, value in zip(shares, values, strict=True)) / sum(shares)
+
+    slowest = max(range(len(plans)), key=lambda number: predicted[number].latency_seconds)
+    increases = [each.perplexity_increase for each in predicted]
+    where = f"replica {slowest}: " if len(plans) > 1 else ""
+    return msgspec.structs.replace(
+        predicted[0],
+        tokens_per_second=sum(each.tokens_per_second for each in predicted),
+        ttft_ms=mean([each.ttft_ms for each in predicted]),
+        tpot_ms=mean([each.tpot_ms for each in predicted]),
+        latency_seconds=predicted[slowest].latency_seconds,
+        quality_penalty=mean([each.quality_penalty for each in predicted]),
+        bound_by=f"{where}{predicted[slowest].bound_by}",
+        perplexity_increase=None if None in increases else mean([each for each in increases if each is not None]),
+    )
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """The layers of one stage: their global numbers and the bits of each."""
+
+    stage: int
+    layers: range
+    bits: tuple[int, ...]
+
+
+def assemble(
+    request: PlanRequest, found: Found, pricer: Pricer, stage_bits: Sequence[tuple[int, ...]] | None = None
+) -> Plan:
+    """`stage_bits`: bits of each layer of every stage, where the caller says which of several equal layers get which."""
+    slices = _slices(found, pricer) if stage_bits is None else _dealt(stage_bits)
+    pages = _page_budget(request, found, pricer, slices)
+    memories = _memories(request, found, pricer, slices, pages)
+    stages = tuple(_stage(found, pricer, part, memory, pages) for part, memory in zip(slices, memories, strict=True))
+    micro_batch = MicroBatch(
+        prefill=found.candidate.prefill,
+        decode=found.candidate.decode,
+        max_step_tokens=pricer.max_step_tokens(found.candidate),
+    )
+    return Plan(
+        version=PLAN_VERSION,
+        model_uri=request.model_uri,
+        architecture=request.model.architecture,
+        num_layers=request.model.num_layers,
+        compute_type=request.compute_type,
+        max_model_len=request.max_model_len,
+        page_tokens=PAGE_TOKENS,
+        replicas=(Replica(0, stages, micro_batch, request.workload.concurrency),),
+        prediction=predict(request, found),
+    )
+
+
+def _slices(found: Found, pricer: Pricer) -> list[_Slice]:
+    """Layers in order. Units of one run on one stage are interchangeable: the finest come first."""
+    slices, first = [], 0
+    for j in range(len(found.candidate.order)):
+        bits: list[int] = []
+        for r, run in enumerate(pricer.layer_runs):
+            mine = sorted(
+                ((b, count) for (at, stage, b), count in found.solution.counts.items() if (at, stage) == (r, j)),
+                reverse=True,
+            )
+            bits += [b for b, count in mine for _ in range(count * run.layers_per_unit)]
+        slices.append(_Slice(j, range(first, first + len(bits)), tuple(bits)))
+        first += len(bits)
+    return slices
+
+
+def _dealt(stage_bits: Sequence[tuple[int, ...]]) -> list[_Slice]:
+    ends = list(accumulate((len(bits) for bits in stage_bits), initial=0))
+    return [_Slice(j, range(ends[j], ends[j + 1]), bits) for j, bits in enumerate(stage_bits)]
+
+
+def _memories(
+    request: PlanRequest, found: Found, pricer: Pricer, slices: list[_Slice], pages: int
+) -> list[StageMemory]:
+    """Predicted bytes of every stage with `pages` pages of KV."""
+    memories = []
+    for place, part in enumerate(slices):
+        head = place == len(slices) - 1
+        group = found.candidate.order[place]
+        formats = [pricer.formats(group)[bits] for bits in part.bits]
+        weights = sum(
+            layer_weights_bytes(sharded(request.model.layers[index], group.degree), name, request.compute_type)
+            for index, name in zip(part.layers, formats, strict=True)
+        )
+        tables = pricer.table_bytes(group, embedding=place == 0, head=head)
+        kv = pages * _page_bytes(request, part, group.degree)
+        working = pricer.working(found.candidate, place, formats).peak(kv)
+        overhead = group.leader.overhead_bytes
+        memories.append(StageMemory(weights, tables, kv, working, overhead, weights + tables + kv + working))
+    return memories
+
+
+def _page_bytes(request: PlanRequest, part: _Slice, degree: int) -> int:
+    layers = (sharded(request.model.layers[index], degree) for index in part.layers)
+    return PAGE_TOKENS * sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
+
+
+def _page_budget(request: PlanRequest, found: Found, pricer: Pricer, slices: list[_Slice]) -> int:
+    """Pages of every stage: what the workload needs, and what the stage with least room left can add to it, up to the whole
+    batch at `max_model_len`. The leader admits by the smallest stage, so more pages elsewhere would lie idle.
+    """
+    least = _memories(request, found, pricer, slices, request.kv_pages)
+    more = min(
+        (group.usable_bytes - memory.total_bytes) // _page_bytes(request, part, group.degree)
+        for group, memory, part in zip(found.candidate.order, least, slices, strict=True)
+    )
+    assert more >= 0, "the solver keeps every stage within its memory"
+    return min(request.kv_pages + more, request.largest_kv_pages)
+
+
+def _stage(found: Found, pricer: Pricer, part: _Slice, memory: StageMemory, pages: int) -> Stage:
+    place, request = part.stage, pricer.request
+    group = found.candidate.order[place]
+    costs = found.problem.stages[place]
+    prefill, decode = found.problem.stage_seconds(found.solution.counts, place)
+    return Stage(
+        stage=place,
+        slot=slot_name(request.deployment, group.node, group.leader.type),
+        node=group.node,
+        devices=tuple(DeviceRef(each.type, each.index, each.usable_bytes) for each in group.devices),
+        tensor_parallel=group.degree,
+        leader=place == 0,
+        layers=(part.layers[0], part.layers[-1]),
+        bits=part.bits,
+        format=tuple(pricer.formats(group)[bits] for bits in part.bits),
+        kv_bits=request.kv_bits,
+        kv_page_budget=pages,
+        embedding=place == 0,
+        head=place == len(found.candidate.order) - 1,
+        memory=memory,
+        times=StageTimes(
+            prefill, decode, *costs.transfer_seconds, source=pricer.sources(part.bits, found.candidate, place)
+        ),
+    )

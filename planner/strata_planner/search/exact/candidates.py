@@ -1,0 +1,388 @@
+"""Candidates: device orders x micro-batch pairs, each priced as a Problem.
+
+Called by `search` and `feasibility`. The decode micro-batch is the batch split evenly over the stages and the prefill one
+is at most that (LLM-PQ, arXiv 2403.01136, section 4.2, Optimization #1); of prefill sizes that make equally many
+micro-batches only the smallest can be best.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import msgspec
+
+from strata_planner.contract.formats import FormatName
+from strata_planner.costs.communication import (
+    Exchange,
+    hidden_states_bytes,
+    hidden_states_seconds,
+    layer_collectives,
+    sampled_tokens_seconds,
+)
+from strata_planner.costs.latency import Latencies
+from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
+from strata_planner.costs.shards import sharded
+from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
+from strata_planner.costs.working import StepShape, Storage, WorkingMemory, working_memory
+from strata_planner.question.cluster import DeviceGroup
+from strata_planner.question.model import LayerShape
+from strata_planner.question.precision import formats_on
+from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
+from strata_planner.search.exact.blocks import MOST_ENTRIES, table_entries
+from strata_planner.search.exact.orders import Order
+from strata_planner.search.exact.problem import Problem, Run, StageCosts
+
+# LLM-PQ's Optimization #2: models of more than 30b parameters are decided in groups of two layers. Only needed where
+# sensitivities make each layer different; equal layers are one run, whatever their number.
+GROUPED_ABOVE_PARAMETERS = 30e9
+_GROUPED_ABOVE_RUNS = 32
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Sequences in a micro-batch of each phase."""
+
+    prefill: int  # eta
+    decode: int  # xi
+
+
+@dataclass(frozen=True)
+class Candidate:
+    order: Order
+    prefill: int  # eta
+    decode: int  # xi
+
+    @property
+    def pair(self) -> Pair:
+        return Pair(self.prefill, self.decode)
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """Layers `first` .. `first` + units * layers_per_unit - 1, all of one shape and one sensitivity (when ungrouped)."""
+
+    first: int
+    units: int
+    layers_per_unit: int
+
+
+class Pricer:
+    """Prices candidates of one request; remembers what they share."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self.request = request
+        self.omega = request.omega
+        self.latencies = Latencies(request.latency_sources)
+        self._seconds: dict[tuple[object, ...], float] = {}
+        self._working: dict[tuple[StepShape, Storage, bool, int], WorkingMemory] = {}
+        self._profiles: dict[tuple[str, str, int], bytes] = {}
+        self._formats: dict[tuple[bytes, int], Mapping[int, FormatName]] = {}
+        self._unit_sizes: dict[int, tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]] = {}
+
+    def pairs(self, stages: int) -> Iterator[Pair]:
+        """xi = ceil(B / stages); eta from 1 to xi, once per number of micro-batches."""
+        batch = self.request.workload.concurrency
+        decode = -(-batch // stages)
+        seen = set()
+        for prefill in range(1, decode + 1):
+            count = -(-batch // prefill)
+            if count not in seen:
+                seen.add(count)
+                yield Pair(prefill, decode)
+
+    def micro_batches(self, order: Order) -> Iterator[Candidate]:
+        """The order with each of its pairs."""
+        for pair in self.pairs(len(order)):
+            yield Candidate(order, pair.prefill, pair.decode)
+
+    def max_step_tokens(self, pair: Pair | Candidate) -> int:
+        """Room for a micro-batch of prompts and for the sequences that decode beside them: without it every prompt would be
+        cut in two as soon as anything decodes.
+        """
+        prompt = pair.prefill * self.request.workload.prompt_tokens
+        return min(prompt, MAX_CHUNK_TOKENS) + pair.decode
+
+    def working(self, candidate: Candidate, place: int, formats: Iterable[FormatName]) -> WorkingMemory:
+        """Of one stage whose layers are stored in `formats`."""
+        head = place == len(candidate.order) - 1
+        return self._working_memory(candidate.order[place], candidate.pair, frozenset(formats), head=head)
+
+    def beside_weights(self, group: DeviceGroup, pair: Pair, formats: Iterable[FormatName]) -> int:
+        """Bytes of a last stage on these devices that serves layers stored in `formats`, without weights and KV."""
+        return self._working_memory(group, pair, frozenset(formats), head=True).serving
+
+    def _working_memory(
+        self, group: DeviceGroup, pair: Pair, formats: frozenset[FormatName], *, head: bool
+    ) -> WorkingMemory:
+        request = self.request
+        step = StepShape(self.max_step_tokens(pair), pair.decode, request.max_model_len)
+        storage = Storage.on(group.leader, formats, request.compute_type, request.kv_bits)
+        key = (step, storage, head, group.degree)
+        if key not in self._working:
+            shapes = dict.fromkeys(sharded(layer, group.degree) for layer in self._shapes)
+            model = msgspec.structs.replace(request.model, layers=tuple(shapes))
+            self._working[key] = working_memory(model, step, storage, head=head)
+        return self._working[key]
+
+    def problem(self, candidate: Candidate) -> Problem:
+        """Raises nothing: a stage that cannot hold even its fixed parts has a negative capacity."""
+        stages = tuple(
+            replace(
+                self.stage(group, candidate.pair, first=place == 0, head=place == len(candidate.order) - 1),
+                transfer_seconds=self._transfer(candidate, place),
+            )
+            for place, group in enumerate(candidate.order)
+        )
+        slowest_prefill, slowest_decode, sum_decode = self.weights(candidate.pair)
+        return Problem(
+            runs=self.runs,
+            stages=stages,
+            slowest_prefill=slowest_prefill,
+            slowest_decode=slowest_decode,
+            sum_decode=sum_decode,
+            theta=self.request.theta,
+            penalty_bound=math.inf if self.request.penalty_bound is None else self.request.penalty_bound,
+        )
+
+    def weights(self, pair: Pair) -> tuple[int, int, int]:
+        """How often the slowest stage counts beside the sum, in prefill and in decode; how often the sum of decode counts."""
+        batch, rounds = self.request.workload.concurrency, self.request.workload.output_tokens - 1
+        return -(-batch // pair.prefill) - 1, (-(-batch // pair.decode) - 1) * rounds, rounds
+
+    @cached_property
+    def _shapes(self) -> tuple[LayerShape, ...]:
+        """The model's unlike layers."""
+        return tuple(dict.fromkeys(self.request.model.layers))
+
+    @cached_property
+    def least_weight_bytes(self) -> int:
+        """Of all layers with their KV at the fewest bits, however many devices share them."""
+        sizes, _ = self._sizes(1)
+        return sum(run.units * min(each.values()) for run, each in zip(self.runs, sizes, strict=True))
+
+    @cached_property
+    def layer_runs(self) -> tuple[LayerRun, ...]:
+        """Consecutive layers that nothing tells apart; pairs of layers where that still leaves too much for the solver."""
+        runs = self._runs_of(1)
+        request = self.request
+        big = request.model.parameters > GROUPED_ABOVE_PARAMETERS or (self.alike and request.solver == "auto")
+        if big and len(runs) > _GROUPED_ABOVE_RUNS and request.model.num_layers % 2 == 0 and not self._decomposed:
+            return self._runs_of(2)
+        return runs
+
+    @property
+    def alike(self) -> bool:
+        """Whether layers differ in sensitivity alone."""
+        return len(self._shapes) == 1
+
+    @property
+    def _decomposed(self) -> bool:
+        """Whether the decomposition is asked for and its tables are small enough with every layer on its own."""
+        request = self.request
+        layers, one = request.model.num_layers, LayerRun(0, 1, 1)
+        smallest = min(self._weight_bytes(one, 1).values()) + self._kv_bytes(one, 1)
+        largest = max((each.usable_bytes for each in request.cluster.accelerators()), default=0)
+        longest = min(layers - request.min_stages + 1, largest // smallest)
+        return (
+            self.alike
+            and request.solver == "auto"
+            and table_entries(layers, longest, len(request.bits)) <= MOST_ENTRIES
+        )
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(
+            Run(
+                run.units,
+                run.layers_per_unit,
+                {bits: sum(self.omega.of(layer, bits) for layer in self._unit(run)) for bits in self.request.bits},
+            )
+            for run in self.layer_runs
+        )
+
+    def _runs_of(self, group: int) -> tuple[LayerRun, ...]:
+        layers = self.request.model.layers
+        keys = [
+            tuple(
+                (layers[i], tuple(self.omega.of(i, bits) for bits in self.request.bits)) for i in range(at, at + group)
+            )
+            for at in range(0, len(layers), group)
+        ]
+        runs: list[LayerRun] = []
+        for at, key in enumerate(keys):
+            if runs and key == keys[at - 1]:
+                last = runs.pop()
+                runs.append(LayerRun(last.first, last.units + 1, group))
+            else:
+                runs.append(LayerRun(at * group, 1, group))
+        return tuple(runs)
+
+    def _unit(self, run: LayerRun) -> range:
+        """The layers of the run's first unit; the others equal it."""
+        return range(run.first, run.first + run.layers_per_unit)
+
+    def _shards(self, run: LayerRun, degree: int) -> list[LayerShape]:
+        return [sharded(self.request.model.layers[index], degree) for index in self._unit(run)]
+
+    def _weight_bytes(self, run: LayerRun, degree: int) -> dict[int, int]:
+        """Bits -> bytes of a unit on each device of a group."""
+        request, layers = self.request, self._shards(run, degree)
+        return {
+            bits: max(
+                sum(layer_weights_bytes(each, name, request.compute_type) for each in layers)
+                for name in request.formats[bits]
+            )
+            for bits in request.bits
+        }
+
+    def _kv_bytes(self, run: LayerRun, degree: int) -> int:
+        request = self.request
+        per_token = sum(
+            kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in self._shards(run, degree)
+        )
+        return per_token * request.kv_pages * PAGE_TOKENS
+
+    def _sizes(self, degree: int) -> tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]:
+        """Per run, bits -> bytes of a unit with and without KV."""
+        if degree not in self._unit_sizes:
+            weights = tuple(self._weight_bytes(run, degree) for run in self.layer_runs)
+            kv = [self._kv_bytes(run, degree) for run in self.layer_runs]
+            both = tuple(
+                {bits: size + more for bits, size in sizes.items()} for sizes, more in zip(weights, kv, strict=True)
+            )
+            self._unit_sizes[degree] = (both, weights)
+        return self._unit_sizes[degree]
+
+    def stage(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> StageCosts:
+        """What a stage costs by its devices and whether it is the first, the last or both; hops left out."""
+        low = [name for bits, name in self.formats(group).items() if bits < 16]
+        formats: tuple[list[FormatName], ...] = (["dense"], low or ["dense"], ["dense", *low])
+        dense, quantized, mixed = (self._working_memory(group, pair, frozenset(each), head=head) for each in formats)
+        tables = self.table_bytes(group, embedding=first, head=head)
+        sizes, weights = self._sizes(group.degree)
+        seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}
+        least = min(dense.serving, quantized.serving)
+        return StageCosts(
+            capacity_bytes=group.usable_bytes - least - tables,
+            quantized_bytes=quantized.serving - least,
+            dense_bytes=dense.serving - least,
+            mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),
+            loading_capacity_bytes=group.usable_bytes - dense.loading - tables,
+            loading_quantized_bytes=max(0, mixed.loading - dense.loading),
+            seconds=tuple(seconds[shape] for shape in self._run_shapes),
+            bytes=sizes,
+            weight_bytes=weights,
+            fixed_seconds=self._fixed(group, pair, head=head),
+        )
+
+    @cached_property
+    def _run_shapes(self) -> tuple[int, ...]:
+        """For each run a number that it shares with the runs whose units have the same layers."""
+        numbers: dict[tuple[LayerShape, ...], int] = {}
+        layers = self.request.model.layers
+        return tuple(
+            numbers.setdefault(tuple(layers[i] for i in self._unit(run)), len(numbers)) for run in self.layer_runs
+        )
+
+    @cached_property
+    def _run_of_shape(self) -> dict[int, LayerRun]:
+        return dict(zip(reversed(self._run_shapes), reversed(self.layer_runs), strict=True))
+
+    def table_bytes(self, group: DeviceGroup, *, embedding: bool, head: bool) -> int:
+        """Of the embedding and the head on each device: tables are split by vocabulary, as in Megatron."""
+        model, compute_type = self.request.model, self.request.compute_type
+        return -(-embedding_bytes(model, embedding=embedding, head=head, compute_type=compute_type) // group.degree)
+
+    def _fixed(self, group: DeviceGroup, pair: Pair, *, head: bool) -> tuple[float, float]:
+        """Of a micro-batch in each phase, beside the layers: the step, and the head where it is."""
+        rates, model = self._rates(group), self.request.model
+        phases = (prefill_phase(self.request.workload, pair.prefill), self._decode(pair))
+        prefill, decode = (
+            self.latencies.step(model, rates, phase).seconds
+            + head * self.latencies.head(model, rates, phase.sequences).seconds / group.degree
+            for phase in phases
+        )
+        return prefill, decode
+
+    def _decode(self, pair: Pair | Candidate) -> Phase:
+        return decode_phase(self.request.workload, pair.decode)
+
+    def _rates(self, group: DeviceGroup) -> Rates:
+        return Rates(group.profile, self.request.compute_type, self.request.kv_bits, group.leader.name)
+
+    def _unit_seconds(self, run: LayerRun, group: DeviceGroup, pair: Pair) -> Mapping[int, tuple[float, float]]:
+        prefill, decode = prefill_phase(self.request.workload, pair.prefill), self._decode(pair)
+        return {
+            bits: (self._phase_seconds(run, group, bits, prefill), self._phase_seconds(run, group, bits, decode))
+            for bits in self.formats(group)
+            if all(bits in self.request.layer_bits(layer) for layer in self._unit(run))
+        }
+
+    def formats(self, group: DeviceGroup) -> Mapping[int, FormatName]:
+        """Bits -> the format in which these devices store them."""
+        key = self._profile_key(group)
+        if key not in self._formats:
+            self._formats[key] = formats_on(self.request, group)
+        return self._formats[key]
+
+    def _phase_seconds(self, run: LayerRun, group: DeviceGroup, bits: int, phase: Phase) -> float:
+        key = (run.first, self._profile_key(group), bits, phase)
+        if key not in self._seconds:
+            rates, name = self._rates(group), self.formats(group)[bits]
+            layers = self._shards(run, group.degree)
+            compute = sum(self.latencies.layer(each, name, rates, phase).seconds for each in layers)
+            self._seconds[key] = compute + len(layers) * self._collectives(group, phase)
+        return self._seconds[key]
+
+    def _collectives(self, group: DeviceGroup, phase: Phase) -> float:
+        """Of one layer, inside the group."""
+        if group.degree == 1:
+            return 0.0
+        return self._exchange(group, phase).seconds
+
+    def _exchange(self, group: DeviceGroup, phase: Phase) -> Timed:
+        size = hidden_states_bytes(self.request.model, phase.total_tokens, self.request.compute_type)
+        exchange = Exchange(group.leader.name, group.degree, self.request.cluster.slowest_link(group), size)
+        return layer_collectives(self.latencies.sources, exchange)
+
+    def sources(self, found_bits: Iterable[int], candidate: Candidate, place: int) -> str:
+        """Names of the sources that the seconds of a stage with these bits are from."""
+        group = candidate.order[place]
+        rates = self._rates(group)
+        phases = (prefill_phase(self.request.workload, candidate.prefill), self._decode(candidate))
+        layer = sharded(self.request.model.layers[0], group.degree)
+        asked = [
+            self.latencies.layer(layer, self.formats(group)[bits], rates, phase).source
+            for bits in sorted(set(found_bits))
+            for phase in phases
+        ]
+        if group.degree > 1:
+            asked += [self._exchange(group, phase).source for phase in phases]
+        return "; ".join(dict.fromkeys(asked))
+
+    def _profile_key(self, group: DeviceGroup) -> tuple[bytes, int]:
+        device = group.leader
+        name = (device.node, device.type, device.index)
+        if name not in self._profiles:
+            self._profiles[name] = msgspec.json.encode(device.profile, order="sorted")
+        return self._profiles[name], group.degree
+
+    def _transfer(self, candidate: Candidate, place: int) -> tuple[float, float]:
+        order = candidate.order
+        if len(order) == 1:
+            return 0.0, 0.0
+        target = order[(place + 1) % len(order)]
+        return self.hop(order[place], target, candidate.pair, back=place == len(order) - 1)
+
+    def hop(self, source: DeviceGroup, target: DeviceGroup, pair: Pair, *, back: bool) -> tuple[float, float]:
+        """To the next stage; from the last one (`back`) the sampled tokens go to the first."""
+        link = self.request.cluster.link(source.leader, target.leader)
+        sizes = (pair.prefill * self.request.workload.prompt_tokens, pair.decode)
+        if back:
+            return sampled_tokens_seconds(link, pair.prefill), sampled_tokens_seconds(link, pair.decode)
+        model, compute_type = self.request.model, self.request.compute_type
+        return (
+            hidden_states_seconds(model, link, sizes[0], compute_type),
+            hidden_states_seconds(model, link, sizes[1], compute_type),
+        )

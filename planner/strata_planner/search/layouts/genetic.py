@@ -1,0 +1,174 @@
+"""Genetic search over replicas: a layout is a list of compositions that share out the pool. Called by `search`.
+
+As in HexGen (ICML 2024, section 4.2): groups of well-joined nodes to start from; merge two replicas, split one evenly or by type,
+swap devices; what cannot hold the model is told by its bytes and costs nothing more. A part of the pool that holds no model is
+kept, as idle devices, for later merges.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strata_planner.search.layouts.clusters import grouped
+from strata_planner.search.layouts.goals import Goal, Judged, Load, judge
+from strata_planner.search.layouts.pipelines import Pipeline, Pipelines
+from strata_planner.search.layouts.pool import Composition, minus, plus
+
+Genome = tuple[Composition, ...]
+
+POPULATION = 24
+_ROOMS = (1.02, 1.15, 1.4, 2.0)  # times the model's bytes: what replicas of the first layouts have
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`stall`: mutations without a better layout that end the search."""
+
+    seconds: float
+    mutations: int = 40_000
+    stall: int = 4_000
+
+
+@dataclass(frozen=True)
+class Individual:
+    genome: Genome
+    judged: Judged
+
+
+class Genetic:
+    """Deals out the pool of `pipelines`. `costs`: an hour of a device of each class."""
+
+    def __init__(self, pipelines: Pipelines, goal: Goal, costs: Sequence[float]) -> None:
+        request = pipelines.request
+        self.pipelines = pipelines
+        self.pool = pipelines.pool
+        self.mutations = 0
+        self._goal = goal
+        self._costs = costs
+        self._load = Load(pipelines.stages.rungs, request.workload.concurrency, request.workload.output_tokens)
+        self._judged: dict[Genome, Judged] = {}
+
+    def run(self, seed: int, limits: Limits, starts: Sequence[Genome] = ()) -> list[Individual]:
+        """The population at the end, best first; the same for the same seed unless the time limit cuts it short."""
+        draw = random.Random(seed)
+        deadline = time.monotonic() + limits.seconds
+        people = self._ranked({self._individual(each) for each in (*starts, *self._first(seed))})
+        stalled = 0
+        while self.mutations < limits.mutations and stalled < limits.stall and time.monotonic() < deadline:
+            self.mutations += 1
+            stalled += 1
+            parent = people[min(int(draw.expovariate(4.0 / POPULATION)), len(people) - 1)]
+            genome = parent.genome
+            for _ in range(draw.choice((1, 1, 1, 2, 2, 3))):
+                genome = self._mutated(draw, genome)
+            child = self._individual(genome)
+            worst, best = people[-1].judged.score, people[0].judged.score
+            if (len(people) == POPULATION and child.judged.score <= worst) or child in people:
+                continue
+            people = self._ranked({*people, child})
+            if child.judged.score > best * (1 + 1e-9 * (1 if best > 0 else -1)):
+                stalled = 0
+        return people
+
+    def replicas(self, genome: Genome) -> list[tuple[Composition, Pipeline]]:
+        """Those that hold the model."""
+        found = ((each, self.pipelines.best(each)) for each in genome)
+        return [(each, pipeline) for each, pipeline in found if pipeline is not None]
+
+    def judged(self, genome: Genome) -> Judged:
+        """Its shares are those of `replicas`, in their order."""
+        replicas = self.replicas(genome)
+        costs = [sum(n * cost for n, cost in zip(each, self._costs, strict=True)) for each, _ in replicas]
+        return judge(self._goal, self._load, [pipeline for _, pipeline in replicas], costs)
+
+    def _individual(self, genome: Genome) -> Individual:
+        ordered = tuple(sorted(each for each in genome if any(each)))
+        if ordered not in self._judged:
+            self._judged[ordered] = self.judged(ordered)
+        return Individual(ordered, self._judged[ordered])
+
+    @staticmethod
+    def _ranked(people: set[Individual]) -> list[Individual]:
+        return sorted(people, key=lambda each: (-each.judged.score, each.genome))[:POPULATION]
+
+    def _first(self, seed: int) -> list[Genome]:
+        free = self.pool.whole
+        groups = grouped(self.pool, seed)
+        layouts: list[Genome] = []
+        for room in _ROOMS:
+            layouts.append(tuple(part for nodes in groups for part in self._carved(self._within(free, nodes), room)))
+            layouts.append(
+                tuple(part for node in self.pool.nodes for part in self._carved(self._within(free, [node]), room))
+            )
+        return layouts
+
+    def _within(self, free: Composition, nodes: Sequence[str]) -> Composition:
+        return tuple(count if each.node in nodes else 0 for each, count in zip(self.pool.classes, free, strict=True))
+
+    def _carved(self, free: Composition, room: float) -> list[Composition]:
+        """Replicas of at least `room` times the model's bytes, the next devices in turn; the rest is idle."""
+        wanted = room * self.pipelines.least_bytes
+        parts, part = [], [0] * len(free)
+        for c, count in enumerate(free):
+            for _ in range(count):
+                part[c] += 1
+                if self.pool.bytes_of(tuple(part)) >= wanted:
+                    parts.append(tuple(part))
+                    part = [0] * len(free)
+        return [*parts, tuple(part)] if any(part) else parts
+
+    def _mutated(self, draw: random.Random, genome: Genome) -> Genome:
+        if len(genome) < 2:
+            return self._split(draw, genome)
+        kind = draw.random()
+        if kind < 0.15:
+            return self._merge(draw, genome)
+        if kind < 0.3:
+            return self._split(draw, genome)
+        return self._swap(draw, genome) if kind < 0.75 else self._dealt_anew(draw, genome)
+
+    @staticmethod
+    def _merge(draw: random.Random, genome: Genome) -> Genome:
+        a, b = draw.sample(range(len(genome)), 2)
+        rest = tuple(each for place, each in enumerate(genome) if place not in {a, b})
+        return (*rest, plus(genome[a], genome[b]))
+
+    @staticmethod
+    def _split(draw: random.Random, genome: Genome) -> Genome:
+        """Half of each class, or whole classes."""
+        place = draw.randrange(len(genome))
+        one = genome[place]
+        if draw.random() < 0.5:
+            half = tuple((count + draw.randrange(2)) // 2 for count in one)
+        else:
+            half = tuple(count * draw.randrange(2) for count in one)
+        other = minus(one, half)
+        parts = tuple(each for each in (half, other) if any(each))
+        return (*genome[:place], *genome[place + 1 :], *parts)
+
+    @staticmethod
+    def _swap(draw: random.Random, genome: Genome) -> Genome:
+        """Devices of one class go from one replica to another, at times for others."""
+        a, b = draw.sample(range(len(genome)), 2)
+        changed = {a: list(genome[a]), b: list(genome[b])}
+        for source, target in ((a, b), (b, a))[: draw.choice((1, 2))]:
+            held = [c for c, count in enumerate(changed[source]) if count]
+            if held:
+                c = draw.choice(held)
+                count = draw.choice((1, 1, 2, changed[source][c]))
+                count = min(count, changed[source][c])
+                changed[source][c] -= count
+                changed[target][c] += count
+        return tuple(
+            tuple(changed.get(place, each)) for place, each in enumerate(genome) if any(changed.get(place, each))
+        )
+
+    @staticmethod
+    def _dealt_anew(draw: random.Random, genome: Genome) -> Genome:
+        """The devices of two replicas, each class parted at random."""
+        a, b = draw.sample(range(len(genome)), 2)
+        both = plus(genome[a], genome[b])
+        part = tuple(draw.randint(0, count) for count in both)
+        rest = tuple(each for place, each in enumerate(genome) if place not in {a, b})
+        return (*rest, *(each for each in (part, minus(both, part)) if any(each)))

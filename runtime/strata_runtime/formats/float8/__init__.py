@@ -1,0 +1,1 @@
+"""Weights as eight-bit floating point numbers."""

@@ -1,0 +1,35 @@
+"""Linears whose weights are eight-bit floats (`fp8_e4m3`, `fp8_e5m2`, with one scale in all as `_tensor`, and `fp8_a8`)."""
+
+import torch
+from torch import Tensor
+
+from strata_planner.contract.formats import FormatName
+from strata_runtime.formats.float8.float8 import ONE_SCALE, TYPE_OF_FORMAT, Float8Weight, quantize_float8
+from strata_runtime.formats.kernels import FLOAT8_KERNELS, select
+from strata_runtime.formats.quant_linear import QuantLinear
+
+
+class Float8Linear(QuantLinear):
+    """Keeps float8 codes and float32 scales, whatever the compute type is."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
+    ) -> None:
+        super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
+        del compute_dtype  # activations bring it
+        stored = quantize_float8(weight, TYPE_OF_FORMAT[format_name], "tensor" if format_name in ONE_SCALE else "row")
+        self.codes: Tensor
+        self.scales: Tensor
+        self.register_buffer("codes", stored.codes)
+        self.register_buffer("scales", stored.scales)
+
+    @property
+    def stored(self) -> Float8Weight:
+        return Float8Weight(self.codes, self.scales)
+
+    def multiply(self, tokens: Tensor) -> Tensor:
+        stored = self.stored
+        return select(FLOAT8_KERNELS, self.format, tokens, stored).run(tokens, stored)
+
+    def dequantized(self) -> Tensor:
+        return self.stored.dequantized()

@@ -1,0 +1,99 @@
+"""A linear of any precision (`any3` ... `any8`): bit-planes and a table of centroids, of which planes can be dropped and added while it lives.
+
+Made from an any-precision parent, on the fly or from what `strata quantize` stored; its bits are changed by `loading.precision_switch`.
+Any-Precision LLM, arXiv 2402.10517.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from strata_planner.contract.formats import ANY_PRECISION, FormatName
+from strata_runtime.formats.errors import PrecisionError
+from strata_runtime.formats.kernels import PLANE_KERNELS, select
+from strata_runtime.formats.quant_linear import QuantLinear
+from strata_runtime.formats.weights import PlanesWeight
+
+
+class AnyLinear(QuantLinear):
+    """Takes planes and table without a copy, except of a tensor that is part of a larger one: what is let go must be memory of its own."""
+
+    def __init__(self, weight: PlanesWeight, bias: Tensor | None, format_name: FormatName | None = None) -> None:
+        """`format_name`: where it is not the format that follows from the number of planes."""
+        super().__init__((weight.out_features, weight.in_features), format_name or ANY_PRECISION[weight.bits], bias)
+        self._register(_alone(weight))
+
+    @property
+    def bits(self) -> int:
+        return self.stored.bits
+
+    @property
+    def stored(self) -> PlanesWeight:
+        buffers = self._buffers
+        count = _tensor(buffers["table"]).shape[1].bit_length() - 1
+        planes = tuple(_tensor(buffers[_name(place)]) for place in range(count))
+        return PlanesWeight(planes, _tensor(buffers["table"]), self.in_features)
+
+    def with_bits(self, bits: int, table: Tensor, missing: Sequence[Tensor] = ()) -> PlanesWeight:
+        """What `store` takes to become the model of `bits` bits: the planes held already are shared, `missing` follow them.
+
+        table: [N, 2^bits]. Changes nothing. Raises PrecisionError for planes or a table that do not make `bits` bits of this weight.
+        """
+        held = self.stored
+        planes = (*held.planes[:bits], *missing)
+        shapes = {tuple(plane.shape) for plane in planes}
+        if len(planes) != bits or shapes != {tuple(held.planes[0].shape)}:
+            raise PrecisionError(
+                f"{held.bits} planes {list(held.planes[0].shape)} and {[list(plane.shape) for plane in missing]} more do not make {bits} bits"
+            )
+        if tuple(table.shape) != (self.out_features, 1 << bits) or table.dtype != held.table.dtype:
+            raise PrecisionError(
+                f"table {table.dtype} {list(table.shape)} is not one of {bits} bits, {held.table.dtype} [{self.out_features}, {1 << bits}]"
+            )
+        return _alone(PlanesWeight(planes, table, self.in_features))
+
+    def store(self, weight: PlanesWeight) -> PlanesWeight:
+        """Multiply by this weight from now on; returns the one before, whose memory ends with the last who holds it.
+
+        Not while a product is running.
+        """
+        before = self.stored
+        for place in range(before.bits):
+            del self._buffers[_name(place)]
+        self._register(weight)
+        self.format = ANY_PRECISION[weight.bits]
+        return before
+
+    def set_bits(self, bits: int, table: Tensor, missing: Sequence[Tensor] = ()) -> None:
+        """Become the model of `bits` bits at once, in place: `with_bits`, then `store`."""
+        self.store(self.with_bits(bits, table, missing))
+
+    def multiply(self, tokens: Tensor) -> Tensor:
+        stored = self.stored
+        return select(PLANE_KERNELS, self.format, tokens, stored).run(tokens, stored)
+
+    def dequantized(self) -> Tensor:
+        return self.stored.dequantized()
+
+    def _register(self, weight: PlanesWeight) -> None:
+        self.register_buffer("table", weight.table)
+        for place, plane in enumerate(weight.planes):
+            self.register_buffer(_name(place), plane)
+
+
+def _name(place: int) -> str:
+    return f"plane_{place}"
+
+
+def _tensor(buffer: Tensor | None) -> Tensor:
+    assert buffer is not None
+    return buffer
+
+
+def _alone(weight: PlanesWeight) -> PlanesWeight:
+    """The same, each tensor in an allocation of its own."""
+    return PlanesWeight(tuple(map(_own, weight.planes)), _own(weight.table), weight.in_features)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

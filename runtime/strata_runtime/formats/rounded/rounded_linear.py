@@ -1,0 +1,63 @@
+"""Linears whose weights are rounded to nearest: a scale per output (`int8`, `w8a8`), or a scale and zero per group (`int4`, `int3`)."""
+
+import torch
+from torch import Tensor
+
+from strata_planner.contract.formats import FormatName
+from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, select
+from strata_runtime.formats.quant_linear import QuantLinear
+from strata_runtime.formats.quantizers import quantize_channels
+from strata_runtime.formats.weights import ChannelWeight, GroupWeight, store_groups
+
+
+class ChannelLinear(QuantLinear):
+    """Formats `int8` and `w8a8`."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
+    ) -> None:
+        super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
+        stored = quantize_channels(weight, torch.float32 if format_name == "w8a8" else compute_dtype)
+        self.codes: Tensor
+        self.scales: Tensor
+        self.register_buffer("codes", stored.codes)
+        self.register_buffer("scales", stored.scales)
+
+    @property
+    def stored(self) -> ChannelWeight:
+        return ChannelWeight(self.codes, self.scales)
+
+    def multiply(self, tokens: Tensor) -> Tensor:
+        stored = self.stored
+        return select(CHANNEL_KERNELS, self.format, tokens, stored).run(tokens, stored)
+
+    def dequantized(self) -> Tensor:
+        return self.stored.dequantized()
+
+
+class GroupLinear(QuantLinear):
+    """Formats `int4` and `int3`."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
+    ) -> None:
+        super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
+        stored = store_groups(weight, format_name, compute_dtype)
+        self.columns = stored.columns
+        self.plane_names = tuple(f"plane_{index}" for index in range(len(stored.planes)))
+        for name, plane in zip(self.plane_names, stored.planes, strict=True):
+            self.register_buffer(name, plane)
+        self.scales_and_zeros: Tensor
+        self.register_buffer("scales_and_zeros", stored.scales_and_zeros)
+
+    @property
+    def stored(self) -> GroupWeight:
+        planes = tuple(self.get_buffer(name) for name in self.plane_names)
+        return GroupWeight(planes, self.scales_and_zeros, self.in_features, self.columns)
+
+    def multiply(self, tokens: Tensor) -> Tensor:
+        stored = self.stored
+        return select(GROUP_KERNELS, self.format, tokens, stored).run(tokens, stored)
+
+    def dequantized(self) -> Tensor:
+        return self.stored.dequantized()

@@ -1,0 +1,1 @@
+"""Eight-bit weights and activations whose scales are known beforehand."""

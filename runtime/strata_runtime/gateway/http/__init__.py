@@ -1,0 +1,1 @@
+"""The gateway's HTTP side: the shapes of OpenAI's API, their parameters and answers."""

@@ -1,0 +1,99 @@
+"""Runs a prepared request and answers it: whole, or as server-sent events while tokens come.
+
+Called by `app`; the text of choices comes from `choice`, the JSON from `shapes`, the tokens from `dispatcher`.
+"""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from strata_runtime.gateway.errors import ApiError
+from strata_runtime.gateway.http.shapes import Envelope, Json, Shape, usage
+from strata_runtime.gateway.routing.dispatcher import Dispatcher, Generation
+from strata_runtime.gateway.text.choice import Choice, Piece
+from strata_runtime.gateway.text.tokenizer import Tokenizer
+
+_encode = msgspec.json.encode
+DONE = b"data: [DONE]\n\n"
+
+
+class Answer:
+    """One client call under way. `start` it, then take `whole` or `events`; `close` it whatever happens."""
+
+    def __init__(self, dispatcher: Dispatcher, tokenizer: Tokenizer, envelope: Envelope, shape: Shape) -> None:
+        self._dispatcher = dispatcher
+        self._prepared = envelope.prepared
+        self._envelope = envelope
+        self._shape = shape
+        stops = self._prepared.body.stop_strings
+        self._choices = [Choice(tokenizer, stops, request.stop_tokens) for request in self._prepared.requests]
+        self._unfinished = len(self._choices)
+        self._generation: Generation | None = None
+        self._first: tuple[int, Piece] | None = None
+
+    async def start(self) -> None:
+        """Hand the requests in and wait for the first piece: what fails until then is an HTTP status."""
+        self._generation = self._dispatcher.open(self._prepared.requests)
+        self._first = await self._next(self._generation)
+
+    async def whole(self) -> bytes:
+        """The complete answer."""
+        pieces: list[list[Piece]] = [[] for _ in self._choices]
+        async for index, piece in self._pieces():
+            pieces[index].append(piece)
+        choices = [self._shape.whole(index, own) for index, own in enumerate(pieces)]
+        return _encode(self._envelope.wrap(self._shape.kind, choices, self._usage()))
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The answer as server-sent events. A failure in the midst of it is an event with an error, then the end."""
+        include_usage = self._prepared.body.include_usage
+        try:
+            for index in range(len(self._choices)):
+                opening = self._shape.opening(index)
+                if opening is not None:
+                    yield self._event(opening)
+            async for index, piece in self._pieces():
+                if piece.text or piece.finish_reason or (piece.tokens and self._wants_tokens):
+                    yield self._event(self._shape.delta(index, piece))
+            if include_usage:
+                yield _sse(self._envelope.wrap(self._shape.chunk_kind, [], self._usage()))
+            yield DONE
+        except ApiError as error:
+            yield _sse(error.body())
+
+    def close(self) -> None:
+        if self._generation is not None:
+            self._generation.close()
+
+    async def _pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        assert self._generation is not None and self._first is not None, "start comes first"  # noqa: PT018
+        yield self._first
+        while self._unfinished:
+            yield await self._next(self._generation)
+
+    async def _next(self, generation: Generation) -> tuple[int, Piece]:
+        """The next piece; tokens of a choice that a stop string has ended are passed over."""
+        while True:
+            index, event = await generation.next()
+            choice = self._choices[index]
+            if choice.finished:
+                continue
+            piece = choice.push(event)
+            if piece.finish_reason is not None:
+                self._unfinished -= 1
+                generation.finish(index)
+            return index, piece
+
+    def _event(self, choice: Json) -> bytes:
+        return _sse(self._envelope.wrap(self._shape.chunk_kind, [choice], None))
+
+    def _usage(self) -> Json:
+        return usage(self._prepared.prompt_tokens, sum(choice.completion_tokens for choice in self._choices))
+
+    @property
+    def _wants_tokens(self) -> bool:
+        return self._prepared.requests[0].sampling.logprobs >= 0
+
+
+def _sse(value: Json) -> bytes:
+    return b"data: " + _encode(value) + b"\n\n"

@@ -1,0 +1,215 @@
+"""The HTTP routes of the gateway. Thin: bodies are read by `parameters` and `prompts`, answers written by `answers`.
+
+Made by `__main__` and by tests; every error leaves in OpenAI's shape.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from strata_runtime.gateway.errors import ApiError, BodyTooLargeError, InvalidRequestError, NotFoundError
+from strata_runtime.gateway.http.answers import Answer
+from strata_runtime.gateway.http.api_keys import ApiKeys
+from strata_runtime.gateway.http.parameters import B, ChatBody, CompletionBody, parse_body
+from strata_runtime.gateway.http.prompts import Prepared, prepare_chat, prepare_completion
+from strata_runtime.gateway.http.shapes import ChatShape, CompletionShape, Envelope, Json, Shape
+from strata_runtime.gateway.metrics import Metrics
+from strata_runtime.gateway.routing.dispatcher import Dispatcher
+from strata_runtime.gateway.settings import Limits
+from strata_runtime.gateway.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection: there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What the routes need."""
+
+    model_name: str
+    tokenizer: Tokenizer
+    dispatcher: Dispatcher
+    metrics: Metrics
+    api_keys: ApiKeys
+    limits: Limits
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events that end their source when the client goes away, not when the garbage collector comes."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The ASGI application. The dispatcher lives on the event loop that serves it."""
+    app = FastAPI(title="Strata gateway", openapi_url=None)
+    _handle_errors(app)
+    _add_status_routes(app, gateway)
+    _add_model_routes(app, gateway)
+    _add_generation_routes(app, gateway)
+    return app
+
+
+def _handle_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> Response:
+        retry = error.retry_after_seconds
+        headers = None if retry is None else {"Retry-After": str(retry)}
+        return JSONResponse(error.body(), error.status, headers)
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        message = (
+            f"{request.method} {request.url.path}: {error.detail.lower()}; see docs/openai-api.md for what is served"
+        )
+        body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+        return JSONResponse(body, error.status_code, error.headers)
+
+    @app.exception_handler(ClientGoneError)
+    async def client_gone(_: Request, __: ClientGoneError) -> Response:
+        return Response(status_code=499)  # nobody reads it; nginx's number for access logs
+
+
+def _add_status_routes(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        load = gateway.dispatcher.load()
+        if load.leaders_connected:
+            return JSONResponse({"status": "ok", "epoch": load.epoch, "leaders_connected": load.leaders_connected})
+        reason = "no controller has set a route yet" if load.epoch == 0 else f"no leader answers in epoch {load.epoch}"
+        return JSONResponse({"status": "unavailable", "reason": reason}, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        page = gateway.metrics.render(gateway.dispatcher.load())
+        return Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
+    created = int(time.time())
+
+    def describe() -> Json:
+        limit = gateway.dispatcher.max_tokens() or None  # unknown without a route
+        model = {"id": gateway.model_name, "object": "model", "created": created, "owned_by": "strata"}
+        return {**model, "max_model_len": limit}
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Json:
+        gateway.api_keys.check(request.headers.get("authorization"))
+        return {"object": "list", "data": [describe()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(request: Request, name: str) -> Json:
+        gateway.api_keys.check(request.headers.get("authorization"))
+        _check_model(gateway, name)
+        return describe()
+
+
+def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = await _read(request, gateway, CompletionBody)
+        prepared = await asyncio.to_thread(prepare_completion, body, gateway.tokenizer, _limit(gateway))
+        shape = CompletionShape(prepared, gateway.tokenizer, logprobs=body.logprobs is not None)
+        return await _respond(request, gateway, prepared, shape)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = await _read(request, gateway, ChatBody)
+        prepared = await asyncio.to_thread(prepare_chat, body, gateway.tokenizer, _limit(gateway))
+        return await _respond(request, gateway, prepared, ChatShape(gateway.tokenizer, logprobs=body.logprobs))
+
+
+async def _read(request: Request, gateway: Gateway, kind: type[B]) -> B:
+    """Key, size, shape, model: in this order."""
+    gateway.api_keys.check(request.headers.get("authorization"))
+    data = bytearray()
+    limit = gateway.limits.max_body_bytes
+    async with aclosing(request.stream()) as chunks:
+        async for chunk in chunks:
+            data += chunk
+            if len(data) > limit:
+                raise BodyTooLargeError(f"the body has more than {limit} bytes, the most this server reads: send less")
+    body = parse_body(bytes(data), kind)
+    _check_model(gateway, body.model)
+    return body
+
+
+def _check_model(gateway: Gateway, name: str) -> None:
+    if name != gateway.model_name:
+        raise NotFoundError(
+            f"model {name!r} does not exist here: this deployment serves {gateway.model_name!r}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _limit(gateway: Gateway) -> int:
+    """Most tokens of prompt and answer. Without a route nothing can be checked against it: 503 comes first."""
+    gateway.dispatcher.check_open()
+    return gateway.dispatcher.max_tokens()
+
+
+async def _respond(request: Request, gateway: Gateway, prepared: Prepared, shape: Shape) -> Response:
+    if len(prepared.requests) > gateway.limits.max_requests:
+        raise InvalidRequestError(
+            f"{len(prepared.prompts)} prompts with n={prepared.body.n} make {len(prepared.requests)} answers, the most "
+            f"at once is {gateway.limits.max_requests}: send fewer",
+            param="n",
+        )
+    envelope = Envelope(prepared, gateway.model_name, f"strata-epoch-{gateway.dispatcher.status().epoch}")
+    answer = Answer(gateway.dispatcher, gateway.tokenizer, envelope, shape)
+    streams = False
+    try:
+        await _unless_gone(request, answer.start())
+        if prepared.body.stream:
+            streams = True
+            return EventStream(answer.events(), answer.close)
+        return Response(await _unless_gone(request, answer.whole()), media_type="application/json")
+    finally:
+        if not streams:
+            answer.close()
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`; raises ClientGoneError, and cancels it, when the client goes away first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())  # after the body, the next message is the disconnect
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        await _cancel(task)
+        await _cancel(gone)
+
+
+async def _cancel(task: "asyncio.Future[Any]") -> None:
+    if not task.done():
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

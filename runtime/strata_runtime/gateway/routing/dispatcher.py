@@ -1,0 +1,324 @@
+"""The dispatcher: takes requests, keeps them in the journal, and moves messages between it and the leaders.
+
+One per gateway, on one event loop. `answers` opens generations, `control` sets routes, `app` reads its load. It decides
+nothing about tokens (`journal`) or replicas (`routing`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+
+import zmq.asyncio
+
+from strata_planner.contract.control import GatewayStatus, SetRoute
+from strata_planner.contract.frames import LeaderHello, Rejected, TokenEvent, Tokens
+from strata_runtime.gateway.errors import (
+    ApiError,
+    InvalidRequestError,
+    RequestFailedError,
+    TooManyRequestsError,
+    UnavailableError,
+)
+from strata_runtime.gateway.metrics import Load, Metrics
+from strata_runtime.gateway.routing.journal import GenerationRequest, Journal, Outgoing
+from strata_runtime.gateway.routing.leader_link import LeaderLink
+from strata_runtime.gateway.routing.routing import ReplicaLoad, choose
+from strata_runtime.gateway.settings import Limits
+from strata_runtime.wire.transport import Keys
+
+log = logging.getLogger(__name__)
+
+HOUSEKEEPING_SECONDS = 0.5
+
+
+class _Answer:
+    """One running request: where its events go and when they came."""
+
+    def __init__(self, generation: "Generation", index: int, request: GenerationRequest) -> None:
+        self.generation = generation
+        self.index = index
+        self.prompt_tokens = len(request.prompt)
+        self.opened_at = time.monotonic()
+        self.first_at = 0.0
+        self.last_at = 0.0
+        self.tokens = 0
+        self.held_since: float | None = None
+
+    def observe(self, metrics: Metrics) -> None:
+        now = time.monotonic()
+        if self.tokens == 0:
+            self.first_at = now
+            metrics.first_token(now - self.opened_at, self.prompt_tokens)
+        else:
+            metrics.next_token(now - self.last_at)
+        self.tokens += 1
+        self.last_at = now
+
+    def finished(self, metrics: Metrics, reason: str) -> None:
+        per_token = (self.last_at - self.first_at) / (self.tokens - 1) if self.tokens > 1 else None
+        metrics.finished(reason, time.monotonic() - self.opened_at, per_token)
+
+
+class Generation:
+    """The running requests of one client call, their events in one queue. Close it whatever happens."""
+
+    def __init__(self, dispatcher: "Dispatcher", requests: Sequence[GenerationRequest]) -> None:
+        self._dispatcher = dispatcher
+        self._ids = [request.id for request in requests]
+        self.queue: asyncio.Queue[tuple[int, TokenEvent | ApiError]] = asyncio.Queue()
+
+    async def next(self) -> tuple[int, TokenEvent]:
+        """The next event and the index of its request. Raises ApiError when one of them failed."""
+        index, event = await self.queue.get()
+        if isinstance(event, ApiError):
+            raise event
+        return index, event
+
+    def finish(self, index: int, reason: str = "stop") -> None:
+        """The client has enough of this request. Nothing happens if it has ended."""
+        self._dispatcher.finish(self._ids[index], reason)
+
+    def close(self) -> None:
+        """The client is gone or has all."""
+        for index in range(len(self._ids)):
+            self.finish(index, "abort")
+
+
+class Dispatcher:
+    """Create it inside the event loop; `close` it there."""
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self.incarnation = secrets.token_hex(8)
+        self.changed = asyncio.Event()  # set when status or load may differ; the control server clears it
+        self._limits = limits
+        self._metrics = metrics
+        self._context = zmq.asyncio.Context()
+        self._journal = Journal()
+        self._answers: dict[str, _Answer] = {}
+        self._route: SetRoute | None = None
+        self._links: dict[int, LeaderLink] = {}
+        self._closing = False
+        self._idle = asyncio.Event()  # set when the last answer ends
+        self._housekeeper = asyncio.create_task(self._keep_house(), name="gateway housekeeping")
+        self._ending: set[asyncio.Task[None]] = set()
+
+    # What clients ask
+
+    def open(self, requests: Sequence[GenerationRequest]) -> Generation:
+        """Start requests together, or none. Raises UnavailableError without a route, TooManyRequestsError at the bound."""
+        self.check_open()
+        if len(self._journal) + len(requests) > self._limits.max_requests:
+            raise TooManyRequestsError(
+                f"{len(self._journal)} answers are running or waiting and this request asks for {len(requests)}, "
+                f"the bound is {self._limits.max_requests}: send it again later",
+                code="queue_full",
+            )
+        generation = Generation(self, requests)
+        for index, request in enumerate(requests):
+            replica = self._choose()
+            self._answers[request.id] = _Answer(generation, index, request)
+            self._answers[request.id].held_since = time.monotonic() if replica is None else None
+            self._send(self._journal.submit(request, replica))
+        self.changed.set()
+        return generation
+
+    def check_open(self) -> None:
+        """Raises UnavailableError when no request can be taken."""
+        if self._route is None or self._closing:
+            reason = "this gateway is shutting down" if self._closing else "no pipeline is ready for this model yet"
+            raise UnavailableError(f"{reason}: send the request again in {UnavailableError.retry_after_seconds} s")
+
+    def finish(self, request_id: str, reason: str) -> None:
+        """Forget a request; its leader, if it still runs it, is told to stop."""
+        if request_id in self._answers:
+            self._send(self._journal.finish(request_id))
+            self._forget(request_id, reason)
+
+    def max_tokens(self) -> int:
+        """Most tokens of a prompt and its answer together: what the plan and every connected leader allow."""
+        planned = [] if self._route is None else [self._route.max_model_len]
+        return min([*planned, *(hello.max_tokens for hello in self._hellos())], default=0)
+
+    # What the controller asks
+
+    def set_route(self, route: SetRoute) -> None:
+        """Switch to a newer epoch and replay what runs. The epoch in force or an older one changes nothing.
+
+        Raises InputError for an endpoint that is none; the route in force stays then.
+        """
+        if self._route is not None and route.epoch <= self._route.epoch:
+            if route.epoch == self._route.epoch and route != self._route:
+                log.error("epoch %d was set with another content: ignored, a new route needs a new epoch", route.epoch)
+            return
+        old, self._links = self._links, {}
+        keys = Keys.of(route.key)
+        try:
+            for leader in route.leaders:
+                self._links[leader.replica] = LeaderLink(self._context, leader, route.epoch, keys, self)
+        except Exception:
+            self._end(self._links.values())
+            self._links = old
+            raise
+        self._end(old.values())
+        self._route = route
+        self._mark_held(self._journal.start_epoch(route.epoch))
+        log.info(
+            "epoch %d: route to %d leader(s), %d requests held", route.epoch, len(route.leaders), len(self._journal)
+        )
+        self.changed.set()
+
+    def status(self) -> GatewayStatus:
+        return GatewayStatus(
+            incarnation=self.incarnation,
+            epoch=self._journal.epoch,
+            leaders_connected=len(self._hellos()),
+            running_requests=len(self._journal),
+        )
+
+    def load(self) -> Load:
+        hellos = self._hellos()
+        return Load(
+            running=sum(hello.running for hello in hellos),
+            waiting=sum(hello.waiting for hello in hellos) + len(self._journal.held()),
+            kv_usage=max((hello.kv_usage for hello in hellos), default=0.0),
+            epoch=self._journal.epoch,
+            leaders_connected=len(hellos),
+        )
+
+    async def drain(self) -> None:
+        """Take no new request; let running ones end for a while, then abort them."""
+        self._closing = True
+        self._idle.clear()
+        if self._answers:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), self._limits.drain_seconds)
+        for request_id in list(self._answers):
+            error = UnavailableError("this gateway is shutting down: send the request again")
+            self._fail(request_id, error, "abort")
+
+    async def close(self) -> None:
+        self._housekeeper.cancel()
+        self._end(self._links.values())
+        await asyncio.gather(self._housekeeper, *self._ending, return_exceptions=True)
+        self._context.term()
+
+    # What leaders say (LinkOwner)
+
+    def leader_connected(self, link: LeaderLink) -> None:
+        if not self._is_current(link):
+            return
+        self._send(self._journal.welcome(link.leader.replica))
+        self._replay_held()
+        self.changed.set()
+
+    def leader_lost(self, link: LeaderLink, reason: str) -> None:
+        if not self._is_current(link):
+            return
+        held = self._journal.hold(link.leader.replica)
+        if held:
+            log.warning("%d requests held: replica %d, %s", len(held), link.leader.replica, reason)
+        self._mark_held(held)
+        self._replay_held()
+        self.changed.set()
+
+    def leader_said(self, link: LeaderLink, message: Tokens | Rejected) -> None:
+        if not self._is_current(link):
+            return
+        if isinstance(message, Rejected):
+            self._rejected(link, message)
+            return
+        link.update(message)
+        self.changed.set()
+        delivery = self._journal.deliver(link.leader.replica, message)
+        for request_id, event in delivery.events:
+            self._deliver(request_id, event)
+        self._send(delivery.outgoing)
+
+    def _is_current(self, link: LeaderLink) -> bool:
+        """False for a link of an older epoch that is being closed."""
+        return self._links.get(link.leader.replica) is link
+
+    def _deliver(self, request_id: str, event: TokenEvent) -> None:
+        if event.finish in {"abort", "error"}:
+            message = "the pipeline could not finish this answer (its log has the reason): send the request again"
+            self._fail(request_id, RequestFailedError(message), event.finish)
+            return
+        answer = self._answers[request_id]
+        answer.observe(self._metrics)
+        answer.generation.queue.put_nowait((answer.index, event))
+        if event.finish is not None:
+            self._forget(request_id, event.finish)
+
+    def _rejected(self, link: LeaderLink, rejected: Rejected) -> None:
+        request_id = self._journal.reject(link.leader.replica, rejected)
+        if request_id is not None:
+            self._fail(request_id, InvalidRequestError(rejected.reason), "error")
+
+    def _fail(self, request_id: str, error: ApiError, reason: str) -> None:
+        answer = self._answers[request_id]
+        answer.generation.queue.put_nowait((answer.index, error))
+        self.finish(request_id, reason)
+
+    def _forget(self, request_id: str, reason: str) -> None:
+        self._answers.pop(request_id).finished(self._metrics, reason)
+        self.changed.set()
+        if not self._answers:
+            self._idle.set()
+
+    # Moving requests
+
+    def _choose(self) -> int | None:
+        return choose(
+            ReplicaLoad(
+                replica=replica,
+                tokens_per_second=link.leader.tokens_per_second,
+                outstanding=max(self._journal.assigned(replica), link.hello.running + link.hello.waiting),
+                kv_usage=link.hello.kv_usage,
+            )
+            for replica, link in self._links.items()
+            if link.hello is not None
+        )
+
+    def _replay_held(self) -> None:
+        replays = self._journal.replays
+        for request_id in self._journal.held():
+            replica = self._choose()
+            if replica is None:
+                return
+            self._answers[request_id].held_since = None
+            self._send(self._journal.replay(request_id, replica))
+        self._metrics.replayed(self._journal.replays - replays)
+
+    def _send(self, messages: Iterable[Outgoing]) -> None:
+        """What cannot be sent is not lost: its link is given up, and the requests there are held."""
+        for outgoing in messages:
+            link = self._links[outgoing.replica]
+            if not link.send(outgoing.message):
+                asyncio.get_running_loop().call_soon(link.lose, "a message could not be sent")
+
+    def _mark_held(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._answers[request_id].held_since = time.monotonic()
+
+    def _hellos(self) -> list[LeaderHello]:
+        return [link.hello for link in self._links.values() if link.hello is not None]
+
+    def _end(self, links: Iterable[LeaderLink]) -> None:
+        for link in links:
+            task = asyncio.create_task(link.close())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def _keep_house(self) -> None:
+        """Give up on requests that were held for too long."""
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_SECONDS)
+            patience = self._limits.hold_seconds
+            now = time.monotonic()
+            for request_id, answer in list(self._answers.items()):
+                if answer.held_since is not None and now - answer.held_since > patience:
+                    message = f"no leader took this request within {patience:g} s (--hold-seconds): send it again later"
+                    self._fail(request_id, UnavailableError(message), "abort")

@@ -1,0 +1,62 @@
+"""One choice of an answer: from a leader's token events to pieces of text with log probabilities and an end.
+
+Used by `answers` for both OpenAI interfaces; pure, knows neither HTTP nor leaders.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from strata_planner.contract.frames import TokenEvent
+from strata_runtime.gateway.text.detokenizer import Detokenizer
+from strata_runtime.gateway.text.stop_strings import StopStrings
+from strata_runtime.gateway.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A chosen token; `top` holds (token, log probability), most likely first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a token event adds to a choice: text that may be shown and the tokens since the piece before."""
+
+    text: str
+    tokens: tuple[ScoredToken, ...]
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Choice:
+    """Fed with the events of one request, in order."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str], stop_tokens: Sequence[int]) -> None:
+        self._detokenizer = Detokenizer(tokenizer.decode)
+        self._stop_strings = StopStrings(stop_strings)
+        self._stop_tokens = frozenset(stop_tokens)
+        self.completion_tokens = 0
+        self.finished = False
+
+    def push(self, event: TokenEvent) -> Piece:
+        """The next token. A stop token ends the answer and is not part of its text."""
+        assert event.finish not in {"abort", "error"}, "failures carry no token"
+        self.completion_tokens += 1
+        is_text = not (event.finish == "stop" and event.token in self._stop_tokens)
+        screened = self._stop_strings.push(self._detokenizer.push(event.token) if is_text else "")
+        text = screened.text
+        if event.finish is not None and not screened.stopped:
+            screened = self._stop_strings.push(self._detokenizer.flush())
+            text += screened.text
+            text += "" if screened.stopped else self._stop_strings.flush()
+        scored = (ScoredToken(event.token, event.logprob, tuple(event.top)),) if is_text else ()
+        reason: Literal["stop", "length"] | None = None
+        if screened.stopped or event.finish == "stop":
+            reason = "stop"
+        elif event.finish == "length":
+            reason = "length"
+        self.finished = reason is not None
+        return Piece(text, scored, reason)

@@ -1,0 +1,1 @@
+"""Kernels: the native library for processors and the Triton programs for GPUs, below every format. They know no weights' files."""

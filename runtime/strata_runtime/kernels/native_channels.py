@@ -1,0 +1,78 @@
+"""Products of int8 activations with int8 weights in the native library (`kernels/native/channel_product.cpp`).
+
+Called by `channel_kernels` and `static_kernels`, if `takes` and `fast`. Checks what the library, which sees addresses and sizes alone, takes on trust. Activations are
+rounded in the same pass; values are those of `reference`, bit for bit.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from strata_runtime.kernels import native
+from strata_runtime.kernels.native_planes import MOST_INPUTS_INT8, TYPE_NUMBERS
+
+_CALL = struct.Struct("14q")  # `ChannelCall`
+
+
+@cache
+def fast() -> bool:
+    """Whether this processor multiplies bytes in vectors of 64 (AVX-512 VNNI); narrower paths are there, and torch's products faster."""
+    found = native.library()
+    if found is None:
+        return False
+    found.strata_cpu_level.restype = ctypes.c_char_p
+    return bool(found.strata_cpu_level() == b"avx512")
+
+
+def takes(tokens: Tensor, codes: Tensor) -> bool:
+    """Whether the library can multiply these: tokens of any compute type [M, K], codes int8 [N, K], on a processor."""
+    return (
+        tokens.device.type == "cpu"
+        and tokens.dtype in TYPE_NUMBERS
+        and codes.device.type == "cpu"
+        and codes.shape[1] <= MOST_INPUTS_INT8
+        and native.library() is not None
+    )
+
+
+def channel_linear(
+    tokens: Tensor, codes: Tensor, scales: Tensor, static: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """tokens [M, K], codes int8 [N, K], scales float32 [N] -> [M, N] in the tokens' type.
+
+    `static`: what inputs are divided by before rounding, [K] of the tokens' type, and the scale of what comes of it, float32 []; without it a
+    token's largest magnitude is its own 127.
+    """
+    rows, columns = codes.shape
+    if codes.dtype != torch.int8 or scales.dtype != torch.float32 or tokens.shape[1] != columns or len(scales) != rows:
+        raise ValueError(
+            f"tokens {list(tokens.shape)}, codes {codes.dtype} {list(codes.shape)} and scales {scales.dtype} {list(scales.shape)} do not fit"
+        )
+    tokens, codes, scales = _lined_up(tokens), _lined_up(codes), scales.contiguous()
+    out = tokens.new_empty(tokens.shape[0], rows)
+    smoothing, scale = (None, None) if static is None else (static[0].to(tokens.dtype).contiguous(), static[1])
+    numbers = (tokens.data_ptr(), tokens.shape[0], columns, tokens.stride(0), TYPE_NUMBERS[tokens.dtype])
+    results = (out.data_ptr(), rows, torch.get_num_threads())
+    weight = (rows, codes.data_ptr(), codes.stride(0), scales.data_ptr())
+    known = (0, 0) if smoothing is None or scale is None else (smoothing.data_ptr(), scale.data_ptr())
+    _function()(_CALL.pack(*numbers, *results, *weight, *known))
+    return out
+
+
+def _lined_up(matrix: Tensor) -> Tensor:
+    """Neighbours of a row are neighbours in memory: most views are so as they are."""
+    return matrix if matrix.is_contiguous() or matrix.stride(1) == 1 else matrix.contiguous()
+
+
+@cache
+def _function() -> Callable[[bytes], None]:
+    found = native.library()
+    assert found is not None, "`takes` was not asked"
+    function = found.strata_channel_linear
+    function.argtypes, function.restype = (ctypes.c_char_p,), None
+    called: Callable[[bytes], None] = function
+    return called

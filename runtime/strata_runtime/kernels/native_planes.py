@@ -1,0 +1,163 @@
+"""Products with bit-planes in the native library, as operators of torch: `strata::planes_linear`, `::planes_linear_int8`, `::planes_group_linear`.
+
+Called by `plane_kernels` and by the kernels of GPTQ, if `available()`. Checks what the library, which sees addresses and sizes alone, takes on trust.
+Knows nothing of formats; which processor path runs is the library's choice. Operators have a fake form, so that torch can trace them.
+
+Planes: uint8 [N, columns / 8], the most significant first (see `planes`); only neighbouring bytes of a row must be neighbours in memory, so rows and
+tile-aligned columns of larger planes will do. Tokens [M, K] of any floating type, K of the columns real, result [M, N] of that type.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from strata_planner.contract.formats import plane_columns
+from strata_runtime.kernels.native import library
+
+TYPE_NUMBERS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+MOST_INPUTS_INT8 = 1 << 16  # int32 holds the sum of so many products of bytes
+
+_MOST_BITS = 8
+_CALL = struct.Struct("29q")  # `Call` of kernels/native/product.cpp
+_GROUPS_CALL = struct.Struct("35q")  # `GroupsCall`
+_NOTHING = (0,) * _MOST_BITS
+
+
+@cache
+def available() -> bool:
+    """Whether there is a library here; without one callers take the reference."""
+    return library() is not None
+
+
+def takes(tokens: Tensor, planes: Sequence[Tensor]) -> bool:
+    """Whether the library can multiply these: on a processor, of types and bits that it knows."""
+    return (
+        tokens.device.type == "cpu"
+        and tokens.dtype in TYPE_NUMBERS
+        and 1 <= len(planes) <= _MOST_BITS
+        and planes[0].device.type == "cpu"
+        and available()
+    )
+
+
+def planes_linear(tokens: Tensor, planes: Sequence[Tensor], table: Tensor) -> Tensor:
+    """The value of a weight is the entry of its row of `table` [N, 2^bits], of the tokens' type, that its code names."""
+    return _multiply("strata_planes_linear", tokens, planes, table)
+
+
+def planes_linear_int8(tokens: Tensor, planes: Sequence[Tensor], table: Tensor) -> Tensor:
+    """As `planes_linear` with tokens rounded to int8 (a scale per token) and values to int8 (a scale per row); exact sums."""
+    if tokens.shape[1] > MOST_INPUTS_INT8:
+        raise ValueError(
+            f"{tokens.shape[1]} inputs: sums of more than {MOST_INPUTS_INT8} do not fit int32; use the reference"
+        )
+    return _multiply("strata_planes_linear_int8", tokens, planes, table)
+
+
+def planes_group_linear(tokens: Tensor, planes: Sequence[Tensor], scales: Tensor, zeros: Tensor, group: int) -> Tensor:
+    """Uniform groups of `group` inputs: value = (code - zero) * scale. scales: float16 [N, G], zeros: uint8 [N, G]."""
+    rows, count = planes[0].shape[0], -(-tokens.shape[1] // group)
+    if scales.dtype != torch.float16 or zeros.dtype != torch.uint8 or not scales.shape == zeros.shape == (rows, count):
+        raise ValueError(
+            f"scales {scales.dtype} {list(scales.shape)} and zeros {zeros.dtype} {list(zeros.shape)} must be float16 and uint8 [{rows}, {count}]"
+        )
+    tokens, scales, zeros = _lined_up(tokens), _lined_up(scales), _lined_up(zeros)
+    kept, weight = _weight_numbers(planes, None)
+    out = tokens.new_empty(tokens.shape[0], rows)
+    groups = (scales.data_ptr(), scales.stride(0), zeros.data_ptr(), zeros.stride(0), count, group)
+    _function("strata_planes_group_linear")(_GROUPS_CALL.pack(*_token_numbers(tokens, kept, out), *weight, *groups))
+    return out
+
+
+def decoded(planes: Sequence[Tensor], table: Tensor, in_features: int) -> Tensor:
+    """The weight itself, [N, K] in the table's type."""
+    table = _lined_up(table)
+    kept, weight = _weight_numbers(planes, table)
+    out = table.new_empty(table.shape[0], kept[0].shape[1] * 8)
+    _function("strata_planes_decode")(_CALL.pack(*_token_numbers(out, kept, out), *weight))
+    return out[:, :in_features]
+
+
+def _multiply(name: str, tokens: Tensor, planes: Sequence[Tensor], table: Tensor) -> Tensor:
+    if table.dtype != tokens.dtype:
+        raise ValueError(f"tokens {tokens.dtype} and table {table.dtype} must be of one type")
+    tokens, table = _lined_up(tokens), _lined_up(table)
+    kept, weight = _weight_numbers(planes, table)
+    out = tokens.new_empty(tokens.shape[0], table.shape[0])
+    _function(name)(_CALL.pack(*_token_numbers(tokens, kept, out), *weight))
+    return out
+
+
+def _token_numbers(tokens: Tensor, planes: Sequence[Tensor], out: Tensor) -> tuple[int, ...]:
+    """The first part of `Call` of native/product.cpp."""
+    count, in_features = tokens.shape
+    if plane_columns(in_features) != planes[0].shape[1] * 8:
+        raise ValueError(f"tokens {list(tokens.shape)} do not fit planes of {planes[0].shape[1] * 8} columns")
+    number = TYPE_NUMBERS[tokens.dtype]
+    return (
+        tokens.data_ptr(),
+        count,
+        in_features,
+        tokens.stride()[0],
+        number,
+        out.data_ptr(),
+        out.stride()[0],
+        torch.get_num_threads(),
+    )
+
+
+def _weight_numbers(planes: Sequence[Tensor], table: Tensor | None) -> tuple[Sequence[Tensor], tuple[int, ...]]:
+    """The planes as they can be read, and the rest of `Call`. This is what a call of few tokens costs: microseconds count."""
+    shape, bits = planes[0].shape, len(planes)
+    kept, addresses, strides = [], [], []
+    for given in planes:
+        plane = _lined_up(given)
+        if plane.dtype is not torch.uint8 or plane.shape != shape:
+            raise ValueError(f"planes {[(each.dtype, list(each.shape)) for each in planes]} must be uint8 of one shape")
+        kept.append(plane)
+        addresses.append(plane.data_ptr())
+        strides.append(plane.stride()[0])
+    rows, row_bytes = shape
+    if table is None:
+        return kept, (rows, row_bytes * 8, bits, 0, 0, *addresses, *_NOTHING[bits:], *strides, *_NOTHING[bits:])
+    if table.shape != (rows, 1 << bits):
+        raise ValueError(f"table {list(table.shape)} is not one of {rows} rows and {bits} bits")
+    at = (table.data_ptr(), table.stride()[0])
+    return kept, (rows, row_bytes * 8, bits, *at, *addresses, *_NOTHING[bits:], *strides, *_NOTHING[bits:])
+
+
+def _lined_up(matrix: Tensor) -> Tensor:
+    """Neighbours of a row are neighbours in memory: most views are so as they are."""
+    return matrix if matrix.is_contiguous() or matrix.stride(1) == 1 else matrix.contiguous()
+
+
+@cache
+def _function(name: str) -> Callable[[bytes], None]:
+    found = library()
+    assert found is not None, "available() was not asked"
+    function = getattr(found, name)
+    function.argtypes, function.restype = (ctypes.c_char_p,), None
+    called: Callable[[bytes], None] = function
+    return called
+
+
+def _result(tokens: Tensor, planes: Sequence[Tensor], *_rest: object) -> Tensor:
+    return tokens.new_empty(tokens.shape[0], planes[0].shape[0])
+
+
+_operators = torch.library.Library("strata", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _schema, _run in (
+    ("planes_linear(Tensor tokens, Tensor[] planes, Tensor table) -> Tensor", planes_linear),
+    ("planes_linear_int8(Tensor tokens, Tensor[] planes, Tensor table) -> Tensor", planes_linear_int8),
+    (
+        "planes_group_linear(Tensor tokens, Tensor[] planes, Tensor scales, Tensor zeros, int group) -> Tensor",
+        planes_group_linear,
+    ),
+):
+    _operators.define(_schema)  # type: ignore[no-untyped-call]
+    _operators.impl(_schema.partition("(")[0], _run, "CPU")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"strata::{_schema.partition('(')[0]}", _result, lib=_operators)

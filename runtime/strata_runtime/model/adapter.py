@@ -1,0 +1,381 @@
+"""All that Strata knows of transformers: cutting a model to one stage, naming its tensors, reaching its attention.
+
+Used by `load_stage` alone. It leans on loading internals of the one minor version that pyproject.toml allows: the meta
+device, the registered checkpoint conversions (renames, merged experts), the attention interface.
+"""
+
+import contextlib
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional
+from transformers import AttentionInterface, AutoConfig
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    convert_and_load_state_dict_in_model,
+    rename_source_key,
+)
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from strata_planner.contract.architectures import check_architecture
+from strata_planner.contract.rows import padded_rows
+from strata_runtime.errors import InputError
+from strata_runtime.model import opt
+from strata_runtime.model.attention import AttentionRule, attend, kernel_sizes
+from strata_runtime.model.kv.batch import Batch
+
+ATTENTION = "strata"
+# While it builds a model, transformers changes torch's default type and functions of its own for the whole process; two
+# loads at once (a prepare and the one that supersedes it) would leave them changed.
+_BUILDING = threading.Lock()
+
+
+@dataclass
+class Step:
+    """Where the attention of every layer of one stage finds the batch: not all architectures hand keywords down to it."""
+
+    batch: Batch | None = None
+    rules: set[AttentionRule] = field(default_factory=set)  # of all layers, once they have been called
+
+
+def read_config(folder: Path) -> Any:
+    """The model's configuration. Raises UnsupportedModelError if the engine cannot run it, InputError if unreadable."""
+    path = folder / "config.json"
+    try:
+        fields = json.loads(path.read_text())
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}): fetch the model again") from error
+    if not isinstance(fields, dict):
+        raise InputError(f"{path} is no JSON object: fetch the model again")
+    check_architecture(fields)
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except Exception as error:  # transformers checks fields with exceptions of several trees
+        raise InputError(f"{path} is not a configuration of '{fields['model_type']}': {error}") from error
+
+
+class Outside(nn.Module):
+    """Stands where another stage computes: hands its first argument on."""
+
+    def forward(self, first: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return first
+
+
+class ModelSlice:
+    """A causal language model on the meta device of which only one stage's modules are left.
+
+    `layers`: global numbers, first and last inclusive. Load the tensors of None (what lies outside the layers) and of
+    each layer, in any order; then `module` computes.
+    """
+
+    def __init__(
+        self, config: Any, layers: tuple[int, int], *, embedding: bool, head: bool, dtype: torch.dtype
+    ) -> None:
+        config.dtype = dtype  # some activations are built in the type that the configuration names
+        self._config = config
+        self.dtype = dtype
+        self._layers = layers
+        self._embedding = embedding
+        self._head = head
+        self.module = _on_meta(config, dtype)
+        self._conversions = get_model_conversion_mapping(self.module)
+        self._whole = self.module.state_dict()  # meta tensors: names of the whole model, before it is cut
+        self._tied: dict[str, str] = dict(self.module.all_tied_weights_keys)  # parameter -> the one it equals
+        self._cut()
+        self.step = Step()
+        for module in self.module.modules():
+            if hasattr(module, "layer_idx"):
+                module.strata_step = self.step
+        self._wanted = set(self.module.state_dict())
+        self._renamed: dict[str, tuple[list[str], bool]] = {}
+        self._places = self._find_linears()
+
+    def sources(self, checkpoint_keys: Iterable[str]) -> dict[int | None, list[str]]:
+        """Checkpoint keys that this stage needs, by layer. Raises InputError if a parameter would have none."""
+        needed: dict[int | None, list[str]] = defaultdict(list)
+        found: set[str] = set()
+        for key in checkpoint_keys:
+            names = self._names(key)
+            here = self._wanted.intersection(names)
+            if here:
+                needed[self._layer_of(names[0])].append(key)
+                found |= here
+        missing = sorted(self._wanted - found - self._filled_by_ties(found))
+        if missing:
+            raise InputError(
+                f"the checkpoint has no tensor for {len(missing)} parameters of this stage, for instance {missing[0]}: "
+                "it is incomplete or belongs to another architecture"
+            )
+        return needed
+
+    def load(self, tensors: dict[str, torch.Tensor], device: torch.device) -> None:
+        """Put checkpoint tensors (all those of one layer, or those outside the layers) where they belong."""
+        renamed = {self._own_name(key): tensor for key, tensor in tensors.items()}
+        settings = LoadStateDictConfig(
+            device_map={"": device},
+            dtype=self.dtype,
+            dtype_plan=self.module._get_dtype_plan(self.dtype),  # noqa: SLF001, see the module's docstring
+            weight_mapping=self._conversions,
+        )
+        with quiet(), torch.no_grad():
+            info, _ = convert_and_load_state_dict_in_model(self.module, renamed, settings)
+        problems = [str(each) for each in (*info.mismatched_keys, *info.error_msgs, *info.conversion_errors.values())]
+        if problems:
+            raise InputError(f"the checkpoint does not fit config.json: {'; '.join(problems[:3])}")
+
+    def initialise_buffers(self, device: torch.device) -> None:
+        """Compute what no checkpoint holds (rotary frequencies, embedding scales). Call before loading."""
+        with _BUILDING:
+            self.module._move_missing_keys_from_meta_to_device(set(), {"": device}, None, None)  # noqa: SLF001
+            self.module._initialize_missing_keys(is_quantized=False)  # noqa: SLF001
+
+    def linears(self, layer: int) -> list[tuple[nn.Module, str, nn.Linear]]:
+        """Every nn.Linear that a layer (still) has, with the module and attribute that hold it."""
+        held = [(parent, name, getattr(parent, name)) for parent, name in self._places[layer].values()]
+        return [(parent, name, child) for parent, name, child in held if type(child) is nn.Linear]
+
+    def places(self, layer: int) -> dict[str, tuple[nn.Module, str]]:
+        """Key of each linear of a layer, its path in the whole model (`model.layers.0.mlp.down_proj`), with the module and
+        attribute that hold it, in whatever format.
+        """
+        return self._places[layer]
+
+    def shape(self, layer: int, key: str) -> tuple[int, int]:
+        """[N, K] of a linear that is not stored yet, as config.json says."""
+        parent, attribute = self._places[layer][key]
+        linear: nn.Linear = getattr(parent, attribute)
+        return linear.out_features, linear.in_features
+
+    def plain_parameter(self, checkpoint_key: str) -> str | None:
+        """The parameter of the whole model that a checkpoint tensor is, as it lies there; None: it is converted or merged first."""
+        names, plain = self._renaming(checkpoint_key)
+        return names[0] if plain else None
+
+    def own_layers(self) -> list[nn.Module]:
+        """This stage's decoder layers, in order."""
+        first, last = self._layers
+        return list(self._decoder.layers[first : last + 1])
+
+    def tie(self) -> None:
+        """One table for embedding and head where both are here and the checkpoint did not bring two different ones."""
+        if not (self._embedding and self._head):
+            return
+        for name, source in self._tied.items():
+            own, shared = self.module.get_parameter(name), self.module.get_parameter(source)
+            if shared.is_meta:
+                _set_parameter(self.module, source, own)
+            elif own.is_meta or torch.equal(own, shared):
+                _set_parameter(self.module, name, shared)
+
+    def own_head(self) -> list[tuple[nn.Module, str, nn.Linear]]:
+        """The head as `linears` gives them, unless it shares its weight with this stage's embedding."""
+        head, table = self.module.get_output_embeddings(), self.module.get_input_embeddings()
+        if type(head) is not nn.Linear or head.weight is getattr(table, "weight", None):
+            return []
+        return [(self.module, name, child) for name, child in self.module.named_children() if child is head]
+
+    def finish(self) -> None:
+        """Switch to inference. Raises InputError if a parameter was never filled."""
+        empty = [name for name, value in _parameters_and_buffers(self.module) if value.is_meta]
+        if empty:
+            raise InputError(f"{len(empty)} parameters were not filled, for instance {empty[0]}: report this model")
+        self.module.requires_grad_(requires_grad=False)
+        self.module.eval()
+
+    def compute(self, inputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """inputs: token ids [tokens] where the slice embeds, else hidden states [tokens, hidden].
+
+        Returns hidden states [tokens, hidden]; with the head, logits [rows, vocab] float32 of `batch.sample_rows`.
+        """
+        tokens, rows = inputs.shape[0], batch.sample_rows
+        if inputs.device.type == "cpu":
+            inputs, rows = padded(inputs), padded(rows)
+        given = {"input_ids" if self._embedding else "inputs_embeds": inputs[None]}
+        position_ids = functional.pad(batch.positions, (0, inputs.shape[0] - tokens))[None]
+        self.step.batch = batch
+        try:
+            if not self._head:
+                hidden: torch.Tensor = self._base(**given, position_ids=position_ids, use_cache=False).last_hidden_state
+                return hidden[0, :tokens]
+            output = self.module(**given, position_ids=position_ids, use_cache=False, logits_to_keep=rows)
+            logits: torch.Tensor = output.logits[0, : batch.sample_rows.shape[0]].float()
+            return logits
+        finally:
+            self.step.batch = None
+
+    def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
+        """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""
+        linears = {("linears", padded_rows(batch.tokens), 0), ("head", padded_rows(len(batch.sample_rows)), 0)}
+        return linears | {("attention", *size) for size in kernel_sizes(batch, self.step.rules)}
+
+    def _cut(self) -> None:
+        """Leave only this stage's modules in the model."""
+        self._base = getattr(self.module, self.module.base_model_prefix)
+        self._decoder = _decoder(self._base, self._config.num_hidden_layers)
+        first, last = self._layers
+        for index in range(len(self._decoder.layers)):
+            if not first <= index <= last:
+                self._decoder.layers[index] = Outside()
+        table = self.module.get_input_embeddings()
+        before = {name for name, child in self._decoder.named_children() if child is table}
+        after = {name for name, child in self._decoder.named_children() if "norm" in name or _has_parameters(child)}
+        after -= before | {"layers"} | set(opt.EMBEDDING_SIDE)
+        if not self._embedding:
+            _replace(self._decoder, before)
+            if hasattr(self._decoder, "embedding_multiplier"):
+                self._decoder.embedding_multiplier = 1.0  # Granite multiplies whatever enters its first layer
+            if self._config.model_type == "opt":
+                opt.without_embedding(self._decoder)
+        if not self._head:
+            _replace(self._decoder, after)
+            self.module.set_output_embeddings(Outside())
+
+    def _find_linears(self) -> dict[int, dict[str, tuple[nn.Module, str]]]:
+        """Layer -> key of a linear -> what holds it."""
+        paths = {module: path for path, module in self.module.named_modules()}
+        first, last = self._layers
+        return {
+            layer: {
+                f"{paths[parent]}.{name}": (parent, name)
+                for parent in self._decoder.layers[layer].modules()
+                for name, child in parent.named_children()
+                if type(child) is nn.Linear
+            }
+            for layer in range(first, last + 1)
+        }
+
+    def _names(self, key: str) -> list[str]:
+        """The parameters of the whole model that a checkpoint key fills, and those of this stage tied to them."""
+        return self._renaming(key)[0]
+
+    def _renaming(self, key: str) -> tuple[list[str], bool]:
+        """`_names`, and whether the tensor is the first of them as it is."""
+        if key not in self._renamed:
+            self._renamed[key] = self._renaming_of(key)
+        return self._renamed[key]
+
+    def _renaming_of(self, key: str) -> tuple[list[str], bool]:
+        renamings = [entry for entry in self._conversions if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in self._conversions if isinstance(entry, WeightConverter)]
+        prefix = self.module.base_model_prefix
+        name, pattern = rename_source_key(key, renamings, converters, prefix, self._whole)
+        if name not in self._whole and key in self._whole:
+            return [key], True
+        names = [name]
+        if pattern is not None:
+            converter = next(entry for entry in converters if pattern in entry.source_patterns)
+            targets = converter.target_patterns
+            names = [name.replace(targets[0], target) for target in targets]
+        return names + [parameter for parameter, source in self._tied.items() if source in names], pattern is None
+
+    def _own_name(self, key: str) -> str:
+        """The key itself, unless it must fill a parameter that is tied to one of another stage."""
+        names = self._names(key)
+        if names[0] not in self._wanted:
+            return next((name for name in names[1:] if name in self._wanted), key)
+        return key
+
+    def _filled_by_ties(self, found: set[str]) -> set[str]:
+        """Parameters whose tied partner is on this stage too."""
+        return {name for pair in self._tied.items() for name in pair if found.intersection(pair)}
+
+    def _layer_of(self, name: str) -> int | None:
+        prefix, _, rest = name.partition(".layers.")
+        number = rest.partition(".")[0]
+        return int(number) if prefix and number.isdigit() else None
+
+
+def _on_meta(config: Any, dtype: torch.dtype) -> Any:
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with _BUILDING, contextlib.ExitStack() as stack:
+        for context in model_class.get_init_context(dtype, False, False, None):
+            stack.enter_context(context)
+        model = model_class(config)
+    model.set_attn_implementation(ATTENTION)
+    return model
+
+
+def _decoder(base: Any, count: int) -> Any:
+    """The module that holds the layers: the shallowest with a list `layers` as long as the model is deep."""
+    queue = [base]
+    for module in queue:
+        layers = getattr(module, "layers", None)
+        if isinstance(layers, nn.ModuleList) and len(layers) == count:
+            return module
+        queue.extend(module.children())
+    raise InputError(f"{type(base).__name__} has no list of {count} layers: report this model")
+
+
+def _replace(parent: nn.Module, names: Iterable[str]) -> None:
+    for name in names:
+        setattr(parent, name, Outside())
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _parameters_and_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _set_parameter(module: nn.Module, name: str, value: nn.Parameter) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(parent), attribute, value)
+
+
+def padded(rows: torch.Tensor) -> torch.Tensor:
+    """`rows` [n, ...] with zeros after them, so that few row numbers occur."""
+    more = padded_rows(rows.shape[0]) - rows.shape[0]
+    return functional.pad(rows, (0, 0) * (rows.ndim - 1) + (0, more)) if more else rows
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers: a slot reports its own progress."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _attention(  # noqa: PLR0913, PLR0917, transformers' own signature
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001, the batch has its own
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """query: [1, heads, tokens, head_dim]; key, value: [1, kv_heads, tokens, head_dim] -> [1, tokens, heads, head_dim]."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rule = AttentionRule(scale, sliding_window, softcap)
+    batch = module.strata_step.batch
+    module.strata_step.rules.add(rule)
+    tokens, rows = batch.tokens, query.shape[2]
+    if rows == tokens:
+        return attend(batch, module.layer_idx, query[0], key[0], value[0], rule)[None], None
+    out = attend(batch, module.layer_idx, query[0, :, :tokens], key[0, :, :tokens], value[0, :, :tokens], rule)
+    return functional.pad(out, (0, 0, 0, 0, 0, rows - tokens))[None], None
+
+
+AttentionInterface.register(ATTENTION, _attention)

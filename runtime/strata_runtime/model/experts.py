@@ -1,0 +1,62 @@
+"""The experts of a layer on a CPU, one after the other, each over rows padded to few numbers.
+
+Registered with transformers and chosen by `load_stage`. transformers' own grouped product multiplies as many rows as the
+router happened to send to an expert, and oneDNN keeps 0.65 MB for every number of rows it ever met: a slot would grow by
+hundreds of megabytes. GPUs keep the grouped product.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
+
+from strata_runtime.model.adapter import padded
+
+EXPERTS = "strata"
+_ROWS_AT_A_TIME = 128  # more gain nothing, and what does not fill them would be padded to the next multiple
+
+
+def use_padded_experts(model: Any) -> None:
+    """Make every layer of a transformers model that has fused experts compute them here. Others are left as they are."""
+    model.set_experts_implementation(EXPERTS)
+
+
+def experts(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """hidden_states: [tokens, hidden]; top_k_index, top_k_weights: [tokens, k] -> [tokens, hidden].
+
+    A token's sum is in float32 and in the order of its experts' numbers, whatever else is in the batch.
+    """
+    if hidden_states.device.type != "cpu" or not _plain(module):
+        grouped: torch.Tensor = grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
+        return grouped
+    chosen = top_k_index.flatten()
+    weights = top_k_weights.flatten()[:, None]
+    total = torch.zeros_like(hidden_states, dtype=torch.float32)
+    order = chosen.argsort(stable=True)
+    counts = torch.bincount(chosen, minlength=module.num_experts).tolist()
+    for expert, routed in enumerate(torch.split_with_sizes(order, counts)):
+        for places in torch.split_with_sizes(routed, _pieces(len(routed))):
+            rows = places // top_k_index.shape[1]
+            out = _expert(module, expert, padded(hidden_states[rows]))[: len(rows)]
+            total.index_add_(0, rows, out * weights[places].float())
+    return total.to(hidden_states.dtype)
+
+
+def _expert(module: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    between = module._apply_gate(functional.linear(rows, module.gate_up_proj[expert]))  # noqa: SLF001, the hook that transformers gives
+    return functional.linear(between, module.down_proj[expert])
+
+
+def _pieces(rows: int) -> list[int]:
+    return [min(_ROWS_AT_A_TIME, rows - start) for start in range(0, rows, _ROWS_AT_A_TIME)]
+
+
+def _plain(module: Any) -> bool:
+    """Gated, [out, in], no biases: what every supported architecture has."""
+    return module.has_gate and not (module.has_bias or module.is_transposed or module.has_post_expert_norm)
+
+
+ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)

@@ -1,0 +1,175 @@
+"""One step's tokens, packed: which sequences, which positions, which pages, and what attention needs of them.
+
+Made by PagedKvCache.plan once per step, read by every layer. The parts of the attention (which rows go together, which
+pages they gather, what is masked) are the same for all layers with the same window, so they are made once per window.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from strata_runtime.model.kv.pool import LayerPool
+
+DECODE_GROUP_BYTES = 16 << 20  # of keys and values gathered at once: stays in cache and bounds the temporaries
+_GROUP_PADDING = 0.75  # sequences at least this long, relative to the longest, share a padded batch
+_SHORT_PAGES = 8  # up to here the call costs more than the padding
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`length` consecutive tokens of one sequence at positions `start`.., in rows `row`.. of the packed batch.
+
+    `pages` hold all its positions up to start + length.
+    """
+
+    row: int
+    start: int
+    length: int
+    pages: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePart:
+    """One new token of each of B sequences, answered by one padded attention over gathered pages.
+
+    rows: [B] rows of the packed batch, or None when the part is the whole batch in order. pages: [B * P], sequence after
+    sequence; mask: [B, 1, 1, P * page_tokens], True where a key is seen, or None when `keys` slices off the padding.
+    """
+
+    count: int
+    rows: torch.Tensor | None
+    pages: torch.Tensor
+    keys: slice
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPart:
+    """Several new tokens of one sequence.
+
+    rows: where they lie in the batch. pages: [P] with earlier positions, or None when the keys are the chunk's own.
+    mask: [tokens, keys], True where a key is seen; None: plainly causal.
+    """
+
+    rows: slice
+    pages: torch.Tensor | None
+    keys: slice
+    mask: torch.Tensor | None
+
+
+Part = DecodePart | ChunkPart
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A planned step. positions, places: [tokens] int64; places is where each token's keys and values go in the pool.
+
+    sample_rows: [rows] int64, rows of the batch whose logits are wanted. layers: the pool, from layer `first_layer` on.
+    """
+
+    positions: torch.Tensor
+    places: torch.Tensor
+    sample_rows: torch.Tensor
+    spans: tuple[Span, ...]
+    page_tokens: int
+    first_layer: int
+    layers: tuple[LayerPool, ...]
+    _parts: dict[int | None, list[Part]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.positions.shape[0])
+
+    def parts(self, window: int | None) -> list[Part]:
+        """How attention is computed in layers that see the last `window` positions (None: all)."""
+        if window is not None and all(span.end <= window for span in self.spans):
+            window = None
+        if window not in self._parts:
+            self._parts[window] = self._plan_parts(window)
+        return self._parts[window]
+
+    def _plan_parts(self, window: int | None) -> list[Part]:
+        decoding = [span for span in self.spans if span.length == 1]
+        parts: list[Part] = [self._decode_part(group, window) for group in self._groups(decoding)]
+        parts += [self._chunk_part(span, window) for span in self.spans if span.length > 1]
+        return parts
+
+    def _groups(self, spans: Sequence[Span]) -> list[list[Span]]:
+        """Sequences of similar length together, each group within DECODE_GROUP_BYTES; batch order kept if all fit."""
+        if not spans:
+            return []
+        most_pages = max(1, DECODE_GROUP_BYTES // self.layers[0].shape.gathered_page_bytes)
+        longest = max(len(span.pages) for span in spans)
+        even = longest <= _SHORT_PAGES or min(len(span.pages) for span in spans) >= _GROUP_PADDING * longest
+        if even and longest * len(spans) <= most_pages:
+            return [list(spans)]
+        groups: list[list[Span]] = []
+        for span in sorted(spans, key=lambda span: -len(span.pages)):
+            widest = len(groups[-1][0].pages) if groups else 0
+            similar = widest <= _SHORT_PAGES or len(span.pages) >= _GROUP_PADDING * widest
+            if groups and similar and widest * (len(groups[-1]) + 1) <= most_pages:
+                groups[-1].append(span)
+            else:
+                groups.append([span])
+        return groups
+
+    def _decode_part(self, group: list[Span], window: int | None) -> DecodePart:
+        device = self.positions.device
+        firsts = [_first_seen(span, window) // self.page_tokens for span in group]
+        listed = [span.pages[first:] for span, first in zip(group, firsts, strict=True)]
+        most = max(len(pages) for pages in listed)
+        padded = [page for pages in listed for page in (*pages, *(pages[-1:] * (most - len(pages))))]
+        begins = [
+            _first_seen(span, window) - first * self.page_tokens for span, first in zip(group, firsts, strict=True)
+        ]
+        ends = [span.end - first * self.page_tokens for span, first in zip(group, firsts, strict=True)]
+        alike = len(set(begins)) == len(set(ends)) == 1
+        rows = [span.row for span in group]
+        return DecodePart(
+            count=len(group),
+            rows=None if rows == list(range(self.tokens)) else torch.tensor(rows, device=device),
+            pages=torch.tensor(padded, device=device),
+            keys=slice(begins[0], ends[0]) if alike else slice(0, most * self.page_tokens),
+            mask=None if alike else _between(begins, ends, most * self.page_tokens, device),
+        )
+
+    def _chunk_part(self, span: Span, window: int | None) -> ChunkPart:
+        device = self.positions.device
+        rows = slice(span.row, span.row + span.length)
+        inside = window is None or span.end <= window
+        if span.start == 0:
+            mask = None if inside else _causal(span, 0, window, device)
+            return ChunkPart(rows, None, slice(0, span.length), mask)
+        first = _first_seen(span, window) // self.page_tokens
+        begin = first * self.page_tokens
+        return ChunkPart(
+            rows=rows,
+            pages=torch.tensor(span.pages[first:], device=device),
+            keys=slice(0, span.end - begin),
+            mask=_causal(span, begin, window, device),
+        )
+
+
+def _first_seen(span: Span, window: int | None) -> int:
+    """The first position that the span's first token sees: itself and window - 1 before it."""
+    return 0 if window is None else max(0, span.start + 1 - window)
+
+
+def _between(begins: list[int], ends: list[int], keys: int, device: torch.device) -> torch.Tensor:
+    """[B, 1, 1, keys]: True from begin to before end."""
+    position = torch.arange(keys, device=device)
+    begin, end = (torch.tensor(values, device=device)[:, None] for values in (begins, ends))
+    return ((position >= begin) & (position < end))[:, None, None]
+
+
+def _causal(span: Span, begin: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """[tokens, keys] with keys at positions begin..end-1: True for a key at or before the token and in its window."""
+    query = torch.arange(span.start, span.end, device=device)[:, None]
+    key = torch.arange(begin, span.end, device=device)
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)

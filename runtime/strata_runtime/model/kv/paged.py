@@ -1,0 +1,103 @@
+"""The KV cache of one role: a pool of pages allocated once, and the plan of each step over it.
+
+Called by the stage executor: KV operations first, then `plan`, whose Batch the layers read. Knows no model.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from strata_planner.contract.frames import Segment
+from strata_runtime.model.kv.batch import Batch, Span
+from strata_runtime.model.kv.pages import PageTable
+from strata_runtime.model.kv.pool import PoolShape, make_pool
+
+
+class PagedKvCache:
+    """Keys and values of `num_layers` layers, the first with global number `first_layer`, at 16 or 8 bits.
+
+    Memory is layers * pages * page_tokens times what `contract.kv.kv_token_bytes` counts, taken and touched at construction.
+    """
+
+    def __init__(  # noqa: PLR0913, the shape of the pool
+        self,
+        *,
+        num_layers: int,
+        first_layer: int,
+        pages: int,
+        page_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_bits: int = 16,
+    ) -> None:
+        self._table = PageTable(pages, page_tokens)
+        self._first_layer = first_layer
+        self._device = device
+        shape = PoolShape(num_layers, pages, page_tokens, kv_heads, head_dim, dtype, device)
+        self._pool = make_pool(shape, kv_bits)
+
+    @property
+    def bytes(self) -> int:
+        return self._pool.bytes
+
+    @property
+    def free_pages(self) -> int:
+        return self._table.free_pages
+
+    def length(self, sequence: int) -> int:
+        """Positions of the sequence that are held."""
+        return self._table.length(sequence)
+
+    def plan(self, segments: Sequence[Segment]) -> Batch:
+        """Take the pages that these segments need and lay out the step. The segments' rows are packed in their order.
+
+        Raises PoolExhaustedError or StepError; then the step must not run and the sequences must be freed or cut.
+        """
+        spans: list[Span] = []
+        positions: list[int] = []
+        places: list[int] = []
+        sampled: list[int] = []
+        size = self._table.page_tokens
+        for segment in segments:
+            pages = self._table.extend(segment.sequence, segment.start, segment.length)
+            spans.append(Span(len(positions), segment.start, segment.length, tuple(pages)))
+            covered = range(segment.start, segment.start + segment.length)
+            positions.extend(covered)
+            places.extend(pages[position // size] * size + position % size for position in covered)
+            sampled.extend(range(len(positions) - segment.sample, len(positions)))
+        device = self._device
+        return Batch(
+            positions=torch.tensor(positions, dtype=torch.int64, device=device),
+            places=torch.tensor(places, dtype=torch.int64, device=device),
+            sample_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
+            spans=tuple(spans),
+            page_tokens=size,
+            first_layer=self._first_layer,
+            layers=self._pool.layers,
+        )
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forget positions from `length` on."""
+        self._table.truncate(sequence, length)
+
+    def fork(self, parent: int, child: int, length: int) -> None:
+        """`child` starts as the first `length` positions of `parent`, on pages of its own."""
+        copies = self._table.fork(parent, child, length)
+        for source, target in copies:
+            for layer in self._pool.layers:
+                layer.copy_page(source, target)
+
+    def free(self, sequence: int) -> None:
+        """The sequence is over; one that has no pages yet is no error."""
+        self._table.free(sequence)
+
+    def reset(self) -> None:
+        """Free every sequence: a new epoch starts with an empty cache."""
+        for sequence in self._table.sequences:
+            self._table.free(sequence)
+
+    def integrity(self) -> None:
+        """Raises AssertionError unless every page is free or owned exactly once."""
+        self._table.integrity()

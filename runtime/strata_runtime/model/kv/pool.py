@@ -1,0 +1,143 @@
+"""The memory of a slot's KV pool: what is stored when keys and values are appended, and what attention gets back.
+
+Made by PagedKvCache; each layer's part is read by `attention`. Knows places and pages, no sequences. Bytes are those of `contract.kv`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strata_runtime.kernels import native_pages
+from strata_runtime.model.kv.rounding import SCALE_TYPE, restore, round_entries
+
+
+@dataclass(frozen=True)
+class PoolShape:
+    """`dtype`: the compute type, that of keys and values as attention sees them."""
+
+    num_layers: int
+    pages: int
+    page_tokens: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def gathered_page_bytes(self) -> int:
+        """Keys and values of one page of one layer, as attention sees them."""
+        return 2 * self.kv_heads * self.page_tokens * self.head_dim * self.dtype.itemsize
+
+
+class LayerPool(ABC):
+    """One layer's part of the pool. A place is page * page_tokens + position in the page."""
+
+    def __init__(self, shape: PoolShape) -> None:
+        self.shape = shape
+
+    @abstractmethod
+    def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """key, value: [kv_heads, tokens, head_dim] to `places` [tokens]. Returns both as `gather` would give them back."""
+
+    @abstractmethod
+    def gather(self, pages: Tensor) -> Tensor:
+        """pages: [P] -> keys and values [2, kv_heads, P * page_tokens, head_dim] in the compute type."""
+
+    @abstractmethod
+    def copy_page(self, source: int, target: int) -> None:
+        """All positions of a page to another one."""
+
+
+class PlainPool(LayerPool):
+    """Keys and values as they are: storage [2, kv_heads, pages * page_tokens, head_dim] in the compute type."""
+
+    def __init__(self, shape: PoolShape, storage: Tensor) -> None:
+        super().__init__(shape)
+        self._keys, self._values = storage[0], storage[1]
+        self._pages = _by_page(storage, shape)
+
+    def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        self._keys.index_copy_(1, places, key)
+        self._values.index_copy_(1, places, value)
+        return key, value
+
+    def gather(self, pages: Tensor) -> Tensor:
+        return _by_place(self._pages.index_select(2, pages), self.shape)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._pages[:, :, target].copy_(self._pages[:, :, source])
+
+
+class RoundedPool(LayerPool):
+    """Keys and values as int8 with a scale per token and head.
+
+    codes: int8 [2, kv_heads, pages * page_tokens, head_dim]; scales: bfloat16 [2, kv_heads, pages * page_tokens]. A token's codes depend on
+    that token alone, so a replay stores the same bits however its tokens are packed; and a chunk attends to its own tokens as rounded, as
+    later ones will see them.
+    """
+
+    def __init__(self, shape: PoolShape, codes: Tensor, scales: Tensor) -> None:
+        super().__init__(shape)
+        self._codes, self._scales = codes, scales
+        self._scale_pages = scales.view(2, shape.kv_heads, shape.pages, shape.page_tokens)
+        self._code_pages = codes.view(*self._scale_pages.shape, shape.head_dim)
+        self._native = native_pages.takes(shape.device)
+
+    def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return self._store_one(0, places, key), self._store_one(1, places, value)
+
+    def _store_one(self, place: int, places: Tensor, entries: Tensor) -> Tensor:
+        if self._native:
+            return native_pages.store(entries, places, self._codes[place], self._scales[place])
+        codes, scales = round_entries(entries)
+        self._codes[place].index_copy_(1, places, codes)
+        self._scales[place].index_copy_(1, places, scales)
+        return restore(codes, scales, self.shape.dtype)
+
+    def gather(self, pages: Tensor) -> Tensor:
+        if self._native:
+            return native_pages.gather(self._code_pages, self._scale_pages, pages, self.shape.dtype)
+        codes, scales = self._code_pages.index_select(2, pages), self._scale_pages.index_select(2, pages)
+        return restore(codes.flatten(2, 3), scales.flatten(2), self.shape.dtype)
+
+    def copy_page(self, source: int, target: int) -> None:
+        for pages in (self._code_pages, self._scale_pages):
+            pages[:, :, target].copy_(pages[:, :, source])
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All layers' parts, and the tensors [layers, ...] that hold them."""
+
+    layers: tuple[LayerPool, ...]
+    storage: tuple[Tensor, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.storage)
+
+
+def make_pool(shape: PoolShape, kv_bits: int) -> Pool:
+    """Taken and touched now rather than in mid-stream; zeros keep masked padding finite."""
+    places = (shape.num_layers, 2, shape.kv_heads, shape.pages * shape.page_tokens)
+    entries = (*places, shape.head_dim)
+    if kv_bits == 16:
+        storage = _touched(entries, shape.dtype, shape.device)
+        return Pool(tuple(PlainPool(shape, layer) for layer in storage), (storage,))
+    codes, scales = _touched(entries, torch.int8, shape.device), _touched(places, SCALE_TYPE, shape.device)
+    return Pool(tuple(RoundedPool(shape, *layer) for layer in zip(codes, scales, strict=True)), (codes, scales))
+
+
+def _touched(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(size, dtype=dtype, device=device).zero_()
+
+
+def _by_page(storage: Tensor, shape: PoolShape) -> Tensor:
+    return storage.view(2, shape.kv_heads, shape.pages, shape.page_tokens * shape.head_dim)
+
+
+def _by_place(pages: Tensor, shape: PoolShape) -> Tensor:
+    """[2, kv_heads, P, page_tokens * head_dim] -> [2, kv_heads, P * page_tokens, head_dim]."""
+    return pages.view(2, shape.kv_heads, -1, shape.head_dim)

@@ -1,0 +1,46 @@
+"""Models with random weights and real shapes, of any architecture that transformers has. For tests and benchmarks.
+
+Weights are drawn so that hidden states keep their size through the layers and every tensor matters: norms are not all
+ones and biases not all zeros, so that two swapped tensors change the logits.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from strata_runtime.model.adapter import quiet
+
+
+def make_random_model(
+    folder: Path,
+    model_type: str,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard_bytes: int = 5_000_000_000,
+    **config: Any,
+) -> Path:
+    """Write config.json and safetensors of a random model to `folder`; returns it.
+
+    `config`: the fields of the architecture's configuration that differ from its defaults. The whole model is held in
+    memory once. The same arguments give the same weights.
+    """
+    settings = AutoConfig.for_model(model_type, **config)
+    model = AutoModelForCausalLM.from_config(settings, dtype=dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            _draw(parameter, generator)
+    with quiet():
+        model.save_pretrained(folder, max_shard_size=shard_bytes)
+    return folder
+
+
+def _draw(parameter: torch.Tensor, generator: torch.Generator) -> None:
+    """Vectors (norms, biases) move away from where the architecture starts them; matrices keep their input's size."""
+    if parameter.ndim == 1:
+        parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter.dtype), alpha=0.1)
+    else:
+        parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)

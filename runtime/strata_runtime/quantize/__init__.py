@@ -1,1 +1,0 @@
-"""Making the any-precision copy of a model: `python -m strata_runtime.quantize`, called by `strata quantize`."""

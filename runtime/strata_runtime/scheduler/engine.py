@@ -1,0 +1,115 @@
+"""The engine of a replica: requests in, steps out, sampled tokens in, token events out.
+
+The leader's worker calls it in this order: `submit` / `abort` for what gateways ask, `next_step` while the pipeline has
+room, `take` for every result that comes back. It is a function of those calls alone: no clock, no sockets, no tensors.
+"""
+
+from dataclasses import dataclass
+
+from strata_planner.contract.frames import (
+    Free,
+    KvOperation,
+    Open,
+    Segment,
+    StepResult,
+    Submit,
+    TokenEvent,
+)
+from strata_runtime.errors import StepError
+from strata_runtime.scheduler.scheduler import Limits, Scheduler
+from strata_runtime.scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the stages do next: operations first, then the segments with the token ids stage 0 embeds (packed)."""
+
+    step: int
+    segments: list[Segment]
+    operations: list[KvOperation]
+    token_ids: list[int]
+
+
+class Engine:
+    """Continuous batching for one replica."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.scheduler = Scheduler(limits)
+        self.in_flight = 0  # steps whose result has not come back
+        self._sequences: dict[str, Sequence] = {}
+        self._by_number: dict[int, Sequence] = {}
+        self._operations: list[KvOperation] = []
+        self._next_sequence = 0
+        self._next_step = 0
+
+    @property
+    def running(self) -> int:
+        return len(self.scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.scheduler.waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the replica's page budget that is reserved."""
+        return self.scheduler.reserved_pages / max(self.scheduler.limits.page_budget, 1)
+
+    def submit(self, submit: Submit) -> None:
+        """Queue a request; one that is already known is not run twice. Raises RequestRefusedError."""
+        if submit.request in self._sequences:
+            return
+        sequence = Sequence.of(submit, self._next_sequence)
+        self.scheduler.add(sequence)
+        self._next_sequence += 1
+        self._sequences[submit.request] = sequence
+        self._by_number[sequence.sequence] = sequence
+
+    def abort(self, request: str) -> None:
+        """Forget a request, wherever it is; unknown ones are no error (it may have just finished)."""
+        sequence = self._sequences.get(request)
+        if sequence is not None:
+            self._forget(sequence)
+
+    def next_step(self) -> Step | None:
+        """The next micro-batch if the pipeline has room, or KV operations alone, or None."""
+        chosen = [] if self.in_flight >= self.scheduler.limits.stages else self.scheduler.next_segments()
+        if not chosen and not self._operations:
+            return None
+        operations, self._operations = self._operations, []
+        token_ids: list[int] = []
+        for sequence, segment in chosen:
+            if not sequence.opened:
+                sequence.opened = True
+                operations.append(Open(sequence.sequence, sequence.sampling))
+            token_ids.extend(sequence.tokens[segment.start : segment.start + segment.length])
+        step = Step(self._next_step, [segment for _, segment in chosen], operations, token_ids)
+        self._next_step += 1
+        self.in_flight += bool(chosen)
+        return step
+
+    def take(self, result: StepResult) -> list[TokenEvent]:
+        """A result of the last stage: the tokens to deliver. Raises StepError for one that was not asked for."""
+        if not self.in_flight:
+            raise StepError(f"a result for step {result.step} came while no step was in flight")
+        self.in_flight -= 1
+        events = []
+        for sampled in result.tokens:
+            sequence = self._by_number.get(sampled.sequence)
+            if sequence is None:  # aborted while its token was on the way
+                continue
+            index = sequence.take(sampled)
+            events.append(
+                TokenEvent(sequence.request, index, sampled.token, sampled.logprob, sampled.top, sequence.finish)
+            )
+            if sequence.finish:
+                self._forget(sequence)
+            else:
+                self.scheduler.ready_again(sequence)
+        return events
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.request]
+        del self._by_number[sequence.sequence]
+        if self.scheduler.remove(sequence):
+            self._operations.append(Free(sequence.sequence))

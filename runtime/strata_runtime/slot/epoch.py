@@ -1,0 +1,145 @@
+"""One epoch in a slot: from prepared roles to running workers, and their end. Used by the slot alone."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from strata_planner.contract.control import PeerLoss, Prepare, RoleStats
+from strata_planner.contract.roles import Role
+from strata_runtime.loading.stage_model import StageModel
+from strata_runtime.model.kv import PagedKvCache
+from strata_runtime.slot.leader import Gateways, LeaderWorker
+from strata_runtime.stage.executor import StageExecutor
+from strata_runtime.stage.worker import Follower, Inlet, Outlet, Worker, serve
+from strata_runtime.wire.transport import Keys, Link, connect, listen
+
+log = logging.getLogger(__name__)
+
+CONNECT_PATIENCE_SECONDS = 10.0  # neighbours commit one after the other
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRole:
+    """A role with its weights in memory and its KV pages allocated."""
+
+    role: Role
+    model: StageModel
+    cache: PagedKvCache
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedEpoch:
+    """What a slot has ready to switch to."""
+
+    prepare: Prepare
+    loaded: tuple[LoadedRole, ...]
+
+
+class RunningEpoch:
+    """The workers of a committed epoch and the links to their neighbours."""
+
+    def __init__(self, slot: str, incarnation: str, prepared: PreparedEpoch, failed: Callable[[str], None]) -> None:
+        self.prepared = prepared
+        self.epoch = prepared.prepare.epoch
+        self._slot = slot
+        self._incarnation = incarnation
+        self._keys = Keys.of(prepared.prepare.key)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.links: list[Link] = []
+        self._workers: list[Worker] = []
+        self._threads = []
+        try:
+            self._workers = [self._worker(place, loaded) for place, loaded in enumerate(prepared.loaded)]
+        except Exception:
+            self._context.destroy(linger=0)
+            raise
+        for worker in self._workers:
+            name = f"{slot} replica {worker.executor.role.replica} stage {worker.executor.role.stage}"
+            self._threads.append(serve(worker, name, failed))
+
+    @property
+    def lost_peers(self) -> tuple[PeerLoss, ...]:
+        return tuple(PeerLoss(slot=link.neighbour, reason=link.reason) for link in self.links if link.reason)
+
+    def watch(self) -> list[Link]:
+        """Links that have been lost since the last look."""
+        now = time.monotonic()
+        return [link for link in self.links if link.read(now)]
+
+    def stats(self) -> tuple[RoleStats, ...]:
+        return tuple(_stats(worker.executor) for worker in self._workers)
+
+    def executor_of(self, replica: int, stage: int) -> StageExecutor | None:
+        executors = (worker.executor for worker in self._workers)
+        return next((each for each in executors if (each.role.replica, each.role.stage) == (replica, stage)), None)
+
+    def held(self) -> tuple[LoadedRole, ...]:
+        """The roles with the bits that their layers have now. They stay so if `keep_bits` was called."""
+        pairs = zip(self._workers, self.prepared.loaded, strict=True)
+        return tuple(LoadedRole(worker.executor.role, loaded.model, loaded.cache) for worker, loaded in pairs)
+
+    def keep_bits(self, reason: str) -> None:
+        """No layer changes its bits any more, until `move_bits`."""
+        for worker in self._workers:
+            worker.executor.boundary.close(reason)
+
+    def move_bits(self) -> None:
+        for worker in self._workers:
+            worker.executor.boundary.open()
+
+    def end(self) -> None:
+        """Stop the workers after the step they are in; their ports are free when this returns."""
+        self.keep_bits(f"epoch {self.epoch} has ended")
+        for link in self.links:
+            link.monitor.close(linger=0)
+        self._context.term()
+        for thread in self._threads:
+            thread.join()
+
+    def _worker(self, place: int, loaded: LoadedRole) -> Worker:
+        role = loaded.role
+        loaded.cache.reset()
+        executor = StageExecutor(role, loaded.model, loaded.cache)
+        links = self._links(place, role, executor) if role.stages > 1 else None
+        if role.leader:
+            socket = self._context.socket(zmq.ROUTER)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            listen(socket, f"tcp://*:{self._address(self._slot).request_port + place}", self._keys)
+            gateways = Gateways(socket, self.epoch, self._incarnation)
+            return LeaderWorker(executor, self.epoch, loaded.model.hidden_size, gateways, links)
+        assert links is not None
+        return Follower(executor, *links)
+
+    def _links(self, place: int, role: Role, executor: StageExecutor) -> tuple[Inlet, Outlet]:
+        inward, outward = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
+        self._watch(inward, role.previous.slot)
+        self._watch(outward, role.next.slot)
+        address = self._address(role.next.slot)
+        listen(inward, f"tcp://*:{self._address(self._slot).data_port + place}", self._keys)
+        connect(outward, f"tcp://{address.host}:{address.data_port + role.next.role}", self._keys)
+        return Inlet(inward, self.epoch, executor), Outlet(outward)
+
+    def _watch(self, socket: zmq.Socket[Any], neighbour: str) -> None:
+        self.links.append(Link(socket, neighbour, time.monotonic(), CONNECT_PATIENCE_SECONDS))
+
+    def _address(self, slot: str) -> Any:
+        return self.prepared.prepare.slots[slot]
+
+
+def _stats(executor: StageExecutor) -> RoleStats:
+    work = executor.work
+    return RoleStats(
+        replica=executor.role.replica,
+        stage=executor.role.stage,
+        steps=work.steps,
+        busy_seconds=work.busy_seconds,
+        wall_seconds=time.monotonic() - work.started,
+        prefill_tokens=work.prefill_tokens,
+        decode_tokens=work.decode_tokens,
+        frames_dropped=work.frames_dropped,
+        bits=executor.role.bits,
+    )

@@ -1,0 +1,308 @@
+"""A slot: the process that holds the devices of one product on one node and runs the roles it is given.
+
+Started without a role by the operator or the local supervisor: `python -m strata_runtime.slot.slot --name S ...`.
+It learns its roles by `prepare`, serves them from `commit` on, and tells its whole status at every change. The main thread
+is the control loop; each role's worker computes in a thread of its own. Knows nothing of Kubernetes.
+"""
+
+import argparse
+import logging
+import os
+import secrets
+import signal
+import socket as sockets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+import zmq
+
+from strata_planner.contract.control import (
+    Commit,
+    GetStatus,
+    Prepare,
+    PrepareState,
+    SetBits,
+    SlotRequest,
+    SlotStatus,
+    Watch,
+    encode,
+    slot_request_decoder,
+)
+from strata_runtime.allocator import set_up_heap
+from strata_runtime.errors import InputError
+from strata_runtime.loading.warmup import warm_up
+from strata_runtime.logs import set_up_logs
+from strata_runtime.slot.epoch import RunningEpoch
+from strata_runtime.slot.memory import private_bytes
+from strata_runtime.slot.prepare import Loading, same_weights
+from strata_runtime.slot.switching import Switches
+from strata_runtime.wire.transport import Keys, listen
+
+log = logging.getLogger(__name__)
+
+LOOP_MILLISECONDS = 250  # the longest a lost link can go unnoticed beyond its own silence
+NO_PREPARE = PrepareState(epoch=0, phase="none")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOptions:
+    """What a slot is told at start; its data and request ports come with each prepare."""
+
+    name: str
+    host: str
+    control_port: int
+    control_key: str
+    threads: int
+
+
+class Wakeup:
+    """Lets any thread wake the control loop."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = sockets.socketpair()
+        self.reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def ring(self) -> None:
+        try:
+            self._writer.send(b"\0")
+        except BlockingIOError:
+            return  # it is ringing already
+
+    def clear(self) -> None:
+        try:
+            self.reader.recv(4096)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        self.reader.close()
+        self._writer.close()
+
+
+class Slot:
+    """Roles by prepare, service by commit, whole statuses to whoever watches."""
+
+    def __init__(self, options: SlotOptions) -> None:
+        self._name = options.name
+        self._incarnation = secrets.token_hex(8)
+        self._idle_bytes = private_bytes()
+        self._loading: Loading | None = None
+        self._running: RunningEpoch | None = None
+        self._failure = ""
+        self._watchers: set[bytes] = set()
+        self._published = b""
+        self._wakeup = Wakeup()
+        self._switches = Switches(self._wakeup.ring)
+        self._stopping = False
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._control = self._context.socket(zmq.ROUTER)
+        listen(self._control, f"tcp://{_bindable(options.host)}:{options.control_port}", Keys.of(options.control_key))
+        self._poller = zmq.Poller()
+        self._poller.register(self._control, zmq.POLLIN)
+        self._poller.register(self._wakeup.reader, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        try:
+            while not self._stopping:
+                self._poller.poll(LOOP_MILLISECONDS)
+                self._wakeup.clear()
+                self._answer()
+                self._watch_links()
+                self._publish()
+        finally:
+            self._end_epoch()
+            self._switches.close()
+            self._context.destroy(linger=0)
+            self._wakeup.close()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wakeup.ring()
+
+    def status(self) -> SlotStatus:
+        return SlotStatus(
+            slot=self._name,
+            incarnation=self._incarnation,
+            committed_epoch=self._running.epoch if self._running else 0,
+            prepare=self._loading.state if self._loading else NO_PREPARE,
+            lost_peers=self._running.lost_peers if self._running else (),
+            private_bytes=private_bytes(),
+            idle_bytes=self._idle_bytes,
+            roles=self._running.stats() if self._running else (),
+            failure=self._failure,
+            switches=self._switches.states,
+        )
+
+    def _answer(self) -> None:
+        while self._control.poll(0):
+            identity, *rest = self._control.recv_multipart()
+            try:
+                request = slot_request_decoder.decode(rest[-1])
+            except msgspec.MsgspecError as error:
+                log.warning("a control message does not decode: %s", error)
+                continue
+            self._handle(request, identity)
+            self._control.send_multipart([identity, encode(self.status())])
+
+    def _handle(self, request: SlotRequest, identity: bytes) -> None:
+        match request:
+            case Prepare():
+                self._prepare(request)
+            case Commit(epoch=epoch):
+                self._commit(epoch)
+            case SetBits():
+                self._set_bits(request)
+            case Watch():
+                self._watchers.add(identity)
+            case GetStatus():
+                pass
+
+    def _prepare(self, prepare: Prepare) -> None:
+        """Idempotent: an epoch that is known is not loaded twice, a lower one is out of date."""
+        known = max(self._loading.prepare.epoch if self._loading else 0, self._running.epoch if self._running else 0)
+        if prepare.epoch <= known:
+            return
+        if self._loading is not None:
+            self._loading.superseded = True
+        if self._running is not None:
+            self._running.keep_bits(f"epoch {prepare.epoch} is being prepared: its plan decides the bits")
+        held = self._running.held() if self._running else ()
+        self._make_room(prepare)
+        log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
+        self._loading = Loading(prepare, held, self._wakeup.ring, idle=self._running is None)
+
+    def _make_room(self, prepare: Prepare) -> None:
+        """Stop serving before loading if old and new weights do not fit beside each other."""
+        if self._running is None:
+            return
+        old = [loaded.role for loaded in self._running.held()]
+        new = [role for role in prepare.roles if not any(same_weights(role, other) for other in old)]
+        usable = sum(device.usable_bytes for role in prepare.roles for device in role.devices)
+        held = sum(role.predicted_bytes for role in old)
+        if new and held + sum(role.predicted_bytes for role in new) > usable:
+            log.info(
+                "%s: epoch %d ends now: its weights and those of the next do not fit together",
+                self._name,
+                self._running.epoch,
+            )
+            self._end_epoch()
+
+    def _commit(self, epoch: int) -> None:
+        """Switch if that epoch is prepared and newer; anything else changes nothing and shows in the status."""
+        prepared = self._loading.result if self._loading else None
+        current = self._running.epoch if self._running else 0
+        if prepared is None or prepared.prepare.epoch != epoch or epoch <= current:
+            return
+        self._end_epoch()
+        self._failure = ""
+        try:
+            self._running = RunningEpoch(self._name, self._incarnation, prepared, self._fail)
+        except InputError as error:
+            self._loading = None  # nothing is prepared any more: the controller makes another epoch
+            self._fail(str(error))
+        else:
+            log.info("%s: epoch %d is in force", self._name, epoch)
+
+    def _set_bits(self, request: SetBits) -> None:
+        """Idempotent; what cannot be is refused and shows in the status."""
+        running = self._running
+        if running is None or running.epoch != request.epoch:
+            in_force = f"epoch {running.epoch} is" if running else "no epoch is"
+            self._switches.refuse(
+                request, f"{in_force} in force here, not {request.epoch}: look at the status and ask again"
+            )
+            return
+        coming = self._loading.state if self._loading else NO_PREPARE
+        if coming.epoch > running.epoch and coming.phase != "refused":
+            self._switches.refuse(request, f"epoch {coming.epoch} is being prepared: its plan decides the bits")
+            return
+        executor = running.executor_of(request.replica, request.stage)
+        if executor is None:
+            self._switches.refuse(
+                request, f"slot {self._name} has no role of replica {request.replica} stage {request.stage}"
+            )
+            return
+        running.move_bits()
+        self._switches.ask(request, executor)
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        self._wakeup.ring()
+
+    def _end_epoch(self) -> None:
+        if self._running is not None:
+            self._running.end()
+            self._running = None
+
+    def _watch_links(self) -> None:
+        for link in self._running.watch() if self._running else ():
+            log.warning("%s: neighbour %s is lost: %s", self._name, link.neighbour, link.reason)
+
+    def _publish(self) -> None:
+        """Send the status to the watchers if more than its counters changed."""
+        if not self._watchers:
+            return
+        status = self.status()
+        essence = encode(msgspec.structs.replace(status, private_bytes=0, roles=()))
+        if essence == self._published:
+            return
+        self._published = essence
+        for identity in self._watchers:
+            self._control.send_multipart([identity, encode(status)])
+
+
+def _summary(prepare: Prepare) -> str:
+    return ", ".join(
+        f"replica {role.replica} stage {role.stage} layers {role.layers[0]}-{role.layers[1]}" for role in prepare.roles
+    )
+
+
+def _bindable(host: str) -> str:
+    """ZeroMQ binds to addresses, not to names."""
+    return "*" if host in ("0.0.0.0", "::", "*") else sockets.gethostbyname(host)  # noqa: S104  compared, not bound
+
+
+def parse(arguments: Sequence[str] | None) -> SlotOptions:
+    parser = argparse.ArgumentParser(prog="strata-slot", description="One slot of a Strata pipeline.")
+    parser.add_argument("--name", required=True, help="the slot's name in the plan")
+    parser.add_argument("--host", default="127.0.0.1", help="address of the control port")
+    parser.add_argument("--control-port", type=int, required=True)
+    parser.add_argument(
+        "--data-port", type=int, default=0, help="told by each prepare; accepted for symmetry with the plan"
+    )
+    parser.add_argument("--request-port", type=int, default=0, help="likewise")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with; 0: all")
+    known = parser.parse_args(arguments)
+    key = os.environ.get("STRATA_CONTROL_KEY", "")
+    if not key:
+        parser.error("STRATA_CONTROL_KEY is empty: set it to the secret that the controller uses")
+    return SlotOptions(known.name, known.host, known.control_port, key, known.threads)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    set_up_logs()
+    set_up_heap()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    warm_up()
+    try:
+        slot = Slot(options)
+    except InputError as error:
+        print(f"strata-slot: {error}", file=sys.stderr)  # noqa: T201  the log may go elsewhere
+        return 2
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: slot.stop())
+    log.info("slot %s is process %d and waits for roles", options.name, os.getpid())
+    slot.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""The stage executor: runs one frame on one stage. Called by the stage's worker; knows no sockets.
+
+It holds the laws of a frame: steps without gaps, KV operations before the segments, hidden states packed [tokens, hidden]; and that of a change of
+precision: never within a step.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from strata_planner.contract.frames import (
+    Fork,
+    FrameHeader,
+    Free,
+    KvOperation,
+    Open,
+    SampledToken,
+    Sampling,
+    Segment,
+    StepResult,
+    Truncate,
+)
+from strata_planner.contract.roles import Role
+from strata_runtime.allocator import FirstTimes
+from strata_runtime.errors import StepError
+from strata_runtime.loading.precision_switch import Change, role_after
+from strata_runtime.loading.stage_model import StageModel
+from strata_runtime.model.kv import PagedKvCache
+from strata_runtime.stage.boundary import StepBoundary
+from strata_runtime.stage.sampling import choose, log_probabilities
+
+
+@dataclass(slots=True)
+class Work:
+    """What a stage has done since its commit; written by its worker, read by the slot."""
+
+    started: float = field(default_factory=time.monotonic)
+    steps: int = 0
+    busy_seconds: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    frames_dropped: int = 0
+
+
+class StageExecutor:
+    """One role's layers, its KV pages and the sampling parameters of its open sequences. `role` tells the bits that its layers have now."""
+
+    def __init__(self, role: Role, model: StageModel, cache: PagedKvCache) -> None:
+        self.role = role
+        self.work = Work()
+        self.model = model
+        self.boundary = StepBoundary()
+        self._first_times = FirstTimes()
+        self._cache = cache
+        self._samplings: dict[int, Sampling] = {}
+        self._next_step = 0
+
+    def run(self, header: FrameHeader, inputs: torch.Tensor) -> torch.Tensor | StepResult | None:
+        """One step. inputs: token ids [tokens] on the first stage, hidden states [tokens, hidden] on the others.
+
+        Returns hidden states for the next stage, on the last one the sampled tokens; None if there was nothing to compute.
+        Raises StepError for a gap in the steps or inputs that do not match the segments.
+        """
+        started = time.monotonic()
+        outputs = self.compute(header, inputs)
+        if outputs is None:
+            return None
+        result = self._sample(header, outputs) if self.role.head else outputs
+        self._count(header, time.monotonic() - started)
+        return result
+
+    def compute(self, header: FrameHeader, inputs: torch.Tensor) -> torch.Tensor | None:
+        """The same without sampling: hidden states [tokens, hidden], on the last stage logits [rows, vocab] float32."""
+        with self.boundary.step(), torch.inference_mode():
+            self._check(header, inputs)
+            for operation in header.operations:
+                self._apply(operation)
+            if not header.segments:
+                return None
+            batch = self._cache.plan(header.segments)
+            with self._first_times.step(self.model.kernel_sizes(batch)):
+                return self.model.forward(inputs.to(self.model.device), batch)
+
+    def switch(self, change: Change) -> tuple[int, float]:
+        """Give a layer its new weights between two steps; from any thread, while another one runs the steps.
+
+        Returns the number of the first step that computes with them and the seconds that the swap took. Raises BoundaryClosedError.
+        """
+
+        def swap() -> tuple[int, float]:
+            started = time.perf_counter()
+            change.apply()
+            self.role = role_after(self.role, change)
+            return self._next_step, time.perf_counter() - started
+
+        return self.boundary.between_steps(swap)
+
+    def _check(self, header: FrameHeader, inputs: torch.Tensor) -> None:
+        if header.step != self._next_step:
+            raise StepError(f"step {header.step} came where step {self._next_step} was due: a frame was lost")
+        tokens = sum(segment.length for segment in header.segments)
+        if inputs.shape[0] != tokens:
+            raise StepError(f"step {header.step}: {inputs.shape[0]} rows of input for {tokens} tokens in its segments")
+        self._next_step += 1
+
+    def _apply(self, operation: KvOperation) -> None:
+        match operation:
+            case Open(sequence, sampling):
+                self._samplings[sequence] = sampling
+            case Free(sequence):
+                self._samplings.pop(sequence, None)
+                self._cache.free(sequence)
+            case Truncate(sequence, length):
+                self._cache.truncate(sequence, length)
+            case Fork(parent, child, length):
+                self._samplings[child] = self._samplings[parent]
+                self._cache.fork(parent, child, length)
+
+    def _sample(self, header: FrameHeader, logits: torch.Tensor) -> StepResult:
+        """logits: [rows, vocab] float32, a row for each token that a segment wants sampled, in order."""
+        wanted = [
+            (segment, segment.start + segment.length - segment.sample + offset)
+            for segment in header.segments
+            for offset in range(segment.sample)
+        ]
+        if not wanted:
+            return StepResult(header.replica, header.epoch, header.step, [])
+        samplings = [self._samplings[segment.sequence] for segment, _ in wanted]
+        tokens = choose(logits, samplings, [position for _, position in wanted])
+        sampled = [
+            _sampled(segment, position, token, logits[row], samplings[row])
+            for row, ((segment, position), token) in enumerate(zip(wanted, tokens, strict=True))
+        ]
+        return StepResult(header.replica, header.epoch, header.step, sampled)
+
+    def _count(self, header: FrameHeader, seconds: float) -> None:
+        self.work.steps += 1
+        self.work.busy_seconds += seconds
+        for segment in header.segments:
+            if segment.length == 1:
+                self.work.decode_tokens += 1
+            else:
+                self.work.prefill_tokens += segment.length
+
+
+def _sampled(segment: Segment, position: int, token: int, row: torch.Tensor, sampling: Sampling) -> SampledToken:
+    logprob, top = (0.0, []) if sampling.logprobs < 0 else log_probabilities(row, token, sampling.logprobs)
+    return SampledToken(segment.sequence, position, token, logprob, top)

@@ -1,0 +1,118 @@
+"""Workers: the thread that runs one role between its sockets. Made by the slot at commit, ended with its epoch.
+
+A follower takes a frame from the previous stage, computes, hands the result to the next. A leader also talks to gateways
+and asks the engine for the next step whenever the pipeline has room. All sockets of an epoch live in one ZeroMQ context:
+terminating it ends the worker wherever it waits.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import torch
+import zmq
+
+from strata_planner.contract.frames import DataMessage, FrameHeader, StepResult, data_decoder, encode
+from strata_runtime.errors import StepError
+from strata_runtime.stage.executor import StageExecutor
+from strata_runtime.stage.tensors import from_bytes, to_bytes
+
+log = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    """What the slot needs of either kind."""
+
+    executor: StageExecutor
+
+    def run(self) -> None:
+        """Serve until the context is terminated (zmq.ContextTerminated) or a step fails (StepError)."""
+
+
+class Outlet:
+    """The way to the next stage: of hidden states, or of the sampled tokens on the last one."""
+
+    def __init__(self, socket: zmq.Socket[Any]) -> None:
+        self._socket = socket
+
+    def frame(self, header: FrameHeader, hidden: torch.Tensor | None) -> None:
+        body = b"" if hidden is None else to_bytes(hidden)
+        self._socket.send_multipart([encode(header), body], copy=False)
+
+    def result(self, result: StepResult) -> None:
+        self._socket.send(encode(result))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Inlet:
+    """The way from the previous stage; drops and counts what is of another epoch."""
+
+    def __init__(self, socket: zmq.Socket[Any], epoch: int, executor: StageExecutor) -> None:
+        self.socket = socket
+        self._epoch = epoch
+        self._executor = executor
+
+    def receive(self) -> tuple[DataMessage, memoryview] | None:
+        """One message and its tensor's bytes; None for a dropped one. Raises StepError for one that is no frame."""
+        parts = self.socket.recv_multipart(copy=False)
+        try:
+            message = data_decoder.decode(parts[0].buffer)
+        except msgspec.MsgspecError as error:
+            raise StepError(f"a data message does not decode: {error}") from error
+        if message.epoch != self._epoch:
+            self._executor.work.frames_dropped += 1
+            log.warning("dropped a frame of epoch %d; epoch %d is in force", message.epoch, self._epoch)
+            return None
+        return message, parts[1].buffer if len(parts) > 1 else memoryview(b"")
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Follower:
+    """Runs every stage but the first."""
+
+    def __init__(self, executor: StageExecutor, inlet: Inlet, outlet: Outlet) -> None:
+        self.executor = executor
+        self._inlet = inlet
+        self._outlet = outlet
+
+    def run(self) -> None:
+        try:
+            while True:
+                received = self._inlet.receive()
+                if received is not None:
+                    self._step(*received)
+        finally:
+            self._inlet.close()
+            self._outlet.close()
+
+    def _step(self, header: DataMessage, body: memoryview) -> None:
+        if not isinstance(header, FrameHeader):
+            raise StepError(f"stage {self.executor.role.stage} got a result, which only the leader takes")
+        output = self.executor.run(header, from_bytes(body, header.dtype, header.hidden))
+        if isinstance(output, StepResult):
+            self._outlet.result(output)
+        elif not self.executor.role.head:
+            self._outlet.frame(header, output)
+
+
+def serve(worker: Worker, name: str, failed: Callable[[str], None]) -> threading.Thread:
+    """Start the worker's thread; `failed` hears why it ended unless its epoch was."""
+
+    def body() -> None:
+        try:
+            worker.run()
+        except zmq.ContextTerminated:
+            return
+        except Exception as error:  # whatever ends a step ends the epoch; the controller makes a new one
+            log.exception("%s: a step failed", name)
+            failed(f"{name}: {error}")
+
+    thread = threading.Thread(target=body, name=name, daemon=True)
+    thread.start()
+    return thread

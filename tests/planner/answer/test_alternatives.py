@@ -1,0 +1,36 @@
+"""What was not chosen: never better than what was, and said in which term it is worse."""
+
+import pytest
+
+from strata_planner.answer.alternatives import MOST, objective, with_alternatives
+from strata_planner.question.request import PlanRequest
+from strata_planner.search.planning import make_plan
+from tests.planner.builders import a_cluster, a_request
+
+REQUESTS = {
+    "three unlike devices": a_request(a_cluster(3, 3, 6, speeds=(1, 2, 4))),
+    "speed alone": a_request(a_cluster(3, 3, 6), theta=0.0),
+    "quality above all": a_request(a_cluster(2, 3, 3), theta=1e6),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+def test_no_alternative_is_better_and_each_says_why(request_: PlanRequest) -> None:
+    plan = with_alternatives(request_, make_plan(request_)).plan
+    assert 0 < len(plan.alternatives) <= MOST
+    for each in plan.alternatives:
+        assert each.rejected_because
+        if each.objective is not None:
+            assert each.objective >= objective(plan, request_.theta) * (1 - 1e-5)
+
+
+def test_what_does_not_fit_says_by_how_much() -> None:
+    request = a_request(a_cluster(0.9, 0.9, 0.9), theta=0.0)
+    plan = with_alternatives(request, make_plan(request)).plan
+    assert any(each.rejected_because.startswith("does not fit: needs ") for each in plan.alternatives)
+
+
+def test_they_survive_the_contract() -> None:
+    request = REQUESTS["speed alone"]
+    plan = with_alternatives(request, make_plan(request)).plan
+    assert type(plan).decode(plan.encode()) == plan

@@ -1,0 +1,42 @@
+"""The plan as people read it."""
+
+import io
+
+from rich.console import Console
+
+from strata_planner.answer.explain import bits_summary, formats_summary, render_plan
+from strata_planner.search.planning import make_plan
+from strata_planner.units import human_bytes
+from tests.planner.builders import a_cluster, a_request
+
+
+def test_the_table_names_what_matters() -> None:
+    outcome = make_plan(a_request(a_cluster(64, 64), min_stages=2, theta=1e6))
+    console = Console(width=160, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(render_plan(outcome.plan, outcome))
+    text = captured.get()
+    for expected in (
+        "card #0",
+        "embedding",
+        "head",
+        "x16",
+        "tokens/s",
+        "bound by:",
+        "search: optimal",
+        "note: sensitivity",
+    ):
+        assert expected in text, expected
+
+
+def test_bits_are_summed_up() -> None:
+    assert bits_summary((16, 16, 4, 8, 4, 4)) == "2x16 1x8 3x4"
+
+
+def test_formats_are_told_where_bits_alone_do_not_tell_them() -> None:
+    plan = make_plan(a_request(a_cluster(64), method="anyPrecision", allowed_bits=(5,), kv_bits=8)).plan
+    assert formats_summary(plan) == f"{plan.num_layers}xany5; keys and values: 8 bits"
+
+
+def test_bytes_are_readable() -> None:
+    assert [human_bytes(each) for each in (512, 1536, 3 << 20, 5 << 30)] == ["512 B", "1.5 KiB", "3 MiB", "5 GiB"]

@@ -1,0 +1,69 @@
+"""Allowing more widths never makes a plan worse, also where memory beside the weights grows with every width."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata_planner.answer.alternatives import objective, with_alternatives
+from strata_planner.contract.formats import FORMATS_OF_METHOD, Method
+from strata_planner.errors import InfeasibleError
+from strata_planner.question.catalogue import CPU
+from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.question.request import PlanRequest
+from strata_planner.replan.decision import replan
+from strata_planner.search.exact.feasibility import fits
+from strata_planner.search.exact.widths import narrowings
+from strata_planner.search.planning import make_plan
+from tests.planner.builders import MIB, a_cluster, a_request
+
+
+def small_processors(*memory_mib: float) -> Cluster:
+    """On a processor kernels keep memory for each format and number of rows: as much as all layers of a small model take."""
+    return Cluster(
+        tuple(Node(f"n{at}", (Device(CPU, memory_bytes=int(MIB * each)),)) for at, each in enumerate(memory_mib))
+    )
+
+
+def best(request: PlanRequest) -> float:
+    try:
+        return objective(make_plan(request).plan, request.theta)
+    except InfeasibleError:
+        return float("inf")
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    memory=st.floats(8, 40),
+    method=st.sampled_from(sorted(FORMATS_OF_METHOD)),
+    theta=st.sampled_from([0.0, 1.0]),
+)
+def test_more_widths_are_never_worse(memory: float, method: Method, theta: float) -> None:
+    widths = tuple(FORMATS_OF_METHOD[method])
+    request = a_request(small_processors(memory, memory), method=method, allowed_bits=widths, theta=theta)
+    all_of_them = best(request)
+    for few in (*((each,) for each in widths), widths[:2], widths[-2:]):
+        assert all_of_them <= best(replace(request, allowed_bits=few)) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("memory", [14.0, 18.0, 24.0])
+def test_no_alternative_of_the_same_request_is_better(memory: float) -> None:
+    request = a_request(small_processors(memory, memory), method="anyPrecision", allowed_bits=(3, 4, 6, 8, 16))
+    outcome = with_alternatives(request, make_plan(request))
+    others = [each.objective for each in outcome.plan.alternatives if each.objective is not None]
+    assert min(others, default=float("inf")) >= objective(outcome.plan, request.theta) * (1 - 1e-6)
+
+
+def test_what_fits_at_one_width_fits_with_more_allowed() -> None:
+    request = a_request(small_processors(9.0, 9.0), method="anyPrecision", allowed_bits=(8,))
+    memory = next(each for each in range(6, 40) if fits(replace(request, cluster=small_processors(each, each))))
+    tight = replace(request, cluster=small_processors(memory, memory), allowed_bits=(3, 4, 5, 6, 7, 8, 16))
+    assert fits(tight)
+    plan = make_plan(tight).plan
+    assert replan(tight, plan).kept
+
+
+def test_devices_without_such_kernels_are_searched_once() -> None:
+    assert len(narrowings(a_request(a_cluster(4096, 4096)))) == 1
+    assert len(narrowings(a_request(small_processors(20, 20), allowed_bits=(8, 16)))) == 3

@@ -1,0 +1,69 @@
+"""The bound: above every layout that is dealt at random, no lower with more devices or more sequences."""
+
+import dataclasses
+import random
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata_planner.errors import InfeasibleError
+from strata_planner.question.request import PlanRequest
+from strata_planner.search.layouts.bound import _sizes, most_tokens_per_second
+from strata_planner.search.layouts.pool import Pool
+from strata_planner.search.layouts.search import laid
+from tests.planner.search.layouts.layouts import a_pool, a_pool_request
+
+
+def with_sequences(request: PlanRequest, count: int) -> PlanRequest:
+    return dataclasses.replace(request, workload=msgspec.structs.replace(request.workload, concurrency=count))
+
+
+def dealt(pool: Pool, draw: random.Random) -> tuple[tuple[int, ...], ...]:
+    """Every device to one of a few replicas."""
+    replicas = draw.randint(1, 4)
+    genome = [[0] * len(pool.whole) for _ in range(replicas)]
+    for c, count in enumerate(pool.whole):
+        for _ in range(count):
+            genome[draw.randrange(replicas)][c] += 1
+    return tuple(tuple(each) for each in genome if any(each))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 6), min_size=1, max_size=3).filter(lambda each: sum(each) > 1),
+    sequences=st.integers(1, 40),
+    seed=st.integers(0, 1000),
+)
+def test_no_layout_passes_it(counts: list[int], sequences: int, seed: int) -> None:
+    cluster = a_pool(**dict(zip("abc", counts, strict=False)))
+    request = with_sequences(a_pool_request(cluster, theta=0.0, allowed_bits=(4, 16)), sequences)
+    try:
+        layout = laid(request, dealt(Pool(cluster), random.Random(seed)))
+    except InfeasibleError:
+        return
+    assert sum(each.concurrency for each in layout.replicas) <= sequences
+    assert layout.tokens_per_second <= most_tokens_per_second(request) * (1 + 1e-9)
+
+
+@given(sequences=st.integers(1, 100), more=st.integers(1, 100))
+@settings(max_examples=20, deadline=None)
+def test_more_to_work_with_never_lowers_it(sequences: int, more: int) -> None:
+    small, large = (a_pool_request(a_pool(a=4, b=count), theta=0.0) for count in (2, 3))
+    base = most_tokens_per_second(with_sequences(small, sequences))
+    # Ranges of micro-batches are cut anew where the largest changes, by a step at most.
+    assert most_tokens_per_second(with_sequences(small, sequences + more)) >= base / 1.04
+    assert most_tokens_per_second(with_sequences(large, sequences)) >= base * (1 - 1e-9)
+
+
+def test_longer_sequences_allowed_do_not_change_it() -> None:
+    request = a_pool_request(a_pool(a=4), theta=0.0)
+    shorter = dataclasses.replace(request, max_model_len=request.workload.sequence_tokens)
+    assert most_tokens_per_second(request) == most_tokens_per_second(shorter)
+
+
+@given(most=st.integers(1, 5000))
+def test_every_micro_batch_lies_in_one_range(most: int) -> None:
+    ranges = _sizes(most)
+    assert [low for low, _ in ranges] == [1, *(high + 1 for _, high in ranges[:-1])]
+    assert ranges[-1][1] == most

@@ -1,0 +1,43 @@
+"""Layers dealt as fractions: all of them, within what stages hold, the slowest as quick as can be."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata_planner.search.layouts.clusters import kmeans
+from strata_planner.search.layouts.pipelines import splits
+from strata_planner.search.layouts.water import cheapest_first, level
+
+STAGES = st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 40)), min_size=1, max_size=6)
+
+
+@given(stages=STAGES, share=st.floats(0.3, 1.0))
+def test_all_layers_are_dealt_within_what_stages_hold(stages: list[tuple[float, int]], share: float) -> None:
+    seconds, most = (np.array([[each[i]] for each in stages], dtype=float) for i in (0, 1))
+    layers = max(len(stages), int(share * most.sum()))
+    packed = cheapest_first(seconds, most, layers)
+    even = level(seconds, np.zeros_like(seconds), most, layers)
+    assert np.isclose(packed.sum(), layers)
+    assert even.sum() >= layers - 1e-6
+    for dealt in (packed, even):
+        assert (dealt <= most + 1e-9).all()
+        assert (dealt >= np.minimum(1.0, most) - 1e-9).all()
+    roomy = even < most - 1e-9
+    at_least_one = even > 1 + 1e-9
+    times = (even * seconds)[roomy & at_least_one]
+    assert times.size == 0 or np.ptp(times) < 1e-6 * times.max()
+
+
+@given(count=st.integers(1, 16))
+def test_splits_use_every_device_once(count: int) -> None:
+    ways = splits(count, (8, 4, 2, 1))
+    assert all(sum(way) == count for way in ways)
+    assert len(set(ways)) == len(ways)
+    assert (1,) * count in ways
+
+
+def test_kmeans_finds_what_lies_apart() -> None:
+    points = np.array([[0.0, 0.0], [0.1, 0.0], [9.0, 9.0], [9.0, 9.1]])
+    labels, inertia = kmeans(points, 2, seed=1)
+    assert labels[0] == labels[1] != labels[2] == labels[3]
+    assert inertia < 0.1

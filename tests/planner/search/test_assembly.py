@@ -1,0 +1,47 @@
+"""Several replicas as one plan."""
+
+from dataclasses import replace
+
+import pytest
+
+from strata_planner.contract.plan import Plan
+from strata_planner.contract.roles import roles_of
+from strata_planner.contract.values import ContractError
+from strata_planner.question.workload import Workload
+from strata_planner.search.assembly import combined
+from strata_planner.search.planning import make_plan
+from tests.planner.builders import a_cluster, a_request
+
+
+def a_plan(*memory_mib: float, concurrency: int, **changes: object) -> Plan:
+    request = a_request(a_cluster(*memory_mib), workload=Workload(32, 16, concurrency))
+    return make_plan(replace(request, **changes)).plan
+
+
+def test_replicas_add_their_rates_and_keep_their_own_micro_batches() -> None:
+    wide, narrow = a_plan(64, 64, concurrency=8, min_stages=2), a_plan(64, concurrency=2)
+    both = combined([wide, narrow])
+    assert Plan.decode(both.encode()) == both
+    assert [replica.replica for replica in both.replicas] == [0, 1]
+    assert [replica.concurrency for replica in both.replicas] == [8, 2]
+    assert both.replicas[1].micro_batch == narrow.replicas[0].micro_batch
+    rates = [each.prediction.tokens_per_second for each in (wide, narrow, both)]
+    assert rates[2] == pytest.approx(rates[0] + rates[1])
+    assert both.prediction.bound_by.startswith(("replica 0: ", "replica 1: "))
+    assert sum(len(roles) for roles in roles_of(both).values()) == 3
+
+
+def test_one_replica_stays_what_it_is() -> None:
+    plan = a_plan(64, concurrency=4)
+    assert combined([plan]) == plan
+
+
+def test_unlike_plans_are_refused() -> None:
+    with pytest.raises(ContractError, match="share model"):
+        combined([a_plan(64, concurrency=4), a_plan(64, concurrency=4, max_model_len=80)])
+
+
+def test_a_replica_weighs_what_its_slowest_part_lets_through() -> None:
+    replica = a_plan(64, 64, concurrency=8, min_stages=2).replicas[0]
+    slowest = max(max(each.times.decode_seconds, each.times.decode_transfer_seconds) for each in replica.stages)
+    assert replica.decode_rate == pytest.approx(replica.micro_batch.decode / slowest)

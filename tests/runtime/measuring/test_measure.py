@@ -1,0 +1,234 @@
+"""Measuring a device: rates are the inverse of the planner's roofline; a kept profile is believed only for the same machine."""
+
+import io
+import json
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.values import from_json
+from strata_runtime.errors import InputError
+from strata_runtime.formats import MAKERS, measured
+from strata_runtime.formats.kernels import packed_rows
+from strata_runtime.kernels.native import build
+from strata_runtime.measuring import kernel_timing, measure, timing
+from strata_runtime.measuring.measure import PREFILL_TOKENS, LinearSeconds, Store, Subject, Timings
+
+SECONDS = st.floats(1e-6, 1.0)
+
+
+def some_timings(**changes: object) -> Timings:
+    linears: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=1e-3, prefill=1e-2))
+    values = {
+        "features": 2048,
+        "bandwidth_bytes_per_second": 2e10,
+        "flops_per_second": 4e11,
+        "float32_flops_per_second": 1e11,
+        "linears": linears,
+        "layer_overhead_seconds": 2e-4,
+        "step_overhead_seconds": 1e-4,
+    }
+    return Timings(**(values | changes))  # type: ignore[arg-type]
+
+
+def a_profile(**changes: object) -> DeviceProfile:
+    profile = measure.profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings())
+    return msgspec.structs.replace(profile, **changes)
+
+
+@given(decode=SECONDS, prefill=SECONDS, compute=st.sampled_from(sorted(COMPUTE_TYPE_BYTES)))
+def test_the_roofline_gives_back_what_was_timed(decode: float, prefill: float, compute: ComputeType) -> None:
+    timings = some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode, prefill)))
+    profile = measure.profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
+    flops = profile.float32_flops_per_second if compute == "float32" else profile.flops_per_second
+    for name in MAKERS:
+        moved = stored_bytes(name, 2048, 2048, compute) + 2 * 2048 * COMPUTE_TYPE_BYTES[compute]
+        read = moved / (profile.bandwidth_bytes_per_second * profile.decode_efficiency[name])
+        multiplied = 2 * PREFILL_TOKENS * 2048**2 / (flops * profile.prefill_efficiency[name])
+        assert read == pytest.approx(decode)
+        assert multiplied == pytest.approx(prefill)
+
+
+def test_no_decode_efficiency_is_above_one() -> None:
+    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=1e-6, prefill=1e-2))
+    profile = measure.profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings(linears=fast))
+    assert max(profile.decode_efficiency.values()) == 1.0
+
+
+def test_the_better_of_two_measurements_is_taken_figure_by_figure() -> None:
+    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=2e-2))
+    best = measure.best_of(some_timings(flops_per_second=1.0), some_timings(linears=fast, layer_overhead_seconds=1.0))
+    assert best == some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=1e-2)))
+
+
+def test_a_kept_profile_comes_back_for_the_same_key_only(tmp_path: Path) -> None:
+    store = Store(tmp_path / "strata" / "profile.json", {"version": 1, "processor": "a"})
+    assert store.load() is None
+    store.save(a_profile())
+    assert store.load() == a_profile()
+    assert Store(store.file, {"version": 2, "processor": "a"}).load() is None
+    assert [each.name for each in store.file.parent.iterdir()] == ["profile.json"]
+
+
+def test_rates_of_a_processor_are_those_of_one_build_of_the_native_library() -> None:
+    assert measure.store_of("cpu", 1, "bfloat16").key["library"] == build.digest()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"key": {}, "profile": {"type": "cpu"}}', '{"key": {}}'])
+def test_a_damaged_profile_is_measured_again(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    file.write_text(text)
+    assert Store(file, {}).load() is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ({}, 8 << 30),
+        ({"memory.max": "max"}, 8 << 30),
+        ({"pod/memory.max": str(2 << 30), "pod/main/memory.max": "max"}, 2 << 30),
+        ({"pod/memory.max": str(2 << 30), "pod/main/memory.max": str(1 << 30)}, 1 << 30),
+        ({"memory/memory.limit_in_bytes": str(3 << 30)}, 3 << 30),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, 8 << 30),
+    ],
+    ids=["none", "no-limit", "of-the-pod", "least-counts", "version-1", "version-1-without"],
+)
+def test_memory_is_the_least_limit_above_this_process(groups: dict[str, str], expected: int, tmp_path: Path) -> None:
+    for name, text in {
+        "proc/meminfo": f"MemTotal: {8 << 20} kB\nMemFree: 1 kB\n",
+        "proc/self/cgroup": "0::/pod/main\n",
+        **{f"sys/fs/cgroup/{name}": text for name, text in groups.items()},
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert measure.memory_limit_bytes(tmp_path) == expected
+
+
+def test_a_second_call_prints_the_kept_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured: list[tuple[object, ...]] = []
+
+    def fake(*arguments: object) -> DeviceProfile:
+        measured.append(arguments)
+        return a_profile()
+
+    monkeypatch.setattr(measure, "measure", fake)
+    for arguments in (["--json"], ["--json"], ["--json", "--type", "cpu-small"], ["--json", "--fresh"]):
+        assert measure.main(["--threads", "2", *arguments]) == 0
+    printed = [from_json(line, DeviceProfile) for line in capsys.readouterr().out.splitlines()]
+    assert measured == [("cpu", "cpu", 2, "bfloat16")] * 2
+    assert [profile.type for profile in printed] == ["cpu", "cpu", "cpu-small", "cpu"]
+    assert {profile.memory_bytes for profile in printed} == {measure.memory_limit_bytes()}
+
+
+def test_threads_and_compute_types_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    stores = [
+        measure.store_of("cpu", 1, "bfloat16"),
+        measure.store_of("cpu", 2, "bfloat16"),
+        measure.store_of("cpu", 1, "float32"),
+    ]
+    assert len({store.file for store in stores}) == 3
+    assert stores[0].file.parent == tmp_path / "strata"
+
+
+def test_a_gpus_profile_is_kept_for_its_model_and_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "driver"
+    assert measure.gpu_names(driver) == ""
+    for place, model in (("0000:17:00.0", "NVIDIA H100 PCIe"), ("0000:65:00.0", "NVIDIA L4")):
+        (driver / "gpus" / place).mkdir(parents=True)
+        (driver / "gpus" / place / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 16\n")
+    assert measure.gpu_names(driver) == "NVIDIA H100 PCIe, NVIDIA L4"
+    monkeypatch.setattr(measure, "gpu_names", lambda: "NVIDIA L4")
+    key = measure.store_of("cuda", 1, "float16").key
+    assert key["gpus"] == "NVIDIA L4"
+    assert set(measure.gpu_libraries()) == {"triton", "humming-kernels"} <= set(key)
+    assert "gpus" not in measure.store_of("cpu", 1, "float16").key
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_kernels_of_a_gpu_are_timed_apart_and_once_more_without_those_of_others(
+    broken: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[list[str]] = []
+
+    def fake(command: list[str], **_: object) -> None:
+        ran.append(command)
+        if len(ran) <= broken:
+            raise (
+                subprocess.CalledProcessError(-11, command) if len(ran) == 1 else subprocess.TimeoutExpired(command, 9)
+            )
+
+    monkeypatch.setattr(subprocess, "run", fake)
+    measure._keep_kernels_of_gpu("float16")
+    assert [command[-1] == "--without-humming" for command in ran] == [False, True][: min(broken, 1) + 1]
+    assert all(command[1:3] == ["-m", "strata_runtime.measuring.kernel_timing"] for command in ran)
+    said = capsys.readouterr().err
+    assert ("trying again" in said, "by their own limits" in said) == (broken > 0, broken > 1)
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr(measure, "measure", lambda *_: a_profile())
+    assert measure.main([]) == 0
+    printed = capsys.readouterr()
+    assert "not kept" in printed.err
+    assert "share of these that a linear reaches" in printed.out
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "two"])
+def test_threads_must_be_a_number(threads: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        measure.main(["--threads", threads])
+    assert "use 1 or more" in capsys.readouterr().err
+
+
+def test_a_missing_gpu_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="use --device cpu"):
+        measure.measure("cuda", "T4", 1, "bfloat16")
+
+
+@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+def test_a_small_measurement_of_this_machine(compute: ComputeType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "CPU_FEATURES", 256)
+    monkeypatch.setattr(timing, "LEAST_WORKING_SET_BYTES", 1 << 18)
+    monkeypatch.setattr(timing, "MOST_WORKING_SET_BYTES", 1 << 18)
+    said = io.StringIO()
+    timings = timing.take(torch.device("cpu"), compute, said.write)
+    profile = measure.profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
+    assert "linears in int3" in said.getvalue()
+    assert set(profile.decode_efficiency) == set(profile.prefill_efficiency) == set(MAKERS)
+    rates = [*profile.decode_efficiency.values(), *profile.prefill_efficiency.values(), profile.layer_overhead_seconds]
+    assert all(rate > 0 for rate in rates)
+    assert json.loads(msgspec.json.encode(profile))["source"] == "measured"
+
+
+def test_a_processors_profile_says_where_it_packs_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured._kept.cache_clear()
+    for module in (timing, kernel_timing):
+        monkeypatch.setattr(module, "CPU_FEATURES", 256)
+    monkeypatch.setattr(timing, "LEAST_WORKING_SET_BYTES", 1 << 18)
+    monkeypatch.setattr(timing, "MOST_WORKING_SET_BYTES", 1 << 18)
+    threads = torch.get_num_threads()
+    profile = measure.measure("cpu", "cpu", threads, "bfloat16")
+    assert profile.packed_rows == packed_rows(torch.bfloat16, threads)
+    assert "int4" in profile.packed_rows
+    assert "kernels by number of tokens" in capsys.readouterr().err
+    measured._kept.cache_clear()

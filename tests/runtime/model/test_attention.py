@@ -1,0 +1,207 @@
+"""The law of the cache: any packing of steps gives each token what plain attention over its whole sequence gives."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata_planner.contract.frames import Segment
+from strata_runtime.errors import PoolExhaustedError
+from strata_runtime.model import attention
+from strata_runtime.model.attention import AttentionRule, attend
+from strata_runtime.model.kv import PagedKvCache
+from strata_runtime.model.kv import batch as batch_module
+
+WIDTH = 8
+LAYERS = range(3, 5)  # global numbers: a slot's layers need not start at 0
+
+
+def a_cache(kv_heads: int, pages: int = 64, page_tokens: int = 4, dtype: torch.dtype = torch.float32) -> PagedKvCache:
+    return PagedKvCache(
+        num_layers=len(LAYERS),
+        first_layer=LAYERS[0],
+        pages=pages,
+        page_tokens=page_tokens,
+        kv_heads=kv_heads,
+        head_dim=WIDTH,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+
+
+@dataclass
+class Text:
+    """Queries, keys and values of one whole sequence: [heads, tokens, width]."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+def a_text(seed: int, length: int, heads: int, kv_heads: int, dtype: torch.dtype = torch.float32) -> Text:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(heads, length, WIDTH), (kv_heads, length, WIDTH), (kv_heads, length, WIDTH)]
+    return Text(*(torch.randn(shape, generator=generator).to(dtype) for shape in shapes))
+
+
+def plain_attention(text: Text, rule: AttentionRule) -> torch.Tensor:
+    """[tokens, heads, width], written out: one product, one mask, one softmax."""
+    group = text.query.shape[0] // text.key.shape[0]
+    key, value = text.key.repeat_interleave(group, 0).float(), text.value.repeat_interleave(group, 0).float()
+    scores = text.query.float() @ key.transpose(1, 2) * rule.scale
+    if rule.soft_cap is not None:
+        scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
+    place = torch.arange(scores.shape[-1])
+    seen = place <= place[:, None]
+    if rule.window is not None:
+        seen &= place > place[:, None] - rule.window
+    return (scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value).transpose(0, 1)
+
+
+def run_step(
+    cache: PagedKvCache, texts: dict[int, Text], segments: list[Segment], rule: AttentionRule
+) -> dict[int, torch.Tensor]:
+    """One step through both layers; the attention of each segment's tokens in the last one."""
+    batch = cache.plan(segments)
+    cache.integrity()
+
+    def packed(name: str) -> torch.Tensor:
+        return torch.cat([getattr(texts[s.sequence], name)[:, s.start : s.start + s.length] for s in segments], dim=1)
+
+    for layer in LAYERS:
+        out = attend(batch, layer, packed("query"), packed("key"), packed("value"), rule)
+    return dict(zip([s.sequence for s in segments], out.split([s.length for s in segments]), strict=True))
+
+
+rules = st.builds(
+    AttentionRule,
+    scale=st.just(0.3),
+    window=st.none() | st.integers(1, 12),
+    soft_cap=st.none() | st.just(1.5),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    data=st.data(),
+    heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]),
+    rule=rules,
+    page_tokens=st.sampled_from([1, 4, 16]),
+)
+def test_any_schedule_equals_plain_attention(
+    data: st.DataObject, heads: tuple[int, int], rule: AttentionRule, page_tokens: int
+) -> None:
+    cache = a_cache(heads[1], pages=-(-120 // page_tokens) + 4, page_tokens=page_tokens)
+    texts = {sequence: a_text(sequence, 28, *heads) for sequence in range(4)}
+    expected = {sequence: plain_attention(text, rule) for sequence, text in texts.items()}
+    written = dict.fromkeys(texts, 0)
+    for _ in range(data.draw(st.integers(1, 6), label="steps")):
+        chosen = data.draw(st.lists(st.sampled_from(sorted(texts)), min_size=1, unique=True), label="sequences")
+        segments = []
+        for sequence in chosen:
+            start = max(0, written[sequence] - data.draw(st.integers(0, 2), label="rejected"))
+            length = data.draw(st.sampled_from([1, 1, 2, 7]), label="length")
+            if start + length <= 28:
+                segments.append(Segment(sequence, start, length, start, 1))
+        if not segments:
+            continue
+        outputs = run_step(cache, texts, segments, rule)
+        for segment in segments:
+            end = segment.start + segment.length
+            written[segment.sequence] = end
+            want = expected[segment.sequence][segment.start : end]
+            torch.testing.assert_close(outputs[segment.sequence], want, atol=1e-5, rtol=0)
+
+
+def test_soft_capped_scores_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = AttentionRule(scale=0.3, soft_cap=1.5)
+    text = a_text(0, 28, 4, 2)
+    monkeypatch.setattr("strata_runtime.model.attention.SCORES_BYTES", 8 * 4 * 28 * 5)  # five rows
+    cache = a_cache(2, pages=8, page_tokens=16)
+    first = run_step(cache, {0: text}, [Segment(0, 0, 13, 0, 1)], rule)[0]
+    second = run_step(cache, {0: text}, [Segment(0, 13, 15, 13, 1)], rule)[0]
+    torch.testing.assert_close(torch.cat([first, second]), plain_attention(text, rule), atol=1e-5, rtol=0)
+
+
+def test_masked_rows_some_at_a_time_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "MASK_BYTES", 1)
+    monkeypatch.setattr(attention, "_ROWS_TOGETHER", 3)
+    text, rule = a_text(3, 21, 4, 2), AttentionRule(scale=0.3)
+    cache = a_cache(2)
+    run_step(cache, {0: text}, [Segment(0, 0, 5, 0, 0)], rule)
+    found = run_step(cache, {0: text}, [Segment(0, 5, 16, 0, 0)], rule)[0]
+    torch.testing.assert_close(found, plain_attention(text, rule)[5:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=["one query a head", "grouped"])
+def test_decode_in_company_equals_decode_alone(dtype: torch.dtype, heads: tuple[int, int]) -> None:
+    rule = AttentionRule(0.3)
+    texts = {sequence: a_text(sequence, 40, *heads, dtype) for sequence in range(6)}
+    lengths = {0: 1, 1: 39, 2: 12, 3: 38, 4: 5, 5: 20}
+    together = a_cache(heads[1], pages=80, dtype=dtype)
+    run_step(together, texts, [Segment(s, 0, n, 0, 0) for s, n in lengths.items()], rule)
+    batched = run_step(together, texts, [Segment(s, n, 1, n, 1) for s, n in lengths.items()], rule)
+    tolerance = 1e-6 if dtype is torch.float32 else 2e-2
+    for sequence, length in lengths.items():
+        alone = a_cache(heads[1], dtype=dtype)
+        run_step(alone, texts, [Segment(sequence, 0, length, 0, 0)], rule)
+        single = run_step(alone, texts, [Segment(sequence, length, 1, length, 1)], rule)[sequence]
+        torch.testing.assert_close(batched[sequence], single, atol=tolerance, rtol=0)
+        torch.testing.assert_close(
+            single.float(), plain_attention(texts[sequence], rule)[length : length + 1], atol=tolerance, rtol=0
+        )
+
+
+def test_groups_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {sequence: a_text(sequence, 64, 2, 2) for sequence in range(8)}
+    cache = a_cache(2, pages=200)
+    rule = AttentionRule(0.3)
+    run_step(cache, texts, [Segment(s, 0, 40 + 2 * s, 0, 0) for s in texts], rule)
+    page_bytes = 2 * 2 * WIDTH * 4 * 4
+    monkeypatch.setattr(batch_module, "DECODE_GROUP_BYTES", 30 * page_bytes)
+    segments = [Segment(s, 40 + 2 * s, 1, 40 + 2 * s, 1) for s in texts]
+    parts = cache.plan(segments).parts(None)
+    assert len(parts) == 4
+    assert all(part.pages is not None and part.pages.numel() <= 30 for part in parts)
+    outputs = run_step(cache, texts, segments, rule)
+    for s in texts:
+        want = plain_attention(texts[s], rule)[40 + 2 * s]
+        torch.testing.assert_close(outputs[s][0], want, atol=1e-5, rtol=0)
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    rule = AttentionRule(0.3)
+    cache = a_cache(2)
+    parent, other = a_text(1, 20, 2, 2), a_text(2, 20, 2, 2)
+    child = Text(
+        *(torch.cat((getattr(parent, n)[:, :9], getattr(other, n)[:, 9:]), 1) for n in ("query", "key", "value"))
+    )
+    texts = {1: parent, 2: child}
+    run_step(cache, texts, [Segment(1, 0, 11, 0, 0)], rule)
+    cache.fork(1, 2, 9)
+    cache.integrity()
+    outputs = run_step(cache, texts, [Segment(1, 11, 3, 11, 1), Segment(2, 9, 4, 9, 1)], rule)
+    torch.testing.assert_close(outputs[1], plain_attention(parent, rule)[11:14], atol=1e-5, rtol=0)
+    torch.testing.assert_close(outputs[2], plain_attention(child, rule)[9:13], atol=1e-5, rtol=0)
+
+
+def test_the_pool_takes_exactly_its_bytes_and_gives_all_pages_back() -> None:
+    cache = a_cache(3, pages=10, page_tokens=16, dtype=torch.bfloat16)
+    assert cache.bytes == 2 * len(LAYERS) * 10 * 16 * 3 * WIDTH * 2
+    cache.plan([Segment(1, 0, 100, 0, 0), Segment(2, 0, 45, 0, 0)])
+    with pytest.raises(PoolExhaustedError, match="sequence 1 needs 1 more pages of 16 tokens; 0 of this slot's 10"):
+        cache.plan([Segment(1, 100, 13, 100, 1)])
+    cache.truncate(2, 1)
+    assert cache.free_pages == 2
+    cache.reset()
+    assert cache.free_pages == 10
+    cache.integrity()
+
+
+def test_rows_wanted_are_the_last_of_each_segment() -> None:
+    batch = a_cache(1).plan([Segment(1, 0, 5, 0, 0), Segment(2, 0, 3, 0, 2), Segment(3, 0, 1, 0, 1)])
+    assert batch.sample_rows.tolist() == [6, 7, 8]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0]

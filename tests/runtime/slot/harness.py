@@ -1,0 +1,53 @@
+"""A pipeline of real slots in threads of this process, over loopback."""
+
+import socket
+import threading
+from collections.abc import Sequence
+
+from strata_planner.contract.control import SlotAddress
+from strata_runtime.slot.slot import Slot, SlotOptions
+from strata_runtime.wire.client import PipelineClient, SlotClient
+
+CONTROL_KEY = "control secret of the tests"
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+class SlotThread(SlotClient):
+    """One slot, with its controller's connection."""
+
+    def __init__(self, name: str, address: SlotAddress | None = None) -> None:
+        ports = free_ports(3)
+        address = address or SlotAddress(
+            host="127.0.0.1", control_port=ports[0], data_port=ports[1], request_port=ports[2]
+        )
+        self.slot = Slot(SlotOptions(name, "127.0.0.1", address.control_port, CONTROL_KEY, 1))
+        self._thread = threading.Thread(target=self.slot.run, name=name)
+        self._thread.start()
+        super().__init__(name, address, CONTROL_KEY)
+
+    def close(self) -> None:
+        self.slot.stop()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        super().close()
+
+
+class PipelineHarness(PipelineClient):
+    """Slots that can be lost; use as a context manager."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.threads = {name: SlotThread(name) for name in names}
+        super().__init__(self.threads)
+
+    def restart(self, name: str) -> None:
+        """The slot's process is gone and a new one, without roles, has its address."""
+        address = self.threads[name].address
+        self.threads[name].close()
+        self.threads[name] = self.slots[name] = SlotThread(name, address)

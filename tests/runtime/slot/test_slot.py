@@ -1,0 +1,169 @@
+"""Slots as a controller and a gateway meet them: real sockets, a real (tiny) model, no processes."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import zmq
+from transformers import AutoModelForCausalLM
+
+from strata_planner.contract.control import Commit, Prepare
+from strata_planner.contract.frames import Abort, Hello, Tokens
+from strata_planner.contract.roles import roles_of
+from strata_runtime.errors import InputError, RequestRefusedError
+from strata_runtime.wire.client import LeaderClient, greedy
+from strata_runtime.wire.transport import Keys, listen
+from tests.runtime.plans import even_plan
+from tests.runtime.slot.harness import PipelineHarness, SlotThread
+
+PROMPTS = {"a": [1, 5, 9, 2, 6], "b": [3] * 30, "c": [7, 8], "d": list(range(20, 45))}
+ANSWER = 12
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_llama: Path) -> dict[str, list[int]]:
+    """What the unsliced model generates greedily, computed by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    answers = {}
+    for name, prompt in PROMPTS.items():
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=ANSWER, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+        answers[name] = output[0, len(prompt) :].tolist()
+    return answers
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_tokens_equal_the_unsliced_models(tiny_llama: Path, expected: dict[str, list[int]], stages: int) -> None:
+    names = [f"s{place}" for place in range(stages)]
+    with PipelineHarness(names) as pipeline:
+        leader = pipeline.serve(even_plan(tiny_llama, names))
+        got = leader.generate([greedy(name, prompt, ANSWER) for name, prompt in PROMPTS.items()])
+    assert got == expected
+
+
+def test_a_lost_slot_is_named_and_a_new_epoch_goes_on_with_the_same_tokens(
+    tiny_llama: Path, expected: dict[str, list[int]]
+) -> None:
+    names = ["s0", "s1", "s2"]
+    with PipelineHarness(names) as pipeline:
+        plan = even_plan(tiny_llama, names)
+        leader = pipeline.serve(plan)
+        leader.send(greedy("a", PROMPTS["a"], ANSWER))
+        delivered: list[int] = []
+        while len(delivered) < 4:
+            delivered += [event.token for event in leader.events()]
+        pipeline.restart("s1")
+        for neighbour in ("s0", "s2"):
+            status = pipeline.slots[neighbour].until(lambda status: bool(status.lost_peers))
+            assert {loss.slot for loss in status.lost_peers} == {"s1"}
+        rest = pipeline.serve(plan).generate([greedy("a", PROMPTS["a"], ANSWER, delivered)])
+    assert delivered + rest["a"] == expected["a"]
+
+
+def test_abort_frees_the_sequence_and_others_go_on(tiny_llama: Path, expected: dict[str, list[int]]) -> None:
+    with PipelineHarness(["s0", "s1"]) as pipeline:
+        leader = pipeline.serve(even_plan(tiny_llama, ["s0", "s1"], pages=8))
+        leader.send(greedy("long", [4] * 30, 90))  # takes all eight pages
+        leader.send(greedy("a", PROMPTS["a"], ANSWER))
+        assert {event.request for event in leader.events()} == {"long"}
+        leader.send(Abort("long"))
+        tokens: list[int] = []
+        while len(tokens) < ANSWER:
+            tokens += [event.token for event in leader.events() if event.request == "a"]
+    assert tokens == expected["a"]
+
+
+def test_a_request_beyond_the_budget_is_rejected_with_the_numbers(tiny_llama: Path) -> None:
+    with PipelineHarness(["s0"]) as pipeline:
+        leader = pipeline.serve(even_plan(tiny_llama, ["s0"], pages=2))
+        with pytest.raises(RequestRefusedError, match=r"30 prompt tokens \+ max_tokens 10 = 40 exceed the 32 tokens"):
+            leader.generate([greedy("big", [1] * 30, 10)])
+
+
+def test_prepare_is_idempotent_and_a_higher_epoch_supersedes(tiny_llama: Path) -> None:
+    with PipelineHarness(["s0"]) as pipeline:
+        plan = even_plan(tiny_llama, ["s0"])
+        first = pipeline.prepare(plan)["s0"]
+        second = pipeline.prepare(plan)["s0"]
+        slot = pipeline.slots["s0"]
+        slot.until(lambda status: status.prepare.phase == "prepared" and status.prepare.epoch == second.epoch)
+        assert slot.ask(first).prepare.epoch == second.epoch
+        assert slot.ask(Commit(epoch=first.epoch)).committed_epoch == 0, "what is not prepared is not committed"
+        assert slot.ask(Commit(epoch=second.epoch)).committed_epoch == second.epoch
+        assert slot.ask(Commit(epoch=first.epoch)).committed_epoch == second.epoch
+
+
+def test_equal_roles_keep_their_weights_over_epochs(tiny_llama: Path, expected: dict[str, list[int]]) -> None:
+    with PipelineHarness(["s0"]) as pipeline:
+        plan = even_plan(tiny_llama, ["s0"])
+        pipeline.serve(plan)
+        running = pipeline.threads["s0"].slot._running
+        assert running is not None
+        weights = running.prepared.loaded[0].model
+        leader = pipeline.serve(plan)
+        running = pipeline.threads["s0"].slot._running
+        assert running is not None
+        assert running.prepared.loaded[0].model is weights
+        assert leader.generate([greedy("c", PROMPTS["c"], ANSWER)]) == {"c": expected["c"]}
+
+
+def test_a_role_whose_model_does_not_exist_is_refused_with_the_path(tiny_llama: Path, tmp_path: Path) -> None:
+    plan = even_plan(tiny_llama, ["s0"])
+    slot = SlotThread("s0")
+    try:
+        role = roles_of(plan)["s0"][0]
+        missing = Prepare(
+            epoch=1,
+            key="k",
+            roles=(msgspec.structs.replace(role, model_uri=str(tmp_path / "gone")),),
+            slots={"s0": slot.address},
+        )
+        slot.ask(missing)
+        state = slot.until(lambda status: status.prepare.phase != "loading").prepare
+        assert state.phase == "refused"
+        assert str(tmp_path / "gone") in state.reason
+        good = Prepare(epoch=2, key="k", roles=(role,), slots={"s0": slot.address})
+        slot.ask(good)
+        assert slot.until(lambda status: status.prepare.phase != "loading").prepare.phase == "prepared"
+    finally:
+        slot.close()
+
+
+def test_a_zombie_of_the_old_epoch_is_not_heard(tiny_llama: Path) -> None:
+    with PipelineHarness(["s0"]) as pipeline:
+        plan = even_plan(tiny_llama, ["s0"])
+        old = pipeline.serve(plan)
+        pipeline.serve(plan)
+        old.send(Hello())
+        assert not old.heard(0.5), "the new epoch's sockets refuse the old key"
+
+
+def test_two_gateways_each_get_their_own_tokens(tiny_llama: Path, expected: dict[str, list[int]]) -> None:
+    with PipelineHarness(["s0", "s1"]) as pipeline:
+        first = pipeline.serve(even_plan(tiny_llama, ["s0", "s1"]))
+        second = LeaderClient(pipeline.slots["s0"].address, pipeline.key)
+        first.send(greedy("a", PROMPTS["a"], ANSWER))
+        got = second.generate([greedy("b", PROMPTS["b"], ANSWER)]) | first.collect(["a"])
+        second.close()
+    assert got == {"a": expected["a"], "b": expected["b"]}
+
+
+def test_a_port_in_use_is_named() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    first = context.socket(zmq.ROUTER)
+    port = first.bind_to_random_port("tcp://127.0.0.1")
+    with pytest.raises(InputError, match=f"cannot listen at tcp://127.0.0.1:{port}"):
+        listen(context.socket(zmq.ROUTER), f"tcp://127.0.0.1:{port}", Keys.of("x"))
+    context.destroy(linger=0)
+
+
+def test_the_leader_says_its_load(tiny_llama: Path) -> None:
+    with PipelineHarness(["s0"]) as pipeline:
+        leader = pipeline.serve(even_plan(tiny_llama, ["s0"], pages=8))
+        leader.send(greedy("long", [4] * 30, 60))
+        message = leader.receive()
+        assert isinstance(message, Tokens)
+        assert message.running == 1
+        assert message.kv_usage == pytest.approx(6 / 8)
