@@ -39,7 +39,7 @@ from strata_planner.question.workload import Workload
 from strata_planner.search.planning import PlanRequest, make_plan
 from strata_planner.simulate import Outcome, ReplicaModel, Request, Served, at_once, fleet, poisson, simulate
 from strata_planner.simulate.outcome import METRICS, Metric
-from strata_runtime.measuring.measure import processor_name
+from strata_runtime.device import processor_name
 from strata_runtime.measuring.profiling.fields import read_fields
 from strata_runtime.measuring.profiling.grid import Work
 from strata_runtime.measuring.profiling.notes import Notes

@@ -30,7 +30,7 @@ from strata_planner.contract.plan import MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear, stored_bytes_of
 from strata_runtime.loading.load import load_stage
-from strata_runtime.measuring.measure import PREFILL_TOKENS, LinearSeconds, Timings, best_of
+from strata_runtime.measuring.rates import PREFILL_TOKENS, LinearSeconds, Timings, best_of
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.slot.prepare import cache_of
 from strata_runtime.stage.executor import StageExecutor
