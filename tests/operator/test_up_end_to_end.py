@@ -17,6 +17,8 @@ import pytest
 
 from strata_operator.local.ports import free_port
 
+pytestmark = pytest.mark.xdist_group("up")  # one worker: the deployments are started once
+
 ANSWER = 300
 KILL_AFTER = 20
 DEPLOYMENT = """

@@ -22,7 +22,8 @@ from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.load import load_stage
 from strata_runtime.model.random_model import make_random_model
-from tests.runtime.architectures import ARCHITECTURES, MODELS, make_tiny_model
+from tests.laws import swept
+from tests.runtime.architectures import ARCHITECTURES, REPRESENTATIVE, SWEEP, make_tiny_model
 from tests.runtime.loading.parity import parity
 from tests.runtime.loading.stages import CPU, Stages, load, roles
 
@@ -69,7 +70,7 @@ def test_a_tied_head_is_read_where_it_is_needed(tmp_path: Path, keys_read: list[
     assert module.lm_head.weight is module.model.embed_tokens.weight
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SWEEP)
 def test_a_stage_keeps_no_meta_parameter_and_nothing_of_others(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, name)
     middle = load(roles(model, 3)[1], model)
@@ -81,13 +82,13 @@ def test_a_stage_keeps_no_meta_parameter_and_nothing_of_others(name: str, tmp_pa
     assert sum(p.numel() for p in module.parameters()) == of_two_layers
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SWEEP)
 def test_a_ragged_batch_over_three_stages_equals_the_unsliced_model(name: str, tmp_path: Path) -> None:
     difference, _ = parity(name, tmp_path)
     assert difference <= 1e-5
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SWEEP)
 def test_a_bfloat16_stage_computes_in_bfloat16(name: str, tmp_path: Path) -> None:
     """Hidden states agree with transformers' own bfloat16 ones; routers may send a token to another expert."""
     model = make_tiny_model(tmp_path, name)
@@ -102,7 +103,7 @@ def test_a_bfloat16_stage_computes_in_bfloat16(name: str, tmp_path: Path) -> Non
     assert error < (0.3 if name in FUSED_EXPERTS else 0.03)
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in FUSED_EXPERTS])
+@pytest.mark.parametrize("name", swept(sorted(set(ARCHITECTURES) - set(FUSED_EXPERTS)), REPRESENTATIVE))
 def test_every_architecture_runs_at_mixed_bits(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, name)
     formats: list[FormatName] = ["dense", *FORMATS, "int4"]

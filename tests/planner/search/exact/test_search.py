@@ -21,9 +21,10 @@ from strata_planner.search.exact.pools import Prices, pools
 from strata_planner.search.exact.problem import SolutionStatus
 from strata_planner.search.planning import PlanOutcome, make_plan
 from strata_planner.sensitivity import Sensitivity
+from tests.laws import share
 from tests.planner.builders import MIB, a_cluster, a_request
 
-laws = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+laws = settings(max_examples=share(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def sensitivities(layers: int) -> st.SearchStrategy[Sensitivity]:
