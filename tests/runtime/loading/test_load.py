@@ -22,7 +22,7 @@ from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.load import load_stage
 from strata_runtime.model.random_model import make_random_model
-from tests.laws import swept
+from tests.laws import share, swept
 from tests.runtime.architectures import ARCHITECTURES, REPRESENTATIVE, SWEEP, make_tiny_model
 from tests.runtime.loading.parity import parity
 from tests.runtime.loading.stages import CPU, Stages, load, roles
@@ -134,7 +134,7 @@ def test_eight_bits_stay_close_to_sixteen(tmp_path: Path) -> None:
     assert errors == sorted(errors)
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=share(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, 19), unique=True, max_size=6), stages=st.sampled_from([1, 2, 6]))
 def test_any_cut_into_stages_and_chunks_gives_the_same_logits(
     cuts: list[int], stages: int, tmp_path_factory: pytest.TempPathFactory
