@@ -109,13 +109,8 @@ class SlotService(Service):
 
     def _arguments(self) -> list[str]:
         assert self.address is not None
-        ports = {
-            "--control-port": self.address.control_port,
-            "--data-port": self.address.data_port,
-            "--request-port": self.address.request_port,
-        }
-        flags = [text for flag, port in ports.items() for text in (flag, str(port))]
-        return ["--name", self.name, "--host", HOST, *flags, "--threads", str(self._threads)]
+        port = str(self.address.control_port)
+        return ["--name", self.name, "--host", HOST, "--control-port", port, "--threads", str(self._threads)]
 
 
 class GatewayService(Service):
