@@ -88,7 +88,7 @@ class Unlike(Work):
     def segments(self, sample: int = 0) -> list[Segment]:
         step = 1.4 / max(1, self.sequences - 1)
         starts = [int(self.past * (0.3 + step * number)) for number in range(self.sequences)]
-        return [Segment(number, start, 1, 0, sample) for number, start in enumerate(starts)]
+        return [Segment(number, start, 1, sample) for number, start in enumerate(starts)]
 
 
 UNLIKE = tuple(Unlike("decode", sequences, 1, past) for sequences in (2, 3, 4, 6, 8, 12) for past in (60, 120, 220))

@@ -22,7 +22,6 @@ from strata_planner.contract.frames import (
     Open,
     Sampling,
     Segment,
-    Truncate,
     data_decoder,
     encode,
 )
@@ -63,10 +62,10 @@ class EmptyStage:
 
     def decode(self) -> None:
         """One more token of the one sequence, at the same position again: header, bytes and layers."""
-        self._run([Truncate(0, 0)])
+        self._run([])
 
     def _run(self, operations: list[KvOperation]) -> None:
-        segments = [Segment(0, 0, 1, 0, 0)]
+        segments = [Segment(0, 0, 1, 0)]
         header = FrameHeader(0, 1, self._step, "", segments, operations, self._compute_type, self.WIDTH)
         self._step += 1
         received = data_decoder.decode(encode(header))

@@ -94,7 +94,7 @@ def test_a_bfloat16_stage_computes_in_bfloat16(name: str, tmp_path: Path) -> Non
     model = make_tiny_model(tmp_path, name)
     first = Stages(model, roles(model, 2, compute_type="bfloat16")[:1])
     tokens = torch.tensor([5, 17, 3, 60, 22, 9, 41])
-    hidden = first.step({0: tokens}, [Segment(0, 0, 7, 0, 0)])
+    hidden = first.step({0: tokens}, [Segment(0, 0, 7, 0)])
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="eager")
     with torch.inference_mode():
         expected = whole(tokens[None], output_hidden_states=True).hidden_states[3][0]
@@ -109,7 +109,7 @@ def test_every_architecture_runs_at_mixed_bits(name: str, tmp_path: Path) -> Non
     formats: list[FormatName] = ["dense", *FORMATS, "int4"]
     stages = Stages(model, roles(model, 2, formats=formats))
     texts = {0: torch.tensor([5, 17, 3, 60]), 1: torch.tensor([11, 4])}
-    logits = stages.step(texts, [Segment(0, 0, 4, 0, 1), Segment(1, 0, 2, 0, 1)])
+    logits = stages.step(texts, [Segment(0, 0, 4, 1), Segment(1, 0, 2, 1)])
     assert logits.shape == (2, 96)
     assert logits.dtype is torch.float32
     assert logits.isfinite().all()
@@ -122,11 +122,9 @@ def test_every_architecture_runs_at_mixed_bits(name: str, tmp_path: Path) -> Non
 def test_eight_bits_stay_close_to_sixteen(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, "llama", hidden_size=64, intermediate_size=128)
     texts = {0: torch.arange(3, 40)}
-    whole = Stages(model, roles(model, 1)).step(texts, [Segment(0, 0, 37, 0, 37)])
+    whole = Stages(model, roles(model, 1)).step(texts, [Segment(0, 0, 37, 37)])
     errors = [
-        float(
-            (Stages(model, roles(model, 1, formats=[name] * 6)).step(texts, [Segment(0, 0, 37, 0, 37)]) - whole).norm()
-        )
+        float((Stages(model, roles(model, 1, formats=[name] * 6)).step(texts, [Segment(0, 0, 37, 37)]) - whole).norm())
         / float(whole.norm())
         for name in ("int8", "int4", "int3")
     ]
@@ -145,7 +143,7 @@ def test_any_cut_into_stages_and_chunks_gives_the_same_logits(
     edges = [0, *sorted(cuts), 20]
     logits = torch.cat(
         [
-            pipeline.step({0: tokens}, [Segment(0, start, end - start, start, end - start)])
+            pipeline.step({0: tokens}, [Segment(0, start, end - start, end - start)])
             for start, end in itertools.pairwise(edges)
         ]
     )

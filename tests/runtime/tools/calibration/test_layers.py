@@ -25,7 +25,7 @@ def test_the_pieces_are_the_whole(tmp_path: Path, name: str) -> None:
         logits = model.head().run(states)
         whole = Stages(folder, roles(folder, 1))
         for place, (window, found) in enumerate(zip(WINDOWS, logits, strict=True)):
-            expected = whole.step({place: window}, [Segment(place, 0, len(window), 0, len(window))])
+            expected = whole.step({place: window}, [Segment(place, 0, len(window), len(window))])
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
