@@ -1,10 +1,7 @@
-"""Who starts a slot says nothing that the slot does not read: pods and local processes, against the slot's own parser."""
-
-from pathlib import Path
+"""A pod says nothing to a slot that the slot does not read; local processes are held to it by `fake_processes`."""
 
 import pytest
 
-from strata_operator.local.services import SlotService
 from strata_operator.render.names import CONTROL_PORT
 from strata_runtime.slot.slot import parse
 from tests.operator.builders import a_deployment
@@ -21,15 +18,6 @@ def test_a_pods_command_is_what_a_slot_reads() -> None:
     assert command[:3] == ["python", "-m", parse.__module__]
     options = parse(command[3:])
     assert (options.name, options.control_port, options.threads) == (CPU_SLOT.name, CONTROL_PORT, 2)
-
-
-def test_a_local_processs_arguments_are_what_a_slot_reads(tmp_path: Path) -> None:
-    service = SlotService("tiny-a", parse.__module__, tmp_path, "secret", roles=2, threads=3)
-    service._control_port = 7000
-    service._choose_ports()
-    options = parse(service._arguments())
-    assert (options.name, options.host, options.threads) == ("tiny-a", "127.0.0.1", 3)
-    assert options.control_port == 7000
 
 
 @pytest.mark.parametrize("flag", ["--data-port", "--request-port"])

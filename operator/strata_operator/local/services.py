@@ -109,8 +109,8 @@ class SlotService(Service):
 
     def _arguments(self) -> list[str]:
         assert self.address is not None
-        port = str(self.address.control_port)
-        return ["--name", self.name, "--host", HOST, "--control-port", port, "--threads", str(self._threads)]
+        flags = ["--control-port", str(self.address.control_port)]
+        return ["--name", self.name, "--host", HOST, *flags, "--threads", str(self._threads)]
 
 
 class GatewayService(Service):
