@@ -29,6 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
         scratch.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    with replacing(path) as scratch:
-        scratch.write_bytes(content)
+def write_whole(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """`mode`: who may read it, from its first byte on; less what the process' umask takes."""
+    with replacing(path) as scratch, open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:  # noqa: PTH123 -- takes no mode
+        file.write(content)

@@ -1,5 +1,6 @@
 """A file is replaced whole or not at all, and the cache is where the user wants it."""
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,13 @@ def test_what_fails_leaves_the_old_file_and_no_scratch(tmp_path: Path) -> None:
         half(scratch)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_private_is_so_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(Path, "replace", lambda scratch, _: seen.append(stat.S_IMODE(scratch.stat().st_mode)))
+    write_whole(tmp_path / "secret", b"secret", mode=0o600)
+    assert seen == [0o600]
 
 
 def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
