@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test check cluster-test gpu-test bench generate clean
+.PHONY: setup demo test test-all check cluster-test gpu-test bench generate clean
 
 setup: $(READY)  ## install everything into .venv
 
@@ -17,16 +17,23 @@ $(READY): pyproject.toml
 demo: $(READY)  ## plan the quickstart over unlike devices, run it, ask it something
 	@$(BIN)/python -m strata_operator.demo
 
-test: $(READY)  ## unit tests: no cluster, no GPU, no network
-	@$(BIN)/python -m pytest
+# Tests that share a running deployment stay in one worker (xdist_group).
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-check: $(READY)  ## style, types, import contracts, chart
+test: $(READY)  ## unit tests: no cluster, no GPU, no network; two minutes on two cores
+	@$(PYTEST)
+
+test-all: $(READY)  ## the same with every example of the slow laws and every architecture in each sweep
+	@$(PYTEST) -m "" --hypothesis-profile=all
+
+check: $(READY)  ## style, types, import contracts, chart, kernels compiled for GPUs that need not be here
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@if command -v go >/dev/null; then scripts/build-cluster-tools helm; else echo 'no Go here: the chart is not rendered'; fi
-	@$(BIN)/python -m pytest -q tests/operator/test_chart.py
+	@$(BIN)/python -m pytest -q -m "" tests/operator/test_chart.py tests/runtime/kernels/test_triton_compiles.py
 
 cluster-test: $(READY)  ## a real Kubernetes on this machine, and tokens from it (needs root)
 	@scripts/install-system-packages

@@ -3,7 +3,7 @@
 `python -m benchmarks.communication [--json FILE]`, a few seconds. HexGen (ICML 2024, appendix B, Table 3) gives prefill and decode
 seconds of Llama-2-70B on eight GPUs in four layouts, benchmarked and estimated, but names neither the GPUs nor the batch. So
 
-    fitted   the printed formulas (`costs.hexgen`) with the rates of least mean error, one set per phase: a linear program, so
+    fitted   the printed formulas (`hexgen`) with the rates of least mean error, one set per phase: a linear program, so
              that no other rates are better. The error is what the formula cannot follow.
     ours     this planner's costs with the model's real shapes and nothing fitted, one sequence, on eight RTX 3090 Ti of one node.
              The paper's decode estimates follow its formula to 0.02 % with at least 775 GB/s of memory; of the GPUs that it
@@ -18,6 +18,7 @@ import pulp
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.reference.hexgen import Layout, PhaseName, Rates, Task, terms
 from benchmarks.rows import Row, run
 from strata_planner.costs.communication import (
     Exchange,
@@ -26,7 +27,6 @@ from strata_planner.costs.communication import (
     layer_collectives,
     ring_seconds,
 )
-from strata_planner.costs.hexgen import Layout, PhaseName, Rates, Task, terms
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.operators import OperatorTables
 from strata_planner.costs.shards import sharded

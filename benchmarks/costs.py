@@ -31,7 +31,7 @@ from benchmarks.served_plans import CASES, Ran, plan_of, serve, show_plans
 from strata_planner.contract.latencies import LatencyPoint, LatencyProfile, ProfiledDevice
 from strata_planner.costs.fitted import FittedLatency, chunk_of
 from strata_planner.costs.regression import Array, relative_fit
-from strata_runtime.measuring.measure import processor_name
+from strata_runtime.device import processor_name
 from strata_runtime.measuring.profiling.fields import read_fields
 from strata_runtime.measuring.profiling.grid import Work
 from strata_runtime.measuring.profiling.notes import Notes

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rich.table import Table
 
+from benchmarks.reference.published_tables import helix_table
 from benchmarks.rows import Row
 from strata_planner.costs.latency import Latencies
-from strata_planner.costs.published_tables import helix_table
 from strata_planner.costs.tables import LayerTables, TableShape
 from strata_planner.question.cluster import Cluster
 from strata_planner.question.request import PlanRequest

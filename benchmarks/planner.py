@@ -4,8 +4,9 @@ All device orders and micro-batch pairs of each cluster under the paper's defaul
 seeded sensitivities in which every layer differs, theta from 0 to 1000. Then: small instances against trying everything, the
 plain ILP on our order and pair and on ten seeded others, other methods and partitions, memory and import. Costs are the
 roofline over the catalogue unless a row says otherwise; `--data` adds the LLM-PQ authors' measured layer times for clusters 3
-and 9. Replicas, fleets and HexGen's pool follow (`benchmarks.layouts`, also a command of its own). Every plan of ours is priced by `strata_planner.search.exact.judge`. Seconds are a processor's, so that a busy machine does not
-count; methods run on one core. About 12 minutes on two quiet cores, 2 with --quick.
+and 9. Replicas, fleets and HexGen's pool follow (`benchmarks.layouts`, also a command of its own). Every plan of ours is priced by
+`benchmarks.reference.judge`. Seconds are a processor's, so that a busy machine does not count; methods run on one core. About 12
+minutes on two quiet cores, 2 with --quick.
 """
 
 import math
@@ -24,17 +25,18 @@ from rich.table import Table
 
 from benchmarks import layouts
 from benchmarks.plan_clusters import LISTED, OTHERS, PaperCluster, request_for
+from benchmarks.reference import baselines
+from benchmarks.reference.judge import assignment_of, judge
+from benchmarks.reference.published_tables import llmpq_tables
 from benchmarks.rows import Row, run
 from benchmarks.seeded_omegas import file_of
 from benchmarks.shared_data import data_folder
 from benchmarks.small_instances import best_objective, instances
-from strata_planner.costs.published_tables import llmpq_tables
 from strata_planner.costs.tables import LayerTables, TableShape
 from strata_planner.question.request import PlanRequest
-from strata_planner.search.exact import baselines, exact
+from strata_planner.search.exact import exact
 from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.found import Found
-from strata_planner.search.exact.judge import assignment_of, judge
 from strata_planner.search.exact.orders import fleet_of, orders
 from strata_planner.search.exact.problem import SolutionStatus
 from strata_planner.search.exact.search import Search

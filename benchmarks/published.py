@@ -19,13 +19,13 @@ from statistics import fmean, median
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.reference.published_tables import helix_table, llmpq_tables
 from benchmarks.rows import Row, run
 from benchmarks.shared_data import VARIABLE, data_folder
 from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName, stored_bytes
 from strata_planner.costs.interpolation import Axis
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.operators import SYSTEMS, OperatorTables
-from strata_planner.costs.published_tables import helix_table, llmpq_tables
 from strata_planner.costs.roofline import Roofline
 from strata_planner.costs.source import LatencySource, Phase, Rates
 from strata_planner.costs.tables import LayerTables, TableShape

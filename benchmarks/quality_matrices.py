@@ -12,9 +12,9 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.reference import nested_uniform
 from benchmarks.rows import Row
 from strata_planner.contract.formats import ANY_PRECISION, stored_bytes
-from strata_runtime.formats import nested_uniform
 from strata_runtime.formats.any_precision import AnyParent, quantize_any
 
 # The authors' code on a heavy-tailed matrix of 512 x 4096: relative weighted squared error by width, and seconds for it on two cores.

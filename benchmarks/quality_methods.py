@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.quality_model import Replacement
+from benchmarks.reference import nested_uniform
 from strata_planner.contract.formats import ANY_PRECISION, GPTQ, FormatName, group_size, stored_bytes
-from strata_runtime.formats import make_linear, nested_uniform
+from strata_runtime.formats import make_linear
 from strata_runtime.formats.any_precision import AnyParent, quantize_any, refit
 from strata_runtime.formats.any_precision.refit import WIDTHS as REFITTED
 from strata_runtime.formats.quantizers import CODE_OFFSET, quantize_groups

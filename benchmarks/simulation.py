@@ -39,7 +39,7 @@ from strata_planner.question.workload import Workload
 from strata_planner.search.planning import PlanRequest, make_plan
 from strata_planner.simulate import Outcome, ReplicaModel, Request, Served, at_once, fleet, poisson, simulate
 from strata_planner.simulate.outcome import METRICS, Metric
-from strata_runtime.measuring.measure import processor_name
+from strata_runtime.device import processor_name
 from strata_runtime.measuring.profiling.fields import read_fields
 from strata_runtime.measuring.profiling.grid import Work
 from strata_runtime.measuring.profiling.notes import Notes
@@ -88,7 +88,7 @@ class Unlike(Work):
     def segments(self, sample: int = 0) -> list[Segment]:
         step = 1.4 / max(1, self.sequences - 1)
         starts = [int(self.past * (0.3 + step * number)) for number in range(self.sequences)]
-        return [Segment(number, start, 1, 0, sample) for number, start in enumerate(starts)]
+        return [Segment(number, start, 1, sample) for number, start in enumerate(starts)]
 
 
 UNLIKE = tuple(Unlike("decode", sequences, 1, past) for sequences in (2, 3, 4, 6, 8, 12) for past in (60, 120, 220))

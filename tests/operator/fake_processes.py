@@ -53,6 +53,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     for name in ("--name", "--host", "--control-host", "--model-uri", "--served-model-name", "--api-keys-file"):
         parser.add_argument(name)
-    for name in ("--port", "--control-port", "--data-port", "--request-port", "--threads"):
+    for name in ("--port", "--control-port", "--threads"):
         parser.add_argument(name, type=int)
     return parser.parse_args(arguments)

@@ -12,10 +12,11 @@ from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.exact.problem import SolutionStatus
 from strata_planner.search.planning import PlanOutcome, make_plan
+from tests.laws import share
 from tests.planner.builders import a_cluster, a_request, a_wide_model
 
 laws = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=share(25), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 ALLOWED: dict[Method, list[tuple[int, ...]]] = {
     "roundToNearest": [(16,), (4, 8), (3, 4, 8, 16)],

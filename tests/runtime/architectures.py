@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strata_runtime.model.random_model import make_random_model
+from tests.laws import swept
 
 _BASE: dict[str, Any] = {
     "vocab_size": 96,
@@ -95,6 +96,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     name: (name, fields) for name, fields in ARCHITECTURES.items()
 } | VARIANTS
+# One of each kind: plain; soft caps, windows and a tied head; learned positions; experts; fused projections; a parallel block; a scaled head; multipliers.
+REPRESENTATIVE = ("llama", "gemma2", "opt", "qwen2_moe", "phi3", "gpt_neox", "cohere2", "granite")
+SWEEP = swept(MODELS, REPRESENTATIVE)
 
 
 def make_tiny_model(folder: Path, name: str, **config: Any) -> Path:

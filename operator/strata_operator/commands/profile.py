@@ -5,7 +5,6 @@ are those that anybody asked for so far. A deployment asks for those that its pl
 """
 
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -26,6 +25,7 @@ from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatNam
 from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.latencies import LatencyProfile
 from strata_planner.contract.quantization import CONFIG_FIELD
+from strata_planner.contract.store import write_whole
 from strata_planner.contract.values import ContractError
 from strata_planner.costs.fitted import FittedLatency
 from strata_planner.costs.source import Rates
@@ -106,9 +106,7 @@ def judged(file: Path) -> LatencyProfile:
         return profile
     errors = {**profile.leave_one_out, **FittedLatency(profile.of(new)).leave_one_out}
     judged = msgspec.structs.replace(profile, leave_one_out=errors)
-    scratch = file.with_suffix(f".{os.getpid()}")
-    scratch.write_bytes(judged.encode() + b"\n")
-    scratch.replace(file)
+    write_whole(file, judged.encode() + b"\n")
     return judged
 
 

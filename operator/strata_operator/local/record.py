@@ -11,6 +11,7 @@ from pathlib import Path
 from strata_operator.act.control_client import Endpoint
 from strata_operator.errors import InvalidInputError
 from strata_planner.contract.plan import Plan
+from strata_planner.contract.store import cache_folder, write_whole
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
 
 _HOST = "127.0.0.1"
@@ -31,8 +32,8 @@ class RunningDeployment(Value, frozen=True):
 
 def folder() -> Path:
     """`$XDG_RUNTIME_DIR/strata`, where there is none the user's cache."""
-    root = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root, "strata", "running")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return (Path(runtime, "strata") if runtime else cache_folder()) / "running"
 
 
 @contextlib.contextmanager
@@ -42,10 +43,7 @@ def recorded(name: str, plan: Plan, slots: Mapping[str, Endpoint]) -> Iterator[N
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = next((slot.secret for slot in slots.values()), "")
     running = RunningDeployment(name, os.getpid(), key, {each: slot.port for each, slot in slots.items()}, plan)
-    scratch = path.with_suffix(f".{os.getpid()}")
-    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123  nobody else may read it at any time
-        file.write(to_json(running))
-    scratch.replace(path)
+    write_whole(path, to_json(running), mode=0o600)  # nobody else may read it at any time
     try:
         yield
     finally:

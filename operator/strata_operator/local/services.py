@@ -109,12 +109,7 @@ class SlotService(Service):
 
     def _arguments(self) -> list[str]:
         assert self.address is not None
-        ports = {
-            "--control-port": self.address.control_port,
-            "--data-port": self.address.data_port,
-            "--request-port": self.address.request_port,
-        }
-        flags = [text for flag, port in ports.items() for text in (flag, str(port))]
+        flags = ["--control-port", str(self.address.control_port)]
         return ["--name", self.name, "--host", HOST, *flags, "--threads", str(self._threads)]
 
 

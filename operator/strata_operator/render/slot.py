@@ -49,8 +49,7 @@ def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Objec
     command = [
         *("python", "-m", "strata_runtime.slot.slot"),
         *("--name", slot.name, "--host", "0.0.0.0"),  # noqa: S104  the pod's own address, behind the NetworkPolicy
-        *("--control-port", str(CONTROL_PORT), "--data-port", str(DATA_PORT), "--request-port", str(REQUEST_PORT)),
-        *("--threads", str(slot.device.threads)),
+        *("--control-port", str(CONTROL_PORT), "--threads", str(slot.device.threads)),
     ]
     listening = {"tcpSocket": {"port": "control"}}
     made = {

@@ -9,8 +9,7 @@ number. Knows nothing of kernels or devices.
 | `int8`             | 8    | N*K int8, a symmetric scale per output in the compute type               | 16 (or 32)  |
 | `w8a8`             | 8    | N*K int8, a symmetric float32 scale per output                           | 8, dynamic  |
 | `w8a8_static`      | 8    | as `w8a8`, a smoothing factor per input, one activation scale (float32)  | 8, static   |
-| `fp8_e4m3`, `_e5m2`| 8    | N*K float8, a float32 scale per output                                   | 16 (or 32)  |
-| `fp8_*_tensor`     | 8    | N*K float8, one float32 scale                                            | 16 (or 32)  |
+| `fp8_e4m3`         | 8    | N*K float8, a float32 scale per output                                   | 16 (or 32)  |
 | `fp8_a8`           | 8    | as `fp8_e4m3`                                                            | float8, dynamic |
 | `int4`             | 4    | N*K/2, an asymmetric scale and zero per group in the compute type        | 16 (or 32)  |
 | `int3`             | 3    | N*K*3/8 (a plane of two bits, a plane of one), scale and zero as in int4 | 16 (or 32)  |
@@ -50,7 +49,10 @@ FormatName = Literal[
 ]
 ComputeType = Literal["bfloat16", "float16", "float32"]
 
-FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
+RETIRED: frozenset[FormatName] = frozenset(
+    {"fp8_e5m2", "fp8_e4m3_tensor", "fp8_e5m2_tensor"}
+)  # measured profiles of 0.1.0 name them
+FORMAT_NAMES: tuple[FormatName, ...] = tuple(name for name in get_args(FormatName) if name not in RETIRED)
 ANY_PRECISION: dict[int, FormatName] = {3: "any3", 4: "any4", 5: "any5", 6: "any6", 7: "any7", 8: "any8"}
 GPTQ: dict[int, FormatName] = {2: "gptq2", 3: "gptq3", 4: "gptq4", 8: "gptq8"}
 BITS_OF_FORMAT: dict[FormatName, int] = {
@@ -128,8 +130,6 @@ def stored_bytes(
         "dense": 0,
         "int8": out_features * item,
         "w8a8_static": out_features * _FLOAT32_BYTES + in_features * item + _FLOAT32_BYTES,
-        "fp8_e4m3_tensor": _FLOAT32_BYTES,
-        "fp8_e5m2_tensor": _FLOAT32_BYTES,
     }
     width = item if name == "dense" else 1
     return out_features * in_features * width + metadata.get(name, out_features * _FLOAT32_BYTES)

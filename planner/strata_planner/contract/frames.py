@@ -29,7 +29,7 @@ class Sampling(Message, frozen=True):
 class Segment(Message, frozen=True):
     """`length` consecutive tokens of one sequence, the first at position `start`.
 
-    `accepted`: how many of the sequence's earlier tokens are settled; positions from there on may be overwritten.
+    A sequence holds no more than its latest segment's end: one that starts before it forgets what lay behind its start, as after rejected drafts.
     `sample`: after how many of the last tokens a choice is wanted: 1 for decode and the last chunk of a prompt, 0 for
     earlier chunks, `length` for a verification step.
     """
@@ -37,7 +37,6 @@ class Segment(Message, frozen=True):
     sequence: int
     start: int
     length: int
-    accepted: int
     sample: int
 
 
@@ -48,37 +47,25 @@ class Open(Message, frozen=True, tag="open"):
     sampling: Sampling
 
 
-class Fork(Message, frozen=True, tag="fork"):
-    """Sequence `child` starts as the first `length` positions of `parent`."""
-
-    parent: int
-    child: int
-    length: int
-
-
-class Truncate(Message, frozen=True, tag="truncate"):
-    """Positions from `length` on are forgotten."""
-
-    sequence: int
-    length: int
-
-
 class Free(Message, frozen=True, tag="free"):
     """The sequence is over: its pages return to the pool."""
 
     sequence: int
 
 
-KvOperation = Open | Fork | Truncate | Free
+KvOperation = Open | Free
 
 
-class FrameHeader(Message, frozen=True, tag="frame"):
-    """Of another epoch: dropped and counted. A gap in `step`: an error. KV operations come before the segments."""
+class FrameHeader(Message, frozen=True, tag="frame/2"):
+    """The tag names the layout of its parts: a peer of another one cannot decode it, and so cannot take one field for another.
+
+    Of another epoch: dropped and counted. A gap in `step`: an error. KV operations come before the segments.
+    """
 
     replica: int
     epoch: int
     step: int
-    variant: str  # weight variant; one until nested precisions exist
+    variant: str  # which weights it runs with, for draft steps at fewer bits; one until those exist
     segments: list[Segment]
     operations: list[KvOperation]
     dtype: ComputeType

@@ -1,6 +1,6 @@
 """Per-layer tables: measured milliseconds of one decoder layer of one shape on some device types, as a source of latencies.
 
-Read from YAML by `strata plan --costs FILE` (`LayerTable.from_yaml`) or converted from published files (`published_tables`).
+Read from YAML by `strata plan --costs FILE` (`LayerTable.from_yaml`) or converted from published files (`benchmarks.reference.published_tables`).
 The smallest file:
 
     devices: [T4]                       # catalogue names, or types that the cluster's profiles name

@@ -20,7 +20,7 @@ from torch import Tensor
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
 from strata_runtime.formats import measured
 from strata_runtime.formats.float8 import float8_kernels
-from strata_runtime.formats.float8.float8 import TYPE_OF_FORMAT, Float8Weight
+from strata_runtime.formats.float8.float8 import Float8Weight
 from strata_runtime.formats.gptq.weight import GptqWeight
 from strata_runtime.formats.planes import plane_kernels, triton_products
 from strata_runtime.formats.rounded import channel_kernels, group_kernels
@@ -116,11 +116,7 @@ STATIC_KERNELS: tuple[Kernel[StaticWeight], ...] = (
     Kernel("w8a8_static-reference", "w8a8_static", "8-bit activations", _always, static_kernels.reference_product),
 )
 FLOAT8_KERNELS: tuple[Kernel[Float8Weight], ...] = (
-    *(
-        Kernel(f"{name}-converted", name, "16-bit activations", _always, float8_kernels.converted)
-        for name in TYPE_OF_FORMAT
-        if name != "fp8_a8"
-    ),
+    Kernel("fp8_e4m3-converted", "fp8_e4m3", "16-bit activations", _always, float8_kernels.converted),
     Kernel("fp8_a8-scaled-mm", "fp8_a8", "8-bit activations", float8_kernels.scaled_mm_runs, float8_kernels.scaled_mm),
     Kernel("fp8_a8-reference", "fp8_a8", "8-bit activations", _always, float8_kernels.reference),
 )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, ComputeType, FormatName
 from strata_runtime.formats.any_precision import quantize_any
 from strata_runtime.formats.errors import PrecisionError, WeightNotFiniteError
-from strata_runtime.formats.float8.float8 import TYPE_OF_FORMAT
+from strata_runtime.formats.float8.float8 import FLOAT8
 from strata_runtime.formats.float8.float8_linear import Float8Linear
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear
@@ -76,7 +76,7 @@ MAKERS: dict[FormatName, Maker] = {
     "w8a8": ChannelLinear,
     "int4": GroupLinear,
     "int3": GroupLinear,
-    **dict.fromkeys(TYPE_OF_FORMAT, Float8Linear),
+    **dict.fromkeys(FLOAT8, Float8Linear),
     **dict.fromkeys(ANY_PRECISION.values(), _any),
     "any4_a8": _any,
 }

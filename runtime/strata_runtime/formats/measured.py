@@ -7,7 +7,6 @@ decide. Knows nothing of how kernels multiply.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
@@ -18,8 +17,9 @@ from pathlib import Path
 import torch
 
 from strata_planner.contract.formats import FormatName
+from strata_planner.contract.store import cache_folder, write_whole
+from strata_runtime.device import gpu_libraries, processor_name
 from strata_runtime.kernels.native import build
-from strata_runtime.measuring.measure import gpu_libraries, processor_name
 
 VERSION = 1  # of the file: raised when it changes its meaning
 TOKEN_COUNTS = (1, 4, 16, 64, 256)  # that are timed
@@ -52,10 +52,7 @@ def steps_on_cpu(dtype: torch.dtype, threads: int) -> dict[str, Steps]:
 def save(found: Mapping[FormatName, Steps], dtype: torch.dtype, device: torch.device = CPU) -> Path:
     """Replaces what was kept for the device (a processor with this process' number of threads), in one move; this process chooses by it at once."""
     file, key = _place(dtype, device, torch.get_num_threads())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    scratch = file.with_suffix(f".{os.getpid()}")
-    scratch.write_text(json.dumps({"key": key, "steps": found}, indent=1), encoding="utf-8")
-    scratch.replace(file)
+    write_whole(file, json.dumps({"key": key, "steps": found}, indent=1).encode())
     _kept.cache_clear()
     return file
 
@@ -91,6 +88,5 @@ def _place(dtype: torch.dtype, device: torch.device, threads: int) -> tuple[Path
     else:
         key |= {"processor": processor_name(), "library": build.digest(), "threads": threads}
         name, ending = str(key["processor"]), f"-{threads}"
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(f"{name} {key['computeType']}".encode()).hexdigest()[:12]
-    return base / "strata" / f"kernels-{digest}{ending}.json", key
+    return cache_folder() / f"kernels-{digest}{ending}.json", key

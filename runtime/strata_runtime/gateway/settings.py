@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from strata_runtime.command_line import positive
 from strata_runtime.gateway.errors import StartError
 
 CONTROL_KEY_VARIABLE = "STRATA_CONTROL_KEY"
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--api-keys-file", type=Path, help="one key per line; without it everyone may ask")
     limits = Limits()
     parser.add_argument(
-        "--max-requests", type=_positive, default=limits.max_requests, help="running and waiting answers, more get 429"
+        "--max-requests", type=positive, default=limits.max_requests, help="running and waiting answers, more get 429"
     )
     parser.add_argument(
         "--hold-seconds", type=float, default=limits.hold_seconds, help="how long requests wait for a lost pipeline"
@@ -89,11 +90,4 @@ def _port(text: str) -> int:
     number = int(text)
     if not 0 <= number < 2**16:
         raise argparse.ArgumentTypeError(f"{number} is not a port: use 0 to 65535")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is too few: use 1 or more")
     return number

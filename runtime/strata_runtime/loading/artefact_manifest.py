@@ -5,10 +5,10 @@ Called by `artefact` and `artefact_writer`; the manifest itself is `contract.mod
 `<key>.table_3` ... (float16 [N, 2^k]). What stays at 16 bits (embedding, norms, biases, head) stays in the checkpoint.
 """
 
-import os
 import re
 from pathlib import Path
 
+from strata_planner.contract import store
 from strata_planner.contract.model_folder import MANIFEST_FILE, Manifest
 from strata_planner.contract.values import ContractError, to_json
 from strata_runtime.errors import InputError
@@ -35,12 +35,9 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Whole or not at all."""
-    scratch = folder / f".{MANIFEST_FILE}.{os.getpid()}"
-    scratch.write_bytes(to_json(manifest) + b"\n")
-    scratch.replace(folder / MANIFEST_FILE)
+    store.write_whole(folder / MANIFEST_FILE, to_json(manifest) + b"\n")
 
 
 def cache_folder(digest: str) -> Path:
     """Where a node keeps the artefact of a model whose own folder cannot be written."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root, "strata", "quantized", digest)
+    return store.cache_folder() / "quantized" / digest

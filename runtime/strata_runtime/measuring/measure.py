@@ -4,18 +4,16 @@ Called by `strata up` and by whoever wants real rates in place of the catalogue'
 `${XDG_CACHE_HOME:-~/.cache}/strata` and printed at once the next time; `--fresh` measures again. Beside it is kept which kernel of each format is
 the fastest for how many tokens (`kernel_timing`). Knows nothing of models or plans.
 
-`strata_runtime.measuring.timing` takes the times; `profile_of` turns them into rates, the other way round than the planner's roofline: a linear of
-`format` at one token took bytes / (bandwidth * decode efficiency), at PREFILL_TOKENS operations / (flops * prefill efficiency).
+`strata_runtime.measuring.timing` takes the times, `strata_runtime.measuring.rates` turns them into rates.
 """
 
 import argparse
 import hashlib
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
@@ -23,130 +21,17 @@ from typing import Any, get_args
 import msgspec
 
 from strata_planner.contract.devices import DeviceProfile
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.formats import ComputeType
+from strata_planner.contract.store import cache_folder, write_whole
 from strata_planner.contract.values import ContractError, from_builtins, to_json
+from strata_runtime.command_line import positive
+from strata_runtime.device import gpu_libraries, gpu_names, memory_limit_bytes, processor_name
 from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import build
+from strata_runtime.measuring.rates import Subject, profile_of
 
 VERSION = 4  # of the measurement: raised when its results change meaning
-PREFILL_TOKENS = 256
 KERNELS_TIMEOUT_SECONDS = 900.0  # of a GPU, compilers included
-
-
-@dataclass(frozen=True)
-class LinearSeconds:
-    """One linear: at one token with weights beyond the cache, and at PREFILL_TOKENS tokens."""
-
-    decode: float
-    prefill: float
-
-
-@dataclass(frozen=True)
-class Timings:
-    """What was timed. `features`: outputs and inputs of the linears."""
-
-    features: int
-    bandwidth_bytes_per_second: float
-    flops_per_second: float
-    float32_flops_per_second: float
-    linears: dict[FormatName, LinearSeconds]
-    layer_overhead_seconds: float
-    step_overhead_seconds: float
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The device that was timed, and the arithmetic on it."""
-
-    type: str
-    memory_bytes: int
-    threads: int
-    compute_type: ComputeType
-    compute_capability: str = ""
-    packed_rows: Mapping[FormatName, int] = field(default_factory=dict)
-
-
-def best_of(first: Timings, second: Timings) -> Timings:
-    """The better of two measurements, figure by figure: other programs of the machine only ever add time."""
-    return Timings(
-        features=first.features,
-        bandwidth_bytes_per_second=max(first.bandwidth_bytes_per_second, second.bandwidth_bytes_per_second),
-        flops_per_second=max(first.flops_per_second, second.flops_per_second),
-        float32_flops_per_second=max(first.float32_flops_per_second, second.float32_flops_per_second),
-        linears={
-            name: LinearSeconds(
-                min(one.decode, second.linears[name].decode), min(one.prefill, second.linears[name].prefill)
-            )
-            for name, one in first.linears.items()
-        },
-        layer_overhead_seconds=min(first.layer_overhead_seconds, second.layer_overhead_seconds),
-        step_overhead_seconds=min(first.step_overhead_seconds, second.step_overhead_seconds),
-    )
-
-
-def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
-    """Times to rates. Memory is at least as fast as the fastest linear read it, so no decode efficiency is above 1."""
-    size, item = timings.features, COMPUTE_TYPE_BYTES[subject.compute_type]
-    operations = 2 * PREFILL_TOKENS * size * size
-    flops = timings.float32_flops_per_second if subject.compute_type == "float32" else timings.flops_per_second
-    read = {
-        name: (stored_bytes(name, size, size, subject.compute_type) + 2 * size * item) / seconds.decode
-        for name, seconds in timings.linears.items()
-    }
-    bandwidth = max(timings.bandwidth_bytes_per_second, *read.values())
-    return DeviceProfile(
-        type=subject.type,
-        memory_bytes=subject.memory_bytes,
-        bandwidth_bytes_per_second=bandwidth,
-        flops_per_second=timings.flops_per_second,
-        float32_flops_per_second=timings.float32_flops_per_second,
-        decode_efficiency={name: rate / bandwidth for name, rate in read.items()},
-        prefill_efficiency={name: operations / (flops * seconds.prefill) for name, seconds in timings.linears.items()},
-        layer_overhead_seconds=timings.layer_overhead_seconds,
-        step_overhead_seconds=timings.step_overhead_seconds,
-        source="measured",
-        compute_capability=subject.compute_capability,
-        threads=subject.threads,
-        packed_rows=dict(subject.packed_rows),
-    )
-
-
-def processor_name() -> str:
-    """What tells one CPU from another: its model and what it can do."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    fields = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)  # the first processor wins
-    found = {key.strip(): value.strip() for key, value in fields.items()}
-    return f"{found.get('model name', os.uname().machine)} {found.get('flags', found.get('Features', ''))}"
-
-
-def gpu_names(driver: Path = Path("/proc/driver/nvidia")) -> str:
-    """What tells one machine's NVIDIA GPUs from another's, without importing torch: their models, as the driver lists them."""
-    listed = (file.read_text(encoding="utf-8").splitlines() for file in sorted(driver.glob("gpus/*/information")))
-    return ", ".join(line.split(":", 1)[1].strip() for lines in listed for line in lines if line.startswith("Model:"))
-
-
-def gpu_libraries() -> dict[str, str]:
-    """The libraries that kernels of GPUs come from, by version; empty where one is not installed."""
-    versions = {}
-    for name in ("triton", "humming-kernels"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = ""
-    return versions
-
-
-def memory_limit_bytes(root: Path = Path("/")) -> int:
-    """The machine's memory, or less where a control group above this process (version 2, or the root of version 1) says so."""
-    meminfo = (root / "proc/meminfo").read_text(encoding="utf-8").split()
-    limits = [int(meminfo[meminfo.index("MemTotal:") + 1]) * 1024]
-    groups = root / "sys/fs/cgroup"
-    files = [groups / "memory/memory.limit_in_bytes"]
-    for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-        own = groups / line.split(":", 2)[2].lstrip("/")
-        files += [folder / "memory.max" for folder in (own, *own.parents) if folder.is_relative_to(groups)]
-    limits += [int(text) for file in files if file.is_file() and (text := file.read_text().strip()).isdigit()]
-    return min(limits)
 
 
 @dataclass(frozen=True)
@@ -165,13 +50,9 @@ class Store:
             return None
 
     def save(self, profile: DeviceProfile) -> None:
-        """Replaces the file in one move, so that two processes that measure at once leave a whole one."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self.file.with_suffix(f".{os.getpid()}")
-        scratch.write_text(
-            json.dumps({"key": self.key, "profile": json.loads(to_json(profile))}, indent=1), encoding="utf-8"
-        )
-        scratch.replace(self.file)
+        """In one move: two processes that measure at once leave a whole one."""
+        kept = {"key": self.key, "profile": json.loads(to_json(profile))}
+        write_whole(self.file, json.dumps(kept, indent=1).encode())
 
 
 def store_of(device: str, threads: int, compute_type: ComputeType) -> Store:
@@ -186,9 +67,8 @@ def store_of(device: str, threads: int, compute_type: ComputeType) -> Store:
         "computeType": compute_type,
     }
     key |= {"gpus": gpu_names()} | gpu_libraries() if device == "cuda" else {"library": build.digest()}
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(f"{name} {device} {compute_type}".encode()).hexdigest()[:12]
-    return Store(base / "strata" / f"profile-{digest}-{threads}.json", key)
+    return Store(cache_folder() / f"profile-{digest}-{threads}.json", key)
 
 
 def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> DeviceProfile:
@@ -305,12 +185,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
     parser.add_argument("--fresh", action="store_true", help="measure again even if a profile is kept")
     return parser
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of threads; use 1 or more")
-    return int(text)
 
 
 def _say(line: str) -> None:

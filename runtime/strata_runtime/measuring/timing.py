@@ -22,7 +22,6 @@ from strata_planner.contract.frames import (
     Open,
     Sampling,
     Segment,
-    Truncate,
     data_decoder,
     encode,
 )
@@ -30,7 +29,7 @@ from strata_planner.contract.plan import MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear, stored_bytes_of
 from strata_runtime.loading.load import load_stage
-from strata_runtime.measuring.measure import PREFILL_TOKENS, LinearSeconds, Timings, best_of
+from strata_runtime.measuring.rates import PREFILL_TOKENS, LinearSeconds, Timings, best_of
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.slot.prepare import cache_of
 from strata_runtime.stage.executor import StageExecutor
@@ -63,10 +62,10 @@ class EmptyStage:
 
     def decode(self) -> None:
         """One more token of the one sequence, at the same position again: header, bytes and layers."""
-        self._run([Truncate(0, 0)])
+        self._run([])
 
     def _run(self, operations: list[KvOperation]) -> None:
-        segments = [Segment(0, 0, 1, 0, 0)]
+        segments = [Segment(0, 0, 1, 0)]
         header = FrameHeader(0, 1, self._step, "", segments, operations, self._compute_type, self.WIDTH)
         self._step += 1
         received = data_decoder.decode(encode(header))

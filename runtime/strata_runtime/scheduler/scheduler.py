@@ -110,4 +110,4 @@ class Scheduler:
         start = sequence.computed
         sequence.computed += length
         sampled = sequence.computed == len(sequence.tokens)
-        return sequence, Segment(sequence.sequence, start, length, start, int(sampled))
+        return sequence, Segment(sequence.sequence, start, length, int(sampled))

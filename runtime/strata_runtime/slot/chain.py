@@ -40,7 +40,7 @@ class StageChain:
 
     def score(self, tokens: Sequence[int]) -> torch.Tensor:
         """Log probabilities [len(tokens) - 1] of a text's tokens after the first, computed as one prefill."""
-        logits = self.logits({0: tokens}, [Segment(0, 0, len(tokens), 0, len(tokens))])
+        logits = self.logits({0: tokens}, [Segment(0, 0, len(tokens), len(tokens))])
         self._run([], [Free(0)], torch.empty(0, dtype=torch.int64))
         wanted = torch.tensor(tokens[1:])[:, None]
         return logits[:-1].log_softmax(dim=-1).gather(1, wanted)[:, 0]

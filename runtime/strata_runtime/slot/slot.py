@@ -273,10 +273,6 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
     parser.add_argument("--name", required=True, help="the slot's name in the plan")
     parser.add_argument("--host", default="127.0.0.1", help="address of the control port")
     parser.add_argument("--control-port", type=int, required=True)
-    parser.add_argument(
-        "--data-port", type=int, default=0, help="told by each prepare; accepted for symmetry with the plan"
-    )
-    parser.add_argument("--request-port", type=int, default=0, help="likewise")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with; 0: all")
     known = parser.parse_args(arguments)
     key = os.environ.get("STRATA_CONTROL_KEY", "")

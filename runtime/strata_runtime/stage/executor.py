@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import torch
 
 from strata_planner.contract.frames import (
-    Fork,
     FrameHeader,
     Free,
     KvOperation,
@@ -19,7 +18,6 @@ from strata_planner.contract.frames import (
     Sampling,
     Segment,
     StepResult,
-    Truncate,
 )
 from strata_planner.contract.roles import Role
 from strata_runtime.allocator import FirstTimes
@@ -111,11 +109,6 @@ class StageExecutor:
             case Free(sequence):
                 self._samplings.pop(sequence, None)
                 self._cache.free(sequence)
-            case Truncate(sequence, length):
-                self._cache.truncate(sequence, length)
-            case Fork(parent, child, length):
-                self._samplings[child] = self._samplings[parent]
-                self._cache.fork(parent, child, length)
 
     def _sample(self, header: FrameHeader, logits: torch.Tensor) -> StepResult:
         """logits: [rows, vocab] float32, a row for each token that a segment wants sampled, in order."""

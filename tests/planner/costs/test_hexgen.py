@@ -2,7 +2,7 @@
 
 import pytest
 
-from strata_planner.costs.hexgen import Layout, Rates, Task, terms
+from benchmarks.reference.hexgen import Layout, Rates, Task, terms
 
 TASK = Task(layers=80, hidden=8192, input_tokens=256, output_tokens=32)
 ONLY = dict.fromkeys(("scan", "operation", "tensor_latency", "tensor_byte", "hop_latency", "hop_byte"), 0.0)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.reference.published_tables import helix_table, llmpq_tables
 from strata_planner.contract.formats import FormatName
-from strata_planner.costs.published_tables import helix_table, llmpq_tables
 from strata_planner.costs.source import Phase, Rates
 from strata_planner.costs.tables import LayerTable, LayerTables, TableShape
 from strata_planner.errors import InputError

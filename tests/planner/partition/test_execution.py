@@ -12,6 +12,7 @@ from strata_planner.partition.naming import STRATEGIES, StrategyName, find_strat
 from strata_planner.partition.search import _START, _hops, _Place
 from strata_planner.partition.states import COLLECTIVES, Collective, State, Volume, volume
 from strata_planner.partition.strategy import Step, Strategy
+from tests.laws import share
 from tests.planner.partition.ranks import Array, Shape, Tensor, run, whole_layer
 
 
@@ -46,7 +47,7 @@ def _same(
     )
 
 
-@settings(deadline=None)
+@settings(max_examples=share(100), deadline=None)
 @given(case=cases(), name=st.sampled_from(STRATEGIES))
 def test_a_named_strategy_from_the_shared_layout_is_the_whole_layer(
     case: tuple[Shape, int, int], name: StrategyName
@@ -55,7 +56,7 @@ def test_a_named_strategy_from_the_shared_layout_is_the_whole_layer(
     _same(found.strategies[name], case, found.layout, residuals=True)
 
 
-@settings(deadline=None)
+@settings(max_examples=share(100), deadline=None)
 @given(case=cases(), place=st.integers(0, 10**6))
 def test_a_strategy_on_the_front_is_the_whole_layer(case: tuple[Shape, int, int], place: int) -> None:
     front = find_strategies(gated=case[0].gated, convention=Volume.TRAFFIC).front
@@ -63,7 +64,7 @@ def test_a_strategy_on_the_front_is_the_whole_layer(case: tuple[Shape, int, int]
     _same(strategy, case, strategy.layout, residuals=True)
 
 
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("gated", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_everything_on_the_front_is_the_whole_layer(gated: bool) -> None:  # noqa: FBT001
     case = (Shape(tokens=5, hidden=6, heads=6, kv_heads=3, head_dim=2, mlp=7, gated=gated), 3, 1)
     for convention in Volume:

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.reference.judge import assignment_of, judge
 from strata_planner.contract.formats import ANY_PRECISION
 from strata_planner.costs.memory import layer_weights_bytes
 from strata_planner.errors import WorkloadError
 from strata_planner.question.cluster import Cluster, Device, DeviceGroup, LinkRate, Node
 from strata_planner.question.model import Model
 from strata_planner.question.precision import formats_on
-from strata_planner.search.exact.judge import assignment_of, judge
 from strata_planner.search.planning import make_plan
 from strata_planner.sensitivity import Sensitivity
 from tests.planner.builders import CARD, MIB, a_cluster, a_profile, a_request

@@ -15,10 +15,11 @@ from strata_planner.replan.decision import ReplanWishes, replan
 from strata_planner.replan.holdings import Movement, Place, holdings, movement
 from strata_planner.replan.steps import Drop, Ledger, Load, Narrow, Step, Switch
 from strata_planner.search.planning import make_plan
+from tests.laws import share
 from tests.planner.builders import a_cluster, a_request
 
 laws = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=share(25), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 

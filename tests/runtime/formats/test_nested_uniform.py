@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.reference.nested_uniform import WIDTHS, NestedUniform, quantize, sliced
 from strata_planner.contract.formats import stored_bytes
 from strata_runtime.formats import PrecisionError
-from strata_runtime.formats.nested_uniform import WIDTHS, NestedUniform, quantize, sliced
 from tests.runtime.formats.any_precision.test_quantize import heavy_tailed, importances
 
 torch.set_num_threads(1)

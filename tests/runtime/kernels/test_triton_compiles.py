@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # `make check` runs it
+
 SCRIPT = """
 import dataclasses, json, sys
 from benchmarks.gpu_code import compile_product

@@ -15,8 +15,8 @@ from tests.runtime.architectures import MODELS, make_tiny_model
 from tests.runtime.loading.stages import Stages, roles
 
 LENGTHS = {1: 14, 2: 18, 3: 13}
-FIRST = [Segment(1, 0, 7, 0, 0), Segment(2, 0, 17, 0, 0), Segment(3, 0, 11, 0, 0)]
-RAGGED = [Segment(1, 7, 7, 7, 7), Segment(2, 17, 1, 17, 1), Segment(3, 11, 2, 11, 2)]
+FIRST = [Segment(1, 0, 7, 0), Segment(2, 0, 17, 0), Segment(3, 0, 11, 0)]
+RAGGED = [Segment(1, 7, 7, 7), Segment(2, 17, 1, 1), Segment(3, 11, 2, 2)]
 
 
 def parity(name: str, folder: Path) -> tuple[float, float]:

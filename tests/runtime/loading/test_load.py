@@ -22,7 +22,8 @@ from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.load import load_stage
 from strata_runtime.model.random_model import make_random_model
-from tests.runtime.architectures import ARCHITECTURES, MODELS, make_tiny_model
+from tests.laws import share, swept
+from tests.runtime.architectures import ARCHITECTURES, REPRESENTATIVE, SWEEP, make_tiny_model
 from tests.runtime.loading.parity import parity
 from tests.runtime.loading.stages import CPU, Stages, load, roles
 
@@ -69,7 +70,7 @@ def test_a_tied_head_is_read_where_it_is_needed(tmp_path: Path, keys_read: list[
     assert module.lm_head.weight is module.model.embed_tokens.weight
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SWEEP)
 def test_a_stage_keeps_no_meta_parameter_and_nothing_of_others(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, name)
     middle = load(roles(model, 3)[1], model)
@@ -81,19 +82,19 @@ def test_a_stage_keeps_no_meta_parameter_and_nothing_of_others(name: str, tmp_pa
     assert sum(p.numel() for p in module.parameters()) == of_two_layers
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SWEEP)
 def test_a_ragged_batch_over_three_stages_equals_the_unsliced_model(name: str, tmp_path: Path) -> None:
     difference, _ = parity(name, tmp_path)
     assert difference <= 1e-5
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SWEEP)
 def test_a_bfloat16_stage_computes_in_bfloat16(name: str, tmp_path: Path) -> None:
     """Hidden states agree with transformers' own bfloat16 ones; routers may send a token to another expert."""
     model = make_tiny_model(tmp_path, name)
     first = Stages(model, roles(model, 2, compute_type="bfloat16")[:1])
     tokens = torch.tensor([5, 17, 3, 60, 22, 9, 41])
-    hidden = first.step({0: tokens}, [Segment(0, 0, 7, 0, 0)])
+    hidden = first.step({0: tokens}, [Segment(0, 0, 7, 0)])
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="eager")
     with torch.inference_mode():
         expected = whole(tokens[None], output_hidden_states=True).hidden_states[3][0]
@@ -102,13 +103,13 @@ def test_a_bfloat16_stage_computes_in_bfloat16(name: str, tmp_path: Path) -> Non
     assert error < (0.3 if name in FUSED_EXPERTS else 0.03)
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in FUSED_EXPERTS])
+@pytest.mark.parametrize("name", swept(sorted(set(ARCHITECTURES) - set(FUSED_EXPERTS)), REPRESENTATIVE))
 def test_every_architecture_runs_at_mixed_bits(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, name)
     formats: list[FormatName] = ["dense", *FORMATS, "int4"]
     stages = Stages(model, roles(model, 2, formats=formats))
     texts = {0: torch.tensor([5, 17, 3, 60]), 1: torch.tensor([11, 4])}
-    logits = stages.step(texts, [Segment(0, 0, 4, 0, 1), Segment(1, 0, 2, 0, 1)])
+    logits = stages.step(texts, [Segment(0, 0, 4, 1), Segment(1, 0, 2, 1)])
     assert logits.shape == (2, 96)
     assert logits.dtype is torch.float32
     assert logits.isfinite().all()
@@ -121,11 +122,9 @@ def test_every_architecture_runs_at_mixed_bits(name: str, tmp_path: Path) -> Non
 def test_eight_bits_stay_close_to_sixteen(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, "llama", hidden_size=64, intermediate_size=128)
     texts = {0: torch.arange(3, 40)}
-    whole = Stages(model, roles(model, 1)).step(texts, [Segment(0, 0, 37, 0, 37)])
+    whole = Stages(model, roles(model, 1)).step(texts, [Segment(0, 0, 37, 37)])
     errors = [
-        float(
-            (Stages(model, roles(model, 1, formats=[name] * 6)).step(texts, [Segment(0, 0, 37, 0, 37)]) - whole).norm()
-        )
+        float((Stages(model, roles(model, 1, formats=[name] * 6)).step(texts, [Segment(0, 0, 37, 37)]) - whole).norm())
         / float(whole.norm())
         for name in ("int8", "int4", "int3")
     ]
@@ -133,7 +132,7 @@ def test_eight_bits_stay_close_to_sixteen(tmp_path: Path) -> None:
     assert errors == sorted(errors)
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=share(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, 19), unique=True, max_size=6), stages=st.sampled_from([1, 2, 6]))
 def test_any_cut_into_stages_and_chunks_gives_the_same_logits(
     cuts: list[int], stages: int, tmp_path_factory: pytest.TempPathFactory
@@ -144,7 +143,7 @@ def test_any_cut_into_stages_and_chunks_gives_the_same_logits(
     edges = [0, *sorted(cuts), 20]
     logits = torch.cat(
         [
-            pipeline.step({0: tokens}, [Segment(0, start, end - start, start, end - start)])
+            pipeline.step({0: tokens}, [Segment(0, start, end - start, end - start)])
             for start, end in itertools.pairwise(edges)
         ]
     )

@@ -18,7 +18,7 @@ from strata_runtime.model.random_model import make_random_model
 from tests.runtime.loading.artefacts import dense_weights
 from tests.runtime.loading.stages import load, roles
 
-HIDDEN, WIDE, LAYERS = 64, 192, 12
+HIDDEN, WIDE, LAYERS = 64, 192, 6
 
 
 class Held:

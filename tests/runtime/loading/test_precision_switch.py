@@ -19,6 +19,7 @@ from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.precision_switch import FORMAT_OF_BITS, format_of, growth_of, read_change, role_after
 from strata_runtime.loading.stage_model import StageModel
+from tests.laws import share
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.artefacts import write_artefact
 from tests.runtime.loading.stages import load, roles
@@ -78,7 +79,7 @@ def assert_equal(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.T
     moves=st.lists(st.tuples(st.integers(0, LAYERS - 1), st.sampled_from(BITS)), max_size=6),
     start=st.sampled_from(BITS),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=share(12), deadline=None)
 def test_after_any_moves_each_layer_is_one_loaded_at_its_bits(
     model: Path, compute_type: ComputeType, moves: list[tuple[int, int]], start: int
 ) -> None:

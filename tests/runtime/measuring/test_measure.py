@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
 from strata_planner.contract.values import from_json
+from strata_runtime import device
 from strata_runtime.errors import InputError
 from strata_runtime.formats import MAKERS, measured
 from strata_runtime.formats.kernels import packed_rows
 from strata_runtime.kernels.native import build
 from strata_runtime.measuring import kernel_timing, measure, timing
-from strata_runtime.measuring.measure import PREFILL_TOKENS, LinearSeconds, Store, Subject, Timings
+from strata_runtime.measuring.measure import Store
+from strata_runtime.measuring.rates import PREFILL_TOKENS, LinearSeconds, Subject, Timings, best_of, profile_of
 
 SECONDS = st.floats(1e-6, 1.0)
 
@@ -39,14 +41,14 @@ def some_timings(**changes: object) -> Timings:
 
 
 def a_profile(**changes: object) -> DeviceProfile:
-    profile = measure.profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings())
+    profile = profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings())
     return msgspec.structs.replace(profile, **changes)
 
 
 @given(decode=SECONDS, prefill=SECONDS, compute=st.sampled_from(sorted(COMPUTE_TYPE_BYTES)))
 def test_the_roofline_gives_back_what_was_timed(decode: float, prefill: float, compute: ComputeType) -> None:
     timings = some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode, prefill)))
-    profile = measure.profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
+    profile = profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
     flops = profile.float32_flops_per_second if compute == "float32" else profile.flops_per_second
     for name in MAKERS:
         moved = stored_bytes(name, 2048, 2048, compute) + 2 * 2048 * COMPUTE_TYPE_BYTES[compute]
@@ -58,13 +60,13 @@ def test_the_roofline_gives_back_what_was_timed(decode: float, prefill: float, c
 
 def test_no_decode_efficiency_is_above_one() -> None:
     fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=1e-6, prefill=1e-2))
-    profile = measure.profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings(linears=fast))
+    profile = profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings(linears=fast))
     assert max(profile.decode_efficiency.values()) == 1.0
 
 
 def test_the_better_of_two_measurements_is_taken_figure_by_figure() -> None:
     fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=2e-2))
-    best = measure.best_of(some_timings(flops_per_second=1.0), some_timings(linears=fast, layer_overhead_seconds=1.0))
+    best = best_of(some_timings(flops_per_second=1.0), some_timings(linears=fast, layer_overhead_seconds=1.0))
     assert best == some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=1e-2)))
 
 
@@ -77,8 +79,14 @@ def test_a_kept_profile_comes_back_for_the_same_key_only(tmp_path: Path) -> None
     assert [each.name for each in store.file.parent.iterdir()] == ["profile.json"]
 
 
-def test_rates_of_a_processor_are_those_of_one_build_of_the_native_library() -> None:
-    assert measure.store_of("cpu", 1, "bfloat16").key["library"] == build.digest()
+def test_rates_of_a_processor_are_those_of_one_build_of_the_native_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measure.store_of("cpu", 1, "bfloat16").save(a_profile())
+    assert measure.store_of("cpu", 1, "bfloat16").load() == a_profile()
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DANOTHER"))
+    assert measure.store_of("cpu", 1, "bfloat16").load() is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"key": {}, "profile": {"type": "cpu"}}', '{"key": {}}'])
@@ -108,7 +116,7 @@ def test_memory_is_the_least_limit_above_this_process(groups: dict[str, str], ex
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert measure.memory_limit_bytes(tmp_path) == expected
+    assert device.memory_limit_bytes(tmp_path) == expected
 
 
 def test_a_second_call_prints_the_kept_profile(
@@ -127,7 +135,7 @@ def test_a_second_call_prints_the_kept_profile(
     printed = [from_json(line, DeviceProfile) for line in capsys.readouterr().out.splitlines()]
     assert measured == [("cpu", "cpu", 2, "bfloat16")] * 2
     assert [profile.type for profile in printed] == ["cpu", "cpu", "cpu-small", "cpu"]
-    assert {profile.memory_bytes for profile in printed} == {measure.memory_limit_bytes()}
+    assert {profile.memory_bytes for profile in printed} == {device.memory_limit_bytes()}
 
 
 def test_threads_and_compute_types_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,15 +151,15 @@ def test_threads_and_compute_types_have_files_of_their_own(tmp_path: Path, monke
 
 def test_a_gpus_profile_is_kept_for_its_model_and_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = tmp_path / "driver"
-    assert measure.gpu_names(driver) == ""
+    assert device.gpu_names(driver) == ""
     for place, model in (("0000:17:00.0", "NVIDIA H100 PCIe"), ("0000:65:00.0", "NVIDIA L4")):
         (driver / "gpus" / place).mkdir(parents=True)
         (driver / "gpus" / place / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 16\n")
-    assert measure.gpu_names(driver) == "NVIDIA H100 PCIe, NVIDIA L4"
+    assert device.gpu_names(driver) == "NVIDIA H100 PCIe, NVIDIA L4"
     monkeypatch.setattr(measure, "gpu_names", lambda: "NVIDIA L4")
     key = measure.store_of("cuda", 1, "float16").key
     assert key["gpus"] == "NVIDIA L4"
-    assert set(measure.gpu_libraries()) == {"triton", "humming-kernels"} <= set(key)
+    assert set(device.gpu_libraries()) == {"triton", "humming-kernels"} <= set(key)
     assert "gpus" not in measure.store_of("cpu", 1, "float16").key
 
 
@@ -209,7 +217,7 @@ def test_a_small_measurement_of_this_machine(compute: ComputeType, monkeypatch: 
     monkeypatch.setattr(timing, "MOST_WORKING_SET_BYTES", 1 << 18)
     said = io.StringIO()
     timings = timing.take(torch.device("cpu"), compute, said.write)
-    profile = measure.profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
+    profile = profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
     assert "linears in int3" in said.getvalue()
     assert set(profile.decode_efficiency) == set(profile.prefill_efficiency) == set(MAKERS)
     rates = [*profile.decode_efficiency.values(), *profile.prefill_efficiency.values(), profile.layer_overhead_seconds]

@@ -104,7 +104,7 @@ def test_any_schedule_equals_plain_attention(
             start = max(0, written[sequence] - data.draw(st.integers(0, 2), label="rejected"))
             length = data.draw(st.sampled_from([1, 1, 2, 7]), label="length")
             if start + length <= 28:
-                segments.append(Segment(sequence, start, length, start, 1))
+                segments.append(Segment(sequence, start, length, 1))
         if not segments:
             continue
         outputs = run_step(cache, texts, segments, rule)
@@ -120,8 +120,8 @@ def test_soft_capped_scores_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch)
     text = a_text(0, 28, 4, 2)
     monkeypatch.setattr("strata_runtime.model.attention.SCORES_BYTES", 8 * 4 * 28 * 5)  # five rows
     cache = a_cache(2, pages=8, page_tokens=16)
-    first = run_step(cache, {0: text}, [Segment(0, 0, 13, 0, 1)], rule)[0]
-    second = run_step(cache, {0: text}, [Segment(0, 13, 15, 13, 1)], rule)[0]
+    first = run_step(cache, {0: text}, [Segment(0, 0, 13, 1)], rule)[0]
+    second = run_step(cache, {0: text}, [Segment(0, 13, 15, 1)], rule)[0]
     torch.testing.assert_close(torch.cat([first, second]), plain_attention(text, rule), atol=1e-5, rtol=0)
 
 
@@ -130,8 +130,8 @@ def test_masked_rows_some_at_a_time_make_no_difference(monkeypatch: pytest.Monke
     monkeypatch.setattr(attention, "_ROWS_TOGETHER", 3)
     text, rule = a_text(3, 21, 4, 2), AttentionRule(scale=0.3)
     cache = a_cache(2)
-    run_step(cache, {0: text}, [Segment(0, 0, 5, 0, 0)], rule)
-    found = run_step(cache, {0: text}, [Segment(0, 5, 16, 0, 0)], rule)[0]
+    run_step(cache, {0: text}, [Segment(0, 0, 5, 0)], rule)
+    found = run_step(cache, {0: text}, [Segment(0, 5, 16, 0)], rule)[0]
     torch.testing.assert_close(found, plain_attention(text, rule)[5:])
 
 
@@ -142,13 +142,13 @@ def test_decode_in_company_equals_decode_alone(dtype: torch.dtype, heads: tuple[
     texts = {sequence: a_text(sequence, 40, *heads, dtype) for sequence in range(6)}
     lengths = {0: 1, 1: 39, 2: 12, 3: 38, 4: 5, 5: 20}
     together = a_cache(heads[1], pages=80, dtype=dtype)
-    run_step(together, texts, [Segment(s, 0, n, 0, 0) for s, n in lengths.items()], rule)
-    batched = run_step(together, texts, [Segment(s, n, 1, n, 1) for s, n in lengths.items()], rule)
+    run_step(together, texts, [Segment(s, 0, n, 0) for s, n in lengths.items()], rule)
+    batched = run_step(together, texts, [Segment(s, n, 1, 1) for s, n in lengths.items()], rule)
     tolerance = 1e-6 if dtype is torch.float32 else 2e-2
     for sequence, length in lengths.items():
         alone = a_cache(heads[1], dtype=dtype)
-        run_step(alone, texts, [Segment(sequence, 0, length, 0, 0)], rule)
-        single = run_step(alone, texts, [Segment(sequence, length, 1, length, 1)], rule)[sequence]
+        run_step(alone, texts, [Segment(sequence, 0, length, 0)], rule)
+        single = run_step(alone, texts, [Segment(sequence, length, 1, 1)], rule)[sequence]
         torch.testing.assert_close(batched[sequence], single, atol=tolerance, rtol=0)
         torch.testing.assert_close(
             single.float(), plain_attention(texts[sequence], rule)[length : length + 1], atol=tolerance, rtol=0
@@ -159,10 +159,10 @@ def test_groups_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     texts = {sequence: a_text(sequence, 64, 2, 2) for sequence in range(8)}
     cache = a_cache(2, pages=200)
     rule = AttentionRule(0.3)
-    run_step(cache, texts, [Segment(s, 0, 40 + 2 * s, 0, 0) for s in texts], rule)
+    run_step(cache, texts, [Segment(s, 0, 40 + 2 * s, 0) for s in texts], rule)
     page_bytes = 2 * 2 * WIDTH * 4 * 4
     monkeypatch.setattr(batch_module, "DECODE_GROUP_BYTES", 30 * page_bytes)
-    segments = [Segment(s, 40 + 2 * s, 1, 40 + 2 * s, 1) for s in texts]
+    segments = [Segment(s, 40 + 2 * s, 1, 1) for s in texts]
     parts = cache.plan(segments).parts(None)
     assert len(parts) == 4
     assert all(part.pages is not None and part.pages.numel() <= 30 for part in parts)
@@ -172,29 +172,28 @@ def test_groups_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None
         torch.testing.assert_close(outputs[s][0], want, atol=1e-5, rtol=0)
 
 
-def test_a_fork_goes_its_own_way() -> None:
+def test_what_lies_behind_a_segments_start_is_forgotten() -> None:
+    """As after rejected drafts: other tokens take the positions of those that were written."""
     rule = AttentionRule(0.3)
     cache = a_cache(2)
-    parent, other = a_text(1, 20, 2, 2), a_text(2, 20, 2, 2)
-    child = Text(
-        *(torch.cat((getattr(parent, n)[:, :9], getattr(other, n)[:, 9:]), 1) for n in ("query", "key", "value"))
+    drafted, other = a_text(1, 20, 2, 2), a_text(2, 20, 2, 2)
+    kept = Text(
+        *(torch.cat((getattr(drafted, n)[:, :9], getattr(other, n)[:, 9:]), 1) for n in ("query", "key", "value"))
     )
-    texts = {1: parent, 2: child}
-    run_step(cache, texts, [Segment(1, 0, 11, 0, 0)], rule)
-    cache.fork(1, 2, 9)
+    run_step(cache, {1: drafted}, [Segment(1, 0, 16, 0)], rule)
+    outputs = run_step(cache, {1: kept}, [Segment(1, 9, 4, 1)], rule)
     cache.integrity()
-    outputs = run_step(cache, texts, [Segment(1, 11, 3, 11, 1), Segment(2, 9, 4, 9, 1)], rule)
-    torch.testing.assert_close(outputs[1], plain_attention(parent, rule)[11:14], atol=1e-5, rtol=0)
-    torch.testing.assert_close(outputs[2], plain_attention(child, rule)[9:13], atol=1e-5, rtol=0)
+    assert cache.length(1) == 13
+    torch.testing.assert_close(outputs[1], plain_attention(kept, rule)[9:13], atol=1e-5, rtol=0)
 
 
 def test_the_pool_takes_exactly_its_bytes_and_gives_all_pages_back() -> None:
     cache = a_cache(3, pages=10, page_tokens=16, dtype=torch.bfloat16)
     assert cache.bytes == 2 * len(LAYERS) * 10 * 16 * 3 * WIDTH * 2
-    cache.plan([Segment(1, 0, 100, 0, 0), Segment(2, 0, 45, 0, 0)])
+    cache.plan([Segment(1, 0, 100, 0), Segment(2, 0, 45, 0)])
     with pytest.raises(PoolExhaustedError, match="sequence 1 needs 1 more pages of 16 tokens; 0 of this slot's 10"):
-        cache.plan([Segment(1, 100, 13, 100, 1)])
-    cache.truncate(2, 1)
+        cache.plan([Segment(1, 100, 13, 1)])
+    cache.plan([Segment(2, 0, 1, 0)])
     assert cache.free_pages == 2
     cache.reset()
     assert cache.free_pages == 10
@@ -202,6 +201,6 @@ def test_the_pool_takes_exactly_its_bytes_and_gives_all_pages_back() -> None:
 
 
 def test_rows_wanted_are_the_last_of_each_segment() -> None:
-    batch = a_cache(1).plan([Segment(1, 0, 5, 0, 0), Segment(2, 0, 3, 0, 2), Segment(3, 0, 1, 0, 1)])
+    batch = a_cache(1).plan([Segment(1, 0, 5, 0), Segment(2, 0, 3, 2), Segment(3, 0, 1, 1)])
     assert batch.sample_rows.tolist() == [6, 7, 8]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0]

@@ -62,6 +62,9 @@ class LauncherProcess:
         return (self.folder / "child.log").read_text()
 
 
+pytestmark = pytest.mark.xdist_group("launcher")  # one worker: it imports torch once
+
+
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LauncherProcess]:
     launcher = LauncherProcess(tmp_path_factory.mktemp("launcher"))

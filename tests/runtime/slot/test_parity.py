@@ -21,8 +21,8 @@ TOKENS = {
     1: [11, 4, 4, 90, 13, 27, 35, 6, 19, 52],
     2: [80, 1, 44, 7, 7, 63, 12, 30],
 }
-FIRST = [Segment(0, 0, 10, 0, 0), Segment(1, 0, 4, 0, 0), Segment(2, 0, 6, 0, 0)]
-RAGGED = [Segment(1, 4, 5, 4, 5), Segment(0, 10, 1, 10, 1), Segment(2, 6, 2, 6, 2)]  # chunk, decode, two tokens
+FIRST = [Segment(0, 0, 10, 0), Segment(1, 0, 4, 0), Segment(2, 0, 6, 0)]
+RAGGED = [Segment(1, 4, 5, 5), Segment(0, 10, 1, 1), Segment(2, 6, 2, 2)]  # chunk, decode, two tokens
 
 
 @pytest.mark.parametrize("name", MODELS)

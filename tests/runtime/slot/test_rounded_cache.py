@@ -22,7 +22,7 @@ def logits(plan: Plan, model: Path, lengths: list[int]) -> torch.Tensor:
     """Of all tokens, the text cut into segments of these lengths."""
     chain, start, rows = StageChain.load(plan, model), 0, []
     for length in lengths:
-        rows.append(chain.logits(TOKENS, [Segment(0, start, length, start, length)]))
+        rows.append(chain.logits(TOKENS, [Segment(0, start, length, length)]))
         start += length
     return torch.cat(rows)
 

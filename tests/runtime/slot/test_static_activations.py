@@ -15,7 +15,7 @@ from tests.runtime.plans import even_plan
 
 NAMES = ("s0", "s1", "s2")
 TOKENS = {0: [5, 17, 3, 60, 22, 9, 41, 33, 8, 2, 71, 12, 90, 4, 66, 31, 7, 55, 29, 13]}
-WHOLE = [Segment(0, 0, 20, 0, 20)]
+WHOLE = [Segment(0, 0, 20, 20)]
 
 
 def logits(model: Path, name: str) -> torch.Tensor:

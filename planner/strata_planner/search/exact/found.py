@@ -1,6 +1,6 @@
 """What a search gives: the best candidate with its solution, and what finding it took.
 
-Made by `search`, `transfer` and `baselines`; read by assembly, prediction, explanation and benchmarks.
+Made by `search` and `transfer`, and by the methods that benchmarks compare with; read by assembly, prediction, explanation and benchmarks.
 """
 
 import math

@@ -1,6 +1,6 @@
 """A split as the heuristics see it: how many units each stage has at which bits, priced by arrays.
 
-Used by `transfer` and `baselines`. Within a stage the least sensitive units get the fewest bits.
+Used by `transfer`, and by the partitions that benchmarks compare with. Within a stage the least sensitive units get the fewest bits.
 """
 
 from dataclasses import dataclass

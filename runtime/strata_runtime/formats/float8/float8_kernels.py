@@ -1,6 +1,6 @@
 """Products with a Float8Weight (`fp8_*`). Listed and chosen in `kernels`.
 
-The weight-only formats decode some rows to the compute type and multiply; `fp8_a8` rounds activations to e4m3 too, with a scale per token, and multiplies
+`fp8_e4m3` decodes some rows to the compute type and multiplies; `fp8_a8` rounds activations to e4m3 too, with a scale per token, and multiplies
 on the device's float8 units where it has them. Sums are float32 either way, so both paths of `fp8_a8` differ by the order of a sum alone.
 """
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from strata_runtime.formats import features
-from strata_runtime.formats.float8.float8 import E4M3, Float8Weight, decode, quantize_float8
+from strata_runtime.formats.float8.float8 import Float8Weight, decode, quantize_float8
 from strata_runtime.formats.pieces import multiply_in_pieces
 
 WEIGHTS_AT_A_TIME = 1 << 20  # decoded at once: temporaries of 12 MB
@@ -27,7 +27,7 @@ def converted(tokens: Tensor, weight: Float8Weight) -> Tensor:
 
 def reference(tokens: Tensor, weight: Float8Weight) -> Tensor:
     """`fp8_a8` in plain torch: both sides float8, products exact and sums in float32, scaled, rounded once."""
-    rounded = quantize_float8(tokens, E4M3)
+    rounded = quantize_float8(tokens)
     codes = rounded.codes.float()  # keeps NaN
 
     def rows(start: int, stop: int) -> Tensor:
@@ -46,7 +46,7 @@ def scaled_mm_runs(tokens: Tensor, weight: Float8Weight) -> bool:
 
 def scaled_mm(tokens: Tensor, weight: Float8Weight) -> Tensor:
     """torch's product of float8 matrices, without the scales: CUDA's applies those of rows in bfloat16 only."""
-    rounded = quantize_float8(tokens, E4M3)
+    rounded = quantize_float8(tokens)
     one = torch.ones((), device=tokens.device)
     sums: Tensor = torch._scaled_mm(  # noqa: SLF001 -- torch names its kernels so
         rounded.codes, weight.codes.t(), scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=False

@@ -1,10 +1,10 @@
-"""Linears whose weights are eight-bit floats (`fp8_e4m3`, `fp8_e5m2`, with one scale in all as `_tensor`, and `fp8_a8`)."""
+"""Linears whose weights are eight-bit floats (`fp8_e4m3` and `fp8_a8`)."""
 
 import torch
 from torch import Tensor
 
 from strata_planner.contract.formats import FormatName
-from strata_runtime.formats.float8.float8 import ONE_SCALE, TYPE_OF_FORMAT, Float8Weight, quantize_float8
+from strata_runtime.formats.float8.float8 import Float8Weight, quantize_float8
 from strata_runtime.formats.kernels import FLOAT8_KERNELS, select
 from strata_runtime.formats.quant_linear import QuantLinear
 
@@ -17,7 +17,7 @@ class Float8Linear(QuantLinear):
     ) -> None:
         super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
         del compute_dtype  # activations bring it
-        stored = quantize_float8(weight, TYPE_OF_FORMAT[format_name], "tensor" if format_name in ONE_SCALE else "row")
+        stored = quantize_float8(weight)
         self.codes: Tensor
         self.scales: Tensor
         self.register_buffer("codes", stored.codes)

@@ -4,7 +4,6 @@ Written by `activation_calibration`, read by the loader where a plan stores laye
 `<linear>.smoothing` float32 [K], where `<linear>` is its path in the model; its metadata says which model, text and method it comes from.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from strata_planner.contract.model_folder import ACTIVATIONS_FILE
+from strata_planner.contract.store import replacing
 from strata_runtime.errors import InputError
 from strata_runtime.formats.errors import NotCalibratedError
 
@@ -50,12 +50,11 @@ class Activations:
         for key, entry in self.entries.items():
             tensors[f"{key}.scale"] = torch.tensor(entry.scale, dtype=torch.float32)
             tensors[f"{key}.smoothing"] = entry.smoothing.float().contiguous()
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        notes = {**self.notes, "version": ACTIVATIONS_VERSION, "model": self.model}
         try:
-            save_file(tensors, scratch, {**self.notes, "version": ACTIVATIONS_VERSION, "model": self.model})
-            scratch.replace(path)
+            with replacing(path) as scratch:
+                save_file(tensors, scratch, notes)
         except (OSError, SafetensorError) as error:
-            scratch.unlink(missing_ok=True)
             raise InputError(f"{path} cannot be written ({error}): name another place with --output") from error
 
 

@@ -8,7 +8,6 @@ measured is kept beside the file and taken up again; `--kept` measures nothing a
 import argparse
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,10 +22,13 @@ from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.latencies import LatencyProfile, ProfiledDevice
+from strata_planner.contract.store import cache_folder, write_whole
 from strata_planner.contract.values import ContractError
+from strata_runtime.command_line import positive
+from strata_runtime.device import gpu_libraries, gpu_names, processor_name
 from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import build
-from strata_runtime.measuring.measure import gpu_libraries, gpu_names, measure, positive, processor_name, store_of
+from strata_runtime.measuring.measure import measure, store_of
 from strata_runtime.measuring.profiling.fields import read_fields
 from strata_runtime.measuring.profiling.grid import FORMATS
 
@@ -118,7 +120,7 @@ def _measure(
     try:
         with _bar() as progress:
             profile = Survey(subject, notes, progress, base=work[1]).run()
-        _write(file, profile)
+        write_whole(file, profile.encode() + b"\n")
         done = True
     finally:
         notes.close(done=done)
@@ -129,13 +131,6 @@ def keep_rates(device: str, threads: int, compute_type: ComputeType) -> None:
     store = store_of(device, threads, compute_type)
     if store.load() is None:
         store.save(measure(device, device, threads, compute_type))
-
-
-def _write(file: Path, profile: LatencyProfile) -> None:
-    """Replaces the file in one move."""
-    scratch = file.with_suffix(f".{os.getpid()}")
-    scratch.write_bytes(profile.encode() + b"\n")
-    scratch.replace(file)
 
 
 def _kept(file: Path) -> LatencyProfile | None:
@@ -160,8 +155,7 @@ def _place(fields: dict[str, Any], device: ProfiledDevice, options: argparse.Nam
     where = [getattr(device, name) for name in device.__struct_fields__]
     told = json.dumps([fields, where, options.compute_type, options.kv_bits, options.company], sort_keys=True)
     digest = hashlib.sha256(told.encode()).hexdigest()[:12]
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "strata" / f"latency-{digest}-{device.threads}.json"
+    return cache_folder() / f"latency-{digest}-{device.threads}.json"
 
 
 @contextmanager

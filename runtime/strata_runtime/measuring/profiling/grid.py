@@ -56,7 +56,7 @@ class Work:
     def segments(self, sample: int = 0) -> list[Segment]:
         staggered = self.phase == "decode"
         return [
-            Segment(number, self.past + number * staggered, self.tokens, 0, sample) for number in range(self.sequences)
+            Segment(number, self.past + number * staggered, self.tokens, sample) for number in range(self.sequences)
         ]
 
 

@@ -21,7 +21,6 @@ from strata_planner.contract.frames import (
     Open,
     Sampling,
     Segment,
-    Truncate,
     data_decoder,
     encode,
 )
@@ -105,9 +104,8 @@ class ProfiledStage:
         self.cache.plan([segment for segment in _cached(work) if segment.length])
 
     def run(self, work: Work) -> Taken:
-        """One step; the sequences are cut back to where they were first."""
-        operations: list[KvOperation] = [Truncate(segment.sequence, segment.start) for segment in work.segments()]
-        return self._send(operations, work)
+        """One step. Every run of it starts where the first one did, so that what the last one wrote is forgotten."""
+        return self._send([], work)
 
     def kernels(self, rows: int) -> str:
         """Names of the kernels that a step of so many rows multiplies with, in this stage's first layer."""
@@ -167,7 +165,7 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 def _cached(work: Work) -> list[Segment]:
-    return [Segment(each.sequence, 0, each.start, 0, 0) for each in work.segments()]
+    return [Segment(each.sequence, 0, each.start, 0) for each in work.segments()]
 
 
 def _kernel(linear: QuantLinear, tokens: Tensor) -> str:

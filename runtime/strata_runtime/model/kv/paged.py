@@ -78,17 +78,6 @@ class PagedKvCache:
             layers=self._pool.layers,
         )
 
-    def truncate(self, sequence: int, length: int) -> None:
-        """Forget positions from `length` on."""
-        self._table.truncate(sequence, length)
-
-    def fork(self, parent: int, child: int, length: int) -> None:
-        """`child` starts as the first `length` positions of `parent`, on pages of its own."""
-        copies = self._table.fork(parent, child, length)
-        for source, target in copies:
-            for layer in self._pool.layers:
-                layer.copy_page(source, target)
-
     def free(self, sequence: int) -> None:
         """The sequence is over; one that has no pages yet is no error."""
         self._table.free(sequence)

@@ -36,7 +36,7 @@ class PageTable:
     def extend(self, sequence: int, start: int, length: int) -> list[int]:
         """Make room for positions start..start+length-1 and count them as written. Returns the sequence's pages.
 
-        Positions from `start` on may be overwritten, for instance after a rejected draft. Raises StepError for a gap,
+        What lay behind `start` is forgotten, as after rejected drafts, and pages that hold none of the rest return to the pool. Raises StepError for a gap,
         PoolExhaustedError (nothing is changed then) if the pool has too few pages.
         """
         if length < 1 or start < 0 or start > self.length(sequence):
@@ -49,28 +49,10 @@ class PageTable:
         self._shrink(sequence, start + length)
         return owned
 
-    def truncate(self, sequence: int, length: int) -> None:
-        """Forget positions from `length` on; pages that hold none of the rest return to the pool."""
-        if length > self.length(sequence) or length < 0:
-            raise StepError(f"sequence {sequence}: cut to {length} of {self.length(sequence)} written positions")
-        if sequence in self._owned:
-            self._shrink(sequence, length)
-
     def free(self, sequence: int) -> None:
         """The sequence is over. One that never had a page is no error: it may end before its first step."""
         self._free.extend(reversed(self._owned.pop(sequence, [])))
         self._length.pop(sequence, None)
-
-    def fork(self, parent: int, child: int, length: int) -> list[tuple[int, int]]:
-        """Give `child` pages for the first `length` positions of `parent`. Returns the (from, to) pages to copy."""
-        if child in self._owned:
-            raise StepError(f"sequence {child} exists: a fork needs a new sequence")
-        if length > self.length(parent) or length < 1:
-            raise StepError(f"fork of sequence {parent} at {length}: it has {self.length(parent)} written positions")
-        owned = self._owned.setdefault(child, [])
-        self._take(child, owned, self._pages_for(length))
-        self._length[child] = length
-        return list(zip(self._owned[parent], owned, strict=False))
 
     def integrity(self) -> None:
         """Raises AssertionError unless every page is free or owned exactly once and no sequence owns too many or few."""

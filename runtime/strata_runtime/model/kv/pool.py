@@ -45,10 +45,6 @@ class LayerPool(ABC):
     def gather(self, pages: Tensor) -> Tensor:
         """pages: [P] -> keys and values [2, kv_heads, P * page_tokens, head_dim] in the compute type."""
 
-    @abstractmethod
-    def copy_page(self, source: int, target: int) -> None:
-        """All positions of a page to another one."""
-
 
 class PlainPool(LayerPool):
     """Keys and values as they are: storage [2, kv_heads, pages * page_tokens, head_dim] in the compute type."""
@@ -65,9 +61,6 @@ class PlainPool(LayerPool):
 
     def gather(self, pages: Tensor) -> Tensor:
         return _by_place(self._pages.index_select(2, pages), self.shape)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self._pages[:, :, target].copy_(self._pages[:, :, source])
 
 
 class RoundedPool(LayerPool):
@@ -101,10 +94,6 @@ class RoundedPool(LayerPool):
             return native_pages.gather(self._code_pages, self._scale_pages, pages, self.shape.dtype)
         codes, scales = self._code_pages.index_select(2, pages), self._scale_pages.index_select(2, pages)
         return restore(codes.flatten(2, 3), scales.flatten(2), self.shape.dtype)
-
-    def copy_page(self, source: int, target: int) -> None:
-        for pages in (self._code_pages, self._scale_pages):
-            pages[:, :, target].copy_(pages[:, :, source])
 
 
 @dataclass(frozen=True)

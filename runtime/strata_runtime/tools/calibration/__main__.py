@@ -17,14 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import CALIBRATION_FILE, Calibration
 from strata_planner.contract.formats import ComputeType
+from strata_planner.contract.store import write_whole
+from strata_runtime.command_line import natural, positive, window_tokens
 from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.model.adapter import read_config
 from strata_runtime.tools.calibration.calibrate import Subject, calibrate
 from strata_runtime.tools.calibration.text import Windows, read_windows
-
-_LEAST_WINDOW = 32
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,12 +58,9 @@ def run(folder: Path, options: argparse.Namespace) -> Calibration:
 
 def write(calibration: Calibration, path: Path) -> None:
     """Whole or not at all: a reader never sees half a file. Raises InputError."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        scratch.write_bytes(calibration.encode())
-        scratch.replace(path)
+        write_whole(path, calibration.encode())
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise InputError(f"{path} cannot be written ({error.strerror}): name another place with --output") from error
 
 
@@ -91,33 +88,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", help="folder or uri of the model")
     parser.add_argument("--text", type=Path, help="UTF-8 text; without it, heldout.txt of the model's folder")
     parser.add_argument("--output", type=Path, help=f"without it, {CALIBRATION_FILE} in the model's folder")
-    parser.add_argument("--tokens", type=_positive, default=8192, help="tokens that statistics are taken of")
+    parser.add_argument("--tokens", type=positive, default=8192, help="tokens that statistics are taken of")
     parser.add_argument(
-        "--held-back-tokens", type=_natural, default=16384, help="other tokens that losses are measured on; 0: none"
+        "--held-back-tokens", type=natural, default=16384, help="other tokens that losses are measured on; 0: none"
     )
-    parser.add_argument("--window", type=_window, default=512, help="tokens that are seen together")
-    parser.add_argument("--threads", type=_positive, default=1)
+    parser.add_argument("--window", type=window_tokens, default=512, help="tokens that are seen together")
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compute-type", choices=get_args(ComputeType), default="float32")
     return parser
-
-
-def _natural(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; use 0 or more")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not _natural(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is too few; use 1 or more")
-    return int(text)
-
-
-def _window(text: str) -> int:
-    if _natural(text) < _LEAST_WINDOW:
-        raise argparse.ArgumentTypeError(f"{text!r}: a window has at least {_LEAST_WINDOW} tokens")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import ComputeType
 from strata_planner.contract.model_folder import ACTIVATIONS_FILE
 from strata_runtime.allocator import freed_at_once
+from strata_runtime.command_line import positive
 from strata_runtime.errors import InputError
 from strata_runtime.formats.linear import COMPUTE_DTYPES
 from strata_runtime.formats.static8.activation_file import ActivationEntry, Activations
@@ -182,18 +183,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--method", choices=get_args(CalibrationMethod), default="minmax")
     parser.add_argument("--smoothing", type=_smoothing, default="search", help="search, none, or alpha from 0 to 1")
     parser.add_argument("--output", type=Path, help=f"without it, {ACTIVATIONS_FILE} in the model's folder")
-    parser.add_argument("--tokens", type=_positive, default=8192, help="tokens that are seen")
-    parser.add_argument("--window", type=_positive, default=512, help="tokens that are seen together")
-    parser.add_argument("--threads", type=_positive, default=1)
+    parser.add_argument("--tokens", type=positive, default=8192, help="tokens that are seen")
+    parser.add_argument("--window", type=positive, default=512, help="tokens that are seen together")
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compute-type", choices=get_args(ComputeType), default="float32")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return int(text)
 
 
 def _smoothing(text: str) -> float | str | None:

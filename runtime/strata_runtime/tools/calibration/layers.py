@@ -33,9 +33,6 @@ class _PassingPool(LayerPool):
     def gather(self, pages: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
-    def copy_page(self, source: int, target: int) -> None:
-        raise NotImplementedError
-
 
 class Piece:
     """Layers first..last (none if last < first) of a model, with the embedding or head if asked for."""
@@ -59,14 +56,14 @@ class Piece:
         cache = self._cache(max((len(window) for window in windows), default=0))
         outputs = []
         for window in windows:
-            batch = cache.plan([Segment(0, 0, len(window), 0, len(window))])
+            batch = cache.plan([Segment(0, 0, len(window), len(window))])
             outputs.append(self._model.forward(window.to(self._model.device), batch))
             cache.free(0)
         return outputs
 
     def differentiable(self, window: torch.Tensor) -> torch.Tensor:
         """What `run` gives of one window of at least two, with its graph: for gradients by the input and by weights that require them."""
-        batch = self._cache(len(window)).plan([Segment(0, 0, len(window), 0, len(window))])
+        batch = self._cache(len(window)).plan([Segment(0, 0, len(window), len(window))])
         batch = replace(batch, layers=tuple(_PassingPool(pool.shape) for pool in batch.layers))
         return self._slice.compute(window.to(self._model.device), batch)
 

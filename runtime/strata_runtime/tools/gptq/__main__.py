@@ -19,6 +19,7 @@ from strata_planner.contract.architectures import UnsupportedModelError, check_f
 from strata_planner.contract.formats import GPTQ, ComputeType
 from strata_planner.contract.quantization import CONFIG_FIELD, with_old_description
 from strata_runtime.allocator import freed_at_once
+from strata_runtime.command_line import positive, window_tokens
 from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.loading.uri import resolve_model
@@ -28,7 +29,6 @@ from strata_runtime.tools.gptq.calibrated import Job, quantize_model
 from strata_runtime.tools.gptq.description import CheckpointFormat, Description
 from strata_runtime.tools.gptq.solver import GptqSettings
 
-_LEAST_WINDOW = 32
 _WHOLE_ROW = -1
 
 
@@ -102,8 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--group", type=_group, default=128, help="inputs that share a scale; -1: a whole row")
     parser.add_argument("--text", type=Path, help="UTF-8 text; without it, heldout.txt of the model's folder")
-    parser.add_argument("--tokens", type=_positive, default=16384, help="of the text, at most")
-    parser.add_argument("--window", type=_window, default=512, help="tokens that are seen together")
+    parser.add_argument("--tokens", type=positive, default=16384, help="of the text, at most")
+    parser.add_argument("--window", type=window_tokens, default=512, help="tokens that are seen together")
     parser.add_argument("--asymmetric", action="store_true", help="a zero of its own for every group")
     parser.add_argument("--no-act-order", action="store_true", help="round inputs in the model's order")
     parser.add_argument("--ordered-groups", action="store_true", help="groups by act-order: desc_act in the old sense")
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         "--damp", type=float, default=0.01, help="share of the Hessian's mean that is added to its diagonal"
     )
     parser.add_argument("--format", choices=get_args(CheckpointFormat), help="gptq, or gptq_v2 with --asymmetric")
-    parser.add_argument("--threads", type=_positive, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compute-type", choices=get_args(ComputeType), default="float32")
     return parser
@@ -129,20 +129,8 @@ def _layer_bits(text: str) -> list[tuple[range, int]]:
     return found
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
 def _group(text: str) -> int:
-    return _WHOLE_ROW if text == str(_WHOLE_ROW) else _positive(text)
-
-
-def _window(text: str) -> int:
-    if _positive(text) < _LEAST_WINDOW:
-        raise argparse.ArgumentTypeError(f"{text!r}: a window has at least {_LEAST_WINDOW} tokens")
-    return int(text)
+    return _WHOLE_ROW if text == str(_WHOLE_ROW) else positive(text)
 
 
 if __name__ == "__main__":

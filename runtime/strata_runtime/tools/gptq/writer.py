@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from strata_planner.contract.quantization import CONFIG_FIELD, OLD_CONFIG_FILE
+from strata_planner.contract.store import replacing
 from strata_runtime.errors import InputError
 from strata_runtime.formats.gptq.codes import GptqCodes
 from strata_runtime.formats.gptq.tensors import PARTS, GptqTensors, decode, encode
@@ -173,13 +174,10 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def _whole(path: Path, write: Callable[[Path], object]) -> None:
     """All of it or nothing: written under another name, then renamed."""
-    scratch = path.with_name(f".{path.name}.partial")
     try:
-        write(scratch)
-        scratch.replace(path)
+        with replacing(path) as scratch:
+            write(scratch)
     except OSError as error:
         raise InputError(
             f"{path} cannot be written ({error.strerror or error}): make room, or name another folder"
         ) from error
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import ANY_PRECISION
 from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER
+from strata_runtime.command_line import positive, window_tokens
 from strata_runtime.errors import InputError
 from strata_runtime.loading.artefact import find_artefact, open_artefact
 from strata_runtime.loading.artefact_manifest import cache_folder
@@ -28,7 +29,6 @@ from strata_runtime.model.adapter import read_config
 from strata_runtime.tools.calibration.text import read_windows
 from strata_runtime.tools.quantize.any_copy import Job, LayerDone, make_copy
 
-_LEAST_WINDOW = 32
 _SPEED_SECONDS = 3600.0  # that the time left is told by: a pass through one layer of a large model takes minutes
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
 
@@ -135,8 +135,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", help="folder or uri of the model")
     parser.add_argument("--bits", type=int, choices=sorted(ANY_PRECISION), default=8, help="of the widest model kept")
     parser.add_argument("--text", type=Path, help="UTF-8 text to calibrate with; without it all weights count alike")
-    parser.add_argument("--tokens", type=_positive, default=16384, help="of the text, at most")
-    parser.add_argument("--window", type=_window, default=512, help="tokens that are seen together")
+    parser.add_argument("--tokens", type=positive, default=16384, help="of the text, at most")
+    parser.add_argument("--window", type=window_tokens, default=512, help="tokens that are seen together")
     parser.add_argument(
         "--no-refit",
         action="store_true",
@@ -144,21 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output", type=Path, help=f"without it, {ANY_PRECISION_FOLDER} in the model's folder")
     parser.add_argument("--verify", action="store_true", help="make nothing: read the copy and compare its checksums")
-    parser.add_argument("--threads", type=_positive, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _window(text: str) -> int:
-    if _positive(text) < _LEAST_WINDOW:
-        raise argparse.ArgumentTypeError(f"{text!r}: a window has at least {_LEAST_WINDOW} tokens")
-    return int(text)
 
 
 if __name__ == "__main__":

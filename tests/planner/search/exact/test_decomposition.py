@@ -17,10 +17,11 @@ from strata_planner.search.exact.bounds import pooled_bound
 from strata_planner.search.exact.decomposition import Decomposition
 from strata_planner.search.exact.lattice import alike, lattice_of
 from strata_planner.search.exact.problem import Problem, SolutionStatus, StopReason
+from tests.laws import share
 from tests.planner.search.exact.brute_force import best_objective, problems
 
 slow = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=share(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 alike_problems = problems().filter(alike)
 
@@ -96,7 +97,7 @@ def test_a_problem_too_large_for_the_tables_goes_to_the_ilp(monkeypatch: pytest.
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 def test_blocks_deal_bits_as_well_as_trying_everything(units: int, bits: int, seed: int) -> None:
     penalty = np.random.default_rng(seed).random((units, bits))
     blocks = Blocks(penalty)

@@ -10,9 +10,10 @@ from strata_planner.search.exact.bounds import lower_bound
 from strata_planner.search.exact.feasibility import at_fewest_bits
 from strata_planner.search.exact.ilp import solve
 from strata_planner.search.exact.problem import Problem, Run, SolutionStatus, StageCosts, StopReason
+from tests.laws import share
 from tests.planner.search.exact.brute_force import best_objective, problems
 
-slow = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+slow = settings(max_examples=share(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @slow

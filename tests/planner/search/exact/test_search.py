@@ -8,22 +8,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.reference import baselines
+from benchmarks.reference.judge import assignment_of, judge
 from strata_planner.errors import InfeasibleError, WorkloadError
 from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.request import PlanRequest, Solver
 from strata_planner.question.workload import Workload
-from strata_planner.search.exact import baselines, transfer
+from strata_planner.search.exact import transfer
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.found import gap_of
-from strata_planner.search.exact.judge import assignment_of, judge
 from strata_planner.search.exact.orders import fleet_of, orders
 from strata_planner.search.exact.pools import Prices, pools
 from strata_planner.search.exact.problem import SolutionStatus
 from strata_planner.search.planning import PlanOutcome, make_plan
 from strata_planner.sensitivity import Sensitivity
+from tests.laws import share
 from tests.planner.builders import MIB, a_cluster, a_request
 
-laws = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+laws = settings(max_examples=share(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def sensitivities(layers: int) -> st.SearchStrategy[Sensitivity]:

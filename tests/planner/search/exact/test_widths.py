@@ -16,6 +16,7 @@ from strata_planner.replan.decision import replan
 from strata_planner.search.exact.feasibility import fits
 from strata_planner.search.exact.widths import narrowings
 from strata_planner.search.planning import make_plan
+from tests.laws import share
 from tests.planner.builders import MIB, a_cluster, a_request
 
 
@@ -33,7 +34,7 @@ def best(request: PlanRequest) -> float:
         return float("inf")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=share(12), deadline=None)
 @given(
     memory=st.floats(8, 40),
     method=st.sampled_from(sorted(FORMATS_OF_METHOD)),

@@ -14,6 +14,7 @@ from strata_planner.search.layouts.pipelines import Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
 from strata_planner.search.layouts.search import laid
 from strata_planner.search.layouts.stages import ladder
+from tests.laws import share
 from tests.planner.search.layouts.layouts import a_pool, a_pool_request
 
 NODES = {"a": 3, "b": 3, "c": 2, "d": 3}
@@ -35,7 +36,7 @@ def fresh(name: str) -> tuple[PlanRequest, Pool]:
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 @given(composition=COMPOSITIONS)
 def test_what_is_remembered_is_what_would_be_worked_out(name: str, composition: Composition) -> None:
     remembered, anew = SHARED[name].best(composition), Pipelines(*fresh(name)).best(composition)
@@ -50,7 +51,7 @@ def test_what_is_remembered_is_what_would_be_worked_out(name: str, composition: 
         assert tuple(counts[c] for c in range(len(composition))) == composition
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=share(15), deadline=None)
 @given(composition=COMPOSITIONS.filter(lambda each: sum(each) > 1))
 def test_the_plan_is_near_its_estimate(composition: Composition) -> None:
     """Fractions of layers against whole ones: of six layers the difference can be large, and is never in the plan's favour by

@@ -21,6 +21,7 @@ from strata_planner.search.layouts.search import (
     layout_plan,
     replan_layout,
 )
+from tests.laws import share
 from tests.planner.search.layouts.layouts import a_device, a_pool, a_pool_request, used
 
 QUICK = Wish(stall=100, seconds=60.0)
@@ -44,7 +45,7 @@ def priced(cluster: Cluster) -> Cluster:
     return msgspec.structs.replace(cluster, nodes=nodes)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=share(12), deadline=None)
 @given(
     counts=st.lists(st.integers(1, 5), min_size=1, max_size=3).filter(lambda each: max(each) > 1),
     goal=st.sampled_from(sorted(GOALS)),

@@ -38,7 +38,7 @@ def run(cache: PagedKvCache, text: tuple[torch.Tensor, ...], lengths: list[int],
     """The sequence in segments of these lengths; what all its tokens attend to, [tokens, heads, width]."""
     outputs, start = [], 0
     for length in lengths:
-        batch = cache.plan([Segment(sequence, start, length, start, 1)])
+        batch = cache.plan([Segment(sequence, start, length, 1)])
         query, key, value = (part[:, start : start + length] for part in text)
         outputs.append(attend(batch, 0, query, key, value, RULE))
         start += length
@@ -79,7 +79,7 @@ def test_however_tokens_arrive_attention_sees_the_same_rounded_entries(cuts: set
     pieces, whole = a_cache(8), a_cache(8)
     out = run(pieces, (query, key, value), lengths)
     run(whole, (query, key, value), [30])
-    batches = [cache.plan([Segment(0, 29, 1, 29, 1)]) for cache in (pieces, whole)]
+    batches = [cache.plan([Segment(0, 29, 1, 1)]) for cache in (pieces, whole)]
     pages = torch.tensor(batches[0].spans[0].pages)
     held = [batch.layers[0].gather(pages)[:, :, :30] for batch in batches]
     assert torch.equal(held[0], held[1])
@@ -101,15 +101,14 @@ def test_the_error_of_attention_is_bounded(seed: int, power: int) -> None:
     assert ((out - exact).abs() <= bound[..., None] + 1e-5).all()
 
 
-def test_a_fork_has_scales_of_its_own() -> None:
+def test_what_is_written_again_has_scales_of_its_own() -> None:
     text = a_text(20)
     cache = a_cache(8)
     run(cache, text, [11])
-    cache.fork(0, 1, 9)
     other = tuple(part * 5 for part in text)
     start, length = 9, 4
     query, key, value = (part[:, start : start + length] for part in other)
-    out = attend(cache.plan([Segment(1, start, length, start, 1)]), 0, query, key, value, RULE)
+    out = attend(cache.plan([Segment(0, start, length, 1)]), 0, query, key, value, RULE)
     mixed = tuple(torch.cat((own[:, :9], new[:, 9:]), dim=1) for own, new in zip(text, other, strict=True))
     torch.testing.assert_close(out, run(a_cache(8), mixed, [9, 4], sequence=5)[9:], atol=1e-5, rtol=0)
 

@@ -79,7 +79,7 @@ def test_no_step_of_sizes_that_were_met_has_new_products(steps: list[dict[int, i
     known: Shapes = set()
     for step in steps:
         segments = [
-            Segment(sequence, written[sequence], length, written[sequence], 1)
+            Segment(sequence, written[sequence], length, 1)
             for sequence, length in step.items()
             if written[sequence] + length <= 600
         ]
@@ -95,7 +95,7 @@ def test_no_step_of_sizes_that_were_met_has_new_products(steps: list[dict[int, i
 
 
 def test_without_soft_caps_there_is_nothing_to_keep() -> None:
-    batch = _a_cache().plan([Segment(0, 0, 5, 0, 1)])
+    batch = _a_cache().plan([Segment(0, 0, 5, 1)])
     assert kernel_sizes(batch, [AttentionRule(0.3), AttentionRule(0.3, window=20)]) == set()
 
 

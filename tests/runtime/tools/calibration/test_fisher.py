@@ -10,11 +10,12 @@ from transformers import AutoModelForCausalLM
 from strata_runtime.tools.calibration.fisher import BACKWARD, FORWARD, calibrated_layers, fisher_diagonals
 from strata_runtime.tools.calibration.hessians import input_hessians
 from strata_runtime.tools.calibration.layers import LayeredModel
+from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
 
 torch.set_num_threads(1)
 # Windows, soft caps, another attention and norm, experts, biases, a parallel layer: what gradients may stumble on.
-MODELS = ("llama", "gemma2", "opt", "qwen2_moe", "phi3", "stablelm-parallel")
+MODELS = swept(("llama", "gemma2", "opt", "qwen2_moe", "phi3", "stablelm-parallel"), ("gemma2", "opt", "qwen2_moe"))
 WINDOWS = [torch.arange(3, 27), torch.arange(60, 18, -3)]
 
 

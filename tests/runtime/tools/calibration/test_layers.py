@@ -7,14 +7,14 @@ import torch
 
 from strata_planner.contract.frames import Segment
 from strata_runtime.tools.calibration.layers import LayeredModel
-from tests.runtime.architectures import MODELS, make_tiny_model
+from tests.runtime.architectures import SWEEP, make_tiny_model
 from tests.runtime.loading.stages import CPU, Stages, roles
 
 torch.set_num_threads(1)
 WINDOWS = [torch.tensor([1, 5, 9, 2, 7]), torch.tensor([1, 3, 3, 8, 40, 12, 6, 60, 11])]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SWEEP)
 def test_the_pieces_are_the_whole(tmp_path: Path, name: str) -> None:
     folder = make_tiny_model(tmp_path, name)
     model = LayeredModel(folder, torch.float32, CPU)
@@ -25,7 +25,7 @@ def test_the_pieces_are_the_whole(tmp_path: Path, name: str) -> None:
         logits = model.head().run(states)
         whole = Stages(folder, roles(folder, 1))
         for place, (window, found) in enumerate(zip(WINDOWS, logits, strict=True)):
-            expected = whole.step({place: window}, [Segment(place, 0, len(window), 0, len(window))])
+            expected = whole.step({place: window}, [Segment(place, 0, len(window), len(window))])
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -1,6 +1,6 @@
 """The uniform nested form: an 8-bit parent in groups, whose most significant k bits are a k-bit model on an even grid.
 
-The alternative to `any_precision` that kernels of scales and zeros can read (MatQuant, arXiv 2502.06786, slices so; MatGPTQ likewise). Measured beside it by
+The alternative to the any-precision form that kernels of scales and zeros can read (MatQuant, arXiv 2502.06786, slices so; MatGPTQ likewise). Measured beside it by
 `python -m benchmarks.quality`; no format of plans. Knows nothing of packing.
 
 A code c of 8 bits stands for zero + c * scale. Its k most significant bits stand for the middle of the 2^(8-k) codes that begin with them. So rounding to

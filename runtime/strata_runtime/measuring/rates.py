@@ -1,0 +1,91 @@
+"""From what was timed on a device to its rates: the planner's roofline, turned round.
+
+Called by `measure`; `timing` takes the seconds. A linear of `format` at one token took bytes / (bandwidth * decode efficiency), at
+PREFILL_TOKENS operations / (flops * prefill efficiency). Pure: knows no clock, no device and no file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
+
+PREFILL_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class LinearSeconds:
+    """One linear: at one token with weights beyond the cache, and at PREFILL_TOKENS tokens."""
+
+    decode: float
+    prefill: float
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What was timed. `features`: outputs and inputs of the linears."""
+
+    features: int
+    bandwidth_bytes_per_second: float
+    flops_per_second: float
+    float32_flops_per_second: float
+    linears: dict[FormatName, LinearSeconds]
+    layer_overhead_seconds: float
+    step_overhead_seconds: float
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The device that was timed, and the arithmetic on it."""
+
+    type: str
+    memory_bytes: int
+    threads: int
+    compute_type: ComputeType
+    compute_capability: str = ""
+    packed_rows: Mapping[FormatName, int] = field(default_factory=dict)
+
+
+def best_of(first: Timings, second: Timings) -> Timings:
+    """The better of two measurements, figure by figure: other programs of the machine only ever add time."""
+    return Timings(
+        features=first.features,
+        bandwidth_bytes_per_second=max(first.bandwidth_bytes_per_second, second.bandwidth_bytes_per_second),
+        flops_per_second=max(first.flops_per_second, second.flops_per_second),
+        float32_flops_per_second=max(first.float32_flops_per_second, second.float32_flops_per_second),
+        linears={
+            name: LinearSeconds(
+                min(one.decode, second.linears[name].decode), min(one.prefill, second.linears[name].prefill)
+            )
+            for name, one in first.linears.items()
+        },
+        layer_overhead_seconds=min(first.layer_overhead_seconds, second.layer_overhead_seconds),
+        step_overhead_seconds=min(first.step_overhead_seconds, second.step_overhead_seconds),
+    )
+
+
+def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
+    """Times to rates. Memory is at least as fast as the fastest linear read it, so no decode efficiency is above 1."""
+    size, item = timings.features, COMPUTE_TYPE_BYTES[subject.compute_type]
+    operations = 2 * PREFILL_TOKENS * size * size
+    flops = timings.float32_flops_per_second if subject.compute_type == "float32" else timings.flops_per_second
+    read = {
+        name: (stored_bytes(name, size, size, subject.compute_type) + 2 * size * item) / seconds.decode
+        for name, seconds in timings.linears.items()
+    }
+    bandwidth = max(timings.bandwidth_bytes_per_second, *read.values())
+    return DeviceProfile(
+        type=subject.type,
+        memory_bytes=subject.memory_bytes,
+        bandwidth_bytes_per_second=bandwidth,
+        flops_per_second=timings.flops_per_second,
+        float32_flops_per_second=timings.float32_flops_per_second,
+        decode_efficiency={name: rate / bandwidth for name, rate in read.items()},
+        prefill_efficiency={name: operations / (flops * seconds.prefill) for name, seconds in timings.linears.items()},
+        layer_overhead_seconds=timings.layer_overhead_seconds,
+        step_overhead_seconds=timings.step_overhead_seconds,
+        source="measured",
+        compute_capability=subject.compute_capability,
+        threads=subject.threads,
+        packed_rows=dict(subject.packed_rows),
+    )

@@ -1,0 +1,23 @@
+"""How much of a slow law `make test` draws: a quarter of its examples and eight architectures; `make test-all` draws all.
+
+Which of the two it is says hypothesis' profile: `--hypothesis-profile=all` (the Makefile sets it, with `-m ""` for what is marked slow).
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+ALL = "all"
+
+
+def share(examples: int) -> int:
+    """Of a law whose examples each solve an integer program, or as much."""
+    return examples if settings.get_current_profile_name() == ALL else max(1, examples // 4)
+
+
+def swept(names: Iterable[str], always: Iterable[str]) -> list[Any]:
+    """Parameters of a sweep: those that always run, and the others marked as slow."""
+    kept = set(always)
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in names]
