@@ -14,6 +14,9 @@ import msgspec
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import Value
 
+# Of one control message. The longest are a `Prepare`, which holds the addresses of all slots (some 100 bytes each), and statuses.
+LARGEST_CONTROL_BYTES = 4 << 20
+
 
 class SlotAddress(Value, frozen=True):
     """Where a slot listens. Role i takes its frames at `data_port + i`, requests (when it leads) at `request_port + i`."""

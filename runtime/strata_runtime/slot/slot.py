@@ -21,6 +21,7 @@ import torch
 import zmq
 
 from strata_planner.contract.control import (
+    LARGEST_CONTROL_BYTES,
     Commit,
     GetStatus,
     Prepare,
@@ -32,6 +33,8 @@ from strata_planner.contract.control import (
     encode,
     slot_request_decoder,
 )
+from strata_planner.contract.decoding import decode_message
+from strata_planner.contract.values import ContractError
 from strata_runtime.allocator import set_up_heap
 from strata_runtime.errors import InputError
 from strata_runtime.loading.warmup import warm_up
@@ -101,7 +104,9 @@ class Slot:
         self._stopping = False
         self._context: zmq.Context[Any] = zmq.Context()
         self._control = self._context.socket(zmq.ROUTER)
-        listen(self._control, f"tcp://{_bindable(options.host)}:{options.control_port}", Keys.of(options.control_key))
+        self._bind = _bindable(options.host)
+        endpoint = f"tcp://{self._bind}:{options.control_port}"
+        listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
         self._poller.register(self._wakeup.reader, zmq.POLLIN)
@@ -143,9 +148,9 @@ class Slot:
         while self._control.poll(0):
             identity, *rest = self._control.recv_multipart()
             try:
-                request = slot_request_decoder.decode(rest[-1])
-            except msgspec.MsgspecError as error:
-                log.warning("a control message does not decode: %s", error)
+                request = decode_message(slot_request_decoder, rest, LARGEST_CONTROL_BYTES)
+            except ContractError as error:
+                log.warning("control: %s", error)
                 continue
             self._handle(request, identity)
             self._control.send_multipart([identity, encode(self.status())])
@@ -202,7 +207,7 @@ class Slot:
         self._end_epoch()
         self._failure = ""
         try:
-            self._running = RunningEpoch(self._name, self._incarnation, prepared, self._fail)
+            self._running = RunningEpoch(self._name, self._incarnation, prepared, self._bind, self._fail)
         except InputError as error:
             self._loading = None  # nothing is prepared any more: the controller makes another epoch
             self._fail(str(error))
@@ -271,7 +276,7 @@ def _bindable(host: str) -> str:
 def parse(arguments: Sequence[str] | None) -> SlotOptions:
     parser = argparse.ArgumentParser(prog="strata-slot", description="One slot of a Strata pipeline.")
     parser.add_argument("--name", required=True, help="the slot's name in the plan")
-    parser.add_argument("--host", default="127.0.0.1", help="address of the control port")
+    parser.add_argument("--host", default="127.0.0.1", help="address that all its ports listen at")
     parser.add_argument("--control-port", type=int, required=True)
     parser.add_argument(
         "--data-port", type=int, default=0, help="told by each prepare; accepted for symmetry with the plan"

@@ -21,6 +21,7 @@ from strata_planner.contract.control import (
     SlotStatus,
     SwitchState,
 )
+from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.frames import Hello, LeaderHello, Rejected, Sampling, Submit, TokenEvent, Tokens
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import roles_of
@@ -40,14 +41,15 @@ class SlotClient:
         self.address = address
         self._context: zmq.Context[Any] = zmq.Context()
         endpoint = f"tcp://{address.host}:{address.control_port}"
-        self._socket = connect(self._context.socket(zmq.DEALER), endpoint, Keys.of(control_key))
+        keys = Keys.of(control_key)
+        self._socket = connect(self._context.socket(zmq.DEALER), endpoint, keys, control.LARGEST_CONTROL_BYTES)
 
     def ask(self, request: control.SlotRequest) -> SlotStatus:
         """Raises RuntimeFaultError if the slot does not answer in time."""
         self._socket.send(control.encode(request))
         if not self._socket.poll(int(PATIENCE_SECONDS * 1000)):
             raise RuntimeFaultError(f"slot {self.name} at {self.address} does not answer for {PATIENCE_SECONDS} s")
-        status = control.status_decoder.decode(self._socket.recv())
+        status = decode_message(control.status_decoder, self._socket.recv_multipart(), control.LARGEST_CONTROL_BYTES)
         if not isinstance(status, SlotStatus):
             raise RuntimeFaultError(f"{self.address} answers as a gateway, not as slot {self.name}")
         return status
@@ -83,7 +85,7 @@ class LeaderClient:
     def __init__(self, address: SlotAddress, key: str, place: int = 0) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         endpoint = f"tcp://{address.host}:{address.request_port + place}"
-        self._socket = connect(self._context.socket(zmq.DEALER), endpoint, Keys.of(key))
+        self._socket = connect(self._context.socket(zmq.DEALER), endpoint, Keys.of(key), frames.LARGEST_ANSWER_BYTES)
 
     def hello(self) -> LeaderHello:
         self.send(Hello())
@@ -101,7 +103,8 @@ class LeaderClient:
         """Raises RuntimeFaultError if nothing comes in time."""
         if not self.heard(PATIENCE_SECONDS):
             raise RuntimeFaultError(f"the leader says nothing for {PATIENCE_SECONDS} s")
-        return frames.leader_message_decoder.decode(self._socket.recv())
+        received = self._socket.recv_multipart()
+        return decode_message(frames.leader_message_decoder, received, frames.LARGEST_ANSWER_BYTES)
 
     def events(self) -> list[TokenEvent]:
         """The tokens of the next message. Raises RequestRefusedError for a rejected request."""
