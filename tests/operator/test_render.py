@@ -16,6 +16,7 @@ from strata_operator.observe.inventory import take_inventory
 from strata_operator.render import RenderOptions, epoch_objects, image_for, read_epoch, render, slot_address
 from strata_operator.render.slots import SLOT_IDLE_BYTES, Slot, claims_of, slots_of
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
+from strata_planner.contract.keys import gateway_secret, slot_secret
 from strata_planner.contract.plan import DeviceRef
 from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.builders import a_deployment, a_node
@@ -218,6 +219,22 @@ def test_a_slot_of_several_stages_holds_all_their_devices() -> None:
     assert claim.requests == {"nvidia.com/gpu": 2}
 
 
+def test_every_pod_reads_the_key_of_its_own_control_port_alone() -> None:
+    rendered = render(a_deployment().build(), SLOTS, OPTIONS)
+    keys = {each["metadata"]["name"]: each["stringData"]["key"] for each in of_kind(rendered, "Secret")}
+    assert keys.pop("chat-control") == OPTIONS.control_key
+    expected = {f"{slot.name}-key": slot_secret(OPTIONS.control_key, slot.name) for slot in SLOTS}
+    assert keys == expected | {"chat-gateway-key": gateway_secret(OPTIONS.control_key)}
+    read = {}
+    for each in (*of_kind(rendered, "StatefulSet"), *of_kind(rendered, "Deployment")):
+        (box,) = each["spec"]["template"]["spec"]["containers"]
+        read[each["metadata"]["name"]] = [one["valueFrom"] for one in box["env"] if "valueFrom" in one]
+    assert read == {
+        name: [{"secretKeyRef": {"name": f"{name}-key", "key": "key"}}]
+        for name in (*(slot.name for slot in SLOTS), "chat-gateway")
+    }
+
+
 def test_the_users_overlay_reaches_slots_and_gateway() -> None:
     deployment = a_deployment().with_spec(**FULL).build()
     for pod in pods(deployment):
@@ -225,9 +242,6 @@ def test_the_users_overlay_reaches_slots_and_gateway() -> None:
         assert environment["HF_HOME"] == {"name": "HF_HOME", "value": "/other"}
         assert environment["A"] == {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}
         assert environment["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
-        assert environment["STRATA_CONTROL_KEY"]["valueFrom"] == {
-            "secretKeyRef": {"name": "chat-control", "key": "key"}
-        }
         assert {"name": "extra", "mountPath": "/extra"} in pod["containers"][0]["volumeMounts"]
         assert pod["priorityClassName"] == "high"
     for each in of_kind(render(deployment, SLOTS, OPTIONS), "StatefulSet"):

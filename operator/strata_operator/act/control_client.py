@@ -147,7 +147,7 @@ async def _receive(socket: "zmq.asyncio.Socket", timeout_seconds: float) -> Stat
             try:
                 return decode_message(status_decoder, frames, LARGEST_CONTROL_BYTES)
             except ContractError as error:
-                log.warning("%s: %s", socket.last_endpoint.decode().rstrip("\0"), error)
+                log.warning("%s: %s", socket.getsockopt_string(zmq.LAST_ENDPOINT), error)
 
 
 def _connect(endpoint: Endpoint) -> "zmq.asyncio.Socket":

@@ -40,11 +40,11 @@ from strata_operator.observe.inventory import Inventory, InventoryOptions, take_
 from strata_operator.observe.kube import CONFIG_MAPS, EVENTS, PODS, SECRETS, STATEFUL_SETS, AlreadyExistsError, Kube
 from strata_operator.observe.snapshot import Snapshot, take_snapshot
 from strata_operator.render import RenderOptions, image_for, render
-from strata_operator.render.names import CONTROL_PORT, epoch_name, gateway_control_host, slot_address
+from strata_operator.render.names import CONTROL_PORT, epoch_name, gateway_control_host, process_secret, slot_address
 from strata_operator.render.records import RENEWED, Cause, EpochRecord, record_objects
 from strata_operator.render.slots import Claim, claims_of, slots_of
 from strata_planner.contract.control import GatewayStatus, SlotStatus
-from strata_planner.contract.keys import new_secret
+from strata_planner.contract.keys import gateway_secret, new_secret, slot_secret
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import ContractError
 from strata_planner.question.cluster import Cluster
@@ -213,6 +213,7 @@ class Controller:
         match action:
             case DeleteStatefulSet(name=name):
                 await self._kube.delete(STATEFUL_SETS, namespace, name)
+                await self._kube.delete(SECRETS, namespace, process_secret(name))
             case DeletePod(name=name, uid=uid):
                 await self._kube.delete(PODS, namespace, name, uid=uid, force=True)
             case DeleteEpoch(number=number):
@@ -273,9 +274,12 @@ def _is_too_early(view: View, kept: Kept) -> bool:
 def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, links: Links) -> Observed:
     """Follow the plan's slots and the gateway, and hand over what they have said last."""
     addresses = {slot: slot_address(deployment, slot) for slot in slots_in(plan)} if plan else {}
-    endpoints = {slot: Endpoint(address.host, address.control_port, key) for slot, address in addresses.items()}
+    endpoints = {
+        slot: Endpoint(address.host, address.control_port, slot_secret(key, slot))
+        for slot, address in addresses.items()
+    }
     if plan:
-        endpoints[GATEWAY] = Endpoint(gateway_control_host(deployment), CONTROL_PORT, key)
+        endpoints[GATEWAY] = Endpoint(gateway_control_host(deployment), CONTROL_PORT, gateway_secret(key))
     links.follow(endpoints)
     return Observed(
         slots=as_kind(links.statuses, SlotStatus),

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import Value
 
@@ -31,9 +32,10 @@ class Prepare(Value, frozen=True, tag="prepare"):
     """Load what these roles need, keep serving the epoch in force. Idempotent; a higher epoch supersedes."""
 
     epoch: int
-    key: str  # secret of this epoch: connections of its frames authenticate with it
+    key: str  # secret of this epoch's request ports
     roles: tuple[Role, ...]
     slots: dict[str, SlotAddress]  # every slot of the plan
+    role_keys: tuple[RoleKeys, ...] = ()  # of each role; without any, `key` is the secret of all data ports, too
 
 
 class Commit(Value, frozen=True, tag="commit"):
@@ -75,7 +77,7 @@ class SetRoute(Value, frozen=True, tag="setRoute"):
     """The leaders of the committed epoch. Running requests are replayed at them."""
 
     epoch: int
-    key: str
+    key: str  # secret of this epoch's request ports
     leaders: tuple[Leader, ...]
     max_model_len: int
 

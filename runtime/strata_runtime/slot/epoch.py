@@ -9,6 +9,7 @@ from typing import Any
 import zmq
 
 from strata_planner.contract.control import PeerLoss, Prepare, RoleStats
+from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
@@ -52,7 +53,9 @@ class RunningEpoch:
         self._slot = slot
         self._incarnation = incarnation
         self._bind = bind
-        self._keys = Keys.of(prepared.prepare.key)
+        key = prepared.prepare.key
+        self._request_keys = Keys.of(key)
+        self._role_keys = prepared.prepare.role_keys or (RoleKeys(key, key, key),) * len(prepared.loaded)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.links: list[Link] = []
         self._watched: list[zmq.Socket[Any]] = []  # connections that are there to be watched
@@ -116,7 +119,7 @@ class RunningEpoch:
             socket = self._context.socket(zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             endpoint = f"tcp://{self._bind}:{self._address(self._slot).request_port + place}"
-            listen(socket, endpoint, self._keys, largest_request(role.max_model_len))
+            listen(socket, endpoint, self._request_keys, largest_request(role.max_model_len))
             gateways = Gateways(socket, self.epoch, self._incarnation)
             return LeaderWorker(executor, self.epoch, loaded.model.hidden_size, gateways, links)
         assert links is not None
@@ -126,21 +129,21 @@ class RunningEpoch:
         """A ring: frames come in at a port that anyone may knock at, so its end of a connection tells nothing of the neighbour
         who sends them. What tells is a connection of our own to that neighbour's port, on which nothing is sent.
         """
-        role = bounds.role
+        role, keys = bounds.role, self._role_keys[place]
         inward = self._context.socket(zmq.PULL)
         endpoint = f"tcp://{self._bind}:{self._address(self._slot).data_port + place}"
-        listen(inward, endpoint, self._keys, bounds.largest_bytes)
-        outward = self._connect(role.next)
+        listen(inward, endpoint, Keys.of(keys.own), bounds.largest_bytes)
+        outward = self._connect(role.next, keys.next)
         if role.previous != role.next:
-            self._watched.append(self._connect(role.previous))
+            self._watched.append(self._connect(role.previous, keys.previous))
         return Inlet(inward, self.epoch, executor, bounds), Outlet(outward)
 
-    def _connect(self, neighbour: Neighbour) -> zmq.Socket[Any]:
+    def _connect(self, neighbour: Neighbour, secret: str) -> zmq.Socket[Any]:
         """To the data port of a role, whose loss is seen from now on."""
         address = self._address(neighbour.slot)
         socket = self._context.socket(zmq.PUSH)
         self.links.append(Link(socket, neighbour.slot, time.monotonic(), CONNECT_PATIENCE_SECONDS))
-        return connect(socket, f"tcp://{address.host}:{address.data_port + neighbour.role}", self._keys)
+        return connect(socket, f"tcp://{address.host}:{address.data_port + neighbour.role}", Keys.of(secret))
 
     def _address(self, slot: str) -> Any:
         return self.prepared.prepare.slots[slot]

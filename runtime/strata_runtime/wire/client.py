@@ -23,6 +23,7 @@ from strata_planner.contract.control import (
 )
 from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.frames import Hello, LeaderHello, Rejected, Sampling, Submit, TokenEvent, Tokens
+from strata_planner.contract.keys import request_secret, role_keys
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import roles_of
 from strata_runtime.errors import RequestRefusedError, RuntimeFaultError
@@ -145,10 +146,17 @@ class PipelineClient:
     def prepare(self, plan: Plan) -> dict[str, Prepare]:
         """Ask every slot of the plan to prepare the next epoch; the messages by slot."""
         self.epoch += 1
-        self.key = f"epoch {self.epoch}"
+        root = f"epoch {self.epoch}"
+        self.key = request_secret(root)
         addresses = {name: slot.address for name, slot in self.slots.items()}
         messages = {
-            name: Prepare(epoch=self.epoch, key=self.key, roles=roles, slots=addresses)
+            name: Prepare(
+                epoch=self.epoch,
+                key=self.key,
+                roles=roles,
+                slots=addresses,
+                role_keys=tuple(role_keys(root, role) for role in roles),
+            )
             for name, roles in roles_of(plan).items()
         }
         for name, message in messages.items():

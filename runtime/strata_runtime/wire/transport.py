@@ -87,7 +87,7 @@ def _see_to_gatekeeper(context: zmq.Context[Any]) -> None:
     It ends with the context. A shadow of the context makes its socket, so that who closes all of the context's sockets from
     another thread does not close this one.
     """
-    socket = zmq.Context.shadow(context.underlying).socket(zmq.REP)
+    socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.REP)
     try:
         socket.bind("inproc://zeromq.zap.01")
     except zmq.ZMQError as error:
