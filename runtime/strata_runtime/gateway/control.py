@@ -79,7 +79,7 @@ class ControlServer:
     def _set_route(self, route: SetRoute) -> None:
         try:
             self._dispatcher.set_route(route)
-        except InputError:
+        except Exception:  # the port outlives whatever a route may hold
             log.exception("control: the route of epoch %d is refused", route.epoch)
 
     async def _publish(self) -> None:

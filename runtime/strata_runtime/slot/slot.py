@@ -152,7 +152,11 @@ class Slot:
             except ContractError as error:
                 log.warning("control: %s", error)
                 continue
-            self._handle(request, identity)
+            try:
+                self._handle(request, identity)
+            except Exception as error:  # what was asked for cannot be done; who asked reads why in the status
+                log.exception("control: %s failed", type(request).__name__)
+                self._fail(f"{type(request).__name__}: {type(error).__name__}: {error}")
             self._control.send_multipart([identity, encode(self.status())])
 
     def _handle(self, request: SlotRequest, identity: bytes) -> None:
@@ -208,9 +212,12 @@ class Slot:
         self._failure = ""
         try:
             self._running = RunningEpoch(self._name, self._incarnation, prepared, self._bind, self._fail)
-        except InputError as error:
+        except Exception as error:  # a port is taken, or the epoch's addresses are none
+            log.exception("epoch %d cannot be in force", epoch)
             self._loading = None  # nothing is prepared any more: the controller makes another epoch
-            self._fail(str(error))
+            self._fail(
+                str(error) if isinstance(error, InputError) else f"epoch {epoch}: {type(error).__name__}: {error}"
+            )
         else:
             log.info("%s: epoch %d is in force", self._name, epoch)
 

@@ -114,7 +114,7 @@ class StageExecutor:
             case Truncate(sequence, length):
                 self._cache.truncate(sequence, length)
             case Fork(parent, child, length):
-                self._samplings[child] = self._samplings[parent]
+                self._samplings[child] = self._sampling(parent)
                 self._cache.fork(parent, child, length)
 
     def _sample(self, header: FrameHeader, logits: torch.Tensor) -> StepResult:
@@ -126,13 +126,18 @@ class StageExecutor:
         ]
         if not wanted:
             return StepResult(header.replica, header.epoch, header.step, [])
-        samplings = [self._samplings[segment.sequence] for segment, _ in wanted]
+        samplings = [self._sampling(segment.sequence) for segment, _ in wanted]
         tokens = choose(logits, samplings, [position for _, position in wanted])
         sampled = [
             _sampled(segment, position, token, logits[row], samplings[row])
             for row, ((segment, position), token) in enumerate(zip(wanted, tokens, strict=True))
         ]
         return StepResult(header.replica, header.epoch, header.step, sampled)
+
+    def _sampling(self, sequence: int) -> Sampling:
+        if sequence not in self._samplings:
+            raise StepError(f"sequence {sequence} was never opened, or is over: its sampling parameters are unknown")
+        return self._samplings[sequence]
 
     def _count(self, header: FrameHeader, seconds: float) -> None:
         self.work.steps += 1
