@@ -1,6 +1,7 @@
 """A plan as Kubernetes objects: restricted pods, stable templates, nothing that outlives its owner."""
 
 import base64
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.epochs import Epoch
+from strata_operator.decide.view import given_the_control_key
 from strata_operator.errors import InvalidInputError
 from strata_operator.observe.inventory import take_inventory
 from strata_operator.render import RenderOptions, epoch_objects, image_for, read_epoch, render, slot_address
@@ -19,7 +21,7 @@ from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.keys import gateway_secret, slot_secret
 from strata_planner.contract.plan import DeviceRef
 from strata_planner.question.cluster import Cluster, Device, Node
-from tests.operator.builders import a_deployment, a_node
+from tests.operator.builders import a_deployment, a_node, a_pod
 from tests.operator.fakes import a_plan
 
 ROOT = Path(__file__).parents[2]
@@ -233,6 +235,18 @@ def test_every_pod_reads_the_key_of_its_own_control_port_alone() -> None:
         name: [{"secretKeyRef": {"name": f"{name}-key", "key": "key"}}]
         for name in (*(slot.name for slot in SLOTS), "chat-gateway")
     }
+
+
+def test_a_pod_that_0_1_0_made_is_known_by_the_secret_it_reads() -> None:
+    deployment = a_deployment().build()
+    pods_now = [a_pod().of_slot(deployment, slot.name).build() for slot in SLOTS]
+    for pod, spec in zip(pods_now, pods(deployment), strict=False):
+        pod["spec"] = copy.deepcopy(spec)
+    assert given_the_control_key(deployment, pods_now) == set()
+    pods_now[1]["spec"]["containers"][0]["env"] = [
+        {"name": "STRATA_CONTROL_KEY", "valueFrom": {"secretKeyRef": {"name": "chat-control", "key": "key"}}}
+    ]
+    assert given_the_control_key(deployment, pods_now) == {SLOTS[1].name}
 
 
 def test_the_users_overlay_reaches_slots_and_gateway() -> None:

@@ -34,7 +34,14 @@ from strata_operator.decide.actions import (
 from strata_operator.decide.epochs import Epoch, Observed, SendToGateway, SendToSlot, highest_epoch
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.reconcile import plan_key, reconcile
-from strata_operator.decide.view import PlanFailure, View, gateway_is_ready, node_views, pod_views
+from strata_operator.decide.view import (
+    PlanFailure,
+    View,
+    gateway_is_ready,
+    given_the_control_key,
+    node_views,
+    pod_views,
+)
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
 from strata_operator.observe.kube import CONFIG_MAPS, EVENTS, PODS, SECRETS, STATEFUL_SETS, AlreadyExistsError, Kube
@@ -172,7 +179,7 @@ class Controller:
             nodes=node_views(snapshot.nodes),
             pods=pod_views(deployment, snapshot.pods),
             stateful_sets=snapshot.stateful_sets_of(deployment),
-            seen=_observe(deployment, plan, key, kept.links),
+            seen=_observe(deployment, plan, key, snapshot, kept.links),
             inventory_digest=inventory.digest,
             devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
             refused=inventory.refused,
@@ -271,15 +278,17 @@ def _is_too_early(view: View, kept: Kept) -> bool:
     return serving and unheard and time.monotonic() - kept.since < FIRST_ANSWERS_SECONDS
 
 
-def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, links: Links) -> Observed:
+def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:
     """Follow the plan's slots and the gateway, and hand over what they have said last."""
     addresses = {slot: slot_address(deployment, slot) for slot in slots_in(plan)} if plan else {}
+    earlier = given_the_control_key(deployment, snapshot.pods)
     endpoints = {
-        slot: Endpoint(address.host, address.control_port, slot_secret(key, slot))
+        slot: Endpoint(address.host, address.control_port, key if slot in earlier else slot_secret(key, slot))
         for slot, address in addresses.items()
     }
     if plan:
-        endpoints[GATEWAY] = Endpoint(gateway_control_host(deployment), CONTROL_PORT, gateway_secret(key))
+        secret = key if GATEWAY in earlier else gateway_secret(key)
+        endpoints[GATEWAY] = Endpoint(gateway_control_host(deployment), CONTROL_PORT, secret)
     links.follow(endpoints)
     return Observed(
         slots=as_kind(links.statuses, SlotStatus),

@@ -174,20 +174,22 @@ def _prepares(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     if not set(roles) <= set(seen.addresses):
         return ()
     addresses = {slot: seen.addresses[slot] for slot in sorted(roles)}
+    # Neighbours must mean the same port by the same key: beside one slot of 0.1.0 all do without keys of their own.
+    with_keys = all(seen.slots[slot].protocol > 0 for slot in set(roles) & set(seen.slots))
     return tuple(
-        SendToSlot(slot, _prepare(epoch, roles[slot], addresses))
+        SendToSlot(slot, _prepare(epoch, roles[slot], addresses, with_keys=with_keys))
         for slot in sorted(set(roles) & set(seen.slots))
         if seen.slots[slot].prepare.epoch < epoch.number and seen.slots[slot].committed_epoch < epoch.number
     )
 
 
-def _prepare(epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAddress]) -> Prepare:
+def _prepare(epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAddress], *, with_keys: bool) -> Prepare:
     return Prepare(
         epoch=epoch.number,
         key=request_secret(epoch.key),
         roles=roles,
         slots=addresses,
-        role_keys=tuple(role_keys(epoch.key, role) for role in roles),
+        role_keys=tuple(role_keys(epoch.key, role) for role in roles) if with_keys else (),
     )
 
 

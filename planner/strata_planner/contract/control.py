@@ -17,6 +17,9 @@ from strata_planner.contract.values import Value
 
 # Of one control message. The longest are a `Prepare`, which holds the addresses of all slots (some 100 bytes each), and statuses.
 LARGEST_CONTROL_BYTES = 4 << 20
+CONTROL_PROTOCOL = (
+    1  # what a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too
+)
 
 
 class SlotAddress(Value, frozen=True):
@@ -28,8 +31,11 @@ class SlotAddress(Value, frozen=True):
     request_port: int
 
 
-class Prepare(Value, frozen=True, tag="prepare"):
-    """Load what these roles need, keep serving the epoch in force. Idempotent; a higher epoch supersedes."""
+class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
+    """Load what these roles need, keep serving the epoch in force. Idempotent; a higher epoch supersedes.
+
+    A field at its default is left out, so that slots of an earlier release, which do not know it, take the rest.
+    """
 
     epoch: int
     key: str  # secret of this epoch's request ports
@@ -157,6 +163,7 @@ class SlotStatus(Value, frozen=True, tag="slot"):
     roles: tuple[RoleStats, ...]
     failure: str = ""  # a step failed: the slot needs a new epoch
     switches: tuple[SwitchState, ...] = ()  # the newest requests for other bits, in their order
+    protocol: int = 0
 
 
 class GatewayStatus(Value, frozen=True, tag="gateway"):

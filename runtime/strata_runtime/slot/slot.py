@@ -21,6 +21,7 @@ import torch
 import zmq
 
 from strata_planner.contract.control import (
+    CONTROL_PROTOCOL,
     LARGEST_CONTROL_BYTES,
     Commit,
     GetStatus,
@@ -142,6 +143,7 @@ class Slot:
             roles=self._running.stats() if self._running else (),
             failure=self._failure,
             switches=self._switches.states,
+            protocol=CONTROL_PROTOCOL,
         )
 
     def _answer(self) -> None:

@@ -86,10 +86,12 @@ class FrameBounds:
             raise StepError(f"step {result.step}: {len(bodies)} frames follow a result, which is one frame alone")
         self._at_most(result.step, "tokens", len(result.tokens), self.most_tokens)
         for sampled in result.tokens:
-            self._at_most(result.step, "log probabilities of a token", len(sampled.top), MOST_LOGPROBS)
-            tokens = (sampled.token, *(token for token, _ in sampled.top))
-            if not 0 <= min(tokens) <= max(tokens) < self.vocabulary:
+            strange = sampled.top and not all(0 <= token < self.vocabulary for token, _ in sampled.top)
+            if strange or not 0 <= sampled.token < self.vocabulary:
                 raise StepError(f"step {result.step}: {sampled}; tokens of this model are 0..{self.vocabulary - 1}")
+            if len(sampled.top) > MOST_LOGPROBS:
+                count = len(sampled.top)
+                raise StepError(f"step {result.step}: {count} log probabilities of a token; {MOST_LOGPROBS} at most")
 
     def _check_frame(self, header: FrameHeader, bodies: list[int]) -> None:
         role, step = self.role, header.step
