@@ -44,7 +44,7 @@ from strata_runtime.slot.epoch import RunningEpoch
 from strata_runtime.slot.memory import private_bytes
 from strata_runtime.slot.prepare import Loading, same_weights
 from strata_runtime.slot.switching import Switches
-from strata_runtime.wire.transport import Keys, listen
+from strata_runtime.wire.transport import Keys, listen, take_all_files
 
 log = logging.getLogger(__name__)
 
@@ -303,6 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     set_up_logs()
     set_up_heap()
+    take_all_files()
     if options.threads:
         torch.set_num_threads(options.threads)
     warm_up()

@@ -4,6 +4,7 @@ Used by slots and by the gateway. libzmq's own threads send a heartbeat every 25
 is silent for 1.5 s, also while the process computes; a socket's monitor tells of it at once. Knows no messages.
 """
 
+import resource
 import threading
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -69,6 +70,12 @@ def connect(socket: S, endpoint: str, keys: Keys, largest_bytes: int = SMALL_BYT
     socket.curve_serverkey = keys.server_public
     socket.connect(endpoint)
     return socket
+
+
+def take_all_files() -> None:
+    """Let this process have as many files open as the system lets it: each connection is one, a stranger's until it is shown out."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _prepare(socket: zmq.Socket[Any], largest_bytes: int) -> None:

@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from strata_planner.contract.control import GetStatus, SlotAddress, SlotStatus
+from strata_planner.contract.keys import slot_secret
 from strata_runtime.wire.client import LeaderClient, greedy
+from strata_runtime.wire.transport import Keys
 from tests.runtime.plans import even_plan
-from tests.runtime.slot.harness import PipelineHarness
-from tests.runtime.slot.strangers import PROBES
+from tests.runtime.slot.harness import CONTROL_KEY, PipelineHarness
+from tests.runtime.slot.strangers import PROBES, speaks_curve
 
 NAMES = ["s0", "s1"]
 PORTS: dict[str, Callable[[SlotAddress], int]] = {
@@ -56,3 +59,20 @@ def test_every_port_listens_where_the_slot_was_told_to(served: Served, port: str
     pipeline, _ = served
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", PORTS[port](pipeline.slots["s0"].address)), timeout=10).close()
+
+
+def test_no_process_speaks_in_anothers_place(served: Served) -> None:
+    """Even with the public key of the port that it knocks at: its own secrets open its own connections."""
+    pipeline, _ = served
+    running = pipeline.threads["s0"].slot._running
+    assert running is not None
+    prepare, address = running.prepared.prepare, pipeline.slots["s0"].address
+    stage, gateway = Keys.of(prepare.role_keys[0].own), Keys.of(prepare.key)
+    control, other_slot = Keys.of(CONTROL_KEY), Keys.of(slot_secret(CONTROL_KEY, "s1"))
+    for port, keys, who, kind in (
+        (address.data_port, stage, gateway, zmq.PUSH),
+        (address.request_port, gateway, stage, zmq.DEALER),
+        (address.control_port, control, other_slot, zmq.DEALER),
+        (address.control_port, control, stage, zmq.DEALER),
+    ):
+        speaks_curve(port, keys.server_public, (who.client_public, who.client_secret), kind)

@@ -1,6 +1,9 @@
 """A port lets in only who knows its secret, keeps little of what others send, and a link is lost with its neighbour alone."""
 
+import resource
+import select
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -64,6 +67,66 @@ def test_a_link_is_lost_when_the_neighbours_end_of_it_closes(
     inward.close(linger=0)
     read_until(link, "reason")
     assert link.reason.startswith("connection closed")
+
+
+class Relay:
+    """A network between two ends: passes bytes on until it is told not to, and never closes anything by itself."""
+
+    def __init__(self, port: int) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listening.getsockname()[1])
+        self._target = port
+        self._passes = True
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def fall_silent(self) -> None:
+        self._passes = False
+
+    def close(self) -> None:
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        """Until an end closes its side."""
+        one, _ = self._listening.accept()
+        with self._listening, one, socket.create_connection(("127.0.0.1", self._target)) as other:
+            ends = {one: other, other: one}
+            while True:
+                for ready in select.select(list(ends), [], [], SECONDS)[0]:
+                    piece = ready.recv(4096)
+                    if not piece:
+                        return
+                    if self._passes:
+                        ends[ready].sendall(piece)
+
+
+def test_a_neighbour_that_falls_silent_is_lost(
+    inward: zmq.Socket[Any], outward: zmq.Socket[Any], link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing closes: heartbeats go unanswered."""
+    monkeypatch.setattr(transport, "HEARTBEAT_MILLISECONDS", 20)
+    monkeypatch.setattr(transport, "SILENCE_MILLISECONDS", 200)
+    keys = Keys.of(new_secret())
+    listen(inward, "tcp://127.0.0.1:*", keys)
+    relay = Relay(port_of(inward))
+    connect(outward, f"tcp://127.0.0.1:{relay.port}", keys)
+    read_until(link, "connected")
+    relay.fall_silent()
+    read_until(link, "reason")
+    assert "silent for 0.2 s" in link.reason
+    outward.close(linger=0)
+    relay.close()
+
+
+def test_a_slot_may_have_all_files_open_that_the_system_lets_it() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[0]), before[1]))
+        transport.take_all_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_neighbour_in_another_epoch_refuses_without_being_lost(
