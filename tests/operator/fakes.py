@@ -5,6 +5,7 @@ import itertools
 import msgspec
 
 from strata_planner.contract.control import (
+    CONTROL_PROTOCOL,
     Commit,
     GatewayStatus,
     GetStatus,
@@ -42,6 +43,7 @@ class FakeSlot:
     def __init__(self, name: str) -> None:
         self.name = name
         self.refuses = ""
+        self.protocol = CONTROL_PROTOCOL
         self.ever_prepared: set[int] = set()
         self.restart()
 
@@ -66,6 +68,7 @@ class FakeSlot:
             roles=(),
             failure=self.failure,
             switches=self.switches,
+            protocol=self.protocol,
         )
 
     def handle(self, message: Prepare | Commit | SetBits | GetStatus | Watch) -> SlotStatus:

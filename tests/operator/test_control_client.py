@@ -32,6 +32,7 @@ class Served:
     def __init__(self, slot: FakeSlot, port: int = 0) -> None:
         self.slot = slot
         self.watchers: set[bytes] = set()
+        self.before: list[bytes] = []  # frames that it sends before each answer
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.curve_server = True
@@ -54,6 +55,8 @@ class Served:
             request = slot_request_decoder.decode(payload)
             if isinstance(request, Watch):
                 self.watchers.add(identity)
+            if self.before:
+                await self._socket.send_multipart([identity, *self.before])
             await self._socket.send_multipart([identity, encode(self.slot.handle(request))])
 
 
@@ -89,6 +92,15 @@ async def test_another_control_key_gets_no_answer() -> None:
     async with serving(FakeSlot("a")) as served:
         with pytest.raises(NoAnswerError):
             await ask(at(served.port, "another key"), GetStatus(), timeout_seconds=0.3)
+
+
+@pytest.mark.parametrize(
+    "odd", [[b"{", b"}"], [b'{"type": "slot\xff"}'], [b""]], ids=["two frames", "no text", "nothing"]
+)
+async def test_what_is_no_status_is_passed_over(odd: list[bytes]) -> None:
+    async with serving(FakeSlot("a")) as served:
+        served.before = odd
+        assert isinstance(await ask(at(served.port), GetStatus()), SlotStatus)
 
 
 async def test_a_watch_tells_every_change_and_finds_the_next_process_at_the_same_port() -> None:

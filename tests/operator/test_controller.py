@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from strata_operator.act.controller import Controller, ControllerOptions
+from strata_operator.api import deployment_from_object
+from strata_operator.decide.actions import DeleteStatefulSet
 from tests.operator.fake_api import FakeApi, serving
 from tests.operator.test_cli import CONFIG
 from tests.operator.test_kube import kube_of
@@ -102,6 +104,18 @@ async def test_a_change_that_is_taken_back_is_applied_too(api: FakeApi) -> None:
     assert notes == [{}, {"example.org/note": "1"}, {}]
     for kept in controller._kept.values():
         await kept.links.close()
+
+
+async def test_a_slots_key_goes_with_it(api: FakeApi) -> None:
+    await looked(api, 2)
+    (path,) = (each for each in api.objects if "/statefulsets/" in each)
+    key = f"/api/v1/namespaces/ns/secrets/{path.rpartition('/')[2]}-key"
+    assert key in api.objects
+    controller = Controller(kube_of(api.url), OPTIONS, lambda: True)
+    await controller._delete(
+        DeleteStatefulSet(path.rpartition("/")[2]), deployment_from_object(api.objects[f"{LLMDS}/chat"])
+    )
+    assert [each.path for each in api.wrote("DELETE", "/")] == [path, key]
 
 
 async def test_another_operator_goes_on_where_the_first_stopped(api: FakeApi) -> None:

@@ -19,7 +19,7 @@ from strata_operator.decide.epochs import (
     next_steps,
     slots_of,
 )
-from strata_planner.contract.control import Commit, Prepare
+from strata_planner.contract.control import Commit, Prepare, encode
 from strata_planner.contract.plan import Plan
 from tests.operator.fakes import FakeGateway, FakeSlot, a_plan, addresses_of
 
@@ -231,6 +231,35 @@ def test_a_gateway_that_was_started_anew_learns_the_route() -> None:
     world.settle()
     world.gateway.restart()
     assert [_name(step) for step in world.steps()] == ["route 1 at gateway"]
+
+
+def told(world: World) -> dict[str, Prepare]:
+    """What each slot is told to prepare in the first epoch."""
+    (create,) = world.steps()
+    world.do(create)
+    sent = [step for step in world.steps() if isinstance(step, SendToSlot)]
+    return {step.slot: step.message for step in sent if isinstance(step.message, Prepare)}
+
+
+def test_neighbours_are_told_the_keys_of_their_ports_and_nobody_the_epochs() -> None:
+    world = World(a_plan("a", "b", "c"))
+    prepares = told(world)
+    keys = {slot: prepare.role_keys[0] for slot, prepare in prepares.items()}
+    assert keys["a"].own == keys["c"].next == keys["b"].previous
+    assert len({each.own for each in keys.values()} | {prepares["a"].key}) == 4
+    assert world.ledger.newest is not None
+    assert all(world.ledger.newest.key.encode() not in encode(prepare) for prepare in prepares.values())
+    world.settle()
+    assert world.gateway.route is not None
+    assert world.gateway.route.key == prepares["a"].key
+
+
+def test_beside_a_slot_of_0_1_0_all_are_told_what_it_can_read() -> None:
+    world = World(a_plan("a", "b"))
+    world.slots["b"].protocol = 0
+    prepares = told(world)
+    known = {"type", "epoch", "key", "roles", "slots"}
+    assert [msgspec.json.decode(encode(prepare)).keys() for prepare in prepares.values()] == [known, known]
 
 
 def test_a_leader_is_reached_at_its_slots_request_port_and_place() -> None:

@@ -1,6 +1,7 @@
 """A plan as Kubernetes objects: restricted pods, stable templates, nothing that outlives its owner."""
 
 import base64
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,16 @@ import pytest
 
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.epochs import Epoch
+from strata_operator.decide.view import given_the_control_key
 from strata_operator.errors import InvalidInputError
 from strata_operator.observe.inventory import take_inventory
 from strata_operator.render import RenderOptions, epoch_objects, image_for, read_epoch, render, slot_address
 from strata_operator.render.slots import SLOT_IDLE_BYTES, Slot, claims_of, slots_of
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
+from strata_planner.contract.keys import gateway_secret, slot_secret
 from strata_planner.contract.plan import DeviceRef
 from strata_planner.question.cluster import Cluster, Device, Node
-from tests.operator.builders import a_deployment, a_node
+from tests.operator.builders import a_deployment, a_node, a_pod
 from tests.operator.fakes import a_plan
 
 ROOT = Path(__file__).parents[2]
@@ -218,6 +221,34 @@ def test_a_slot_of_several_stages_holds_all_their_devices() -> None:
     assert claim.requests == {"nvidia.com/gpu": 2}
 
 
+def test_every_pod_reads_the_key_of_its_own_control_port_alone() -> None:
+    rendered = render(a_deployment().build(), SLOTS, OPTIONS)
+    keys = {each["metadata"]["name"]: each["stringData"]["key"] for each in of_kind(rendered, "Secret")}
+    assert keys.pop("chat-control") == OPTIONS.control_key
+    expected = {f"{slot.name}-key": slot_secret(OPTIONS.control_key, slot.name) for slot in SLOTS}
+    assert keys == expected | {"chat-gateway-key": gateway_secret(OPTIONS.control_key)}
+    read = {}
+    for each in (*of_kind(rendered, "StatefulSet"), *of_kind(rendered, "Deployment")):
+        (box,) = each["spec"]["template"]["spec"]["containers"]
+        read[each["metadata"]["name"]] = [one["valueFrom"] for one in box["env"] if "valueFrom" in one]
+    assert read == {
+        name: [{"secretKeyRef": {"name": f"{name}-key", "key": "key"}}]
+        for name in (*(slot.name for slot in SLOTS), "chat-gateway")
+    }
+
+
+def test_a_pod_that_0_1_0_made_is_known_by_the_secret_it_reads() -> None:
+    deployment = a_deployment().build()
+    pods_now = [a_pod().of_slot(deployment, slot.name).build() for slot in SLOTS]
+    for pod, spec in zip(pods_now, pods(deployment), strict=False):
+        pod["spec"] = copy.deepcopy(spec)
+    assert given_the_control_key(deployment, pods_now) == set()
+    pods_now[1]["spec"]["containers"][0]["env"] = [
+        {"name": "STRATA_CONTROL_KEY", "valueFrom": {"secretKeyRef": {"name": "chat-control", "key": "key"}}}
+    ]
+    assert given_the_control_key(deployment, pods_now) == {SLOTS[1].name}
+
+
 def test_the_users_overlay_reaches_slots_and_gateway() -> None:
     deployment = a_deployment().with_spec(**FULL).build()
     for pod in pods(deployment):
@@ -225,9 +256,6 @@ def test_the_users_overlay_reaches_slots_and_gateway() -> None:
         assert environment["HF_HOME"] == {"name": "HF_HOME", "value": "/other"}
         assert environment["A"] == {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}
         assert environment["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
-        assert environment["STRATA_CONTROL_KEY"]["valueFrom"] == {
-            "secretKeyRef": {"name": "chat-control", "key": "key"}
-        }
         assert {"name": "extra", "mountPath": "/extra"} in pod["containers"][0]["volumeMounts"]
         assert pod["priorityClassName"] == "high"
     for each in of_kind(render(deployment, SLOTS, OPTIONS), "StatefulSet"):

@@ -13,12 +13,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import zmq
 import zmq.asyncio
 
 from strata_operator.errors import OperatorError
 from strata_planner.contract.control import (
+    LARGEST_CONTROL_BYTES,
     SWITCH_OVER,
     Commit,
     GetStatus,
@@ -32,7 +32,9 @@ from strata_planner.contract.control import (
     encode,
     status_decoder,
 )
+from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.keys import curve_secret_key
+from strata_planner.contract.values import ContractError
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ Message = Prepare | Commit | SetBits | SetRoute | GetStatus | Watch
 
 ANSWER_SECONDS = 5.0
 ASK_AGAIN_SECONDS = 0.5  # a watch asks by itself this often: a lost change is late by this much, never missed
+WRAPPING_BYTES = 1024  # what CURVE adds to a message; its handshake is smaller than this, too
 SILENCE_SECONDS = 2.0  # after this the other side counts as away
 
 
@@ -140,11 +143,11 @@ async def _listen(socket: "zmq.asyncio.Socket") -> AsyncIterator[Status]:
 async def _receive(socket: "zmq.asyncio.Socket", timeout_seconds: float) -> Status:
     async with asyncio.timeout(timeout_seconds):
         while True:
-            *_, payload = await socket.recv_multipart()
+            frames = await socket.recv_multipart()
             try:
-                return status_decoder.decode(payload)
-            except msgspec.MsgspecError as error:
-                log.warning("a status does not decode: %s", error)
+                return decode_message(status_decoder, frames, LARGEST_CONTROL_BYTES)
+            except ContractError as error:
+                log.warning("%s: %s", socket.getsockopt_string(zmq.LAST_ENDPOINT), error)
 
 
 def _connect(endpoint: Endpoint) -> "zmq.asyncio.Socket":
@@ -153,6 +156,8 @@ def _connect(endpoint: Endpoint) -> "zmq.asyncio.Socket":
     socket.curve_secretkey = client
     socket.curve_publickey = zmq.curve_public(client)
     socket.curve_serverkey = zmq.curve_public(curve_secret_key(endpoint.secret, "server"))
+    socket.maxmsgsize = LARGEST_CONTROL_BYTES + WRAPPING_BYTES
+    socket.handshake_ivl = int(ANSWER_SECONDS * 1000)
     socket.reconnect_ivl = 50  # milliseconds: a process that starts again is found at once
     socket.reconnect_ivl_max = 500
     socket.connect(f"tcp://{endpoint.host}:{endpoint.port}")

@@ -34,17 +34,24 @@ from strata_operator.decide.actions import (
 from strata_operator.decide.epochs import Epoch, Observed, SendToGateway, SendToSlot, highest_epoch
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.reconcile import plan_key, reconcile
-from strata_operator.decide.view import PlanFailure, View, gateway_is_ready, node_views, pod_views
+from strata_operator.decide.view import (
+    PlanFailure,
+    View,
+    gateway_is_ready,
+    given_the_control_key,
+    node_views,
+    pod_views,
+)
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
 from strata_operator.observe.kube import CONFIG_MAPS, EVENTS, PODS, SECRETS, STATEFUL_SETS, AlreadyExistsError, Kube
 from strata_operator.observe.snapshot import Snapshot, take_snapshot
 from strata_operator.render import RenderOptions, image_for, render
-from strata_operator.render.names import CONTROL_PORT, epoch_name, gateway_control_host, slot_address
+from strata_operator.render.names import CONTROL_PORT, epoch_name, gateway_control_host, process_secret, slot_address
 from strata_operator.render.records import RENEWED, Cause, EpochRecord, record_objects
 from strata_operator.render.slots import Claim, claims_of, slots_of
 from strata_planner.contract.control import GatewayStatus, SlotStatus
-from strata_planner.contract.keys import new_secret
+from strata_planner.contract.keys import gateway_secret, new_secret, slot_secret
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import ContractError
 from strata_planner.question.cluster import Cluster
@@ -172,7 +179,7 @@ class Controller:
             nodes=node_views(snapshot.nodes),
             pods=pod_views(deployment, snapshot.pods),
             stateful_sets=snapshot.stateful_sets_of(deployment),
-            seen=_observe(deployment, plan, key, kept.links),
+            seen=_observe(deployment, plan, key, snapshot, kept.links),
             inventory_digest=inventory.digest,
             devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
             refused=inventory.refused,
@@ -213,6 +220,7 @@ class Controller:
         match action:
             case DeleteStatefulSet(name=name):
                 await self._kube.delete(STATEFUL_SETS, namespace, name)
+                await self._kube.delete(SECRETS, namespace, process_secret(name))
             case DeletePod(name=name, uid=uid):
                 await self._kube.delete(PODS, namespace, name, uid=uid, force=True)
             case DeleteEpoch(number=number):
@@ -270,12 +278,17 @@ def _is_too_early(view: View, kept: Kept) -> bool:
     return serving and unheard and time.monotonic() - kept.since < FIRST_ANSWERS_SECONDS
 
 
-def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, links: Links) -> Observed:
+def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:
     """Follow the plan's slots and the gateway, and hand over what they have said last."""
     addresses = {slot: slot_address(deployment, slot) for slot in slots_in(plan)} if plan else {}
-    endpoints = {slot: Endpoint(address.host, address.control_port, key) for slot, address in addresses.items()}
+    earlier = given_the_control_key(deployment, snapshot.pods)
+    endpoints = {
+        slot: Endpoint(address.host, address.control_port, key if slot in earlier else slot_secret(key, slot))
+        for slot, address in addresses.items()
+    }
     if plan:
-        endpoints[GATEWAY] = Endpoint(gateway_control_host(deployment), CONTROL_PORT, key)
+        secret = key if GATEWAY in earlier else gateway_secret(key)
+        endpoints[GATEWAY] = Endpoint(gateway_control_host(deployment), CONTROL_PORT, secret)
     links.follow(endpoints)
     return Observed(
         slots=as_kind(links.statuses, SlotStatus),

@@ -17,13 +17,14 @@ from strata_planner.contract.control import (
     SlotAddress,
     SlotStatus,
 )
+from strata_planner.contract.keys import request_secret, role_keys
 from strata_planner.contract.plan import Plan
-from strata_planner.contract.roles import roles_of
+from strata_planner.contract.roles import Role, roles_of
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One plan with its number and the secret that its connections authenticate with."""
+    """One plan with its number and the secret that those of its connections follow from."""
 
     number: int
     key: str
@@ -173,10 +174,22 @@ def _prepares(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     if not set(roles) <= set(seen.addresses):
         return ()
     addresses = {slot: seen.addresses[slot] for slot in sorted(roles)}
+    # Neighbours must mean the same port by the same key: beside one slot of 0.1.0 all do without keys of their own.
+    with_keys = all(seen.slots[slot].protocol > 0 for slot in set(roles) & set(seen.slots))
     return tuple(
-        SendToSlot(slot, Prepare(epoch=epoch.number, key=epoch.key, roles=roles[slot], slots=addresses))
+        SendToSlot(slot, _prepare(epoch, roles[slot], addresses, with_keys=with_keys))
         for slot in sorted(set(roles) & set(seen.slots))
         if seen.slots[slot].prepare.epoch < epoch.number and seen.slots[slot].committed_epoch < epoch.number
+    )
+
+
+def _prepare(epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAddress], *, with_keys: bool) -> Prepare:
+    return Prepare(
+        epoch=epoch.number,
+        key=request_secret(epoch.key),
+        roles=roles,
+        slots=addresses,
+        role_keys=tuple(role_keys(epoch.key, role) for role in roles) if with_keys else (),
     )
 
 
@@ -202,7 +215,7 @@ def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
         return ()
     route = SetRoute(
         epoch=epoch.number,
-        key=epoch.key,
+        key=request_secret(epoch.key),
         leaders=_leaders(epoch.plan, seen.addresses),
         max_model_len=epoch.plan.max_model_len,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.epochs import Ledger, Observed
-from strata_operator.render.names import COMPONENT_LABEL, GATEWAY, INSTANCE_LABEL, SLOT_LABEL
+from strata_operator.render.names import COMPONENT_LABEL, GATEWAY, INSTANCE_LABEL, SLOT_LABEL, control_secret
 from strata_operator.render.records import EpochRecord, moment, spec_digest
 from strata_operator.render.slots import pod_label
 from strata_planner.contract.plan import Plan, Stage
@@ -120,6 +120,27 @@ def gateway_is_ready(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]
         and pod_label(pod, COMPONENT_LABEL) == GATEWAY
         for condition in pod.get("status", {}).get("conditions") or ()
     )
+
+
+def given_the_control_key(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Slots, and GATEWAY, whose pods read the Secret that only the operator should: those that 0.1.0 made and that still run."""
+    return frozenset(
+        pod_label(pod, SLOT_LABEL) or pod_label(pod, COMPONENT_LABEL)
+        for pod in pods
+        if pod["metadata"].get("namespace") == deployment.namespace
+        and pod_label(pod, INSTANCE_LABEL) == deployment.name
+        and control_secret(deployment) in _secrets_read_by(pod)
+    )
+
+
+def _secrets_read_by(pod: Mapping[str, Any]) -> set[str]:
+    """By the environment of its containers."""
+    return {
+        variable["valueFrom"]["secretKeyRef"]["name"]
+        for container in pod.get("spec", {}).get("containers") or ()
+        for variable in container.get("env") or ()
+        if "secretKeyRef" in (variable.get("valueFrom") or {})
+    }
 
 
 def _away_since(node: Mapping[str, Any]) -> datetime | None:

@@ -35,7 +35,7 @@ from strata_operator.local.launcher import Launcher
 from strata_operator.local.ports import check_port
 from strata_operator.local.services import GatewayService, Service, SlotService
 from strata_planner.contract.control import Commit, GatewayStatus, SlotStatus
-from strata_planner.contract.keys import new_secret
+from strata_planner.contract.keys import gateway_secret, new_secret, slot_secret
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import roles_of
 
@@ -87,19 +87,11 @@ class LocalDeployment:
         self._not_ready_since = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._launcher: Launcher | None = None
-        secret = new_secret()
-        self._secret = secret
-        modules, logs = options.programs, options.logs
-        self._slots = {
-            name: SlotService(name, modules.slot, logs, secret, roles=len(roles), threads=options.threads.get(name, 1))
-            for name, roles in sorted(roles_of(plan).items())
-        }
-        self._gateway = GatewayService(modules.gateway, logs, secret, _gateway_arguments(plan, options))
+        self._slots, self._gateway = _make_services(plan, options, new_secret())
 
     async def __aenter__(self) -> Self:
         check_port(self.options.host, self.options.port)
-        environment = {"STRATA_CONTROL_KEY": self._secret}
-        launcher = await Launcher.start(environment, self.options.logs / "launcher.log", self.options.programs.launcher)
+        launcher = await Launcher.start(self.options.logs / "launcher.log", self.options.programs.launcher)
         self._launcher = launcher
         self._tasks = [
             asyncio.create_task(service.keep_alive(launcher, self._changed.set)) for service in self._services()
@@ -221,6 +213,19 @@ class LocalDeployment:
         elif not ready and self._ready.is_set():
             self._not_ready_since = time.monotonic()
             self._ready.clear()
+
+
+def _make_services(
+    plan: Plan, options: LocalOptions, control_secret: str
+) -> tuple[dict[str, SlotService], GatewayService]:
+    """Each with a key of its own: no process can speak to another as this one does."""
+    modules, logs = options.programs, options.logs
+    slots = {}
+    for name, roles in sorted(roles_of(plan).items()):
+        secret, threads = slot_secret(control_secret, name), options.threads.get(name, 1)
+        slots[name] = SlotService(name, modules.slot, logs, secret, roles=len(roles), threads=threads)
+    secret = gateway_secret(control_secret)
+    return slots, GatewayService(modules.gateway, logs, secret, _gateway_arguments(plan, options))
 
 
 def _gateway_arguments(plan: Plan, options: LocalOptions) -> list[str]:

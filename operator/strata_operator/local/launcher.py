@@ -50,7 +50,7 @@ class Launcher:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, environment: Mapping[str, str], log_file: Path, command: Sequence[str] = COMMAND) -> Self:
+    async def start(cls, log_file: Path, command: Sequence[str] = COMMAND) -> Self:
         """Returns at once; `spawn` waits until the imports are done."""
         with log_file.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -58,19 +58,30 @@ class Launcher:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
-                env={**SLOT_ENVIRONMENT, **os.environ, **environment},
+                env={**SLOT_ENVIRONMENT, **os.environ},
                 start_new_session=True,  # Ctrl-C is ours to hear: we end the children in order
             )
         return cls(process)
 
-    async def spawn(self, module: str, arguments: Sequence[str], log_file: Path) -> Child:
-        """Start `python -m module arguments` as a fork. Raises CrashedError if the launcher is gone."""
+    async def spawn(
+        self, module: str, arguments: Sequence[str], log_file: Path, environment: Mapping[str, str]
+    ) -> Child:
+        """Start `python -m module arguments` as a fork; `environment`: what it gets beside the launcher's own.
+
+        Raises CrashedError if the launcher is gone.
+        """
         await asyncio.shield(self._ready)
         if self._gone is not None:
             raise self._gone
         name = str(next(self._ids))
         self._starting[name] = asyncio.get_running_loop().create_future()
-        request = {"id": name, "module": module, "arguments": list(arguments), "log": str(log_file)}
+        request = {
+            "id": name,
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "log": str(log_file),
+        }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         return await self._starting[name]

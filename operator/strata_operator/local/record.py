@@ -1,4 +1,4 @@
-"""What a running `strata up` tells other commands of the same user: where its slots' control ports are, their secret, its plan.
+"""What a running `strata up` tells other commands of the same user: where its slots' control ports are, their secrets, its plan.
 
 One file per deployment that only the user can read, there as long as the deployment runs. Written by `strata up`, read by `strata set-bits`.
 """
@@ -18,16 +18,16 @@ _HOST = "127.0.0.1"
 
 
 class RunningDeployment(Value, frozen=True):
-    """One `strata up`. `control_ports`: by slot."""
+    """One `strata up`. `control_ports` and their secrets: by slot."""
 
     name: str
     pid: int
-    control_key: str
+    control_keys: dict[str, str]
     control_ports: dict[str, int]
     plan: Plan
 
     def endpoint(self, slot: str) -> Endpoint:
-        return Endpoint(_HOST, self.control_ports[slot], self.control_key)
+        return Endpoint(_HOST, self.control_ports[slot], self.control_keys[slot])
 
 
 def folder() -> Path:
@@ -41,8 +41,8 @@ def recorded(name: str, plan: Plan, slots: Mapping[str, Endpoint]) -> Iterator[N
     """The deployment can be found by its name while this lasts. Of two of one name, the one that was started last is found."""
     path = folder() / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = next((slot.secret for slot in slots.values()), "")
-    running = RunningDeployment(name, os.getpid(), key, {each: slot.port for each, slot in slots.items()}, plan)
+    keys = {each: slot.secret for each, slot in slots.items()}
+    running = RunningDeployment(name, os.getpid(), keys, {each: slot.port for each, slot in slots.items()}, plan)
     write_whole(path, to_json(running), mode=0o600)  # nobody else may read it at any time
     try:
         yield

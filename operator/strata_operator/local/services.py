@@ -25,7 +25,10 @@ LOG_LINES = 15
 
 
 class Service(ABC):
-    """A process that is kept alive. `control` is None while it is down; `has_served`: it was of use since its start."""
+    """A process that is kept alive. `control` is None while it is down; `has_served`: it was of use since its start.
+
+    `secret`: of its control port alone.
+    """
 
     def __init__(self, name: str, module: str, logs: Path, secret: str) -> None:
         self.name = name
@@ -77,7 +80,8 @@ class Service(ABC):
         if self._control_port == 0 or other_ports:
             self._control_port = free_port(HOST)
             self._choose_ports()
-        child = await launcher.spawn(self._module, self._arguments(), self._log_file)
+        own = {"STRATA_CONTROL_KEY": self._secret}
+        child = await launcher.spawn(self._module, self._arguments(), self._log_file, own)
         self._child, self.control = child, Endpoint(HOST, self._control_port, self._secret)
         log.info("%s runs as process %d", self.name, child.pid)
         return child

@@ -20,7 +20,14 @@ from strata_operator.render.epoch import epoch_objects, read_epoch
 from strata_operator.render.gateway import gateway_objects
 from strata_operator.render.names import gateway_url, slot_address
 from strata_operator.render.network import network_objects
-from strata_operator.render.objects import RenderOptions, control_secret_object, image_for, service_account_object
+from strata_operator.render.objects import (
+    RenderOptions,
+    control_secret_object,
+    gateway_secret_object,
+    image_for,
+    service_account_object,
+    slot_secret_object,
+)
 from strata_operator.render.slot import slot_statefulset
 from strata_operator.render.slots import Slot
 
@@ -35,6 +42,8 @@ def render(deployment: LLMDeployment, slots: tuple[Slot, ...], options: RenderOp
     return [
         service_account_object(deployment),
         control_secret_object(deployment, options.control_key),
+        *(slot_secret_object(deployment, slot.name, options.control_key) for slot in slots),
+        gateway_secret_object(deployment, options.control_key),
         *network_objects(deployment, options),
         *(slot_statefulset(deployment, slot, options) for slot in slots),
         *gateway_objects(deployment, options),

@@ -44,7 +44,7 @@ def _pod(deployment: LLMDeployment, options: RenderOptions) -> Object:
         *("--model-uri", deployment.spec.model.uri, "--served-model-name", deployment.name),
         *(() if keys is None else ("--api-keys-file", f"{_KEYS_FOLDER}/{keys.key}")),
     ]
-    made = container(deployment, GATEWAY, options.image, command, environment={})
+    made = container(deployment, GATEWAY, gateway_name(deployment), options.image, command, environment={})
     made |= {
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},

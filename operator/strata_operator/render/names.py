@@ -54,8 +54,13 @@ def gateway_control_service(deployment: LLMDeployment) -> str:
 
 
 def control_secret(deployment: LLMDeployment) -> str:
-    """The Secret whose `key` authenticates the controller to slots and gateway."""
+    """The Secret whose `key` those of all control ports follow from. No pod reads it."""
     return f"{deployment.name}-control"
+
+
+def process_secret(name: str) -> str:
+    """The Secret whose `key` opens the control port of the slot or gateway of this name."""
+    return f"{name}-key"
 
 
 def epoch_name(deployment: LLMDeployment, epoch: int) -> str:

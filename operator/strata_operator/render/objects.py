@@ -1,11 +1,22 @@
-"""What every rendered object has in common, and the two smallest objects. Called by the other modules of render."""
+"""What every rendered object has in common, and the smallest objects. Called by the other modules of render."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from strata_operator.api import API_VERSION, KIND, LLMDeployment
 from strata_operator.errors import InvalidInputError
-from strata_operator.render.names import APP, CONTROL_SECRET_KEY, control_secret, labels, service_account
+from strata_operator.render.names import (
+    APP,
+    CONTROL_SECRET_KEY,
+    GATEWAY,
+    control_secret,
+    gateway_name,
+    labels,
+    process_secret,
+    service_account,
+    slot_labels,
+)
+from strata_planner.contract.keys import gateway_secret, slot_secret
 
 Object = dict[str, Any]
 
@@ -60,11 +71,26 @@ def service_account_object(deployment: LLMDeployment) -> Object:
 
 
 def control_secret_object(deployment: LLMDeployment, key: str) -> Object:
-    """The secret of the control ports. It lives as long as the deployment: pods read it at their start."""
+    """What the secrets of all control ports follow from. It lives as long as the deployment; pods get only their own."""
+    return _secret(deployment, control_secret(deployment), labels(deployment, APP), key)
+
+
+def slot_secret_object(deployment: LLMDeployment, slot: str, control_key: str) -> Object:
+    """The key of a slot's control port, which its pod reads at its start."""
+    return _secret(deployment, process_secret(slot), slot_labels(deployment, slot), slot_secret(control_key, slot))
+
+
+def gateway_secret_object(deployment: LLMDeployment, control_key: str) -> Object:
+    """The same for the gateway."""
+    name = process_secret(gateway_name(deployment))
+    return _secret(deployment, name, labels(deployment, GATEWAY), gateway_secret(control_key))
+
+
+def _secret(deployment: LLMDeployment, name: str, own_labels: dict[str, str], key: str) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(deployment, control_secret(deployment), labels(deployment, APP)),
+        "metadata": metadata(deployment, name, own_labels),
         "type": "Opaque",
         "stringData": {CONTROL_SECRET_KEY: key},
     }

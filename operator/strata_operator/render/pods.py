@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strata_operator.api import LLMDeployment
-from strata_operator.render.names import CONTROL_KEY_VARIABLE, CONTROL_SECRET_KEY, control_secret, service_account
+from strata_operator.render.names import CONTROL_KEY_VARIABLE, CONTROL_SECRET_KEY, process_secret, service_account
 from strata_operator.render.objects import Object
 
 USER_ID = 65532
@@ -48,15 +48,15 @@ def pod_spec(deployment: LLMDeployment, container: Object) -> Object:
 
 
 def container(
-    deployment: LLMDeployment, name: str, image: str, command: list[str], environment: Mapping[str, str]
+    deployment: LLMDeployment, name: str, process: str, image: str, command: list[str], environment: Mapping[str, str]
 ) -> Object:
-    """The part of a container that does not differ between slot and gateway, but for `environment`."""
+    """The part of a container that does not differ between slot and gateway, but for `environment`. `process`: whose key it gets."""
     overlay = deployment.spec.runtime.pod
     return {
         "name": name,
         "image": image,
         "command": command,
-        "env": _environment(deployment, environment),
+        "env": _environment(deployment, process, environment),
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [*_mounts(deployment), *overlay.volume_mounts],
     }
@@ -73,11 +73,11 @@ def tolerations(deployment: LLMDeployment, seconds: int | None) -> list[Object]:
     return [*own, *away]
 
 
-def _environment(deployment: LLMDeployment, own: Mapping[str, str]) -> list[Object]:
+def _environment(deployment: LLMDeployment, process: str, own: Mapping[str, str]) -> list[Object]:
     """Ours, with the user's in place of ours where a name is the same; the API refuses the control key there."""
     model = deployment.spec.model
     ours: list[Object] = [
-        {"name": CONTROL_KEY_VARIABLE, "valueFrom": _secret_key(control_secret(deployment), CONTROL_SECRET_KEY)},
+        {"name": CONTROL_KEY_VARIABLE, "valueFrom": _secret_key(process_secret(process), CONTROL_SECRET_KEY)},
         {"name": "STRATA_LOG_FORMAT", "value": "json"},
         {"name": "HOME", "value": "/tmp"},  # noqa: S108  inside the pod, a volume of its own
         {"name": "PYTHONUNBUFFERED", "value": "1"},

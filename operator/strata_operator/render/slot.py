@@ -53,7 +53,7 @@ def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Objec
     ]
     listening = {"tcpSocket": {"port": "control"}}
     made = {
-        **container(deployment, SLOT, options.image, command, SLOT_ENVIRONMENT),
+        **container(deployment, SLOT, slot.name, options.image, command, SLOT_ENVIRONMENT),
         "ports": [
             {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
             {"name": "data", "containerPort": DATA_PORT, "protocol": "TCP"},

@@ -11,8 +11,15 @@ from typing import Literal
 
 import msgspec
 
+from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import Value
+
+# Of one control message. The longest are a `Prepare`, which holds the addresses of all slots (some 100 bytes each), and statuses.
+LARGEST_CONTROL_BYTES = 4 << 20
+CONTROL_PROTOCOL = (
+    1  # what a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too
+)
 
 
 class SlotAddress(Value, frozen=True):
@@ -24,13 +31,17 @@ class SlotAddress(Value, frozen=True):
     request_port: int
 
 
-class Prepare(Value, frozen=True, tag="prepare"):
-    """Load what these roles need, keep serving the epoch in force. Idempotent; a higher epoch supersedes."""
+class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
+    """Load what these roles need, keep serving the epoch in force. Idempotent; a higher epoch supersedes.
+
+    A field at its default is left out, so that slots of an earlier release, which do not know it, take the rest.
+    """
 
     epoch: int
-    key: str  # secret of this epoch: connections of its frames authenticate with it
+    key: str  # secret of this epoch's request ports
     roles: tuple[Role, ...]
     slots: dict[str, SlotAddress]  # every slot of the plan
+    role_keys: tuple[RoleKeys, ...] = ()  # of each role; without any, `key` is the secret of all data ports, too
 
 
 class Commit(Value, frozen=True, tag="commit"):
@@ -72,7 +83,7 @@ class SetRoute(Value, frozen=True, tag="setRoute"):
     """The leaders of the committed epoch. Running requests are replayed at them."""
 
     epoch: int
-    key: str
+    key: str  # secret of this epoch's request ports
     leaders: tuple[Leader, ...]
     max_model_len: int
 
@@ -152,6 +163,7 @@ class SlotStatus(Value, frozen=True, tag="slot"):
     roles: tuple[RoleStats, ...]
     failure: str = ""  # a step failed: the slot needs a new epoch
     switches: tuple[SwitchState, ...] = ()  # the newest requests for other bits, in their order
+    protocol: int = 0
 
 
 class GatewayStatus(Value, frozen=True, tag="gateway"):

@@ -11,6 +11,9 @@ import msgspec
 
 from strata_planner.contract.formats import ComputeType
 
+MOST_LOGPROBS = 20  # most likely tokens that one token may carry beside it
+LARGEST_ANSWER_BYTES = 16 << 20  # of one message of a leader: some 30,000 tokens of one step, each with all of these
+
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
     """A value of the hot path: positional on the wire."""

@@ -1,13 +1,34 @@
-"""Keys: from one shared secret to the CURVE secret keys of both ends of a ZeroMQ connection.
+"""Keys: which secret opens what, and from a secret the CURVE secret keys of both ends of a ZeroMQ connection.
 
-A server's public key never travels in the clear, so only who holds the secret can derive it and speak to the server: a
-zombie of an old epoch, which lacks the new secret, is refused at the handshake. Torch-free and ZeroMQ-free.
+Two roots, which only the controller holds: the deployment's control secret and an epoch's key. Each process gets what follows
+from them for its own connections and can tell neither the root nor another's secret from it. So a slot cannot speak to another
+slot as the controller does, nor a gateway as a slot; a zombie of an old epoch lacks the new one's secrets. Torch-free and ZeroMQ-free.
+
+| secret          | opens                    | known beside the controller by                      |
+|-----------------|--------------------------|-----------------------------------------------------|
+| slot_secret     | a slot's control port    | that slot                                           |
+| gateway_secret  | a gateway's control port | gateways                                            |
+| request_secret  | leaders' request ports   | gateways and slots                                  |
+| RoleKeys        | the data port of a role  | the role, the one before it and the one behind it   |
 """
 
+import base64
 import hashlib
+import hmac
 import secrets
 
+from strata_planner.contract.roles import Role
+from strata_planner.contract.values import Value
+
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+
+
+class RoleKeys(Value, frozen=True):
+    """Secrets of the data ports that a role listens at (`own`) and connects to."""
+
+    own: str
+    previous: str
+    next: str
 
 
 def new_secret() -> str:
@@ -15,10 +36,34 @@ def new_secret() -> str:
     return secrets.token_urlsafe(32)
 
 
+def slot_secret(control_secret: str, slot: str) -> str:
+    return _derived(control_secret, f"control/slot/{slot}")
+
+
+def gateway_secret(control_secret: str) -> str:
+    return _derived(control_secret, "control/gateway")
+
+
+def request_secret(epoch_key: str) -> str:
+    return _derived(epoch_key, "requests")
+
+
+def role_keys(epoch_key: str, role: Role) -> RoleKeys:
+    def port_of(stage: int) -> str:
+        return _derived(epoch_key, f"data/{role.replica}/{stage % role.stages}")
+
+    return RoleKeys(own=port_of(role.stage), previous=port_of(role.stage - 1), next=port_of(role.stage + 1))
+
+
 def curve_secret_key(secret: str, purpose: str) -> bytes:
     """The 40 characters (Z85) of a CURVE secret key for `purpose`, for instance "server" or "client"."""
     digest = hashlib.sha256(f"strata/{purpose}/{secret}".encode()).digest()
     return _z85(digest)
+
+
+def _derived(root: str, purpose: str) -> str:
+    digest = hmac.digest(root.encode(), f"strata/{purpose}".encode(), "sha256")
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def _z85(data: bytes) -> bytes:

@@ -9,11 +9,19 @@ import contextlib
 import logging
 from typing import Any
 
-import msgspec
 import zmq
 import zmq.asyncio
 
-from strata_planner.contract.control import GatewayStatus, SetRoute, Watch, encode, gateway_request_decoder
+from strata_planner.contract.control import (
+    LARGEST_CONTROL_BYTES,
+    GatewayStatus,
+    SetRoute,
+    Watch,
+    encode,
+    gateway_request_decoder,
+)
+from strata_planner.contract.decoding import decode_message
+from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError
 from strata_runtime.gateway.errors import StartError
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
@@ -33,7 +41,7 @@ class ControlServer:
         self._socket: zmq.asyncio.Socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a watcher that is gone is an error, not silence
         try:
-            listen(self._socket, f"tcp://{host}:{port or '*'}", Keys.of(key))
+            listen(self._socket, f"tcp://{host}:{port or '*'}", Keys.of(key), LARGEST_CONTROL_BYTES)
         except InputError as error:
             self._context.term()
             raise StartError(f"--control-port {port}: {error}") from error
@@ -56,11 +64,11 @@ class ControlServer:
 
     async def _serve(self) -> None:
         while True:
-            identity, payload = await self._socket.recv_multipart()
+            identity, *frames = await self._socket.recv_multipart()
             try:
-                request = gateway_request_decoder.decode(payload)
-            except msgspec.MsgspecError as error:
-                log.warning("control: a request does not decode, the status answers it: %s", error)
+                request = decode_message(gateway_request_decoder, frames, LARGEST_CONTROL_BYTES)
+            except ContractError as error:
+                log.warning("control: %s; the status answers it", error)
                 request = None
             if isinstance(request, SetRoute):
                 self._set_route(request)
@@ -71,7 +79,7 @@ class ControlServer:
     def _set_route(self, route: SetRoute) -> None:
         try:
             self._dispatcher.set_route(route)
-        except InputError:
+        except Exception:  # the port outlives whatever a route may hold
             log.exception("control: the route of epoch %d is refused", route.epoch)
 
     async def _publish(self) -> None:

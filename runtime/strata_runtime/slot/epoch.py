@@ -9,10 +9,12 @@ from typing import Any
 import zmq
 
 from strata_planner.contract.control import PeerLoss, Prepare, RoleStats
-from strata_planner.contract.roles import Role
+from strata_planner.contract.keys import RoleKeys
+from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.slot.leader import Gateways, LeaderWorker
+from strata_runtime.stage.bounds import FrameBounds, largest_request
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.worker import Follower, Inlet, Outlet, Worker, serve
 from strata_runtime.wire.transport import Keys, Link, connect, listen
@@ -42,14 +44,21 @@ class PreparedEpoch:
 class RunningEpoch:
     """The workers of a committed epoch and the links to their neighbours."""
 
-    def __init__(self, slot: str, incarnation: str, prepared: PreparedEpoch, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self, slot: str, incarnation: str, prepared: PreparedEpoch, bind: str, failed: Callable[[str], None]
+    ) -> None:
+        """`bind`: the address that its ports listen at."""
         self.prepared = prepared
         self.epoch = prepared.prepare.epoch
         self._slot = slot
         self._incarnation = incarnation
-        self._keys = Keys.of(prepared.prepare.key)
+        self._bind = bind
+        key = prepared.prepare.key
+        self._request_keys = Keys.of(key)
+        self._role_keys = prepared.prepare.role_keys or (RoleKeys(key, key, key),) * len(prepared.loaded)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.links: list[Link] = []
+        self._watched: list[zmq.Socket[Any]] = []  # connections that are there to be watched
         self._workers: list[Worker] = []
         self._threads = []
         try:
@@ -94,8 +103,8 @@ class RunningEpoch:
     def end(self) -> None:
         """Stop the workers after the step they are in; their ports are free when this returns."""
         self.keep_bits(f"epoch {self.epoch} has ended")
-        for link in self.links:
-            link.monitor.close(linger=0)
+        for socket in (*(link.monitor for link in self.links), *self._watched):
+            socket.close(linger=0)
         self._context.term()
         for thread in self._threads:
             thread.join()
@@ -104,27 +113,37 @@ class RunningEpoch:
         role = loaded.role
         loaded.cache.reset()
         executor = StageExecutor(role, loaded.model, loaded.cache)
-        links = self._links(place, role, executor) if role.stages > 1 else None
+        bounds = FrameBounds(role, loaded.model.hidden_size, loaded.model.vocab_size)
+        links = self._links(place, executor, bounds) if role.stages > 1 else None
         if role.leader:
             socket = self._context.socket(zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            listen(socket, f"tcp://*:{self._address(self._slot).request_port + place}", self._keys)
+            endpoint = f"tcp://{self._bind}:{self._address(self._slot).request_port + place}"
+            listen(socket, endpoint, self._request_keys, largest_request(role.max_model_len))
             gateways = Gateways(socket, self.epoch, self._incarnation)
             return LeaderWorker(executor, self.epoch, loaded.model.hidden_size, gateways, links)
         assert links is not None
         return Follower(executor, *links)
 
-    def _links(self, place: int, role: Role, executor: StageExecutor) -> tuple[Inlet, Outlet]:
-        inward, outward = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
-        self._watch(inward, role.previous.slot)
-        self._watch(outward, role.next.slot)
-        address = self._address(role.next.slot)
-        listen(inward, f"tcp://*:{self._address(self._slot).data_port + place}", self._keys)
-        connect(outward, f"tcp://{address.host}:{address.data_port + role.next.role}", self._keys)
-        return Inlet(inward, self.epoch, executor), Outlet(outward)
+    def _links(self, place: int, executor: StageExecutor, bounds: FrameBounds) -> tuple[Inlet, Outlet]:
+        """A ring: frames come in at a port that anyone may knock at, so its end of a connection tells nothing of the neighbour
+        who sends them. What tells is a connection of our own to that neighbour's port, on which nothing is sent.
+        """
+        role, keys = bounds.role, self._role_keys[place]
+        inward = self._context.socket(zmq.PULL)
+        endpoint = f"tcp://{self._bind}:{self._address(self._slot).data_port + place}"
+        listen(inward, endpoint, Keys.of(keys.own), bounds.largest_bytes)
+        outward = self._connect(role.next, keys.next)
+        if role.previous != role.next:
+            self._watched.append(self._connect(role.previous, keys.previous))
+        return Inlet(inward, self.epoch, executor, bounds), Outlet(outward)
 
-    def _watch(self, socket: zmq.Socket[Any], neighbour: str) -> None:
-        self.links.append(Link(socket, neighbour, time.monotonic(), CONNECT_PATIENCE_SECONDS))
+    def _connect(self, neighbour: Neighbour, secret: str) -> zmq.Socket[Any]:
+        """To the data port of a role, whose loss is seen from now on."""
+        address = self._address(neighbour.slot)
+        socket = self._context.socket(zmq.PUSH)
+        self.links.append(Link(socket, neighbour.slot, time.monotonic(), CONNECT_PATIENCE_SECONDS))
+        return connect(socket, f"tcp://{address.host}:{address.data_port + neighbour.role}", Keys.of(secret))
 
     def _address(self, slot: str) -> Any:
         return self.prepared.prepare.slots[slot]

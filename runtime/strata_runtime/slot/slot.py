@@ -21,6 +21,8 @@ import torch
 import zmq
 
 from strata_planner.contract.control import (
+    CONTROL_PROTOCOL,
+    LARGEST_CONTROL_BYTES,
     Commit,
     GetStatus,
     Prepare,
@@ -32,6 +34,8 @@ from strata_planner.contract.control import (
     encode,
     slot_request_decoder,
 )
+from strata_planner.contract.decoding import decode_message
+from strata_planner.contract.values import ContractError
 from strata_runtime.allocator import set_up_heap
 from strata_runtime.errors import InputError
 from strata_runtime.loading.warmup import warm_up
@@ -40,7 +44,7 @@ from strata_runtime.slot.epoch import RunningEpoch
 from strata_runtime.slot.memory import private_bytes
 from strata_runtime.slot.prepare import Loading, same_weights
 from strata_runtime.slot.switching import Switches
-from strata_runtime.wire.transport import Keys, listen
+from strata_runtime.wire.transport import Keys, listen, take_all_files
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +105,9 @@ class Slot:
         self._stopping = False
         self._context: zmq.Context[Any] = zmq.Context()
         self._control = self._context.socket(zmq.ROUTER)
-        listen(self._control, f"tcp://{_bindable(options.host)}:{options.control_port}", Keys.of(options.control_key))
+        self._bind = _bindable(options.host)
+        endpoint = f"tcp://{self._bind}:{options.control_port}"
+        listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
         self._poller.register(self._wakeup.reader, zmq.POLLIN)
@@ -137,17 +143,22 @@ class Slot:
             roles=self._running.stats() if self._running else (),
             failure=self._failure,
             switches=self._switches.states,
+            protocol=CONTROL_PROTOCOL,
         )
 
     def _answer(self) -> None:
         while self._control.poll(0):
             identity, *rest = self._control.recv_multipart()
             try:
-                request = slot_request_decoder.decode(rest[-1])
-            except msgspec.MsgspecError as error:
-                log.warning("a control message does not decode: %s", error)
+                request = decode_message(slot_request_decoder, rest, LARGEST_CONTROL_BYTES)
+            except ContractError as error:
+                log.warning("control: %s", error)
                 continue
-            self._handle(request, identity)
+            try:
+                self._handle(request, identity)
+            except Exception as error:  # what was asked for cannot be done; who asked reads why in the status
+                log.exception("control: %s failed", type(request).__name__)
+                self._fail(f"{type(request).__name__}: {type(error).__name__}: {error}")
             self._control.send_multipart([identity, encode(self.status())])
 
     def _handle(self, request: SlotRequest, identity: bytes) -> None:
@@ -202,10 +213,13 @@ class Slot:
         self._end_epoch()
         self._failure = ""
         try:
-            self._running = RunningEpoch(self._name, self._incarnation, prepared, self._fail)
-        except InputError as error:
+            self._running = RunningEpoch(self._name, self._incarnation, prepared, self._bind, self._fail)
+        except Exception as error:  # a port is taken, or the epoch's addresses are none
+            log.exception("epoch %d cannot be in force", epoch)
             self._loading = None  # nothing is prepared any more: the controller makes another epoch
-            self._fail(str(error))
+            self._fail(
+                str(error) if isinstance(error, InputError) else f"epoch {epoch}: {type(error).__name__}: {error}"
+            )
         else:
             log.info("%s: epoch %d is in force", self._name, epoch)
 
@@ -271,7 +285,7 @@ def _bindable(host: str) -> str:
 def parse(arguments: Sequence[str] | None) -> SlotOptions:
     parser = argparse.ArgumentParser(prog="strata-slot", description="One slot of a Strata pipeline.")
     parser.add_argument("--name", required=True, help="the slot's name in the plan")
-    parser.add_argument("--host", default="127.0.0.1", help="address of the control port")
+    parser.add_argument("--host", default="127.0.0.1", help="address that all its ports listen at")
     parser.add_argument("--control-port", type=int, required=True)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with; 0: all")
     known = parser.parse_args(arguments)
@@ -285,6 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     set_up_logs()
     set_up_heap()
+    take_all_files()
     if options.threads:
         torch.set_num_threads(options.threads)
     warm_up()

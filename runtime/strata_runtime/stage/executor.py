@@ -119,13 +119,18 @@ class StageExecutor:
         ]
         if not wanted:
             return StepResult(header.replica, header.epoch, header.step, [])
-        samplings = [self._samplings[segment.sequence] for segment, _ in wanted]
+        samplings = [self._sampling(segment.sequence) for segment, _ in wanted]
         tokens = choose(logits, samplings, [position for _, position in wanted])
         sampled = [
             _sampled(segment, position, token, logits[row], samplings[row])
             for row, ((segment, position), token) in enumerate(zip(wanted, tokens, strict=True))
         ]
         return StepResult(header.replica, header.epoch, header.step, sampled)
+
+    def _sampling(self, sequence: int) -> Sampling:
+        if sequence not in self._samplings:
+            raise StepError(f"sequence {sequence} was never opened, or is over: its sampling parameters are unknown")
+        return self._samplings[sequence]
 
     def _count(self, header: FrameHeader, seconds: float) -> None:
         self.work.steps += 1

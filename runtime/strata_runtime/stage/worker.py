@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import msgspec
 import torch
 import zmq
 
+from strata_planner.contract.decoding import decode_frame
 from strata_planner.contract.frames import DataMessage, FrameHeader, StepResult, data_decoder, encode
+from strata_planner.contract.values import ContractError
 from strata_runtime.errors import StepError
+from strata_runtime.stage.bounds import FrameBounds
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.tensors import from_bytes, to_bytes
 
@@ -49,25 +51,27 @@ class Outlet:
 
 
 class Inlet:
-    """The way from the previous stage; drops and counts what is of another epoch."""
+    """The way from the previous stage; drops and counts what is of another epoch, refuses what its role can never get."""
 
-    def __init__(self, socket: zmq.Socket[Any], epoch: int, executor: StageExecutor) -> None:
+    def __init__(self, socket: zmq.Socket[Any], epoch: int, executor: StageExecutor, bounds: FrameBounds) -> None:
         self.socket = socket
         self._epoch = epoch
         self._executor = executor
+        self._bounds = bounds
 
     def receive(self) -> tuple[DataMessage, memoryview] | None:
         """One message and its tensor's bytes; None for a dropped one. Raises StepError for one that is no frame."""
-        parts = self.socket.recv_multipart(copy=False)
+        header, *bodies = (part.buffer for part in self.socket.recv_multipart(copy=False))
         try:
-            message = data_decoder.decode(parts[0].buffer)
-        except msgspec.MsgspecError as error:
-            raise StepError(f"a data message does not decode: {error}") from error
+            message = decode_frame(data_decoder, header, self._bounds.header_bytes)
+        except ContractError as error:
+            raise StepError(f"the previous stage: {error}") from error
         if message.epoch != self._epoch:
             self._executor.work.frames_dropped += 1
             log.warning("dropped a frame of epoch %d; epoch %d is in force", message.epoch, self._epoch)
             return None
-        return message, parts[1].buffer if len(parts) > 1 else memoryview(b"")
+        self._bounds.check(message, [len(body) for body in bodies])
+        return message, bodies[0] if bodies else memoryview(b"")
 
     def close(self) -> None:
         self.socket.close()

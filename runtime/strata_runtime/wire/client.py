@@ -21,7 +21,9 @@ from strata_planner.contract.control import (
     SlotStatus,
     SwitchState,
 )
+from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.frames import Hello, LeaderHello, Rejected, Sampling, Submit, TokenEvent, Tokens
+from strata_planner.contract.keys import request_secret, role_keys
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import roles_of
 from strata_runtime.errors import RequestRefusedError, RuntimeFaultError
@@ -40,14 +42,15 @@ class SlotClient:
         self.address = address
         self._context: zmq.Context[Any] = zmq.Context()
         endpoint = f"tcp://{address.host}:{address.control_port}"
-        self._socket = connect(self._context.socket(zmq.DEALER), endpoint, Keys.of(control_key))
+        keys = Keys.of(control_key)
+        self._socket = connect(self._context.socket(zmq.DEALER), endpoint, keys, control.LARGEST_CONTROL_BYTES)
 
     def ask(self, request: control.SlotRequest) -> SlotStatus:
         """Raises RuntimeFaultError if the slot does not answer in time."""
         self._socket.send(control.encode(request))
         if not self._socket.poll(int(PATIENCE_SECONDS * 1000)):
             raise RuntimeFaultError(f"slot {self.name} at {self.address} does not answer for {PATIENCE_SECONDS} s")
-        status = control.status_decoder.decode(self._socket.recv())
+        status = decode_message(control.status_decoder, self._socket.recv_multipart(), control.LARGEST_CONTROL_BYTES)
         if not isinstance(status, SlotStatus):
             raise RuntimeFaultError(f"{self.address} answers as a gateway, not as slot {self.name}")
         return status
@@ -83,7 +86,7 @@ class LeaderClient:
     def __init__(self, address: SlotAddress, key: str, place: int = 0) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         endpoint = f"tcp://{address.host}:{address.request_port + place}"
-        self._socket = connect(self._context.socket(zmq.DEALER), endpoint, Keys.of(key))
+        self._socket = connect(self._context.socket(zmq.DEALER), endpoint, Keys.of(key), frames.LARGEST_ANSWER_BYTES)
 
     def hello(self) -> LeaderHello:
         self.send(Hello())
@@ -101,7 +104,8 @@ class LeaderClient:
         """Raises RuntimeFaultError if nothing comes in time."""
         if not self.heard(PATIENCE_SECONDS):
             raise RuntimeFaultError(f"the leader says nothing for {PATIENCE_SECONDS} s")
-        return frames.leader_message_decoder.decode(self._socket.recv())
+        received = self._socket.recv_multipart()
+        return decode_message(frames.leader_message_decoder, received, frames.LARGEST_ANSWER_BYTES)
 
     def events(self) -> list[TokenEvent]:
         """The tokens of the next message. Raises RequestRefusedError for a rejected request."""
@@ -142,10 +146,17 @@ class PipelineClient:
     def prepare(self, plan: Plan) -> dict[str, Prepare]:
         """Ask every slot of the plan to prepare the next epoch; the messages by slot."""
         self.epoch += 1
-        self.key = f"epoch {self.epoch}"
+        root = f"epoch {self.epoch}"
+        self.key = request_secret(root)
         addresses = {name: slot.address for name, slot in self.slots.items()}
         messages = {
-            name: Prepare(epoch=self.epoch, key=self.key, roles=roles, slots=addresses)
+            name: Prepare(
+                epoch=self.epoch,
+                key=self.key,
+                roles=roles,
+                slots=addresses,
+                role_keys=tuple(role_keys(root, role) for role in roles),
+            )
             for name, roles in roles_of(plan).items()
         }
         for name, message in messages.items():

@@ -1,13 +1,16 @@
-"""ZeroMQ sockets as Strata uses them: authenticated by a shared secret, watched by heartbeats.
+"""ZeroMQ sockets as Strata uses them: both ends authenticated by a shared secret, watched by heartbeats, messages bounded.
 
 Used by slots and by the gateway. libzmq's own threads send a heartbeat every 250 ms on every connection and close one that
 is silent for 1.5 s, also while the process computes; a socket's monitor tells of it at once. Knows no messages.
 """
 
+import resource
+import threading
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from strata_planner.contract.keys import curve_secret_key
@@ -15,6 +18,9 @@ from strata_runtime.errors import InputError
 
 HEARTBEAT_MILLISECONDS = 250
 SILENCE_MILLISECONDS = 1500
+HANDSHAKE_MILLISECONDS = 5000  # who has not authenticated by then is shown out, with what was kept of its bytes
+SMALL_BYTES = 4 << 20  # of one message where nothing larger is said
+_WRAPPING_BYTES = 1024  # what CURVE adds to a message; its handshake is smaller than this, too
 
 S = TypeVar("S", bound=zmq.Socket[Any])
 
@@ -34,12 +40,18 @@ class Keys:
         return cls(server, zmq.curve_public(server), client, zmq.curve_public(client))
 
 
-def listen(socket: S, endpoint: str, keys: Keys) -> S:
-    """Bind; only clients that know the secret get in. Raises InputError for a port in use."""
-    _watchful(socket)
+def listen(socket: S, endpoint: str, keys: Keys, largest_bytes: int = SMALL_BYTES) -> S:
+    """Bind; only clients that know the secret get in: the server's public key alone opens nothing.
+
+    Raises InputError for a port in use.
+    """
+    _prepare(socket, largest_bytes)
     socket.curve_secretkey = keys.server_secret
     socket.curve_publickey = keys.server_public
     socket.curve_server = True
+    socket.zap_domain = keys.client_public
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a gatekeeper nobody gets in
+    _see_to_gatekeeper(socket.context)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
@@ -50,9 +62,9 @@ def listen(socket: S, endpoint: str, keys: Keys) -> S:
     return socket
 
 
-def connect(socket: S, endpoint: str, keys: Keys) -> S:
+def connect(socket: S, endpoint: str, keys: Keys, largest_bytes: int = SMALL_BYTES) -> S:
     """Connect, now or as soon as the other end is there."""
-    _watchful(socket)
+    _prepare(socket, largest_bytes)
     socket.curve_secretkey = keys.client_secret
     socket.curve_publickey = keys.client_public
     socket.curve_serverkey = keys.server_public
@@ -60,32 +72,63 @@ def connect(socket: S, endpoint: str, keys: Keys) -> S:
     return socket
 
 
-def _watchful(socket: zmq.Socket[Any]) -> None:
+def take_all_files() -> None:
+    """Let this process have as many files open as the system lets it: each connection is one, a stranger's until it is shown out."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _prepare(socket: zmq.Socket[Any], largest_bytes: int) -> None:
     socket.linger = 0
+    socket.maxmsgsize = largest_bytes + _WRAPPING_BYTES
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MILLISECONDS)
     socket.setsockopt(zmq.RECONNECT_IVL, 20)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
 
 
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+def _see_to_gatekeeper(context: zmq.Context[Any]) -> None:
+    """libzmq asks at this address (ZAP, RFC 27) about every client of this context's sockets; one thread answers.
+
+    It ends with the context. A shadow of the context makes its socket, so that who closes all of the context's sockets from
+    another thread does not close this one.
+    """
+    socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.REP)
+    try:
+        socket.bind("inproc://zeromq.zap.01")
+    except zmq.ZMQError as error:
+        socket.close()
+        if error.errno != zmq.EADDRINUSE:  # in use: the context has its gatekeeper
+            raise
+        return
+    threading.Thread(target=_keep_gate, args=(socket,), name="gatekeeper", daemon=True).start()
+
+
+def _keep_gate(socket: zmq.Socket[bytes]) -> None:
+    try:
+        while True:
+            version, request, domain, _address, _identity, mechanism, *credentials = socket.recv_multipart()
+            welcome = mechanism == b"CURVE" and [z85.encode(key) for key in credentials] == [domain]
+            code, text = (b"200", b"OK") if welcome else (b"400", b"not the key of this socket's client")
+            socket.send_multipart([version, request, code, text, b"", b""])
+    except zmq.ContextTerminated:
+        socket.close(linger=0)
 
 
 class Link:
-    """The connection to one neighbour as its socket's monitor tells it. Once lost it stays lost: frames may be missing.
+    """The way to one neighbour, as the monitor of the socket that *connects* to it tells. Once lost it stays lost.
 
-    `refusals`: connections without the secret, such as those of a neighbour that is still in another epoch. libzmq tells the
-    end of each right after its refusal (stream_engine_base.cpp, `error`); it is no end of the neighbour's connection.
+    Never of a socket that listens: its monitor tells of everybody who comes and goes, and not who it was. A connection that
+    this end has made and that has authenticated can end only with the neighbour, its silence, or the network between.
     """
 
     def __init__(self, socket: zmq.Socket[Any], neighbour: str, now: float, patience_seconds: float) -> None:
         self.neighbour = neighbour
         self.reason = ""
         self.connected = False
-        self.refusals = 0
-        self._refused = False
         self._deadline = now + patience_seconds
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self.monitor: zmq.Socket[Any] = socket.get_monitor_socket(events)
 
     def read(self, now: float) -> bool:
@@ -100,10 +143,7 @@ class Link:
     def _take(self, event: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
-        elif event & _REFUSED:
-            self.refusals += 1
-            self._refused = True
-        elif self._refused:
-            self._refused = False  # the end of the refused connection
-        elif self.connected:
+        elif (
+            self.connected
+        ):  # before that: a refused attempt, such as one at a neighbour that is still in another epoch
             self.reason = f"connection closed or silent for {SILENCE_MILLISECONDS / 1000} s"

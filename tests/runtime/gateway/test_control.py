@@ -12,6 +12,8 @@ import zmq.asyncio
 from strata_planner.contract.control import (
     GatewayStatus,
     GetStatus,
+    Leader,
+    SetRoute,
     Status,
     Watch,
     encode,
@@ -101,6 +103,22 @@ async def test_a_watcher_that_is_gone_disturbs_nobody(
 async def test_what_does_not_decode_is_answered_with_the_status(controller: Controller) -> None:
     await controller.socket.send(b'{"type": "setRoute", "epoch": "two"}')
     assert (await controller.news()).epoch == 1
+
+
+ODD = {
+    "two frames": [encode(GetStatus()), encode(GetStatus())],
+    "no text": [b'{"type": "setRoute\xff"}'],
+    "too deep": [b'{"type": "setRoute", "leaders": ' + b"[" * 9000],
+    "nothing": [b""],
+    "an address that is none": [encode(SetRoute(2, "k", (Leader(0, "s", "tcp://\0", 1.0),), 9))],
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+async def test_the_port_answers_after_an_odd_message(controller: Controller, case: str) -> None:
+    await controller.socket.send_multipart(ODD[case])
+    await controller.news()
+    assert isinstance(await controller.ask(GetStatus()), GatewayStatus)
 
 
 async def test_another_secret_gets_no_answer(control: ControlServer, controller: Controller) -> None:

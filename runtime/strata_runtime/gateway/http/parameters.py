@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from strata_planner.contract.frames import MOST_LOGPROBS
 from strata_runtime.gateway.errors import InvalidRequestError
 
 HARMLESS = frozenset({
@@ -51,7 +52,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 MOST_STOP_STRINGS = 16
 MOST_CHOICES = 128
-MOST_LOGPROBS = 20
 
 _StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 _TokenId = Annotated[int, Field(ge=0)]

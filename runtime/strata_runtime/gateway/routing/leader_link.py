@@ -17,7 +17,9 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from strata_planner.contract.control import Leader
+from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.frames import (
+    LARGEST_ANSWER_BYTES,
     GatewayMessage,
     Hello,
     LeaderHello,
@@ -26,6 +28,7 @@ from strata_planner.contract.frames import (
     encode,
     leader_message_decoder,
 )
+from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError
 from strata_runtime.wire.transport import Keys, connect
 
@@ -71,7 +74,7 @@ class LeaderLink:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._monitor = self._socket.get_monitor_socket(_MONITORED)
         try:
-            connect(self._socket, leader.endpoint, keys)
+            connect(self._socket, leader.endpoint, keys, LARGEST_ANSWER_BYTES)
         except zmq.ZMQError as error:
             self._close_sockets()
             raise InputError(
@@ -144,12 +147,12 @@ class LeaderLink:
     async def _receive(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
-            payload = await self._socket.recv()
+            frames = await self._socket.recv_multipart()
             self._heard_at = clock()
             try:
-                message = leader_message_decoder.decode(payload)
-            except msgspec.MsgspecError as error:
-                log.warning("leader %s sent a message that does not decode: %s", self.leader.slot, error)
+                message = decode_message(leader_message_decoder, frames, LARGEST_ANSWER_BYTES)
+            except ContractError as error:
+                log.warning("leader %s: %s", self.leader.slot, error)
                 continue
             if isinstance(message, LeaderHello):
                 self._take_hello(message)

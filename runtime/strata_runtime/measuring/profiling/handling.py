@@ -20,6 +20,7 @@ from strata_planner.contract.plan import MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.slot.leader import Gateways, LeaderWorker
+from strata_runtime.stage.bounds import FrameBounds, largest_request
 from strata_runtime.stage.executor import StageExecutor, Work
 from strata_runtime.stage.worker import Follower, Inlet, Outlet, Worker, serve
 from strata_runtime.wire.client import LeaderClient, greedy
@@ -29,6 +30,7 @@ _STAGES = 2
 _READ_BYTES = 64 << 20  # between two steps: more than most caches hold
 _PAGE_TOKENS = 16
 _MOST_TOKENS = 1 << 14  # of the KV that is not there
+_VOCABULARY = 2  # tokens 0 and 1 alone pass
 _KEY = "handling"
 
 
@@ -93,12 +95,13 @@ class IdlePipeline:
         ]
         self._keys = Keys.of(_KEY)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        inward = [self._listening(zmq.PULL) for _ in range(_STAGES)]
-        requests, port = self._listening(zmq.ROUTER)
+        bounds = [FrameBounds(each.role, hidden, _VOCABULARY) for each in self._executors]
+        inward = [self._listening(zmq.PULL, each.largest_bytes) for each in bounds]
+        requests, port = self._listening(zmq.ROUTER, largest_request(_MOST_TOKENS))
         links = []
         for stage, executor in enumerate(self._executors):
             outward = connect(self._context.socket(zmq.PUSH), _endpoint(inward[1 - stage][1]), self._keys)
-            links.append((Inlet(inward[stage][0], 1, executor), Outlet(outward)))
+            links.append((Inlet(inward[stage][0], 1, executor, bounds[stage]), Outlet(outward)))
         leader = LeaderWorker(self._executors[0], 1, hidden, Gateways(requests, 1, _KEY), links[0])
         workers: tuple[Worker, ...] = (leader, Follower(self._executors[1], *links[1]))
         self._threads = [serve(each, f"idle stage {stage}", lambda _: None) for stage, each in enumerate(workers)]
@@ -129,11 +132,11 @@ class IdlePipeline:
         """Processor seconds of this process, less those of the executors and of the client."""
         return time.process_time() - time.thread_time() - sum(each.own_seconds for each in self._executors)
 
-    def _listening(self, kind: int) -> tuple[zmq.Socket[Any], int]:
+    def _listening(self, kind: int, largest_bytes: int) -> tuple[zmq.Socket[Any], int]:
         socket = self._context.socket(kind)
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        listen(socket, "tcp://127.0.0.1:*", self._keys)
+        listen(socket, "tcp://127.0.0.1:*", self._keys, largest_bytes)
         return socket, int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 

@@ -1,0 +1,134 @@
+"""What the messages of one role can be: how large they get, and which values its neighbours may send.
+
+Made by the epoch for each role from its part of the plan. Sockets take their largest message from it, and an inlet hands on
+only what passes `check`: afterwards nothing that is allocated, indexed or repeated depends on a number that nobody has looked at.
+"""
+
+import math
+from dataclasses import dataclass
+
+from strata_planner.contract.frames import (
+    MOST_LOGPROBS,
+    DataMessage,
+    FrameHeader,
+    KvOperation,
+    Open,
+    Segment,
+    StepResult,
+)
+from strata_planner.contract.roles import Role
+from strata_runtime.errors import StepError
+from strata_runtime.formats import COMPUTE_DTYPES
+
+_SEGMENT_BYTES = 64  # encoded, with every number at its longest
+_OPERATION_BYTES = 96
+_TOKEN_BYTES = 64 + 24 * MOST_LOGPROBS
+_REST_BYTES = 4096
+_NUMBER_BYTES = 9
+_SUBMIT_BYTES = 1 << 20  # a request's name, stop tokens and parameters
+
+
+def largest_request(max_model_len: int) -> int:
+    """Bytes of the longest message from a gateway: a prompt and what of its answer has been delivered."""
+    return 2 * _NUMBER_BYTES * max_model_len + _SUBMIT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class FrameBounds:
+    """Of the messages that come in by the inlet of one role. `hidden`, `vocabulary`: the model's."""
+
+    role: Role
+    hidden: int
+    vocabulary: int
+
+    @property
+    def most_tokens(self) -> int:
+        """Of one step: the scheduler fills it up to the plan's limit, beside all sequences that decode."""
+        return max(self.role.micro_batch.max_step_tokens, self.role.micro_batch.decode)
+
+    @property
+    def most_operations(self) -> int:
+        """A sequence holds a page at least: so many can end between two steps, and as many start as a step has tokens."""
+        return self.role.replica_page_budget + 2 * self.most_tokens
+
+    @property
+    def header_bytes(self) -> int:
+        """Of the longest message without its hidden states."""
+        if self.role.leader:
+            return _TOKEN_BYTES * self.most_tokens + _REST_BYTES
+        return _SEGMENT_BYTES * self.most_tokens + _OPERATION_BYTES * self.most_operations + _REST_BYTES
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of one frame of the socket."""
+        return max(self.header_bytes, 0 if self.role.leader else self.most_tokens * self._row_bytes)
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.hidden * COMPUTE_DTYPES[self.role.compute_type].itemsize
+
+    def check(self, message: DataMessage, bodies: list[int]) -> None:
+        """`bodies`: bytes of each frame behind the header. Raises StepError with the value and the rule."""
+        role = self.role
+        if message.replica != role.replica:
+            raise StepError(f"a message for replica {message.replica} came to a role of replica {role.replica}")
+        if isinstance(message, StepResult):
+            self._check_result(message, bodies)
+        else:
+            self._check_frame(message, bodies)
+
+    def _check_result(self, result: StepResult, bodies: list[int]) -> None:
+        if not self.role.leader:
+            raise StepError(f"stage {self.role.stage} got a result, which only the leader takes")
+        if bodies:
+            raise StepError(f"step {result.step}: {len(bodies)} frames follow a result, which is one frame alone")
+        self._at_most(result.step, "tokens", len(result.tokens), self.most_tokens)
+        for sampled in result.tokens:
+            strange = sampled.top and not all(0 <= token < self.vocabulary for token, _ in sampled.top)
+            if strange or not 0 <= sampled.token < self.vocabulary:
+                raise StepError(f"step {result.step}: {sampled}; tokens of this model are 0..{self.vocabulary - 1}")
+            if len(sampled.top) > MOST_LOGPROBS:
+                count = len(sampled.top)
+                raise StepError(f"step {result.step}: {count} log probabilities of a token; {MOST_LOGPROBS} at most")
+
+    def _check_frame(self, header: FrameHeader, bodies: list[int]) -> None:
+        role, step = self.role, header.step
+        if role.leader:
+            raise StepError("the leader got a frame of hidden states; only results come back to stage 0")
+        kind, ours = (header.dtype, header.hidden), (role.compute_type, self.hidden)
+        if kind != ours:
+            raise StepError(f"step {step}: hidden states of {kind}; this stage computes with {ours}")
+        tokens = sum(_length(step, segment, role.max_model_len) for segment in header.segments)
+        self._at_most(step, "tokens", tokens, self.most_tokens)
+        self._at_most(step, "KV operations", len(header.operations), self.most_operations)
+        for operation in header.operations:
+            _check_operation(step, operation)
+        wanted = tokens * self._row_bytes
+        if bodies != [wanted]:
+            raise StepError(
+                f"step {step}: frames of {bodies} bytes follow the header; its {tokens} tokens are one of {wanted}"
+            )
+
+    @staticmethod
+    def _at_most(step: int, what: str, count: int, most: int) -> None:
+        if count > most:
+            raise StepError(f"step {step}: {count} {what}; {most} at most")
+
+
+def _length(step: int, segment: Segment, max_model_len: int) -> int:
+    """Of a segment whose numbers can be."""
+    start, length, sample = segment.start, segment.length, segment.sample
+    if start < 0 or length < 1 or start + length > max_model_len or not 0 <= sample <= length:
+        raise StepError(
+            f"step {step}: sequence {segment.sequence}: {length} tokens at position {start} with {sample} to sample; a segment has "
+            f"at least one token, samples none to all of them and ends within the {max_model_len} positions of a sequence"
+        )
+    return length
+
+
+def _check_operation(step: int, operation: KvOperation) -> None:
+    if isinstance(operation, Open):
+        sampling = operation.sampling
+        fine = 0 <= sampling.temperature < math.inf and 0 <= sampling.top_p <= 1 and sampling.logprobs <= MOST_LOGPROBS
+        if not fine:
+            raise StepError(f"step {step}: sequence {operation.sequence} cannot be sampled with {sampling}")
