@@ -63,7 +63,7 @@ def load_stage(
     *,
     keep: bool = False,
 ) -> StageModel:
-    """The role's layers from the folder `model_path`, on `device`. `progress(done, total)` is called after each layer.
+    """The role's layers from the folder `model_path`, on `device`. `progress(done, total)` counts whole layers, and is called after each linear.
 
     keep: layers that are quantized at any precision for want of a copy stay in the node's cache, for the next load; what is there is read either way.
 
@@ -99,8 +99,8 @@ def load_stage(
     stage.initialise_buffers(device)
     with freed_at_once(), cache or contextlib.nullcontext():
         loader.load_outside(sources.get(None, ()))
-        for layer in loader.stream(units):
-            progress(layer - first + 1, last - first + 1)
+        for layers in loader.stream(units):
+            progress(layers, last - first + 1)
         stage.finish()
     if source.artefact is not None and not source.artefact.manifest.files:
         source.artefact = None
@@ -251,11 +251,12 @@ class _Loader:
         return unit.format != "dense" or can_block(self._dtype, self._device)
 
     def stream(self, units: Sequence[_Unit]) -> Iterator[int]:
-        """Loads them in order, each read while the one before is stored; yields every layer that is whole."""
+        """Loads them in order, each read while the one before is stored; yields after each how many layers are whole."""
+        whole = 0
         for unit, piece in zip(units, ahead(partial(self.read, unit) for unit in units), strict=True):
             self.store(unit, piece)
-            if unit.ends_layer:
-                yield unit.layer
+            whole += unit.ends_layer
+            yield whole
 
     def store(self, unit: _Unit, piece: _Piece) -> None:
         """On the device, in the unit's format. Empties the piece."""

@@ -33,12 +33,12 @@ from strata_planner.contract.control import (
     slot_request_decoder,
 )
 from strata_runtime.allocator import set_up_heap
-from strata_runtime.errors import InputError
+from strata_runtime.errors import InputError, reason_of
 from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
 from strata_runtime.slot.epoch import RunningEpoch
-from strata_runtime.slot.memory import private_bytes
-from strata_runtime.slot.prepare import Loading, same_weights
+from strata_runtime.slot.memory import MemoryMeter
+from strata_runtime.slot.prepare import Held, Loading, same_weights
 from strata_runtime.slot.switching import Switches
 from strata_runtime.wire.transport import Keys, listen
 
@@ -90,17 +90,22 @@ class Slot:
     def __init__(self, options: SlotOptions) -> None:
         self._name = options.name
         self._incarnation = secrets.token_hex(8)
-        self._idle_bytes = private_bytes()
+        self._memory = MemoryMeter()
+        self._idle_bytes = self._memory.value(fresh=True)
         self._loading: Loading | None = None
+        self._unused: Loading | None = (
+            None  # prepared for an epoch that could not begin: what it holds may be wanted again
+        )
         self._running: RunningEpoch | None = None
         self._failure = ""
         self._watchers: set[bytes] = set()
-        self._published = b""
+        self._published: SlotStatus | None = None
         self._wakeup = Wakeup()
         self._switches = Switches(self._wakeup.ring)
         self._stopping = False
         self._context: zmq.Context[Any] = zmq.Context()
         self._control = self._context.socket(zmq.ROUTER)
+        self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is told, not left out silently
         listen(self._control, f"tcp://{_bindable(options.host)}:{options.control_port}", Keys.of(options.control_key))
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
@@ -125,16 +130,25 @@ class Slot:
         self._stopping = True
         self._wakeup.ring()
 
-    def status(self) -> SlotStatus:
+    def status(self, *, fresh: bool = True) -> SlotStatus:
+        """`fresh`: with the memory that is held now; else with a figure that may be some seconds old."""
+        return self._with_memory(self._essence(), fresh=fresh)
+
+    def _with_memory(self, status: SlotStatus, *, fresh: bool) -> SlotStatus:
+        roles = self._running.stats() if self._running else ()
+        return msgspec.structs.replace(status, private_bytes=self._memory.value(fresh=fresh), roles=roles)
+
+    def _essence(self) -> SlotStatus:
+        """All of the status but its counters."""
         return SlotStatus(
             slot=self._name,
             incarnation=self._incarnation,
             committed_epoch=self._running.epoch if self._running else 0,
             prepare=self._loading.state if self._loading else NO_PREPARE,
             lost_peers=self._running.lost_peers if self._running else (),
-            private_bytes=private_bytes(),
+            private_bytes=0,
             idle_bytes=self._idle_bytes,
-            roles=self._running.stats() if self._running else (),
+            roles=(),
             failure=self._failure,
             switches=self._switches.states,
         )
@@ -148,7 +162,7 @@ class Slot:
                 log.warning("a control message does not decode: %s", error)
                 continue
             self._handle(request, identity)
-            self._control.send_multipart([identity, encode(self.status())])
+            self._send(identity, encode(self.status(fresh=isinstance(request, GetStatus))))
 
     def _handle(self, request: SlotRequest, identity: bytes) -> None:
         match request:
@@ -168,14 +182,16 @@ class Slot:
         known = max(self._loading.prepare.epoch if self._loading else 0, self._running.epoch if self._running else 0)
         if prepare.epoch <= known:
             return
-        if self._loading is not None:
-            self._loading.superseded = True
+        before = self._loading or self._unused
+        if before is not None:
+            before.supersede(prepare)
         if self._running is not None:
             self._running.keep_bits(f"epoch {prepare.epoch} is being prepared: its plan decides the bits")
         held = self._running.held() if self._running else ()
         self._make_room(prepare)
         log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
-        self._loading = Loading(prepare, held, self._wakeup.ring, idle=self._running is None)
+        self._loading = Loading(prepare, Held(held, before, idle=self._running is None), self._wakeup.ring)
+        self._unused = None
 
     def _make_room(self, prepare: Prepare) -> None:
         """Stop serving before loading if old and new weights do not fit beside each other."""
@@ -195,18 +211,21 @@ class Slot:
 
     def _commit(self, epoch: int) -> None:
         """Switch if that epoch is prepared and newer; anything else changes nothing and shows in the status."""
-        prepared = self._loading.result if self._loading else None
+        loading = self._loading
+        prepared = loading.result if loading else None
         current = self._running.epoch if self._running else 0
-        if prepared is None or prepared.prepare.epoch != epoch or epoch <= current:
+        if loading is None or prepared is None or prepared.prepare.epoch != epoch or epoch <= current:
             return
         self._end_epoch()
         self._failure = ""
         try:
             self._running = RunningEpoch(self._name, self._incarnation, prepared, self._fail)
-        except InputError as error:
-            self._loading = None  # nothing is prepared any more: the controller makes another epoch
-            self._fail(str(error))
+        except Exception as error:  # noqa: BLE001  whatever it is: the controller hears of it, and makes another epoch
+            log.warning("%s: epoch %d cannot begin: %r", self._name, epoch, error)
+            self._unused, self._loading = loading, None
+            self._fail(reason_of(error))
         else:
+            loading.give()  # the running epoch has it
             log.info("%s: epoch %d is in force", self._name, epoch)
 
     def _set_bits(self, request: SetBits) -> None:
@@ -248,13 +267,28 @@ class Slot:
         """Send the status to the watchers if more than its counters changed."""
         if not self._watchers:
             return
-        status = self.status()
-        essence = encode(msgspec.structs.replace(status, private_bytes=0, roles=()))
-        if essence == self._published:
+        essence = self._essence()
+        known = self._published
+        if essence == known:
             return
         self._published = essence
-        for identity in self._watchers:
-            self._control.send_multipart([identity, encode(status)])
+        turned = known is None or _phase(essence) != _phase(known)
+        message = encode(self._with_memory(essence, fresh=turned))
+        for identity in tuple(self._watchers):
+            self._send(identity, message)
+
+    def _send(self, identity: bytes, message: bytes) -> None:
+        """To a peer that may be gone, or read nothing any more: no watcher then, until it asks again."""
+        try:
+            self._control.send_multipart([identity, message], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.info("%s: a controller is gone: %s", self._name, error)
+            self._watchers.discard(identity)
+
+
+def _phase(status: SlotStatus) -> tuple[object, ...]:
+    """After a change of this, a slot holds other memory."""
+    return (status.committed_epoch, status.prepare.epoch, status.prepare.phase)
 
 
 def _summary(prepare: Prepare) -> str:
