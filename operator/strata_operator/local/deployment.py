@@ -66,6 +66,7 @@ class LocalOptions:
     api_keys_file: Path | None = None
     threads: Mapping[str, int] = field(default_factory=dict)  # by slot; absent: one
     programs: Programs = Programs()
+    verify: bool = True  # what slots read of any-precision copies
 
     @property
     def url(self) -> str:
@@ -91,7 +92,7 @@ class LocalDeployment:
         self._secret = secret
         modules, logs = options.programs, options.logs
         self._slots = {
-            name: SlotService(name, modules.slot, logs, secret, roles=len(roles), threads=options.threads.get(name, 1))
+            name: SlotService(name, modules.slot, logs, secret, roles=len(roles), flags=_slot_flags(options, name))
             for name, roles in sorted(roles_of(plan).items())
         }
         self._gateway = GatewayService(modules.gateway, logs, secret, _gateway_arguments(plan, options))
@@ -221,6 +222,10 @@ class LocalDeployment:
         elif not ready and self._ready.is_set():
             self._not_ready_since = time.monotonic()
             self._ready.clear()
+
+
+def _slot_flags(options: LocalOptions, slot: str) -> list[str]:
+    return ["--threads", str(options.threads.get(slot, 1))] + ["--no-verify"] * (not options.verify)
 
 
 def _gateway_arguments(plan: Plan, options: LocalOptions) -> list[str]:

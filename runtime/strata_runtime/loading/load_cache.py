@@ -17,7 +17,7 @@ from torch import Tensor
 
 from strata_planner.contract.model_folder import MANIFEST_VERSION, LayerFile, Manifest, Recipe
 from strata_runtime.errors import InputError
-from strata_runtime.loading.artefact import Artefact
+from strata_runtime.loading.artefact import Artefact, DamagedError
 from strata_runtime.loading.artefact_manifest import cache_folder, read_manifest
 from strata_runtime.loading.artefact_writer import ArtefactWriter, LayerWriting, Shapes, file_bytes
 from strata_runtime.loading.digest import model_digest_here
@@ -47,6 +47,7 @@ class LoadCache:
         self._keeps = keep
         others = tuple(file for file in self._manifest().files if file.layer not in shapes)
         self.artefact = Artefact(self._folder, self._with(others))
+        self.artefact.mend = f"run `rm -r {self._folder}`, the next load makes it anew"
 
     def __enter__(self) -> Self:
         return self
@@ -81,6 +82,16 @@ class LoadCache:
                 self._count(writing.finish())
         if writing.whole:
             self._end(layer)
+
+    def forget(self, error: DamagedError) -> bool:
+        """The file that is damaged is no more, so that a load quantizes its layer; False where that cannot be."""
+        try:
+            writer = ArtefactWriter(self._folder, self._empty.model_digest, self._empty.layers, RECIPE)
+            writer.forget(error.file)
+        except OSError:
+            return False
+        log.warning("layer %d is quantized anew: %s", error.file.layer, error)
+        return True
 
     def _begin(self, layer: int) -> None:
         shapes = self._shapes[layer]

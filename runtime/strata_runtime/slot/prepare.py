@@ -72,7 +72,7 @@ class Loading:
     Whatever is raised while it loads ends as `refused`. It starts when the one before it has ended, so that never two hold memory.
     """
 
-    def __init__(self, prepare: Prepare, held: Held, changed: Callable[[], None]) -> None:
+    def __init__(self, prepare: Prepare, held: Held, changed: Callable[[], None], *, verify: bool = True) -> None:
         self.prepare = prepare
         self.result: PreparedEpoch | None = None
         total = sum(role.layers[1] - role.layers[0] + 1 for role in prepare.roles)
@@ -85,6 +85,7 @@ class Loading:
         )  # with the bits that they have now; `before` may not know those
         self._before = held.before
         self._changed = changed
+        self._verify = verify
         self._done = 0
         self._counting = threading.Lock()  # files are fetched by several threads
         self._loaded: list[LoadedRole] = []
@@ -167,6 +168,7 @@ class Loading:
             lambda done, _: self._stored(role, before + done),
             _device(role),
             keep=True,
+            verify=self._verify,
         )
         return LoadedRole(role, model, cache_of(role, model))
 

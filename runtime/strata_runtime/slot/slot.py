@@ -57,6 +57,7 @@ class SlotOptions:
     control_port: int
     control_key: str
     threads: int
+    verify: bool = True  # planes, as they are read
 
 
 class Wakeup:
@@ -89,6 +90,7 @@ class Slot:
 
     def __init__(self, options: SlotOptions) -> None:
         self._name = options.name
+        self._verify = options.verify
         self._incarnation = secrets.token_hex(8)
         self._memory = MemoryMeter()
         self._idle_bytes = self._memory.value(fresh=True)
@@ -158,7 +160,7 @@ class Slot:
             identity, *rest = self._control.recv_multipart()
             try:
                 request = slot_request_decoder.decode(rest[-1])
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 log.warning("a control message does not decode: %s", error)
                 continue
             self._handle(request, identity)
@@ -190,7 +192,9 @@ class Slot:
         held = self._running.held() if self._running else ()
         self._make_room(prepare)
         log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
-        self._loading = Loading(prepare, Held(held, before, idle=self._running is None), self._wakeup.ring)
+        self._loading = Loading(
+            prepare, Held(held, before, idle=self._running is None), self._wakeup.ring, verify=self._verify
+        )
         self._unused = None
 
     def _make_room(self, prepare: Prepare) -> None:
@@ -312,11 +316,20 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
     )
     parser.add_argument("--request-port", type=int, default=0, help="likewise")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with; 0: all")
+    parser.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="do not compare planes of any-precision copies with their checks as they are read (also STRATA_NO_VERIFY=1)",
+    )
     known = parser.parse_args(arguments)
     key = os.environ.get("STRATA_CONTROL_KEY", "")
     if not key:
         parser.error("STRATA_CONTROL_KEY is empty: set it to the secret that the controller uses")
-    return SlotOptions(known.name, known.host, known.control_port, key, known.threads)
+    return SlotOptions(known.name, known.host, known.control_port, key, known.threads, verify=not _not_verifying(known))
+
+
+def _not_verifying(known: argparse.Namespace) -> bool:
+    return bool(known.no_verify) or os.environ.get("STRATA_NO_VERIFY", "") not in ("", "0")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
