@@ -25,6 +25,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats.planes.planes import TILE_COLUMNS
 from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact_manifest import AGAIN, cache_folder, layer_of, part_names, read_manifest
+from strata_runtime.loading.cache_room import Claim, claimed
 from strata_runtime.loading.checkpoint import Entry, checked_header
 from strata_runtime.loading.digest import crc_of, file_sha256, header_crc, model_digest
 from strata_runtime.loading.verify import Check, at_once, never
@@ -54,6 +55,7 @@ class Artefact:
         self.manifest = manifest
         self.pinned = False
         self.mend = f"{AGAIN}, it makes this layer anew"  # what is damaged
+        self.claim: Claim | None = None  # where the node may remove what nobody uses
         self.checked: Callable[[Check], None] = at_once
         self._whole: set[str] = set()  # checksums of files that were compared as a whole
         self._comparing = threading.Lock()
@@ -240,7 +242,12 @@ def find_artefact(model_folder: Path) -> Artefact | None:
     if (beside / MANIFEST_FILE).is_file():
         return open_artefact(beside, model_folder)
     kept = cache_folder(model_digest(model_folder))
-    return open_artefact(kept, model_folder) if (kept / MANIFEST_FILE).is_file() else None
+    if not (kept / MANIFEST_FILE).is_file():
+        return None
+    claim = claimed(kept)
+    artefact = open_artefact(kept, model_folder)
+    artefact.claim = claim
+    return artefact
 
 
 def open_artefact(folder: Path, model_folder: Path) -> Artefact:
