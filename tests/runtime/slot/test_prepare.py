@@ -260,3 +260,39 @@ def test_a_slot_at_rest_does_not_read_its_memory_for_its_watchers() -> None:
         )
     finally:
         thread.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "verify"),
+    [([], "", True), (["--no-verify"], "", False), ([], "1", False), ([], "0", True)],
+)
+def test_planes_are_verified_unless_that_is_left_away(
+    flags: list[str], environment: str, patch: pytest.MonkeyPatch, *, verify: bool
+) -> None:
+    patch.setenv("STRATA_CONTROL_KEY", "k")
+    patch.setenv("STRATA_NO_VERIFY", environment)
+    assert slot.parse(["--name", "s", "--control-port", "1", *flags]).verify is verify
+
+
+def test_a_slot_hands_it_on_to_its_loads(tiny_llama: Path, patch: pytest.MonkeyPatch) -> None:
+    (role,) = roles_of(even_plan(tiny_llama, ["s0"]))["s0"]
+    seen: list[bool] = []
+
+    def loads(*_: Any, verify: bool, **__: Any) -> None:
+        seen.append(verify)
+        raise KeyError("enough")
+
+    patch.setattr(load, "load_stage", loads)
+    for verify in (True, False):
+        ended(Loading(preparing(1, role), Held(), lambda: None, verify=verify))
+    assert seen == [True, False]
+
+
+def test_a_message_that_is_no_text_is_not_the_end_of_a_slot() -> None:
+    thread = SlotThread("s0")
+    try:
+        for payload in (b'{"type":"\xf0\x28"}', b'{"type":"commit","epoch":1,"\xff":1}', b"\xff", b""):
+            thread._socket.send(payload)
+        assert thread.ask(Commit(epoch=1)).committed_epoch == 0
+    finally:
+        thread.close()
