@@ -27,12 +27,13 @@ from strata_runtime.tools.gptq.calibrated import Job, quantize_model
 from strata_runtime.tools.gptq.description import CheckpointFormat, Description
 from strata_runtime.tools.gptq.solver import GptqSettings
 
+INTERRUPTED = 130
 _LEAST_WINDOW = 32
 _WHOLE_ROW = -1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: written; 2: the input is wrong, said on stderr."""
+    """130: interrupted, run again it goes on; 0: written; 2: the input is wrong, said on stderr."""
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     try:
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InputError, UnsupportedModelError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     sys.stdout.write(f"{options.output}\n")
     return 0
 

@@ -27,11 +27,12 @@ from strata_runtime.progress import shown
 from strata_runtime.tools.calibration.text import read_windows
 from strata_runtime.tools.quantize.any_copy import Job, LayerDone, make_copy
 
+INTERRUPTED = 130
 _LEAST_WINDOW = 32
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: done; 2: the input is wrong or the copy is damaged, said on stderr."""
+    """130: interrupted, run again it goes on; 0: done; 2: the input is wrong or the copy is damaged, said on stderr."""
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     try:
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InputError, UnsupportedModelError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     sys.stdout.write(json.dumps(told) + "\n")
     return 0
 
