@@ -6,8 +6,12 @@
     ├── PoolExhaustedError      a slot's pages are used up: the leader admitted more than the plan's budget (report)
     └── StepError               a step could not run: the epoch is broken, a new one replays (retry in a new epoch)
 
-Messages have the value, the rule and the fix.
+Messages have the value, the rule and the fix. `reason_of` makes one of whatever else was raised, for a status.
 """
+
+from strata_planner.contract.values import ContractError
+
+_LONGEST_REASON = 4000
 
 
 class RuntimeFaultError(Exception):
@@ -28,3 +32,15 @@ class PoolExhaustedError(RuntimeFaultError):
 
 class StepError(RuntimeFaultError):
     """A frame does not continue the steps before it, or its computation failed."""
+
+
+def reason_of(error: BaseException) -> str:
+    """What a status says of it: our own errors and the system's speak for themselves, any other is named by its type. Never raises, can always be sent."""
+    kind = type(error).__name__
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001  not even that can be asked of it
+        said = ""
+    speaks = isinstance(error, RuntimeFaultError | ContractError | OSError) and said
+    text = said if speaks else f"{kind}: {said}" if said else kind
+    return text.encode("utf-8", "backslashreplace").decode()[:_LONGEST_REASON]

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -176,3 +177,10 @@ async def test_the_loss_of_the_launcher_ends_it_with_a_reason(tmp_path: Path) ->
 
     with pytest.raises(CrashedError, match="the parent of all local processes has ended"):
         await lose_the_launcher()
+
+
+def test_slots_verify_what_they_read_unless_told_not_to(tmp_path: Path) -> None:
+    for verify in (True, False):
+        local = replace(options(tmp_path), verify=verify, threads={"a": 3})
+        slots = LocalDeployment(a_plan("a", "b"), local)._slots
+        assert slots["a"]._flags == ["--threads", "3", *["--no-verify"] * (not verify)]

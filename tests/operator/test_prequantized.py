@@ -17,7 +17,6 @@ from strata_planner.contract.model_folder import (
     Manifest,
     Recipe,
 )
-from strata_planner.contract.values import to_json
 from strata_planner.errors import WorkloadError
 from tests.operator.builders import a_deployment
 from tests.operator.test_sensitivity import CLUSTER, deployment, folder  # noqa: F401  the fixture
@@ -31,9 +30,9 @@ def manifest_of(finished: int) -> Manifest:
 @pytest.mark.parametrize(
     ("manifest", "method"),
     [
-        (to_json(manifest_of(2)), "anyPrecision"),
-        (to_json(manifest_of(1)), "roundToNearest"),
-        (to_json(msgspec.structs.replace(manifest_of(2), version=0)), "roundToNearest"),
+        (manifest_of(2).encode(), "anyPrecision"),
+        (manifest_of(1).encode(), "roundToNearest"),
+        (msgspec.structs.replace(manifest_of(2), version=0).encode(), "roundToNearest"),
         (b"no manifest", "roundToNearest"),
         (None, "roundToNearest"),
     ],
@@ -55,7 +54,7 @@ def test_only_widths_of_the_copy_are_planned(folder: Path, allowed: list[int], p
     config = read_config(uri)
     (folder / ANY_PRECISION_FOLDER).mkdir()
     five = msgspec.structs.replace(manifest_of(2), recipe=Recipe(bits=5))
-    (folder / ANY_PRECISION_FOLDER / MANIFEST_FILE).write_bytes(to_json(five))
+    (folder / ANY_PRECISION_FOLDER / MANIFEST_FILE).write_bytes(five.encode())
     asked = a_deployment().with_spec(model={"uri": uri}, precision={"allowed": allowed}).build()
     if planned is None:
         with pytest.raises(WorkloadError, match=r"allowed \[6, 8\]: the model's any-precision copy has 3 to 5 bits"):

@@ -120,3 +120,17 @@ def test_a_refusal_and_a_crash_are_told_apart(
     monkeypatch.setattr(command, "ANY", says("", code))
     run = CliRunner().invoke(app, ["quantize", str(TINY)])
     assert isinstance(run.exception, kind)
+
+
+def test_who_stops_it_is_told_that_it_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise SystemExit(130)
+
+    monkeypatch.setattr(command.subprocess, "run", stopped)
+    with pytest.raises(SystemExit):
+        command.run(
+            command.QuantizeOptions(str(TINY), "any-precision", None, None, 1, None, "cpu", False, False, False)
+        )
+    assert "stopped; the same command goes on where it stopped" in capsys.readouterr().err

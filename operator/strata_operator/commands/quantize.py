@@ -45,7 +45,13 @@ def run(options: QuantizeOptions) -> None:
     leave_on_signals()
     uri = _uri(options.model)
     read_config(uri)  # wrong input is said before torch is imported
-    ended = subprocess.run(_command(options, uri), stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603  our own modules
+    command = _command(options, uri)
+    try:
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603  our own modules
+    except SystemExit:
+        if not options.verify:
+            sys.stderr.write("stopped; the same command goes on where it stopped\n")
+        raise
     if ended.returncode == 2:
         what = "not verified" if options.verify else "not quantized"
         raise InvalidInputError(options.model, [f"{what}, for the reason above"])

@@ -32,6 +32,7 @@ class UpOptions:
     logs: Path | None
     profile: Path | None = None
     programs: Programs = field(default_factory=Programs)
+    verify: bool = True
 
 
 def run(options: UpOptions) -> None:
@@ -66,6 +67,7 @@ def local_options(options: UpOptions, question: Question, plan: Plan, logs: Path
         port=options.port or free_port(options.host),
         api_keys_file=options.api_keys_file,
         threads=threads_of_slots(plan, question.cluster),
+        verify=options.verify,
         programs=options.programs,
     )
 

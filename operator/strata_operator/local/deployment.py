@@ -66,6 +66,7 @@ class LocalOptions:
     api_keys_file: Path | None = None
     threads: Mapping[str, int] = field(default_factory=dict)  # by slot; absent: one
     programs: Programs = Programs()
+    verify: bool = True  # what slots read of any-precision copies
 
     @property
     def url(self) -> str:
@@ -222,10 +223,14 @@ def _make_services(
     modules, logs = options.programs, options.logs
     slots = {}
     for name, roles in sorted(roles_of(plan).items()):
-        secret, threads = slot_secret(control_secret, name), options.threads.get(name, 1)
-        slots[name] = SlotService(name, modules.slot, logs, secret, roles=len(roles), threads=threads)
+        secret, flags = slot_secret(control_secret, name), _slot_flags(options, name)
+        slots[name] = SlotService(name, modules.slot, logs, secret, roles=len(roles), flags=flags)
     secret = gateway_secret(control_secret)
     return slots, GatewayService(modules.gateway, logs, secret, _gateway_arguments(plan, options))
+
+
+def _slot_flags(options: LocalOptions, slot: str) -> list[str]:
+    return ["--threads", str(options.threads.get(slot, 1))] + ["--no-verify"] * (not options.verify)
 
 
 def _gateway_arguments(plan: Plan, options: LocalOptions) -> list[str]:

@@ -7,7 +7,7 @@ with the last lines of its log. Used by the local deployment alone; knows nothin
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strata_operator.act.control_client import Endpoint
@@ -97,11 +97,11 @@ class Service(ABC):
 class SlotService(Service):
     """A slot with data and request ports for `roles` roles."""
 
-    def __init__(self, name: str, module: str, logs: Path, secret: str, *, roles: int, threads: int) -> None:
+    def __init__(self, name: str, module: str, logs: Path, secret: str, *, roles: int, flags: Sequence[str]) -> None:
         super().__init__(name, module, logs, secret)
         self.address: SlotAddress | None = None
         self._roles = roles
-        self._threads = threads
+        self._flags = flags
 
     def _choose_ports(self) -> None:
         self.address = SlotAddress(
@@ -114,7 +114,7 @@ class SlotService(Service):
     def _arguments(self) -> list[str]:
         assert self.address is not None
         flags = ["--control-port", str(self.address.control_port)]
-        return ["--name", self.name, "--host", HOST, *flags, "--threads", str(self._threads)]
+        return ["--name", self.name, "--host", HOST, *flags, *self._flags]
 
 
 class GatewayService(Service):

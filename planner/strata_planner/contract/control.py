@@ -93,13 +93,17 @@ GatewayRequest = SetRoute | GetStatus | Watch
 
 
 class PrepareState(Value, frozen=True):
-    """How far the newest prepare is. `reason` says why it was refused."""
+    """How far the newest prepare is. `reason` says why it was refused.
+
+    `progress` grows as long as a prepare goes on, with every tensor that is stored and every MiB that is fetched: one that stays is stuck.
+    """
 
     epoch: int
     phase: Literal["none", "loading", "prepared", "refused"]
     reason: str = ""
     layers_loaded: int = 0
     layers_total: int = 0
+    progress: int = 0
 
 
 class LayerSwitch(Value, frozen=True):

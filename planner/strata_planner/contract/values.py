@@ -27,7 +27,7 @@ def from_json(data: bytes | str, kind: type[V]) -> V:
     """Decode and check JSON. Raises ContractError with the path of the offending field."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec lets the latter through
         raise ContractError(f"not a valid {kind.__name__}: {error}") from error
 
 

@@ -4,12 +4,15 @@ Called by `load_stage`, and by a slot that changes precision while it runs (`mis
 a tensor per plane, so that a plane that is dropped is returned. Reads are positioned: several threads may read at once, and
 processes share the page cache. Who writes: `artefact_writer`.
 
-What is checked when: version, model and finished layers at opening; size and header of a file before its first byte is used; the
-checksums by `verify` alone (`strata quantize --verify`), for they take a pass over all bytes.
+What is checked when: the manifest, version, model and finished layers at opening; size and header of a file before its first byte is used; each
+plane and table when it is read, by its check in the manifest, beside other work where `checked` says so. A file of an older release, which has no
+checks of its parts, is compared as a whole with its checksum once. `verify` takes a pass over all bytes (`strata quantize --verify`).
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -21,25 +24,41 @@ from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER, MANIFEST_
 from strata_runtime.errors import InputError
 from strata_runtime.formats.planes.planes import TILE_COLUMNS
 from strata_runtime.formats.weights import PlanesWeight
-from strata_runtime.loading.artefact_manifest import AGAIN, cache_folder, layer_of, read_manifest
+from strata_runtime.loading.artefact_manifest import AGAIN, cache_folder, layer_of, part_names, read_manifest
+from strata_runtime.loading.cache_room import Claim, claimed
 from strata_runtime.loading.checkpoint import Entry, checked_header
-from strata_runtime.loading.digest import file_sha256, model_digest
+from strata_runtime.loading.digest import crc_of, file_sha256, header_crc, model_digest
+from strata_runtime.loading.verify import Check, at_once, never
 
 _STRIP_BYTES = 1 << 22  # of a plane, read at once where columns are cut out of it
 
 Range = tuple[int, int]
 
 
+class DamagedError(InputError):
+    """A file is not as it was written. `file`: as its manifest has it."""
+
+    def __init__(self, message: str, file: LayerFile) -> None:
+        super().__init__(message)
+        self.file = file
+
+
 class Artefact:
     """One opened folder. `read` and its like raise InputError for a key, a width or a range that it does not have.
 
     `pinned`: what is read lies in page-locked memory, from which copies to a GPU run beside other work.
+    `checked`: what runs the check of each thing that is read (`verify`): at once, later by another thread, or never. A check raises DamagedError.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
         self.pinned = False
+        self.mend = f"{AGAIN}, it makes this layer anew"  # what is damaged
+        self.claim: Claim | None = None  # where the node may remove what nobody uses
+        self.checked: Callable[[Check], None] = at_once
+        self._whole: set[str] = set()  # checksums of files that were compared as a whole
+        self._comparing = threading.Lock()
         self._headers: dict[int, dict[str, Entry]] = {}
 
     @property
@@ -85,18 +104,56 @@ class Artefact:
         stored = torch.empty(last - first, 1 << bits, dtype=torch.float16, pin_memory=self.pinned)
         with self._opened(key) as file:
             file.fill([stored], entry.begin + 2 * first * stored.shape[1])
+        whole = [stored] if last - first == self.shape(key)[0] else None
+        self._check(key, [f"table_{bits}"], whole)
         return stored.to(dtype)
 
     def verify(self) -> Iterator[int]:
         """Reads all bytes and compares checksums; yields each layer when it is found right. Raises InputError at the first that is not."""
         for file in self.manifest.files:
             self._header(file.layer)
-            path = self.folder / file.name
-            actual = file_sha256(path)
-            if actual != file.sha256:
-                raise InputError(f"{path} has the checksum {actual}, its manifest says {file.sha256}: {AGAIN}")
+            self._compare_whole(file)
             yield file.layer
         self.check(self.manifest.missing)
+
+    def _compare_whole(self, file: LayerFile) -> None:
+        actual = file_sha256(self.folder / file.name)
+        if actual != file.sha256:
+            raise self._damaged(file, "it", f"the checksum {actual}", file.sha256)
+
+    def _damaged(self, file: LayerFile, what: str, found: str, noted: object) -> DamagedError:
+        return DamagedError(
+            f"{self.folder / file.name} was changed or damaged after it was written ({what} has {found}, its manifest says {noted}): "
+            f"{self.mend}",
+            file,
+        )
+
+    def _check(self, key: str, names: Sequence[str], tensors: Sequence[Tensor] | None) -> None:
+        """Of parts of a linear that have been read into `tensors`; None: a cut of them was read, and all of each is read again."""
+        if self.checked is never:
+            return
+        file = self._file(layer_of(key))
+        entries = [self._entry(key, name) for name in names]
+
+        def compare() -> None:
+            if not file.checks:
+                with self._comparing:
+                    if file.sha256 not in self._whole:
+                        self._compare_whole(file)
+                        self._whole.add(file.sha256)
+                return
+            noted = dict(zip(part_names(self.manifest.recipe), file.checks[key], strict=True))
+            for place, (name, entry) in enumerate(zip(names, entries, strict=True)):
+                found = self._crc(file, entry) if tensors is None else zlib.crc32(_bytes_of(tensors[place]))
+                if found != noted[name]:
+                    raise self._damaged(file, f"{key}.{name}", f"the check {found:08x}", f"{noted[name]:08x}")
+
+        self.checked(compare)
+
+    def _crc(self, file: LayerFile, entry: Entry) -> int:
+        path = self.folder / file.name
+        with path.open("rb", buffering=0) as opened:
+            return crc_of(opened.fileno(), entry.begin, entry.end, path)
 
     def _planes(self, key: str, places: range, rows: Range | None, columns: Range | None) -> tuple[Tensor, ...]:
         out_features, in_features = self.shape(key)
@@ -105,11 +162,13 @@ class Artefact:
         first, last = self._rows(key, rows)
         row_bytes = plane_columns(in_features) // 8
         cut = _byte_range(key, in_features, columns)
-        entries = [self._entry(key, f"plane_{place}") for place in places]
+        names = [f"plane_{place}" for place in places]
+        entries = [self._entry(key, name) for name in names]
         shape = (last - first, cut[1] - cut[0])
         planes = tuple(torch.empty(shape, dtype=torch.uint8, pin_memory=self.pinned) for _ in places)
+        whole = cut == (0, row_bytes) and last - first == out_features
         with self._opened(key) as file:
-            if cut == (0, row_bytes) and last - first == out_features:
+            if whole:
                 file.fill(planes, entries[0].begin)  # they lie one after the other
             elif cut == (0, row_bytes):
                 for plane, entry in zip(planes, entries, strict=True):
@@ -117,6 +176,7 @@ class Artefact:
             else:
                 for plane, entry in zip(planes, entries, strict=True):
                     file.fill_columns(plane, entry.begin + first * row_bytes, row_bytes, cut)
+        self._check(key, names, planes if whole else None)
         return planes
 
     def _width(self, bits: int) -> int:
@@ -146,12 +206,21 @@ class Artefact:
         if layer not in self._headers:
             file = self._file(layer)
             path = self.folder / file.name
+            self._check_header(file, path)
             header = checked_header(path, AGAIN)
             size = path.stat().st_size
             if size != file.size_bytes:
                 raise InputError(f"{path} has {size} bytes, its manifest says {file.size_bytes}: {AGAIN}")
             self._headers[layer] = header
         return self._headers[layer]
+
+    def _check_header(self, file: LayerFile, path: Path) -> None:
+        """Before anything in it is believed."""
+        if self.checked is never or not file.checks or not path.is_file():
+            return
+        found = header_crc(path)
+        if found != file.header_check:
+            raise self._damaged(file, "its header", f"the check {found:08x}", f"{file.header_check:08x}")
 
     def _entry(self, key: str, what: str) -> Entry:
         layer = layer_of(key)
@@ -173,7 +242,12 @@ def find_artefact(model_folder: Path) -> Artefact | None:
     if (beside / MANIFEST_FILE).is_file():
         return open_artefact(beside, model_folder)
     kept = cache_folder(model_digest(model_folder))
-    return open_artefact(kept, model_folder) if (kept / MANIFEST_FILE).is_file() else None
+    if not (kept / MANIFEST_FILE).is_file():
+        return None
+    claim = claimed(kept)
+    artefact = open_artefact(kept, model_folder)
+    artefact.claim = claim
+    return artefact
 
 
 def open_artefact(folder: Path, model_folder: Path) -> Artefact:
@@ -207,7 +281,7 @@ class _Opened:
 
     def fill(self, tensors: Sequence[Tensor], offset: int) -> None:
         """Contiguous tensors from neighbouring bytes: one call of the system where it gives all at once."""
-        left: list[memoryview] = [tensor.view(torch.uint8).view(-1).numpy().data for tensor in tensors]
+        left = [_bytes_of(tensor) for tensor in tensors]
         while left:
             count = os.preadv(self._descriptor, left, offset)
             if not count:
@@ -225,6 +299,12 @@ class _Opened:
             strip = torch.empty(min(step, target.shape[0] - start), row_bytes, dtype=torch.uint8)
             self.fill([strip], offset + start * row_bytes)
             target[start : start + step] = strip[:, cut[0] : cut[1]]
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    memory: memoryview = tensor.view(torch.uint8).view(-1).numpy().data
+    return memory
 
 
 def _byte_range(key: str, in_features: int, columns: Range | None) -> Range:

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from strata_planner.contract import store
-from strata_planner.contract.model_folder import MANIFEST_FILE, Manifest
-from strata_planner.contract.values import ContractError, to_json
+from strata_planner.contract.model_folder import MANIFEST_FILE, Manifest, Recipe
+from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError
 
 AGAIN = "run `strata quantize` again"
@@ -25,6 +25,12 @@ def layer_of(key: str) -> int:
     return int(found[1])
 
 
+def part_names(recipe: Recipe) -> list[str]:
+    """Of a linear's tensors, in the order of their file."""
+    widths = range(recipe.seed_bits, recipe.bits + 1)
+    return [*(f"plane_{place}" for place in range(recipe.bits)), *(f"table_{bits}" for bits in widths)]
+
+
 def read_manifest(folder: Path) -> Manifest | None:
     """None where there is none. Raises InputError for one that cannot be read or is of another version."""
     try:
@@ -35,7 +41,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Whole or not at all."""
-    store.write_whole(folder / MANIFEST_FILE, to_json(manifest) + b"\n")
+    store.write_whole(folder / MANIFEST_FILE, manifest.encode())
 
 
 def cache_folder(digest: str) -> Path:

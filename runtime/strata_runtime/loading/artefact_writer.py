@@ -9,10 +9,12 @@ import fcntl
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BufferedWriter
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -21,8 +23,9 @@ from strata_planner.contract.model_folder import MANIFEST_VERSION, LayerFile, Ma
 from strata_runtime.errors import InputError
 from strata_runtime.formats.any_precision import AnyParent
 from strata_runtime.formats.planes.planes import pack_planes
-from strata_runtime.loading.artefact_manifest import read_manifest, write_manifest
-from strata_runtime.loading.digest import file_sha256
+from strata_runtime.loading.artefact_manifest import part_names, read_manifest, write_manifest
+from strata_runtime.loading.checkpoint import checked_header
+from strata_runtime.loading.digest import crc_of, file_sha256, header_crc
 
 _ALIGNMENT = 8  # of the data in a safetensors file
 Shapes = Mapping[str, tuple[int, int]]
@@ -47,7 +50,19 @@ class ArtefactWriter:
             return None
         path = self.folder / file.name
         whole = path.is_file() and path.stat().st_size == file.size_bytes and file_sha256(path) == file.sha256
+        if whole and not file.checks:  # of a release that took none
+            file = with_checks(file, path, self.recipe)
+            self._put(file)
         return file if whole else None
+
+    def forget(self, file: LayerFile) -> None:
+        """This file is damaged: it is no more, unless another process has made it anew meanwhile."""
+        with self.alone(file.layer), self._lock("manifest"):
+            current = self._current()
+            if current.of_layer(file.layer) == file:
+                (self.folder / file.name).unlink(missing_ok=True)
+                left = tuple(each for each in current.files if each != file)
+                write_manifest(self.folder, _with_files(current, left))
 
     @contextlib.contextmanager
     def alone(self, layer: int) -> Iterator[None]:
@@ -81,6 +96,9 @@ class ArtefactWriter:
     def count(self, file: LayerFile, scratch: Path) -> None:
         """A whole file gets its name, then the manifest counts it."""
         scratch.replace(self.folder / file.name)
+        self._put(file)
+
+    def _put(self, file: LayerFile) -> None:
         with self._lock("manifest"):
             current = self._current()
             files = {each.layer: each for each in (*current.files, file)}
@@ -113,7 +131,8 @@ class LayerWriting:
         self._left = list(shapes)
         self._digest = hashlib.sha256()
         self._size_bytes = 0
-        self._put(_header(shapes, writer.recipe))
+        self._checks: dict[str, tuple[int, ...]] = {}
+        self._header_check = self._put(_header(shapes, writer.recipe))
 
     def add(self, key: str, planes: Sequence[Tensor], tables: Mapping[int, Tensor]) -> None:
         """The next linear of `shapes`: all planes of the recipe, and its tables float16. On any device."""
@@ -121,8 +140,10 @@ class LayerWriting:
         columns = plane_columns(self._shapes[expected][1])
         shape = (self._shapes[expected][0], columns // 8)
         assert (key, len(planes), tuple(planes[0].shape)) == (expected, recipe.bits, shape), f"{key} is not {expected}"
-        for part in (*planes, *(tables[bits] for bits in range(recipe.seed_bits, recipe.bits + 1))):
-            self._put(part.cpu().contiguous().view(torch.uint8).numpy().data.cast("B"))
+        parts = (*planes, *(tables[bits] for bits in range(recipe.seed_bits, recipe.bits + 1)))
+        self._checks[key] = tuple(
+            self._put(part.cpu().contiguous().view(torch.uint8).numpy().data.cast("B")) for part in parts
+        )
 
     @property
     def whole(self) -> bool:
@@ -134,14 +155,39 @@ class LayerWriting:
         assert self.whole, f"layer {self._layer} lacks {', '.join(self._left)}"
         self._target.flush()
         os.fsync(self._target.fileno())
-        file = LayerFile(self._layer, self._size_bytes, self._digest.hexdigest(), dict(self._shapes))
+        file = LayerFile(
+            self._layer,
+            self._size_bytes,
+            self._digest.hexdigest(),
+            dict(self._shapes),
+            self._checks,
+            self._header_check,
+        )
         self._writer.count(file, Path(self._target.name))
         return file
 
-    def _put(self, data: bytes | memoryview) -> None:
+    def _put(self, data: bytes | memoryview) -> int:
+        """Returns its check."""
         self._target.write(data)
         self._digest.update(data)
         self._size_bytes += len(data)
+        return zlib.crc32(data)
+
+
+def with_checks(file: LayerFile, path: Path, recipe: Recipe) -> LayerFile:
+    """As a file is noted now, one that was found right as a whole."""
+    names = part_names(recipe)
+    header = checked_header(path)
+    with path.open("rb", buffering=0) as opened:
+
+        def check(begin: int, end: int) -> int:
+            return crc_of(opened.fileno(), begin, end, path)
+
+        checks = {
+            key: tuple(check(entry.begin, entry.end) for entry in (header[f"{key}.{name}"] for name in names))
+            for key in file.shapes
+        }
+    return msgspec.structs.replace(file, checks=checks, header_check=header_crc(path))
 
 
 def file_bytes(shapes: Shapes, recipe: Recipe) -> int:

@@ -7,6 +7,7 @@ differ; it does not cover the other weights: a checkpoint in which only those we
 
 import hashlib
 import os
+import zlib
 from pathlib import Path
 
 from strata_runtime.errors import InputError
@@ -54,3 +55,23 @@ def file_sha256(path: Path, chunk_bytes: int = 1 << 22) -> str:
         while chunk := file.read(chunk_bytes):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def crc_of(descriptor: int, begin: int, end: int, path: Path, chunk_bytes: int = 1 << 22) -> int:
+    """CRC-32 of bytes begin..end-1 of an open file. Raises InputError where it ends before."""
+    crc = 0
+    while begin < end:
+        chunk = os.pread(descriptor, min(chunk_bytes, end - begin), begin)
+        if not chunk:
+            raise InputError(f"{path} ends at byte {begin}: it was cut off while it was read")
+        crc = zlib.crc32(chunk, crc)
+        begin += len(chunk)
+    return crc
+
+
+def header_crc(path: Path) -> int:
+    """CRC-32 of a safetensors file up to its data, as far as the file goes."""
+    with path.open("rb", buffering=0) as file:
+        size = path.stat().st_size
+        length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
+        return crc_of(file.fileno(), 0, min(size, 8 + length), path)

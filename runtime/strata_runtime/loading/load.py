@@ -31,7 +31,7 @@ from strata_runtime.formats.planes.planes import pack_planes
 from strata_runtime.formats.static8.activation_file import activations_of
 from strata_runtime.formats.static8.static_linear import static_linear
 from strata_runtime.formats.weights import PlanesWeight
-from strata_runtime.loading.artefact import Artefact, find_artefact
+from strata_runtime.loading.artefact import Artefact, DamagedError, find_artefact
 from strata_runtime.loading.blocked import can_block, dense_linear
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
@@ -46,6 +46,7 @@ from strata_runtime.loading.quantized import (
 )
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.stream import ahead
+from strata_runtime.loading.verify import Beside, at_once, never
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.experts import use_padded_experts
 
@@ -62,14 +63,37 @@ def load_stage(
     device: torch.device,
     *,
     keep: bool = False,
+    verify: bool = True,
 ) -> StageModel:
-    """The role's layers from the folder `model_path`, on `device`. `progress(done, total)` is called after each layer.
+    """The role's layers from the folder `model_path`, on `device`. `progress(done, total)` counts whole layers, and is called after each linear.
 
     keep: layers that are quantized at any precision for want of a copy stay in the node's cache, for the next load; what is there is read either way.
+    verify: planes and tables are compared with the checks of their copy as they are read, all of them before this returns. Of what the node keeps, a layer
+    that is damaged is quantized anew.
 
     Raises UnsupportedModelError for what the engine or a format cannot do, InputError for a checkpoint or an any-precision copy that is damaged,
     incomplete, of another model, or does not have the role's layers.
     """
+    while True:
+        try:
+            return _load(role, model_path, progress, device, keep=keep, verify=verify)
+        except _ForgottenError:
+            continue  # one damaged file less
+
+
+class _ForgottenError(Exception):
+    """A file of what the node keeps was damaged, and is no more."""
+
+
+def _load(
+    role: Role,
+    model_path: Path,
+    progress: Callable[[int, int], None],
+    device: torch.device,
+    *,
+    keep: bool,
+    verify: bool,
+) -> StageModel:
     config = read_model_config(model_path)
     check_formats(config.to_dict(), role.format)
     first, last = role.layers
@@ -97,14 +121,42 @@ def load_stage(
     loader = _Loader(stage, checkpoint, source, cache, dtype, device)
     loader.prepare_memory(units)
     stage.initialise_buffers(device)
-    with freed_at_once(), cache or contextlib.nullcontext():
+    with freed_at_once(), _forgetting(cache), cache or contextlib.nullcontext(), _checking(artefact, verify=verify):
         loader.load_outside(sources.get(None, ()))
-        for layer in loader.stream(units):
-            progress(layer - first + 1, last - first + 1)
+        for layers in loader.stream(units):
+            progress(layers, last - first + 1)
         stage.finish()
     if source.artefact is not None and not source.artefact.manifest.files:
         source.artefact = None
     return StageModel(stage, num_layers=last - first + 1, device=device, source=source)
+
+
+@contextlib.contextmanager
+def _checking(artefact: Artefact | None, *, verify: bool) -> Iterator[None]:
+    """What is read of a copy is checked by threads beside the load; later, when a layer changes its bits, by whoever reads."""
+    if artefact is None:
+        yield
+    elif not verify:
+        log.warning("%s is not compared with its checks (--no-verify): damaged planes would be served", artefact.folder)
+        artefact.checked = never
+        yield
+    else:
+        try:
+            with Beside() as artefact.checked:
+                yield
+        finally:
+            artefact.checked = at_once
+
+
+@contextlib.contextmanager
+def _forgetting(cache: LoadCache | None) -> Iterator[None]:
+    """Raises _ForgottenError in the place of DamagedError where a file could be let go."""
+    try:
+        yield
+    except DamagedError as error:
+        if cache is None or not cache.forget(error):
+            raise
+        raise _ForgottenError from None
 
 
 @dataclass(frozen=True)
@@ -251,11 +303,12 @@ class _Loader:
         return unit.format != "dense" or can_block(self._dtype, self._device)
 
     def stream(self, units: Sequence[_Unit]) -> Iterator[int]:
-        """Loads them in order, each read while the one before is stored; yields every layer that is whole."""
+        """Loads them in order, each read while the one before is stored; yields after each how many layers are whole."""
+        whole = 0
         for unit, piece in zip(units, ahead(partial(self.read, unit) for unit in units), strict=True):
             self.store(unit, piece)
-            if unit.ends_layer:
-                yield unit.layer
+            whole += unit.ends_layer
+            yield whole
 
     def store(self, unit: _Unit, piece: _Piece) -> None:
         """On the device, in the unit's format. Empties the piece."""

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from strata_planner.contract.model_folder import MANIFEST_VERSION, LayerFile, Manifest, Recipe
 from strata_runtime.errors import InputError
-from strata_runtime.loading.artefact import Artefact
+from strata_runtime.loading.artefact import Artefact, DamagedError
 from strata_runtime.loading.artefact_manifest import cache_folder, read_manifest
 from strata_runtime.loading.artefact_writer import ArtefactWriter, LayerWriting, Shapes, file_bytes
+from strata_runtime.loading.cache_room import claimed, make_room
 from strata_runtime.loading.digest import model_digest_here
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,14 @@ class LoadCache:
         self._decided: set[int] = set()
         self._begun: dict[int, tuple[contextlib.ExitStack, LayerWriting]] = {}
         self._keeps = keep
+        with self._kept_or_not():
+            if keep:
+                self._folder.parent.mkdir(parents=True, exist_ok=True)
+        claim = claimed(self._folder)  # before anything in it is looked at
         others = tuple(file for file in self._manifest().files if file.layer not in shapes)
         self.artefact = Artefact(self._folder, self._with(others))
+        self.artefact.claim = claim
+        self.artefact.mend = f"run `rm -r {self._folder}`, the next load makes it anew"
 
     def __enter__(self) -> Self:
         return self
@@ -81,6 +88,16 @@ class LoadCache:
                 self._count(writing.finish())
         if writing.whole:
             self._end(layer)
+
+    def forget(self, error: DamagedError) -> bool:
+        """The file that is damaged is no more, so that a load quantizes its layer; False where that cannot be."""
+        try:
+            writer = ArtefactWriter(self._folder, self._empty.model_digest, self._empty.layers, RECIPE)
+            writer.forget(error.file)
+        except OSError:
+            return False
+        log.warning("layer %d is quantized anew: %s", error.file.layer, error)
+        return True
 
     def _begin(self, layer: int) -> None:
         shapes = self._shapes[layer]
@@ -118,8 +135,14 @@ class LoadCache:
     def _check_room(self, size_bytes: int) -> None:
         """Raises OSError."""
         place = next(each for each in (self._folder, *self._folder.parents) if each.exists())
-        disk = shutil.disk_usage(place)
-        if disk.free - size_bytes < FREE_SHARE * (disk.used + disk.free):
+
+        def short() -> bool:
+            disk = shutil.disk_usage(place)
+            return disk.free - size_bytes < FREE_SHARE * (disk.used + disk.free)
+
+        make_room(self._folder, size_bytes, short)
+        if short():
+            disk = shutil.disk_usage(place)
             raise OSError(
                 f"{place} has {disk.free >> 20} MiB free, of which {FREE_SHARE:.0%} of the disk are left alone"
             )
@@ -147,8 +170,13 @@ def kept_by_loads(model_folder: Path) -> Artefact | None:
     """What loads of this node have kept of a model until now. Raises InputError where the model's folder is damaged."""
     digest = model_digest_here(model_folder)
     folder = cache_folder(digest)
+    claim = claimed(folder)
     manifest = _usable(folder, digest)
-    return None if manifest is None else Artefact(folder, manifest)
+    if manifest is None:
+        return None
+    artefact = Artefact(folder, manifest)
+    artefact.claim = claim
+    return artefact
 
 
 def _usable(folder: Path, digest: str) -> Manifest | None:

@@ -123,7 +123,9 @@ def check_change(model: StageModel, layer: int, bits: int) -> None:
     for key in linears:
         source.artefact.shape(key)
     now = read_manifest(source.artefact.folder)
-    if now is None or now.of_layer(layer) != source.artefact.manifest.of_layer(layer):
+    held = source.artefact.manifest.of_layer(layer)
+    there = None if now is None else now.of_layer(layer)
+    if held is None or there is None or there.sha256 != held.sha256:
         raise InputError(
             f"layer {layer}: the planes in {source.artefact.folder} are not those that this slot holds, they were made anew; load the model again"
         )

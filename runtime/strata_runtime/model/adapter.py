@@ -30,14 +30,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_planner.contract.architectures import check_architecture
 from strata_planner.contract.rows import padded_rows
-from strata_runtime.errors import InputError
+from strata_runtime.errors import InputError, reason_of
 from strata_runtime.model import opt
 from strata_runtime.model.attention import AttentionRule, attend, kernel_sizes
 from strata_runtime.model.kv.batch import Batch
 
 ATTENTION = "strata"
 # While it builds a model, transformers changes torch's default type and functions of its own for the whole process; two
-# loads at once (a prepare and the one that supersedes it) would leave them changed.
+# loads at once (a prepare, and a measurement beside it) would leave them changed.
 _BUILDING = threading.Lock()
 
 
@@ -301,7 +301,12 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
     with _BUILDING, contextlib.ExitStack() as stack:
         for context in model_class.get_init_context(dtype, False, False, None):
             stack.enter_context(context)
-        model = model_class(config)
+        try:
+            model = model_class(config)
+        except Exception as error:  # transformers looks fields up as it builds, with exceptions of several kinds
+            raise InputError(
+                f"config.json makes no model of '{config.model_type}' ({reason_of(error)}): correct that field, or fetch the model again"
+            ) from error
     model.set_attn_implementation(ATTENTION)
     return model
 

@@ -2,20 +2,24 @@
 
 A role whose weights the slot already holds takes them over; only its KV starts empty. Where serving ended because old and new weights do not fit
 beside each other, a role that differs in bits alone takes them over too: its layers move one by one, and planes that stay are not read again.
+A prepare that supersedes another takes over what that has loaded and is wanted again, and lets it finish the role that it is at where that is wanted.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
+from weakref import WeakSet
 
+import msgspec
 import torch
 
 from strata_planner.contract.control import Prepare, PrepareState
 from strata_planner.contract.roles import Role
-from strata_runtime.errors import InputError, RuntimeFaultError
+from strata_runtime.errors import InputError, RuntimeFaultError, reason_of
 from strata_runtime.loading.load import load_stage
-from strata_runtime.loading.precision_switch import formats_after, read_change
+from strata_runtime.loading.precision_switch import formats_after, read_change, role_after
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.model.kv import PagedKvCache
@@ -23,6 +27,8 @@ from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
 from strata_runtime.slot.switching import moves_within
 
 log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.25  # for a prepare before, between two looks at how far it is
 
 
 def same_weights(one: Role, other: Role) -> bool:
@@ -44,40 +50,106 @@ def _place(role: Role) -> tuple[object, ...]:
     return (role.layers, role.embedding, role.head, role.model_uri, role.compute_type, role.devices, pages)
 
 
-class Loading:
-    """One prepare under way. `state` may be read from any thread; `changed` is called at every change of it.
+class SupersededError(RuntimeFaultError):
+    """A higher epoch has no use for what is being loaded."""
 
-    `idle`: nothing runs that `held` belongs to, so that it may be changed in place; what no role can use of it is let go first.
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a prepare may take over: the roles that run or ran last, and what the prepare `before` it has loaded until it ends.
+
+    `idle`: nothing runs that `roles` belongs to, so that it may be changed in place; what no role can use of it is let go first.
     """
 
-    def __init__(
-        self, prepare: Prepare, held: Sequence[LoadedRole], changed: Callable[[], None], *, idle: bool = False
-    ) -> None:
+    roles: tuple[LoadedRole, ...] = ()
+    before: "Loading | None" = None
+    idle: bool = True
+
+
+class Loading:
+    """One prepare under way. `state` may be read from any thread; `changed` is called when a layer or the whole is done.
+
+    Whatever is raised while it loads ends as `refused`. It starts when the one before it has ended, so that never two hold memory.
+    """
+
+    def __init__(self, prepare: Prepare, held: Held, changed: Callable[[], None], *, verify: bool = True) -> None:
         self.prepare = prepare
         self.result: PreparedEpoch | None = None
         total = sum(role.layers[1] - role.layers[0] + 1 for role in prepare.roles)
         self.state = PrepareState(epoch=prepare.epoch, phase="loading", layers_total=total)
-        self._idle = idle
-        self._held = [
-            each for each in held if not idle or any(differ_in_bits(each.role, role) for role in prepare.roles)
-        ]
+        self._idle = held.idle
+        self._wanted: Sequence[Role] | None = None  # by the epoch that supersedes this one
+        self._held = self._useful(held.roles)
+        self._known = WeakSet(
+            each.model for each in held.roles
+        )  # with the bits that they have now; `before` may not know those
+        self._before = held.before
         self._changed = changed
+        self._verify = verify
         self._done = 0
-        self.superseded = False
+        self._counting = threading.Lock()  # files are fetched by several threads
+        self._loaded: list[LoadedRole] = []
         self._thread = threading.Thread(target=self._run, name=f"prepare {prepare.epoch}", daemon=True)
         self._thread.start()
 
+    def supersede(self, prepare: Prepare) -> None:
+        """End as soon as nothing is under way that `prepare` wants again."""
+        before = self._before
+        self._wanted = prepare.roles
+        if before is not None:
+            before.supersede(prepare)
+
+    def give(self) -> list[LoadedRole]:
+        """What is whole, once the thread has ended; nobody has it but the caller then."""
+        self._thread.join()
+        self.result = None
+        given, self._loaded = self._loaded, []
+        return given
+
     def _run(self) -> None:
         try:
-            loaded = tuple(self._load(role) for role in self.prepare.roles)
-        except (RuntimeFaultError, ValueError, OSError, MemoryError, RuntimeError) as error:
+            self._take_over()
+            for role in self.prepare.roles:
+                self._step(role)
+                self._loaded.append(self._load(role))
+        except SupersededError as error:
+            self._change("refused", str(error))
+        except BaseException as error:  # whatever it is, and whoever raised it: the controller has to hear of it
+            self._loaded.clear()
+            self._held.clear()
             log.exception("prepare of epoch %d is refused", self.prepare.epoch)
-            self._change("refused", str(error) or type(error).__name__)
+            self._change("refused", reason_of(error))
         else:
-            self.result = PreparedEpoch(self.prepare, loaded)
+            self.result = PreparedEpoch(self.prepare, tuple(self._loaded))
             self._change("prepared")
         finally:
+            if self._wanted is not None:
+                self._loaded += self._held
             self._held.clear()
+
+    def _take_over(self) -> None:
+        """Waits for the prepare before, and keeps of it what is wanted again."""
+        before = self._before
+        if before is None:
+            return
+        seen, alive = 0, True
+        while alive:
+            alive = before.is_alive(WAIT_SECONDS)
+            now = before.state.progress
+            self._tell(now - seen)
+            seen = now
+        self._before = None
+        self._held += self._useful(each for each in before.give() if each.model not in self._known)
+
+    def is_alive(self, seconds: float) -> bool:
+        """Whether it still loads after so long."""
+        self._thread.join(seconds)
+        return self._thread.is_alive()
+
+    def _useful(self, held: Iterable[LoadedRole]) -> list[LoadedRole]:
+        fits = differ_in_bits if self._idle else same_weights
+        roles = (*self.prepare.roles, *(self._wanted or ()))
+        return [each for each in held if any(fits(each.role, role) for role in roles)]
 
     def _load(self, role: Role) -> LoadedRole:
         count = role.layers[1] - role.layers[0] + 1
@@ -90,13 +162,13 @@ class Loading:
         if moved is not None:
             return moved
         before = self._done
-        device = _device(role)
         model = load_stage(
             role,
-            resolve_model(role.model_uri),
-            lambda done, _: self._progress(before + done - self._done),
-            device,
+            resolve_model(role.model_uri, lambda: self._step(role)),
+            lambda done, _: self._stored(role, before + done),
+            _device(role),
             keep=True,
+            verify=self._verify,
         )
         return LoadedRole(role, model, cache_of(role, model))
 
@@ -116,27 +188,45 @@ class Loading:
             for layer, bits in moves:
                 change = read_change(held.model, layer, bits)
                 change.apply()
+                held = LoadedRole(role_after(held.role, change), held.model, held.cache)  # noqa: PLW2901  it is that now
                 change.release()
-                self._progress(1)
+                self._moved(role, held)
             return LoadedRole(role, held.model, held.cache)
         return None
 
+    def _moved(self, role: Role, held: LoadedRole) -> None:
+        try:
+            self._step(role)
+        except SupersededError:
+            self._held.append(held)  # whole, at the bits that its layers have now
+            raise
+        self._progress(1)
+
+    def _stored(self, role: Role, layers: int) -> None:
+        self._step(role)
+        if layers > self._done:
+            self._progress(layers - self._done)
+
+    def _step(self, role: Role) -> None:
+        """Something was read, stored or fetched for this role. Raises SupersededError where nobody wants it any more."""
+        wanted = self._wanted
+        if wanted is not None and not any(same_weights(role, each) for each in wanted):
+            raise SupersededError("superseded by a higher epoch")
+        self._tell(1)
+
     def _progress(self, layers: int) -> None:
-        if self.superseded:
-            raise RuntimeFaultError("superseded by a higher epoch")
         self._done += layers
         self._change("loading")
 
     def _change(self, phase: Literal["loading", "prepared", "refused"], reason: str = "") -> None:
-        total = self.state.layers_total
-        self.state = PrepareState(
-            epoch=self.prepare.epoch,
-            phase=phase,
-            reason=reason,
-            layers_loaded=self._done,
-            layers_total=total,
-        )
+        with self._counting:
+            self.state = msgspec.structs.replace(self.state, phase=phase, reason=reason, layers_loaded=self._done)
         self._changed()
+
+    def _tell(self, steps: int) -> None:
+        """Without waking anybody: whoever watches looks now and then."""
+        with self._counting:
+            self.state = msgspec.structs.replace(self.state, progress=self.state.progress + steps)
 
 
 def _device(role: Role) -> torch.device:

@@ -37,12 +37,12 @@ from strata_planner.contract.control import (
 from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.values import ContractError
 from strata_runtime.allocator import set_up_heap
-from strata_runtime.errors import InputError
+from strata_runtime.errors import InputError, reason_of
 from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
 from strata_runtime.slot.epoch import RunningEpoch
-from strata_runtime.slot.memory import private_bytes
-from strata_runtime.slot.prepare import Loading, same_weights
+from strata_runtime.slot.memory import MemoryMeter
+from strata_runtime.slot.prepare import Held, Loading, same_weights
 from strata_runtime.slot.switching import Switches
 from strata_runtime.wire.transport import Keys, listen, take_all_files
 
@@ -61,6 +61,7 @@ class SlotOptions:
     control_port: int
     control_key: str
     threads: int
+    verify: bool = True  # planes, as they are read
 
 
 class Wakeup:
@@ -93,18 +94,24 @@ class Slot:
 
     def __init__(self, options: SlotOptions) -> None:
         self._name = options.name
+        self._verify = options.verify
         self._incarnation = secrets.token_hex(8)
-        self._idle_bytes = private_bytes()
+        self._memory = MemoryMeter()
+        self._idle_bytes = self._memory.value(fresh=True)
         self._loading: Loading | None = None
+        self._unused: Loading | None = (
+            None  # prepared for an epoch that could not begin: what it holds may be wanted again
+        )
         self._running: RunningEpoch | None = None
         self._failure = ""
         self._watchers: set[bytes] = set()
-        self._published = b""
+        self._published: SlotStatus | None = None
         self._wakeup = Wakeup()
         self._switches = Switches(self._wakeup.ring)
         self._stopping = False
         self._context: zmq.Context[Any] = zmq.Context()
         self._control = self._context.socket(zmq.ROUTER)
+        self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is told, not left out silently
         self._bind = _bindable(options.host)
         endpoint = f"tcp://{self._bind}:{options.control_port}"
         listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
@@ -131,16 +138,25 @@ class Slot:
         self._stopping = True
         self._wakeup.ring()
 
-    def status(self) -> SlotStatus:
+    def status(self, *, fresh: bool = True) -> SlotStatus:
+        """`fresh`: with the memory that is held now; else with a figure that may be some seconds old."""
+        return self._with_memory(self._essence(), fresh=fresh)
+
+    def _with_memory(self, status: SlotStatus, *, fresh: bool) -> SlotStatus:
+        roles = self._running.stats() if self._running else ()
+        return msgspec.structs.replace(status, private_bytes=self._memory.value(fresh=fresh), roles=roles)
+
+    def _essence(self) -> SlotStatus:
+        """All of the status but its counters."""
         return SlotStatus(
             slot=self._name,
             incarnation=self._incarnation,
             committed_epoch=self._running.epoch if self._running else 0,
             prepare=self._loading.state if self._loading else NO_PREPARE,
             lost_peers=self._running.lost_peers if self._running else (),
-            private_bytes=private_bytes(),
+            private_bytes=0,
             idle_bytes=self._idle_bytes,
-            roles=self._running.stats() if self._running else (),
+            roles=(),
             failure=self._failure,
             switches=self._switches.states,
             protocol=CONTROL_PROTOCOL,
@@ -158,8 +174,8 @@ class Slot:
                 self._handle(request, identity)
             except Exception as error:  # what was asked for cannot be done; who asked reads why in the status
                 log.exception("control: %s failed", type(request).__name__)
-                self._fail(f"{type(request).__name__}: {type(error).__name__}: {error}")
-            self._control.send_multipart([identity, encode(self.status())])
+                self._fail(f"{type(request).__name__}: {reason_of(error)}")
+            self._send(identity, encode(self.status(fresh=isinstance(request, GetStatus))))
 
     def _handle(self, request: SlotRequest, identity: bytes) -> None:
         match request:
@@ -179,14 +195,18 @@ class Slot:
         known = max(self._loading.prepare.epoch if self._loading else 0, self._running.epoch if self._running else 0)
         if prepare.epoch <= known:
             return
-        if self._loading is not None:
-            self._loading.superseded = True
+        before = self._loading or self._unused
+        if before is not None:
+            before.supersede(prepare)
         if self._running is not None:
             self._running.keep_bits(f"epoch {prepare.epoch} is being prepared: its plan decides the bits")
         held = self._running.held() if self._running else ()
         self._make_room(prepare)
         log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
-        self._loading = Loading(prepare, held, self._wakeup.ring, idle=self._running is None)
+        self._loading = Loading(
+            prepare, Held(held, before, idle=self._running is None), self._wakeup.ring, verify=self._verify
+        )
+        self._unused = None
 
     def _make_room(self, prepare: Prepare) -> None:
         """Stop serving before loading if old and new weights do not fit beside each other."""
@@ -206,21 +226,23 @@ class Slot:
 
     def _commit(self, epoch: int) -> None:
         """Switch if that epoch is prepared and newer; anything else changes nothing and shows in the status."""
-        prepared = self._loading.result if self._loading else None
+        loading = self._loading
+        prepared = loading.result if loading else None
         current = self._running.epoch if self._running else 0
-        if prepared is None or prepared.prepare.epoch != epoch or epoch <= current:
+        if loading is None or prepared is None or prepared.prepare.epoch != epoch or epoch <= current:
             return
         self._end_epoch()
         self._failure = ""
         try:
             self._running = RunningEpoch(self._name, self._incarnation, prepared, self._bind, self._fail)
-        except Exception as error:  # a port is taken, or the epoch's addresses are none
+        except (
+            Exception
+        ) as error:  # a port is taken, or the epoch's addresses are none: the controller makes another epoch
             log.exception("epoch %d cannot be in force", epoch)
-            self._loading = None  # nothing is prepared any more: the controller makes another epoch
-            self._fail(
-                str(error) if isinstance(error, InputError) else f"epoch {epoch}: {type(error).__name__}: {error}"
-            )
+            self._unused, self._loading = loading, None
+            self._fail(reason_of(error))
         else:
+            loading.give()  # the running epoch has it
             log.info("%s: epoch %d is in force", self._name, epoch)
 
     def _set_bits(self, request: SetBits) -> None:
@@ -262,13 +284,28 @@ class Slot:
         """Send the status to the watchers if more than its counters changed."""
         if not self._watchers:
             return
-        status = self.status()
-        essence = encode(msgspec.structs.replace(status, private_bytes=0, roles=()))
-        if essence == self._published:
+        essence = self._essence()
+        known = self._published
+        if essence == known:
             return
         self._published = essence
-        for identity in self._watchers:
-            self._control.send_multipart([identity, encode(status)])
+        turned = known is None or _phase(essence) != _phase(known)
+        message = encode(self._with_memory(essence, fresh=turned))
+        for identity in tuple(self._watchers):
+            self._send(identity, message)
+
+    def _send(self, identity: bytes, message: bytes) -> None:
+        """To a peer that may be gone, or read nothing any more: no watcher then, until it asks again."""
+        try:
+            self._control.send_multipart([identity, message], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.info("%s: a controller is gone: %s", self._name, error)
+            self._watchers.discard(identity)
+
+
+def _phase(status: SlotStatus) -> tuple[object, ...]:
+    """After a change of this, a slot holds other memory."""
+    return (status.committed_epoch, status.prepare.epoch, status.prepare.phase)
 
 
 def _summary(prepare: Prepare) -> str:
@@ -288,11 +325,20 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
     parser.add_argument("--host", default="127.0.0.1", help="address that all its ports listen at")
     parser.add_argument("--control-port", type=int, required=True)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with; 0: all")
+    parser.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="do not compare planes of any-precision copies with their checks as they are read (also STRATA_NO_VERIFY=1)",
+    )
     known = parser.parse_args(arguments)
     key = os.environ.get("STRATA_CONTROL_KEY", "")
     if not key:
         parser.error("STRATA_CONTROL_KEY is empty: set it to the secret that the controller uses")
-    return SlotOptions(known.name, known.host, known.control_port, key, known.threads)
+    return SlotOptions(known.name, known.host, known.control_port, key, known.threads, verify=not _not_verifying(known))
+
+
+def _not_verifying(known: argparse.Namespace) -> bool:
+    return bool(known.no_verify) or os.environ.get("STRATA_NO_VERIFY", "") not in ("", "0")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -162,7 +162,8 @@ def test_progress_counts_layers(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, "llama")
     seen: list[tuple[int, int]] = []
     load_stage(roles(model, 2)[0], model, lambda done, total: seen.append((done, total)), CPU)
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert list(dict.fromkeys(seen)) == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert len(seen) > 4, "it is told of every linear: that of a large layer may take long"
 
 
 def test_a_layer_that_the_checkpoint_lacks_is_named_before_anything_is_read(

@@ -184,7 +184,7 @@ def test_a_manifest_that_cannot_be_used_begins_anew(damage: str, model: Path) ->
     text = manifest.read_text()
     changed = {
         "unreadable": "{",
-        "another release": text.replace('"version":1', '"version":2'),
+        "another release": text.replace('"version":2', '"version":3'),
         "another recipe": text.replace('"recipe":{', '"recipe":{"bits":7'),
     }
     assert changed[damage] != text

@@ -1,6 +1,7 @@
 """Every form of a model's URI, and what a wrong one says."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,13 +53,18 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 def test_the_hub_is_asked_for_the_revision(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
 
-    def snapshot_download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+    def snapshot_download(name: str, *, revision: str | None, allow_patterns: list[str], tqdm_class: Any) -> str:
         asked[name] = revision
+        with tqdm_class(total=3 << 20, disable=True) as bar:
+            for _ in range(6):
+                bar.update(1 << 19)
         assert "*.safetensors" in allow_patterns
         return str(model)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert resolve_model("hf://org/name@v1") == model
+    heard: list[int] = []
+    assert resolve_model("hf://org/name@v1", lambda: heard.append(1)) == model
+    assert sum(heard) == 3, "it is told of every MiB"
     assert resolve_model("hf://org/other") == model
     assert asked == {"org/name": "v1", "org/other": None}
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import CALIBRATION_FILE, Calibration
@@ -23,6 +21,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.model.adapter import read_config
+from strata_runtime.progress import shown
 from strata_runtime.tools.calibration.calibrate import Subject, calibrate
 from strata_runtime.tools.calibration.text import Windows, read_windows
 
@@ -50,10 +49,8 @@ def run(folder: Path, options: argparse.Namespace) -> Calibration:
         raise InputError("--device cuda: torch sees no CUDA device here; use --device cpu, or a CUDA build of torch")
     windows = _windows(folder, options)
     subject = Subject(folder, windows[1], COMPUTE_DTYPES[options.compute_type], torch.device(options.device))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("calibrating layers", total=None)
-        return calibrate(subject, windows[0], lambda done, total: bar.update(task, completed=done, total=total))
+    with shown("calibrating layers") as update:
+        return calibrate(subject, windows[0], update)
 
 
 def write(calibration: Calibration, path: Path) -> None:

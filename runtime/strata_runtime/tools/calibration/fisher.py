@@ -5,6 +5,7 @@ window's loss (SqueezeLLM, arXiv 2306.07629, section 4.1): the second-order cost
 
 The gradients are those of the whole model, yet one layer is held at a time: forward through all layers, keeping the hidden states between them
 (tokens x hidden size x layers), then backward from the head to the first layer, each layer computed once more. The Hessians listen to that.
+With a folder for what is between layers, that is on disk and not in memory, and a run that was interrupted goes on at the layer where it stopped.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,7 +18,9 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors
 from torch.nn import functional
 
 from strata_runtime.allocator import freed_at_once
+from strata_runtime.errors import InputError
 from strata_runtime.tools.calibration.hessians import Recorder, recorded
+from strata_runtime.tools.calibration.kept import KeptStates
 from strata_runtime.tools.calibration.layers import LayeredModel, Piece
 
 Diagonals = dict[str, Tensor]
@@ -37,48 +40,139 @@ class LayerCalibration:
     hessians: Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Of which layers (None: of all), and whether Hessians too."""
+
+    layers: Collection[int] | None = None
+    hessians: bool = True
+
+
 def fisher_diagonals(
     folder: Path, windows: Sequence[Tensor], *, device: torch.device = CPU, layers: Collection[int] | None = None
 ) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
     """(layer, its diagonals), as `calibrated_layers` gives them."""
-    found = calibrated_layers(folder, windows, device=device, layers=layers, hessians=False)
+    found = calibrated_layers(folder, windows, Wanted(layers, hessians=False), device=device)
     return ((each.layer, each.fisher) for each in found)
 
 
 def calibrated_layers(
     folder: Path,
     windows: Sequence[Tensor],
+    wanted: Wanted | None = None,
     *,
     device: torch.device = CPU,
-    layers: Collection[int] | None = None,
-    hessians: bool = True,
     passed: Passed = lambda _layer, _work: None,
+    kept: KeptStates | None = None,
 ) -> Iterator[LayerCalibration]:
-    """The last layer first; `layers` alone where they are named. `passed` is told of every pass through a layer.
+    """The last layer first. `passed` is told of every pass through a layer, and of those that an earlier run has left in `kept`.
 
-    windows: token ids [tokens] each. Held: the hidden states of all windows at every layer, and one layer with what is found of it.
-    Raises what loading a stage raises.
+    windows: token ids [tokens] each. Held: the hidden states of all windows at every layer, in memory or in `kept`, and one layer with what is found of
+    it. A layer is begun anew until the one after it is asked for. Raises what loading a stage raises.
     """
+    wanted = wanted or Wanted()
     model = LayeredModel(folder, torch.float32, device)
-    wanted = set(range(model.num_layers) if layers is None else layers)
-    if not wanted:
+    layers = set(range(model.num_layers) if wanted.layers is None else wanted.layers)
+    if not layers:
         return
     with freed_at_once():
-        states = [model.embedding().run(windows)]
-        for index in range(model.num_layers):
-            states.append(model.layer(index).run(states[-1]))
-            passed(index, FORWARD)
-        gradients = _of_the_loss(model.head(), states.pop(), windows)
-        for index in range(model.num_layers - 1, min(wanted) - 1, -1):
+        passes = _Passes(model, windows, passed, kept or KeptStates(), device)
+        top = passes.begun(layers)
+        for index in range(top, min(layers) - 1, -1):
+            states, gradients = passes.before(index), passes.after(index)
             layer = model.layer(index)
-            linears = layer.keyed_linears if index in wanted else {}
-            with recorded(linears if hessians else {}) as recorder:
-                found, gradients = _through(layer, linears, states.pop(), gradients, recorder)
-            del layer, linears  # not held while the caller quantizes
-            passed(index, BACKWARD)
-            if index in wanted:
+            linears = layer.keyed_linears if index in layers else {}
+            with recorded(linears if wanted.hessians else {}) as recorder:
+                found, gradients = _through(layer, linears, states, gradients, recorder)
+            del layer, linears, states  # not held while the caller quantizes
+            passes.through(index, gradients)
+            del gradients
+            if index in layers:
                 yield LayerCalibration(index, found, _by_linear(recorder))
             del found, recorder  # before the next layer's are there
+            passes.over(index)
+
+
+class _Passes:
+    """What lies between layers: `states-i` enters layer i, `gradients-i` is the loss's by what enters it. The last `i` is the head."""
+
+    def __init__(
+        self, model: LayeredModel, windows: Sequence[Tensor], passed: Passed, kept: KeptStates, device: torch.device
+    ) -> None:
+        self._model = model
+        self._windows = windows
+        self._passed = passed
+        self._kept = kept
+        self._device = device
+
+    def begun(self, layers: Collection[int]) -> int:
+        """The layer at which the way back begins: the one before gradients that are kept, else the last, once all layers have been passed."""
+        count, first = self._model.num_layers, min(layers)
+        for index in range(max(layers) + 1, count + 1):
+            if self._has("gradients", index) and all(self._has("states", each) for each in range(first, index)):
+                for layer in range(count):
+                    self._passed(layer, FORWARD)
+                for layer in range(index, count):
+                    self._passed(layer, BACKWARD)
+                return index - 1
+        states = self._forward(first)
+        gradients = _of_the_loss(self._model.head(), states, self._windows)
+        self._kept.put(_name("gradients", count), gradients)
+        self._kept.drop(_name("states", count))
+        return count - 1
+
+    def before(self, layer: int) -> list[Tensor]:
+        return self._get("states", layer)
+
+    def after(self, layer: int) -> list[Tensor]:
+        return self._get("gradients", layer + 1)
+
+    def through(self, layer: int, gradients: list[Tensor]) -> None:
+        self._kept.put(_name("gradients", layer), gradients)
+        self._passed(layer, BACKWARD)
+
+    def over(self, layer: int) -> None:
+        """Nothing of this layer is wanted any more."""
+        self._kept.drop(_name("states", layer), _name("gradients", layer + 1))
+
+    def _forward(self, first: int) -> list[Tensor]:
+        """What enters the head. Of the layers from `first` on, what enters each is kept."""
+        count = self._model.num_layers
+        begin, states = self._farthest(first)
+        for index in range(count):
+            if index >= begin:
+                states = self._model.layer(index).run(states)
+                self._kept.put(_name("states", index + 1), states)
+                if index < first:
+                    self._kept.drop(_name("states", index))
+            self._passed(index, FORWARD)
+        return states
+
+    def _farthest(self, first: int) -> tuple[int, list[Tensor]]:
+        for index in range(self._model.num_layers, 0, -1):
+            if all(self._has("states", each) for each in {*range(first, index), index}):
+                found = self._kept.get(_name("states", index), self._device)
+                if found is not None:
+                    return index, found
+        states = self._model.embedding().run(self._windows)
+        self._kept.put(_name("states", 0), states)
+        return 0, states
+
+    def _has(self, what: str, index: int) -> bool:
+        return self._kept.has(_name(what, index))
+
+    def _get(self, what: str, index: int) -> list[Tensor]:
+        found = self._kept.get(_name(what, index), self._device)
+        if found is None:
+            self._kept.clear()
+            raise InputError(
+                "what was kept of the calibration's passes is damaged and has been removed: run the same again"
+            )
+        return found
+
+
+def _name(what: str, index: int) -> str:
+    return f"{what}-{index:05d}"
 
 
 def _of_the_loss(head: Piece, states: Sequence[Tensor], windows: Sequence[Tensor]) -> list[Tensor]:

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from strata_planner.contract.architectures import UnsupportedModelError, check_formats
 from strata_planner.contract.formats import GPTQ, ComputeType
@@ -24,16 +22,18 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.model.adapter import read_config
+from strata_runtime.progress import shown
 from strata_runtime.tools.calibration.text import read_windows
 from strata_runtime.tools.gptq.calibrated import Job, quantize_model
 from strata_runtime.tools.gptq.description import CheckpointFormat, Description
 from strata_runtime.tools.gptq.solver import GptqSettings
 
+INTERRUPTED = 130
 _WHOLE_ROW = -1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: written; 2: the input is wrong, said on stderr."""
+    """130: interrupted, run again it goes on; 0: written; 2: the input is wrong, said on stderr."""
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     try:
@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InputError, UnsupportedModelError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     sys.stdout.write(f"{options.output}\n")
     return 0
 
@@ -63,10 +65,8 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     windows = read_windows(folder, text, window, options.tokens, 0).calibration
     dtype, device = COMPUTE_DTYPES[options.compute_type], torch.device(options.device)
     job = Job(folder, options.output, description, text.name, dtype, device)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with freed_at_once(), Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("quantizing layers", total=None)
-        quantize_model(job, windows, lambda done, total: bar.update(task, completed=done, total=total))
+    with freed_at_once(), shown("quantizing layers") as update:
+        quantize_model(job, windows, update)
 
 
 def _description(options: argparse.Namespace, layers: int) -> Description:

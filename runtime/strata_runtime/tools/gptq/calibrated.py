@@ -1,8 +1,10 @@
 """The pass that quantizes a model: layer after layer sees the calibration windows as the layers before it, quantized, hand them on.
 
-Called by `__main__`. At any time one layer, its Hessians and the hidden states of all windows are held. A broken run goes on where it was.
+Called by `__main__`. At any time one layer, its Hessians and the hidden states of all windows are held. A broken run goes on where it was,
+with the states that its last layer handed on (`.calibration/` in the output until all is written).
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats.gptq.codes import GptqCodes
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.tools.calibration.hessians import input_hessians
+from strata_runtime.tools.calibration.kept import FOLDER, KeptStates
 from strata_runtime.tools.calibration.layers import LayeredModel, Piece
 from strata_runtime.tools.gptq.description import Description
 from strata_runtime.tools.gptq.solver import GptqSettings, quantize_gptq
@@ -39,13 +42,17 @@ class Job:
 def quantize_model(job: Job, windows: Sequence[Tensor], progress: Progress) -> None:
     """windows: token ids [tokens] each. `progress(layers done, layers)`, layers in parts too. Raises InputError, UnsupportedModelError."""
     checkpoint, made_of = Checkpoint(job.source), _made_of(job, windows)
-    with torch.inference_mode():
+    with torch.inference_mode(), contextlib.ExitStack() as stack:
         model = LayeredModel(job.source, job.dtype, job.device)
         if len(job.description.layer_bits) != model.num_layers:
             raise InputError(f"bits for {len(job.description.layer_bits)} layers, and the model has {model.num_layers}")
         writer = GptqWriter(job.source, checkpoint.files, job.output, job.description, made_of)
-        states = model.embedding().run(windows)
+        kept = stack.enter_context(KeptStates(job.output / FOLDER, writer.mark))
+        begin, states = _begun(model, writer, kept, windows, job.device)
         for index, bits in enumerate(job.description.layer_bits):
+            if index < begin:
+                progress(index + 1, model.num_layers)
+                continue
             layer = model.layer(index)
             names = _names(layer, index, checkpoint.keys)
             codes = writer.finished(index)
@@ -58,8 +65,27 @@ def quantize_model(job: Job, windows: Sequence[Tensor], progress: Progress) -> N
             by_path = {path: codes[name].dequantized(job.dtype) for path, name in names.items() if name in codes}
             with layer.with_weights({path: weight.to(job.device) for path, weight in by_path.items()}):
                 states = layer.run(states)
+            kept.put(_name(index + 1), states)
+            kept.drop(_name(index))
             progress(index + 1, model.num_layers)
         writer.finish()
+        kept.clear()
+
+
+def _begun(
+    model: LayeredModel, writer: GptqWriter, kept: KeptStates, windows: Sequence[Tensor], device: torch.device
+) -> tuple[int, list[Tensor]]:
+    """The layer to go on at, and what enters it: an earlier run has written all layers before, and kept that."""
+    for index in range(model.num_layers, 0, -1):
+        if kept.has(_name(index)) and all(writer.has(each) for each in range(index)):
+            states = kept.get(_name(index), device)
+            if states is not None:
+                return index, states
+    return 0, model.embedding().run(windows)
+
+
+def _name(layer: int) -> str:
+    return f"states-{layer:05d}"
 
 
 def _quantized(

@@ -43,20 +43,27 @@ class GptqWriter:
         self._description = description
         self._layers = len(description.layer_bits)
         self._file_of = {key: name for name in files for key in _keys(source / name)}
-        self._mark = _digest(source, self._file_of, description, made_of)
+        self.mark = _digest(source, self._file_of, description, made_of)
         self._prepare()
+
+    def has(self, layer: int) -> bool:
+        """Whether an earlier run has written the layer."""
+        return self._opened(layer) is not None
 
     def finished(self, layer: int) -> dict[str, GptqCodes] | None:
         """The linears of a layer that an earlier run has written, by name; None: it has not."""
-        path = self._output / self._name(layer)
+        tensors = self._opened(layer)
+        return None if tensors is None else self._decoded(tensors)
+
+    def _opened(self, layer: int) -> dict[str, Tensor] | None:
+        """Mapped, not read."""
         try:
-            with safe_open(path, framework="pt") as file:
-                if (file.metadata() or {}).get(_MARK) != self._mark:
+            with safe_open(self._output / self._name(layer), framework="pt") as file:
+                if (file.metadata() or {}).get(_MARK) != self.mark:
                     return None
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, no mapping
+                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, no mapping
         except (OSError, SafetensorError):
             return None
-        return self._decoded(tensors)
 
     def write_layer(self, layer: int, linears: Mapping[str, GptqCodes]) -> None:
         """linears: name in the checkpoint, without `.weight` -> codes. The layer's other tensors are copied."""
@@ -105,7 +112,7 @@ class GptqWriter:
         return tensors
 
     def _save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        metadata = {"format": "pt", _MARK: self._mark}
+        metadata = {"format": "pt", _MARK: self.mark}
 
         def write(scratch: Path) -> None:
             save_file(dict(tensors), scratch, metadata)

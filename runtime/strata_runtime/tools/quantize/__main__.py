@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import ANY_PRECISION
@@ -26,15 +24,15 @@ from strata_runtime.loading.artefact_manifest import cache_folder
 from strata_runtime.loading.digest import model_digest
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.model.adapter import read_config
+from strata_runtime.progress import shown
 from strata_runtime.tools.calibration.text import read_windows
 from strata_runtime.tools.quantize.any_copy import Job, LayerDone, make_copy
 
-_SPEED_SECONDS = 3600.0  # that the time left is told by: a pass through one layer of a large model takes minutes
-_COLUMNS = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: done; 2: the input is wrong or the copy is damaged, said on stderr."""
+    """130: interrupted, run again it goes on; 0: done; 2: the input is wrong or the copy is damaged, said on stderr."""
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     try:
@@ -43,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InputError, UnsupportedModelError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     sys.stdout.write(json.dumps(told) + "\n")
     return 0
 
@@ -61,9 +61,8 @@ def run(model: Path, options: argparse.Namespace) -> dict[str, object]:
         refit=not options.no_refit,
     )
     started = time.perf_counter()
-    with _progress() as bar:
-        task = bar.add_task("calibrating" if windows else "quantizing", total=None)
-        layers = make_copy(job, lambda done, total: bar.update(task, completed=done, total=total))
+    with shown("calibrating and quantizing" if windows else "quantizing") as update:
+        layers = make_copy(job, update)
     return {
         "folder": str(job.folder),
         "calibration_tokens": sum(map(len, windows)),
@@ -81,10 +80,9 @@ def verify(model: Path, output: Path | None) -> dict[str, object]:
     if artefact is None:
         raise InputError(f"{model} has no any-precision copy: run `strata quantize {model}`")
     started = time.perf_counter()
-    with _progress() as bar:
-        task = bar.add_task("verifying", total=artefact.manifest.layers)
-        for _ in artefact.verify():
-            bar.advance(task)
+    with shown("verifying") as update:
+        for done, _ in enumerate(artefact.verify(), start=1):
+            update(done, artefact.manifest.layers)
     files = artefact.manifest.files
     return {
         "folder": str(artefact.folder),
@@ -122,10 +120,6 @@ def _told(layer: LayerDone) -> dict[str, object]:
 def _windows(model: Path, options: argparse.Namespace) -> tuple[torch.Tensor, ...]:
     window = min(options.window, getattr(read_config(model), "max_position_embeddings", None) or options.window)
     return read_windows(model, options.text, window, options.tokens, 0).calibration
-
-
-def _progress() -> Progress:
-    return Progress(*_COLUMNS, console=Console(stderr=True), speed_estimate_period=_SPEED_SECONDS)
 
 
 def _parser() -> argparse.ArgumentParser:

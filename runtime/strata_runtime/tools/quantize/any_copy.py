@@ -1,7 +1,7 @@
 """The pass over a model that writes its any-precision copy: each layer's linears are read, quantized and written one after the other.
 
 Called by `__main__`. The next linear is read while one is quantized; at most two are held dense, and with a calibration one layer's Fisher
-diagonals and Hessians. Layers that an earlier run finished are kept.
+diagonals and Hessians. Layers that an earlier run finished are kept, and so are the passes of its calibration (`.calibration/` until all layers are there).
 
 The inputs that tables are fitted to are those of the 16-bit model: one copy serves every mixture of widths, so there are no quantized layers whose outputs
 a layer will certainly see; and a layer's file depends on no other file, so that any of them can be made anew, in any order, by any process.
@@ -30,7 +30,8 @@ from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
 from strata_runtime.loading.stream import ahead
 from strata_runtime.model.adapter import ModelSlice, read_config
-from strata_runtime.tools.calibration.fisher import BACKWARD, FORWARD, LayerCalibration, calibrated_layers
+from strata_runtime.tools.calibration.fisher import BACKWARD, FORWARD, LayerCalibration, Wanted, calibrated_layers
+from strata_runtime.tools.calibration.kept import FOLDER, KeptStates
 
 _CPU = torch.device("cpu")
 _QUANTIZED = 1  # beside the passes of a calibration
@@ -91,8 +92,8 @@ def make_copy(job: Job, progress: Callable[[int, int], None]) -> list[LayerDone]
             done[layer] = LayerDone(layer, kept.shapes, 0.0, kept=True, size_bytes=kept.size_bytes)
     left = sorted(set(range(count)) - done.keys())
     counted = _Counted(progress, weights, job, left)
-    with freed_at_once():
-        for found in _calibrations(job, left, counted):
+    with freed_at_once(), _kept_passes(job) as passes:
+        for found in _calibrations(job, left, counted, passes):
             layer = found.layer
             with writer.alone(layer):
                 kept = writer.finished(layer)  # made by another process, meanwhile
@@ -106,19 +107,27 @@ def make_copy(job: Job, progress: Callable[[int, int], None]) -> list[LayerDone]
             seconds = time.perf_counter() - started
             done[layer] = LayerDone(layer, made.shapes, seconds, kept=kept is not None, size_bytes=made.size_bytes)
             del found  # before the next layer's is there
+        passes.clear()
     return [done[layer] for layer in sorted(done)]
 
 
-def _calibrations(job: Job, layers: Sequence[int], counted: "_Counted") -> Iterator[LayerCalibration]:
+def _kept_passes(job: Job) -> KeptStates:
+    """Of the calibration; without one, what another left is removed."""
+    folder = job.folder / FOLDER
+    decides = f"{model_digest(job.model)} {job.recipe.text_sha256} {job.device.type} {torch.__version__}"
+    return KeptStates(folder if job.windows or folder.is_dir() else None, decides)
+
+
+def _calibrations(job: Job, layers: Sequence[int], counted: "_Counted", kept: KeptStates) -> Iterator[LayerCalibration]:
     """Each layer with what the text says of its linears: the last layer first, as gradients come; without a calibration nothing, in order."""
     if job.windows:
         return calibrated_layers(
             job.model,
             job.windows,
+            Wanted(layers, hessians=bool(job.refitted)),
             device=job.device,
-            layers=layers,
-            hessians=bool(job.refitted),
             passed=counted.passed,
+            kept=kept,
         )
     return (LayerCalibration(layer, {}, {}) for layer in layers)
 

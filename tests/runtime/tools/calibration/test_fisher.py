@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strata_runtime.tools.calibration.fisher import BACKWARD, FORWARD, calibrated_layers, fisher_diagonals
+from strata_runtime.tools.calibration.fisher import BACKWARD, FORWARD, Wanted, calibrated_layers, fisher_diagonals
 from strata_runtime.tools.calibration.hessians import input_hessians
 from strata_runtime.tools.calibration.layers import LayeredModel
 from tests.laws import swept
@@ -65,7 +65,7 @@ def test_hessians_of_the_same_passes_are_those_of_forward_passes(tmp_path: Path,
 def test_linears_with_the_same_inputs_share_a_hessian_and_every_pass_is_told(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "llama")
     passes: list[tuple[int, int]] = []
-    (found,) = calibrated_layers(folder, WINDOWS, layers=[4], passed=lambda *each: passes.append(each))
+    (found,) = calibrated_layers(folder, WINDOWS, Wanted([4]), passed=lambda *each: passes.append(each))
     assert len(found.hessians) == 7
     assert len({id(each) for each in found.hessians.values()}) == 4
     assert passes == [*((layer, FORWARD) for layer in range(6)), (5, BACKWARD), (4, BACKWARD)]

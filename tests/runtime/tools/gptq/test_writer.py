@@ -16,6 +16,8 @@ from strata_runtime.formats import PrecisionError
 from strata_runtime.formats.gptq import GptqCodes
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.quantized import QuantizedCheckpoint, quantized_checkpoint
+from strata_runtime.tools.calibration.kept import FOLDER
+from strata_runtime.tools.calibration.layers import LayeredModel, Piece
 from strata_runtime.tools.gptq.__main__ import main
 from strata_runtime.tools.gptq.calibrated import Job, quantize_model
 from strata_runtime.tools.gptq.description import Description
@@ -124,7 +126,7 @@ class BrokenError(Exception):
     """The run was stopped."""
 
 
-def test_a_broken_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_broken_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, whole, resumed = make_tiny_model(tmp_path / "plain", "llama"), tmp_path / "whole", tmp_path / "resumed"
     quantize_model(a_job(model, whole), WINDOWS, lambda _done, _total: None)
 
@@ -135,9 +137,18 @@ def test_a_broken_run_goes_on_where_it_was(tmp_path: Path) -> None:
     with pytest.raises(BrokenError):
         quantize_model(a_job(model, resumed), WINDOWS, stop)
     assert not (resumed / "config.json").exists()
-    kept = {path.name: path.stat().st_mtime_ns for path in resumed.iterdir()}
+    kept = {path.name: path.stat().st_mtime_ns for path in resumed.glob("*.safetensors")}
     assert len(kept) == 3
+    real, loaded = LayeredModel.layer, []
+
+    def layer(self: LayeredModel, index: int) -> Piece:
+        loaded.append(index)
+        return real(self, index)
+
+    monkeypatch.setattr(LayeredModel, "layer", layer)
     quantize_model(a_job(model, resumed), WINDOWS, lambda _done, _total: None)
+    assert loaded == [3, 4, 5], "layers that are there are not passed again"
+    assert not (resumed / FOLDER).exists()
     for path in whole.glob("*.safetensors"):
         ours, theirs = load_file(resumed / path.name), load_file(path)
         assert ours.keys() == theirs.keys()
@@ -155,7 +166,7 @@ def test_what_another_run_left_is_made_again(damage: str, tmp_path: Path) -> Non
 
     with pytest.raises(BrokenError):
         quantize_model(a_job(model, output), WINDOWS, stop)
-    first = min(output.iterdir())
+    first = min(output.glob("*.safetensors"))
     before, windows = first.stat().st_mtime_ns, WINDOWS
     if damage == "cut off":
         first.write_bytes(first.read_bytes()[:-10])

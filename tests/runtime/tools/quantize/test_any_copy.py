@@ -1,5 +1,6 @@
 """Making the any-precision copy: what it holds, that it goes on after a break, and that two processes share the work."""
 
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.artefact_manifest import read_manifest
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.tools.calibration.fisher import calibrated_layers, fisher_diagonals
+from strata_runtime.tools.calibration.kept import FOLDER, KeptStates
+from strata_runtime.tools.calibration.layers import LayeredModel, Piece
 from strata_runtime.tools.quantize.any_copy import Job, make_copy
 from tests.laws import swept
 from tests.runtime.architectures import ARCHITECTURES, REPRESENTATIVE, make_tiny_model
@@ -34,7 +37,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def job(model: Path, **fields: object) -> Job:
-    return Job(model, model / ANY_PRECISION_FOLDER, **({"bits": 8} | fields))  # type: ignore[arg-type]
+    return Job(model, **({"folder": model / ANY_PRECISION_FOLDER, "bits": 8} | fields))  # type: ignore[arg-type]
 
 
 def quiet(_done: int, _total: int) -> None:
@@ -168,9 +171,9 @@ def test_a_copy_without_a_calibration_is_kept_as_ever(model: Path) -> None:
     """Manifests that say nothing of fitted tables have none."""
     make_copy(job(model), quiet)
     manifest = model / ANY_PRECISION_FOLDER / "manifest.json"
-    older = manifest.read_text().replace(',"refitted":[]', "")
-    assert older != manifest.read_text()
-    manifest.write_text(older)
+    older = json.loads(manifest.read_text()) | {"version": 1}
+    del older["recipe"]["refitted"], older["check"]
+    manifest.write_text(json.dumps(older))
     assert all(layer.kept for layer in make_copy(job(model), quiet))
 
 
@@ -206,7 +209,7 @@ def test_what_cannot_be_kept_is_made_again(other: str, model: Path, tmp_path: Pa
             model / "model.safetensors"
         )
     if other == "version":
-        manifest.write_text(manifest.read_text().replace('"version":1', '"version":0'))
+        manifest.write_text(manifest.read_text().replace('"version":2', '"version":0'))
     if other == "no manifest at all":
         manifest.write_text("{")
     assert not any(layer.kept for layer in make_copy(job(model), quiet))
@@ -247,3 +250,66 @@ def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
         InputError, match=r"no dense weight for 1 linears, for instance model\.layers\.0\.self_attn\.q_proj"
     ):
         make_copy(job(model), quiet)
+
+
+@pytest.mark.parametrize("stopped_at", [1, 3, 4, 5, 6, 8, 10])
+def test_an_interrupted_calibration_goes_on_where_it_stopped(
+    stopped_at: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was passed is not passed again but for the layer that was at work, and the copy is the same, byte by byte."""
+    make_copy(job(model, windows=WINDOWS, folder=tmp_path / "whole"), quiet)
+    loaded: list[int] = []
+    real = LayeredModel.layer
+
+    def layer(self: LayeredModel, index: int) -> Piece:
+        loaded.append(index)
+        return real(self, index)
+
+    monkeypatch.setattr(LayeredModel, "layer", layer)
+    steps = 0
+
+    def stop(_done: int, _total: int) -> None:
+        nonlocal steps
+        steps += 1
+        if steps > stopped_at:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        make_copy(job(model, windows=WINDOWS), stop)
+    make_copy(job(model, windows=WINDOWS), quiet)
+    assert len(loaded) <= 2 * LAYERS + 1
+    assert not (model / ANY_PRECISION_FOLDER / FOLDER).exists()
+    for path in (tmp_path / "whole").glob("*.*"):
+        assert path.read_bytes() == (model / ANY_PRECISION_FOLDER / path.name).read_bytes()
+
+
+def test_states_of_another_text_or_damaged_ones_are_not_used(model: Path) -> None:
+    folder = model / ANY_PRECISION_FOLDER / FOLDER
+    with KeptStates(folder, "one") as kept:
+        kept.put("a", [torch.ones(3), torch.zeros(2, 2)])
+        with KeptStates(folder, "one") as second:
+            assert not second.has("a"), "the folder is another process's: its own is in memory"
+            second.put("a", [torch.zeros(1)])
+    with KeptStates(folder, "one") as kept:
+        found = kept.get("a", torch.device("cpu"))
+        assert found is not None
+        assert [each.tolist() for each in found] == [[1, 1, 1], [[0, 0], [0, 0]]]
+        path = next(folder.glob("a*"))
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        assert kept.get("a", torch.device("cpu")) is None
+    with KeptStates(folder, "two") as kept:
+        assert not kept.has("a")
+
+
+def test_where_states_cannot_be_kept_the_copy_is_made_all_the_same(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("strata_runtime.tools.calibration.kept.save_file", fail)
+    make_copy(job(model, windows=WINDOWS), quiet)
+    assert list(found(model).verify()) == [0, 1, 2]
+    assert "stay in memory, an interrupted run begins it anew: no space left" in caplog.text

@@ -86,4 +86,15 @@ def test_a_damaged_copy_is_said_by_verify(model: Path, capsys: pytest.CaptureFix
     victim = model / "strata-any" / "any-00000.safetensors"
     victim.write_bytes(victim.read_bytes()[:-2] + b"##")
     assert main([str(model), "--verify"]) == 2
-    assert "any-00000.safetensors has the checksum" in capsys.readouterr().err
+    assert "any-00000.safetensors was changed or damaged" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_no_traceback(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "make_copy", stop)
+    assert main([str(model)]) == command.INTERRUPTED
+    assert "Traceback" not in capsys.readouterr().err
