@@ -6,6 +6,7 @@
 | settings     | the flags and the environment as one value                                      | pure  |
 | app          | HTTP routes, OpenAI's error shape                                               | shell |
 | parameters   | request bodies: what is taken, what is refused by name                          | pure  |
+| bodies       | bytes to bodies, prompts and messages: counted before they are built            | pure  |
 | prompts      | bodies to token ids and generation requests                                     | pure  |
 | shapes       | OpenAI's answers and chunks, completions and chat                               | pure  |
 | answers      | runs a prepared request, whole or as server-sent events                         | shell |

@@ -16,9 +16,16 @@ class Limits:
     """How much the gateway takes and how long it waits."""
 
     max_requests: int = 1024  # answers in the journal, held ones included; each of a request's n choices counts
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int = 0  # 0: by what requests of the route's maxModelLen can use
     hold_seconds: float = 120.0  # how long a request waits for a leader
     drain_seconds: float = 2.0  # how long running requests may go on after SIGTERM
+
+    def body_bytes(self, max_tokens: int) -> int:
+        """The largest body that is read: 256 bytes for each token that prompt and answer may have, within bounds.
+
+        A token takes some 9 bytes as a number and 4 to 12 as text; the rest is for bodies with many prompts.
+        """
+        return self.max_body_bytes or min(max(256 * max_tokens, 2**18), 2**24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,10 @@ def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str
         served_model_name=flags.served_model_name,
         api_keys_file=flags.api_keys_file,
         limits=Limits(
-            max_requests=flags.max_requests, hold_seconds=flags.hold_seconds, drain_seconds=flags.drain_seconds
+            max_requests=flags.max_requests,
+            max_body_bytes=flags.max_body_bytes,
+            hold_seconds=flags.hold_seconds,
+            drain_seconds=flags.drain_seconds,
         ),
     )
 
@@ -75,6 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     limits = Limits()
     parser.add_argument(
         "--max-requests", type=_positive, default=limits.max_requests, help="running and waiting answers, more get 429"
+    )
+    parser.add_argument(
+        "--max-body-bytes",
+        type=_positive,
+        default=limits.max_body_bytes,
+        help="the largest request body (default: 256 bytes per token of maxModelLen, 256 KiB to 16 MiB)",
     )
     parser.add_argument(
         "--hold-seconds", type=float, default=limits.hold_seconds, help="how long requests wait for a lost pipeline"
