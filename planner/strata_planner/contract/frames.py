@@ -104,7 +104,17 @@ class StepResult(Message, frozen=True, tag="result"):
     tokens: list[SampledToken]
 
 
-DataMessage = FrameHeader | StepResult
+class StepFailed(Message, frozen=True, tag="failed"):
+    """A stage could not compute a step: passed on from stage to stage to the leader, which tells the gateways."""
+
+    replica: int
+    epoch: int
+    step: int
+    sequences: list[int]  # those of its segments: one of them may be the reason
+    reason: str
+
+
+DataMessage = FrameHeader | StepResult | StepFailed
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -120,6 +130,7 @@ class Submit(Message, frozen=True, tag="submit"):
     max_tokens: int  # of the whole answer, delivered ones included
     stop_tokens: list[int]
     sampling: Sampling
+    alone: bool = False  # it was in a step that failed: until its first token its steps carry nothing else
 
 
 class Abort(Message, frozen=True, tag="abort"):
@@ -173,8 +184,18 @@ class Rejected(Message, frozen=True, tag="rejected"):
     reason: str
 
 
+class StepFailure(Message, frozen=True, tag="stepFailure"):
+    """A step failed and with it the epoch. `requests`: those of this gateway in the step, which carried `carried` in all."""
+
+    replica: int
+    epoch: int
+    requests: list[str]
+    carried: int
+    reason: str
+
+
 GatewayMessage = Submit | Abort | Hello
-LeaderMessage = LeaderHello | Tokens | Rejected
+LeaderMessage = LeaderHello | Tokens | Rejected | StepFailure
 
 encode = msgspec.msgpack.encode
 data_decoder: msgspec.msgpack.Decoder[DataMessage] = msgspec.msgpack.Decoder(DataMessage)

@@ -16,6 +16,7 @@
 | tokenizer    | the model's tokenizer, chat template and stop tokens                            | files |
 | dispatcher   | requests to leaders and back; holds them while there is no leader               | shell |
 | journal      | running requests and the law that no token comes twice or is skipped            | pure  |
+| suspicion    | which requests may be the reason of failed steps                                | pure  |
 | routing      | which replica gets a request                                                    | pure  |
 | leader_link  | one authenticated connection to a leader                                        | shell |
 | control      | the control port                                                                | shell |

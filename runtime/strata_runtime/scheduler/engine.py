@@ -4,6 +4,7 @@ The leader's worker calls it in this order: `submit` / `abort` for what gateways
 room, `take` for every result that comes back. It is a function of those calls alone: no clock, no sockets, no tensors.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from strata_planner.contract.frames import (
@@ -107,6 +108,10 @@ class Engine:
             else:
                 self.scheduler.ready_again(sequence)
         return events
+
+    def requests_of(self, sequences: Iterable[int]) -> list[str]:
+        """The requests behind sequence numbers; those that are forgotten are left out."""
+        return [self._by_number[number].request for number in sequences if number in self._by_number]
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request]

@@ -48,6 +48,7 @@ class StageExecutor:
     def __init__(self, role: Role, model: StageModel, cache: PagedKvCache) -> None:
         self.role = role
         self.work = Work()
+        self.vocabulary = model.vocab_size  # rows of the whole model's embedding
         self.model = model
         self.boundary = StepBoundary()
         self._first_times = FirstTimes()

@@ -102,7 +102,8 @@ def _add_status_routes(app: FastAPI, gateway: Gateway) -> None:
     async def health() -> Response:
         load = gateway.dispatcher.load()
         if load.leaders_connected:
-            return JSONResponse({"status": "ok", "epoch": load.epoch, "leaders_connected": load.leaders_connected})
+            leaders = {"leaders_connected": load.leaders_connected, "leaders_missing": load.leaders_missing}
+            return JSONResponse({"status": "ok", "epoch": load.epoch, **leaders})
         reason = "no controller has set a route yet" if load.epoch == 0 else f"no leader answers in epoch {load.epoch}"
         return JSONResponse({"status": "unavailable", "reason": reason}, HTTPStatus.SERVICE_UNAVAILABLE)
 

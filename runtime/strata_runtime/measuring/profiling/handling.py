@@ -57,6 +57,7 @@ class _Idle(StageExecutor):
     def __init__(self, role: Role, hidden: int, dtype: torch.dtype) -> None:
         self.role = role
         self.work = Work()
+        self.vocabulary = 2
         self.own_seconds = 0.0
         self.counts = torch.zeros(3)
         self._hidden = (hidden, dtype)
