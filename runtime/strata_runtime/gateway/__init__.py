@@ -4,6 +4,7 @@
 |--------------|---------------------------------------------------------------------------------|-------|
 | __main__     | the process: flags, ports, signals                                              | shell |
 | settings     | the flags and the environment as one value                                      | pure  |
+| connections  | bounds on HTTP connections: their number and their time-outs                    | shell |
 | app          | HTTP routes, OpenAI's error shape                                               | shell |
 | parameters   | request bodies: what is taken, what is refused by name                          | pure  |
 | bodies       | bytes to bodies, prompts and messages: counted before they are built            | pure  |

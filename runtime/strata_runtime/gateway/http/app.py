@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from strata_runtime.gateway.errors import ApiError, BodyTooLargeError, NotFoundError
@@ -170,13 +171,16 @@ async def _body(request: Request, gateway: Gateway) -> bytes:
     announced = request.headers.get("content-length", "0")  # digits, h11 sees to that
     data = bytearray()
     if len(announced) < 16 and int(announced) <= limit:
-        async with aclosing(request.stream()) as chunks:
-            async for chunk in chunks:
-                data += chunk
-                if len(data) > limit:
-                    break
-            else:
-                return bytes(data)
+        try:
+            async with aclosing(request.stream()) as chunks:
+                async for chunk in chunks:
+                    data += chunk
+                    if len(data) > limit:
+                        break
+                else:
+                    return bytes(data)
+        except ClientDisconnect as error:
+            raise ClientGoneError from error
     raise BodyTooLargeError(
         f"the body has more than {limit} bytes, the most this server reads (--max-body-bytes): send less"
     )

@@ -83,6 +83,16 @@ class Generation:
         """The client has enough of this request. Nothing happens if it has ended."""
         self._dispatcher.finish(self._ids[index], reason)
 
+    def is_unread(self, most: int) -> bool:
+        """The client has left more than `most` events of each answer where they are."""
+        return self.queue.qsize() > most * len(self._ids)
+
+    def give_up(self, most: int) -> None:
+        """End what still runs; the client finds the reason after what it has not read yet."""
+        reason = f"the client left more than {most} events of an answer unread (--max-unread-events): read it faster"
+        self.queue.put_nowait((0, RequestFailedError(reason, code="unread_events")))
+        self.close()
+
     def close(self) -> None:
         """The client is gone or has all."""
         for index in range(len(self._ids)):
@@ -266,9 +276,12 @@ class Dispatcher:
             return
         answer = self._answers[request_id]
         answer.observe(self._metrics)
-        answer.generation.queue.put_nowait((answer.index, event))
+        generation = answer.generation
+        generation.queue.put_nowait((answer.index, event))
         if event.finish is not None:
             self._forget(request_id, event.finish)
+        if generation.is_unread(self._limits.max_unread_events):
+            generation.give_up(self._limits.max_unread_events)
 
     def _rejected(self, link: LeaderLink, rejected: Rejected) -> None:
         request_id = self._journal.reject(link.leader.replica, rejected)

@@ -164,6 +164,7 @@ class LeaderLink:
                 self._take_hello(message)
             elif self.hello is not None or isinstance(message, StepFailure):
                 self._owner.leader_said(self, message)
+                await asyncio.sleep(0)  # what waits here is no reason to keep clients from theirs
 
     def _take_hello(self, hello: LeaderHello) -> None:
         if not self._up:  # the last words of a connection that has ended: what is sent now would be lost
