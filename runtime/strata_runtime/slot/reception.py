@@ -57,7 +57,9 @@ class Gateways:
                 identity, payload = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            yield identity, gateway_message_decoder.decode(payload) if payload else Gone()
+            message = gateway_message_decoder.decode(payload) if payload else Gone()
+            if not isinstance(message, Hello):  # those are answered by the thread
+                yield identity, message
 
     def own(self, request: str, identity: bytes) -> None:
         self._owner[request] = identity

@@ -268,4 +268,6 @@ def _fields_of(kind: type[GenerationBody]) -> type[msgspec.Struct]:
     )
 
 
-_FIELDS = {kind: _fields_of(kind) for kind in (CompletionBody, ChatBody)}
+_FIELDS: dict[type[GenerationBody], type[msgspec.Struct]] = {
+    kind: _fields_of(kind) for kind in (CompletionBody, ChatBody)
+}

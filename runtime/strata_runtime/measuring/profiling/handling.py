@@ -19,7 +19,8 @@ from strata_planner.contract.frames import FrameHeader, SampledToken, StepResult
 from strata_planner.contract.plan import MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.formats import COMPUTE_DTYPES
-from strata_runtime.slot.leader import Gateways, LeaderWorker
+from strata_runtime.slot.leader import LeaderWorker
+from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.executor import StageExecutor, Work
 from strata_runtime.stage.worker import Follower, Inlet, Outlet, Worker, serve
 from strata_runtime.wire.client import LeaderClient, greedy
