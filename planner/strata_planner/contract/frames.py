@@ -5,6 +5,7 @@ token axis, so that hidden states are [tokens, hidden] with tokens = the sum of 
 leave a slot. Encoded as arrays: field order is part of the wire format, new fields go last.
 """
 
+import math
 from typing import Literal
 
 import msgspec
@@ -27,6 +28,11 @@ class Sampling(Message, frozen=True):
     top_k: int = 0  # 0: all
     seed: int = 0
     logprobs: int = -1  # most likely tokens to report beside the chosen one; -1: none
+
+    @property
+    def possible(self) -> bool:
+        """Whether a token can be drawn like this: leaders refuse other requests, stages other frames."""
+        return 0 <= self.temperature < math.inf and 0 <= self.top_p <= 1 and self.logprobs <= MOST_LOGPROBS
 
 
 class Segment(Message, frozen=True):
@@ -94,7 +100,17 @@ class StepResult(Message, frozen=True, tag="result"):
     tokens: list[SampledToken]
 
 
-DataMessage = FrameHeader | StepResult
+class StepFailed(Message, frozen=True, tag="failed"):
+    """A stage could not compute a step: passed on from stage to stage to the leader, which tells the gateways."""
+
+    replica: int
+    epoch: int
+    step: int
+    sequences: list[int]  # those of its segments: one of them may be the reason
+    reason: str
+
+
+DataMessage = FrameHeader | StepResult | StepFailed
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -110,6 +126,7 @@ class Submit(Message, frozen=True, tag="submit"):
     max_tokens: int  # of the whole answer, delivered ones included
     stop_tokens: list[int]
     sampling: Sampling
+    alone: bool = False  # it was in a step that failed: until its first token its steps carry nothing else
 
 
 class Abort(Message, frozen=True, tag="abort"):
@@ -163,8 +180,18 @@ class Rejected(Message, frozen=True, tag="rejected"):
     reason: str
 
 
+class StepFailure(Message, frozen=True, tag="stepFailure"):
+    """A step failed and with it the epoch. `requests`: those of this gateway in the step, which carried `carried` in all."""
+
+    replica: int
+    epoch: int
+    requests: list[str]
+    carried: int
+    reason: str
+
+
 GatewayMessage = Submit | Abort | Hello
-LeaderMessage = LeaderHello | Tokens | Rejected
+LeaderMessage = LeaderHello | Tokens | Rejected | StepFailure
 
 encode = msgspec.msgpack.encode
 data_decoder: msgspec.msgpack.Decoder[DataMessage] = msgspec.msgpack.Decoder(DataMessage)

@@ -4,8 +4,10 @@
 |--------------|---------------------------------------------------------------------------------|-------|
 | __main__     | the process: flags, ports, signals                                              | shell |
 | settings     | the flags and the environment as one value                                      | pure  |
+| connections  | bounds on HTTP connections: their number and their time-outs                    | shell |
 | app          | HTTP routes, OpenAI's error shape                                               | shell |
 | parameters   | request bodies: what is taken, what is refused by name                          | pure  |
+| bodies       | bytes to bodies, prompts and messages: counted before they are built            | pure  |
 | prompts      | bodies to token ids and generation requests                                     | pure  |
 | shapes       | OpenAI's answers and chunks, completions and chat                               | pure  |
 | answers      | runs a prepared request, whole or as server-sent events                         | shell |
@@ -15,6 +17,7 @@
 | tokenizer    | the model's tokenizer, chat template and stop tokens                            | files |
 | dispatcher   | requests to leaders and back; holds them while there is no leader               | shell |
 | journal      | running requests and the law that no token comes twice or is skipped            | pure  |
+| suspicion    | which requests may be the reason of failed steps                                | pure  |
 | routing      | which replica gets a request                                                    | pure  |
 | leader_link  | one authenticated connection to a leader                                        | shell |
 | control      | the control port                                                                | shell |

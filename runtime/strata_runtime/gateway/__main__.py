@@ -7,6 +7,7 @@ reads the tokenizer, then serves until SIGTERM or SIGINT. Exit codes: 0 asked to
 import asyncio
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ from strata_runtime.gateway.control import ControlServer
 from strata_runtime.gateway.errors import StartError
 from strata_runtime.gateway.http.api_keys import read_api_keys
 from strata_runtime.gateway.http.app import Gateway, create_app
+from strata_runtime.gateway.http.connections import server_config
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Settings, read_settings
@@ -30,6 +32,7 @@ from strata_runtime.logs import set_up_logs
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+OWN_FILES = 256  # beside connections of clients
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +68,8 @@ async def serve(settings: Settings) -> None:
 
 
 async def _serve_http(gateway: Gateway, listener: socket.socket, asked_to_end: asyncio.Event) -> None:
-    config = uvicorn.Config(create_app(gateway), log_config=None, access_log=False, lifespan="off")
+    _allow_files(gateway.limits.max_connections + OWN_FILES)
+    config = server_config(create_app(gateway), gateway.limits)
     config.timeout_graceful_shutdown = math.ceil(gateway.limits.drain_seconds) + 1
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -92,6 +96,14 @@ def _hear_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_end.set)
     return asked_to_end
+
+
+def _allow_files(count: int) -> None:
+    """Every connection is a file: as many as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def _load_tokenizer(model_uri: str) -> Tokenizer:

@@ -21,6 +21,7 @@ class Load:
     kv_usage: float
     epoch: int
     leaders_connected: int
+    leaders_missing: int = 0  # of the route, but not to be used now
 
 
 class Metrics:

@@ -1,6 +1,7 @@
 """The gateway's flags and environment, read once by `__main__` into one frozen value."""
 
 import argparse
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,21 @@ class Limits:
     """How much the gateway takes and how long it waits."""
 
     max_requests: int = 1024  # answers in the journal, held ones included; each of a request's n choices counts
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int = 0  # 0: by what requests of the route's maxModelLen can use
+    max_connections: int = 4096  # at the bound the longest idle one makes room for a new one
+    header_seconds: float = 10.0  # how long the headers of a request may take, from the connection on
+    body_seconds: float = 60.0  # how long its body may take
+    write_seconds: float = 30.0  # how long a client may not read while there is something to write
+    max_unread_events: int = 1024  # of each answer: a client that reads none of them for so long gets no more
     hold_seconds: float = 120.0  # how long a request waits for a leader
     drain_seconds: float = 2.0  # how long running requests may go on after SIGTERM
+
+    def body_bytes(self, max_tokens: int) -> int:
+        """The largest body that is read: 256 bytes for each token that prompt and answer may have, within bounds.
+
+        A token takes some 9 bytes as a number and 4 to 12 as text; the rest is for bodies with many prompts.
+        """
+        return self.max_body_bytes or min(max(256 * max_tokens, 2**18), 2**24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +66,15 @@ def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str
         served_model_name=flags.served_model_name,
         api_keys_file=flags.api_keys_file,
         limits=Limits(
-            max_requests=flags.max_requests, hold_seconds=flags.hold_seconds, drain_seconds=flags.drain_seconds
+            max_requests=flags.max_requests,
+            max_body_bytes=flags.max_body_bytes,
+            max_connections=flags.max_connections,
+            header_seconds=flags.header_seconds,
+            body_seconds=flags.body_seconds,
+            write_seconds=flags.write_seconds,
+            max_unread_events=flags.max_unread_events,
+            hold_seconds=flags.hold_seconds,
+            drain_seconds=flags.drain_seconds,
         ),
     )
 
@@ -78,12 +99,50 @@ def _parser() -> argparse.ArgumentParser:
         "--max-requests", type=positive, default=limits.max_requests, help="running and waiting answers, more get 429"
     )
     parser.add_argument(
-        "--hold-seconds", type=float, default=limits.hold_seconds, help="how long requests wait for a lost pipeline"
+        "--max-body-bytes",
+        type=positive,
+        default=limits.max_body_bytes,
+        help="the largest request body (default: 256 bytes per token of maxModelLen, 256 KiB to 16 MiB)",
+    )
+    _add_connection_flags(parser, limits)
+    parser.add_argument(
+        "--hold-seconds", type=_seconds, default=limits.hold_seconds, help="how long requests wait for a lost pipeline"
     )
     parser.add_argument(
-        "--drain-seconds", type=float, default=limits.drain_seconds, help="how long answers may go on after SIGTERM"
+        "--drain-seconds", type=_seconds, default=limits.drain_seconds, help="how long answers may go on after SIGTERM"
     )
     return parser
+
+
+def _add_connection_flags(parser: argparse.ArgumentParser, limits: Limits) -> None:
+    parser.add_argument(
+        "--max-connections", type=positive, default=limits.max_connections, help="open HTTP connections, idle ones too"
+    )
+    parser.add_argument(
+        "--header-seconds", type=_seconds, default=limits.header_seconds, help="how long a request's headers may take"
+    )
+    parser.add_argument(
+        "--body-seconds", type=_seconds, default=limits.body_seconds, help="how long a request's body may take"
+    )
+    parser.add_argument(
+        "--write-seconds",
+        type=_seconds,
+        default=limits.write_seconds,
+        help="how long a client may leave its answer unread",
+    )
+    parser.add_argument(
+        "--max-unread-events",
+        type=positive,
+        default=limits.max_unread_events,
+        help="tokens of an answer that may wait for its client to read, then it ends",
+    )
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no time: use 0 or more seconds")
+    return number
 
 
 def _port(text: str) -> int:

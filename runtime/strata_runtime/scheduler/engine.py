@@ -4,9 +4,11 @@ The leader's worker calls it in this order: `submit` / `abort` for what gateways
 room, `take` for every result that comes back. It is a function of those calls alone: no clock, no sockets, no tensors.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from strata_planner.contract.frames import (
+    MOST_LOGPROBS,
     Free,
     KvOperation,
     Open,
@@ -15,7 +17,7 @@ from strata_planner.contract.frames import (
     Submit,
     TokenEvent,
 )
-from strata_runtime.errors import StepError
+from strata_runtime.errors import RequestRefusedError, StepError
 from strata_runtime.scheduler.scheduler import Limits, Scheduler
 from strata_runtime.scheduler.sequence import Sequence
 
@@ -59,6 +61,11 @@ class Engine:
         """Queue a request; one that is already known is not run twice. Raises RequestRefusedError."""
         if submit.request in self._sequences:
             return
+        if not submit.sampling.possible:
+            raise RequestRefusedError(
+                f"{submit.sampling}: tokens cannot be drawn so; temperature is a number from 0 on, top_p lies in 0..1, at most "
+                f"{MOST_LOGPROBS} log probabilities are reported"
+            )
         sequence = Sequence.of(submit, self._next_sequence)
         self.scheduler.add(sequence)
         self._next_sequence += 1
@@ -107,6 +114,10 @@ class Engine:
             else:
                 self.scheduler.ready_again(sequence)
         return events
+
+    def requests_of(self, sequences: Iterable[int]) -> list[str]:
+        """The requests behind sequence numbers; those that are forgotten are left out."""
+        return [self._by_number[number].request for number in sequences if number in self._by_number]
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request]

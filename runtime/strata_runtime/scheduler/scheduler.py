@@ -3,7 +3,8 @@
 Iteration-level continuous batching: sequences join and leave at every step. Admission reserves pages for a sequence's
 longest length in the smallest slot of the replica, first come first served, so that no slot can run out: what does not
 fit waits. Decode micro-batches are cut so that every stage has one to work on; prompts are cut into chunks that fill the
-step up to the plan's token limit. Knows no tensors and no sockets.
+step up to the plan's token limit. A sequence that is suspected of having failed a step computes its prompt in steps of its
+own, so that it can fail nobody else's. Knows no tensors and no sockets.
 """
 
 from collections import deque
@@ -24,6 +25,7 @@ class Limits:
     page_tokens: int
     page_budget: int
     max_model_len: int
+    vocabulary: int = 2**31  # rows of the model's embedding
 
     def pages(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
@@ -43,10 +45,19 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}
         self.reserved_pages = 0
         self._prefilling: deque[Sequence] = deque()
+        self._suspects: deque[Sequence] = deque()  # likewise, each alone
+        self._was_suspect = False  # the step before was one of theirs
         self._ready: deque[Sequence] = deque()  # decoding, nothing in flight
 
     def add(self, sequence: Sequence) -> None:
         """Raises RequestRefusedError for a sequence that could not run even alone."""
+        highest, lowest = max(sequence.tokens, default=-1), min(sequence.tokens, default=-1)
+        if lowest < 0 or highest >= self.limits.vocabulary or sequence.max_tokens <= sequence.answered:
+            raise RequestRefusedError(
+                f"{len(sequence.tokens)} tokens from {lowest} to {highest} with max_tokens {sequence.max_tokens}: a "
+                f"request has tokens, all from 0 to {self.limits.vocabulary - 1}, and at least one more to come; use "
+                "this model's own tokenizer"
+            )
         most = self.limits.most_tokens
         if sequence.longest > most:
             raise RequestRefusedError(
@@ -61,7 +72,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             return False
         self.reserved_pages -= self.limits.pages(sequence.longest)
-        for queue in (self._prefilling, self._ready):
+        for queue in (self._prefilling, self._suspects, self._ready):
             if sequence in queue:
                 queue.remove(sequence)
         return sequence.opened
@@ -73,9 +84,13 @@ class Scheduler:
     def next_segments(self) -> list[tuple[Sequence, Segment]]:
         """The next micro-batch, decode first; empty if nothing is ready."""
         self._admit()
+        if self._suspects and not (self._was_suspect and (self._ready or self._prefilling)):  # others get their turns
+            self._was_suspect = True
+            return self._prefill_segments(self._suspects, self.limits.micro_batch.max_step_tokens, 1)
+        self._was_suspect = False
         chosen = self._decode_segments()
         budget = self.limits.micro_batch.max_step_tokens - len(chosen)
-        chosen.extend(self._prefill_segments(budget))
+        chosen.extend(self._prefill_segments(self._prefilling, budget, self.limits.micro_batch.prefill))
         return chosen
 
     def _admit(self) -> None:
@@ -86,21 +101,21 @@ class Scheduler:
             sequence = self.waiting.popleft()
             self.reserved_pages += pages
             self.running[sequence.sequence] = sequence
-            self._prefilling.append(sequence)
+            (self._suspects if sequence.alone else self._prefilling).append(sequence)
 
     def _decode_segments(self) -> list[tuple[Sequence, Segment]]:
-        decoding = len(self.running) - len(self._prefilling)
+        decoding = len(self.running) - len(self._prefilling) - len(self._suspects)
         share = -(-decoding // self.limits.stages)
         count = min(len(self._ready), self.limits.micro_batch.decode, max(share, 1))
         return [self._advance(self._ready.popleft(), 1) for _ in range(count)]
 
-    def _prefill_segments(self, budget: int) -> list[tuple[Sequence, Segment]]:
+    def _prefill_segments(self, queue: deque[Sequence], budget: int, most: int) -> list[tuple[Sequence, Segment]]:
         chosen: list[tuple[Sequence, Segment]] = []
-        while self._prefilling and budget > 0 and len(chosen) < self.limits.micro_batch.prefill:
-            sequence = self._prefilling[0]
+        while queue and budget > 0 and len(chosen) < most:
+            sequence = queue[0]
             length = min(budget, len(sequence.tokens) - sequence.computed)
             if sequence.computed + length == len(sequence.tokens):
-                self._prefilling.popleft()
+                queue.popleft()
             budget -= length
             chosen.append(self._advance(sequence, length))
         return chosen

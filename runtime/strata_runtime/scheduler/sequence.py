@@ -18,6 +18,7 @@ class Sequence:
     sampling: Sampling
     computed: int = 0  # positions whose KV exists or is on its way through the stages
     opened: bool = False  # the stages know its sampling parameters
+    alone: bool = False  # until its first token no other sequence is in its steps
     finish: FinishReason | None = field(default=None)
 
     @classmethod
@@ -30,6 +31,7 @@ class Sequence:
             max_tokens=submit.max_tokens,
             stop_tokens=frozenset(submit.stop_tokens),
             sampling=submit.sampling,
+            alone=submit.alone,
         )
 
     @property
@@ -46,6 +48,7 @@ class Sequence:
         """Append a sampled token and see whether it ends the sequence; the token's index in the answer."""
         index = self.answered
         self.tokens.append(sampled.token)
+        self.alone = False
         if sampled.token in self.stop_tokens:
             self.finish = "stop"
         elif self.answered >= self.max_tokens:

@@ -13,7 +13,8 @@ from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
-from strata_runtime.slot.leader import Gateways, LeaderWorker
+from strata_runtime.slot.leader import LeaderWorker
+from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.worker import Follower, Inlet, Outlet, Worker, serve

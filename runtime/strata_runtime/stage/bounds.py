@@ -4,7 +4,6 @@ Made by the epoch for each role from its part of the plan. Sockets take their la
 only what passes `check`: afterwards nothing that is allocated, indexed or repeated depends on a number that nobody has looked at.
 """
 
-import math
 from dataclasses import dataclass
 
 from strata_planner.contract.frames import (
@@ -14,6 +13,7 @@ from strata_planner.contract.frames import (
     KvOperation,
     Open,
     Segment,
+    StepFailed,
     StepResult,
 )
 from strata_planner.contract.roles import Role
@@ -72,7 +72,9 @@ class FrameBounds:
         role = self.role
         if message.replica != role.replica:
             raise StepError(f"a message for replica {message.replica} came to a role of replica {role.replica}")
-        if isinstance(message, StepResult):
+        if isinstance(message, StepFailed):
+            self._at_most(message.step, "sequences", len(message.sequences), self.most_tokens)
+        elif isinstance(message, StepResult):
             self._check_result(message, bodies)
         else:
             self._check_frame(message, bodies)
@@ -127,8 +129,5 @@ def _length(step: int, segment: Segment, max_model_len: int) -> int:
 
 
 def _check_operation(step: int, operation: KvOperation) -> None:
-    if isinstance(operation, Open):
-        sampling = operation.sampling
-        fine = 0 <= sampling.temperature < math.inf and 0 <= sampling.top_p <= 1 and sampling.logprobs <= MOST_LOGPROBS
-        if not fine:
-            raise StepError(f"step {step}: sequence {operation.sequence} cannot be sampled with {sampling}")
+    if isinstance(operation, Open) and not operation.sampling.possible:
+        raise StepError(f"step {step}: sequence {operation.sequence} cannot be sampled with {operation.sampling}")

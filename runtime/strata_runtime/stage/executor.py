@@ -16,7 +16,6 @@ from strata_planner.contract.frames import (
     Open,
     SampledToken,
     Sampling,
-    Segment,
     StepResult,
 )
 from strata_planner.contract.roles import Role
@@ -47,6 +46,7 @@ class StageExecutor:
     def __init__(self, role: Role, model: StageModel, cache: PagedKvCache) -> None:
         self.role = role
         self.work = Work()
+        self.vocabulary = model.vocab_size  # rows of the whole model's embedding
         self.model = model
         self.boundary = StepBoundary()
         self._first_times = FirstTimes()
@@ -121,9 +121,10 @@ class StageExecutor:
             return StepResult(header.replica, header.epoch, header.step, [])
         samplings = [self._sampling(segment.sequence) for segment, _ in wanted]
         tokens = choose(logits, samplings, [position for _, position in wanted])
+        scored = iter(_scored(logits, tokens, samplings))
         sampled = [
-            _sampled(segment, position, token, logits[row], samplings[row])
-            for row, ((segment, position), token) in enumerate(zip(wanted, tokens, strict=True))
+            SampledToken(segment.sequence, position, token, *((0.0, []) if sampling.logprobs < 0 else next(scored)))
+            for (segment, position), token, sampling in zip(wanted, tokens, samplings, strict=True)
         ]
         return StepResult(header.replica, header.epoch, header.step, sampled)
 
@@ -142,6 +143,10 @@ class StageExecutor:
                 self.work.prefill_tokens += segment.length
 
 
-def _sampled(segment: Segment, position: int, token: int, row: torch.Tensor, sampling: Sampling) -> SampledToken:
-    logprob, top = (0.0, []) if sampling.logprobs < 0 else log_probabilities(row, token, sampling.logprobs)
-    return SampledToken(segment.sequence, position, token, logprob, top)
+def _scored(
+    logits: torch.Tensor, tokens: list[int], samplings: list[Sampling]
+) -> list[tuple[float, list[tuple[int, float]]]]:
+    """Log probabilities of the rows whose request wants them, in order."""
+    rows = [row for row, sampling in enumerate(samplings) if sampling.logprobs >= 0]
+    counts = [samplings[row].logprobs for row in rows]
+    return log_probabilities(logits[rows], [tokens[row] for row in rows], counts)

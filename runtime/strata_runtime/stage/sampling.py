@@ -1,7 +1,8 @@
-"""Sampling: from logits to tokens, on the last stage. Called by the stage executor.
+"""Sampling: from logits to tokens, on the last stage. Called by the stage executor for all rows of a step at once.
 
 A draw is a function of (seed, position) alone, so a replayed sequence draws what it drew before, in any batch and on any
-device. Ties and sums are settled in float32 on the logits as given.
+device: equally likely tokens are in the vocabulary's order, whatever was sorted to find them. Scores are float32, sums of
+weights float64.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,15 @@ import torch
 from strata_planner.contract.frames import Sampling
 
 _MASK = (1 << 64) - 1
+
+AT_ONCE = {
+    "cpu": 2**17,
+    "cuda": 2**22,
+}  # logits worked on together: what a processor's cache holds, bounded memory on a GPU
+CANDIDATES = 512  # most nuclei have fewer tokens; what needs more is partitioned
+MOST_CANDIDATES = 8192  # of a top-k; sorting more takes longer than the partition
+BINS, BINS_PER_UNIT = 1024, 32  # of scores below the greatest; a bin's tokens differ by 3 % in weight
+COLDEST = 1e-30  # temperature below which float32 has nothing to divide by; it is greedy long before
 
 
 def uniform(seed: int, position: int) -> float:
@@ -26,38 +36,149 @@ def uniform(seed: int, position: int) -> float:
 
 def choose(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
     """A token per row. logits: [rows, vocab] float32; `positions`: the position each row was computed at."""
-    greedy = logits.argmax(dim=-1).tolist()
-    return [
-        token if sampling.temperature == 0 else _draw(row, sampling, uniform(sampling.seed, position))
-        for token, row, sampling, position in zip(greedy, logits, samplings, positions, strict=True)
-    ]
+    vocabulary = logits.shape[1]
+    plain: list[int] = []
+    filtered: list[int] = []
+    for row, sampling in enumerate(samplings):
+        if sampling.temperature > 0:
+            all_may_be = sampling.top_p >= 1 and not 0 < sampling.top_k < vocabulary
+            (plain if all_may_be else filtered).append(row)
+    chosen = logits.argmax(dim=-1)
+    at_once = max(AT_ONCE.get(logits.device.type, 2**17) // vocabulary, 1)
+    for rows, draw in ((plain, _draw_from_all), (filtered, _draw_from_most_likely)):
+        for start in range(0, len(rows), at_once):
+            some = rows[start : start + at_once]
+            draws = _Draws(logits, some, [samplings[row] for row in some], [positions[row] for row in some])
+            chosen[some] = draw(draws)
+    return chosen.tolist()
 
 
-def _draw(row: torch.Tensor, sampling: Sampling, number: float) -> int:
-    """Inverse CDF over the tokens that top-k and top-p (nucleus, Holtzman et al. 2020) leave.
+class _Draws:
+    """The rows that are drawn together. `scores`: [rows, vocab], 0 for the most likely token and below for the others."""
 
-    Most likely first where a filter needs that order; in the vocabulary's order, without sorting it, where none does.
+    def __init__(
+        self, logits: torch.Tensor, rows: list[int], samplings: Sequence[Sampling], positions: Sequence[int]
+    ) -> None:
+        device, vocabulary = logits.device, logits.shape[1]
+        temperatures = torch.tensor([max(each.temperature, COLDEST) for each in samplings], device=device)
+        scores = logits[rows]  # a copy
+        scores -= scores.amax(dim=-1, keepdim=True)  # first: the greatest is 0 then, at any temperature
+        self.scores = scores.div_(temperatures[:, None])
+        numbers = [uniform(each.seed, position) for each, position in zip(samplings, positions, strict=True)]
+        self.numbers = torch.tensor(numbers, dtype=torch.float64, device=device)
+        kept = [min(each.top_k, vocabulary) if each.top_k > 0 else vocabulary for each in samplings]
+        self.top_k = torch.tensor(kept, device=device)
+        self.unlimited = vocabulary in kept  # some row has no top-k
+        wanted = [CANDIDATES if count == vocabulary else count + 16 for count in kept]  # more: for ties at the end
+        self.candidates = min(max(wanted), MOST_CANDIDATES, vocabulary)
+        self.top_p = torch.tensor([each.top_p for each in samplings], dtype=torch.float64, device=device)
+
+
+def _draw_from_all(draws: _Draws) -> torch.Tensor:
+    """Inverse CDF in the vocabulary's order, without sorting it. [rows]"""
+    cumulative = draws.scores.exp_().cumsum(dim=-1, dtype=torch.float64)
+    target = draws.numbers * cumulative[:, -1]
+    return _search(cumulative, target, right=True).clamp(max=cumulative.shape[1] - 1)
+
+
+def _draw_from_most_likely(draws: _Draws) -> torch.Tensor:
+    """Inverse CDF over the tokens that top-k and top-p (nucleus, Holtzman et al. 2020) leave, most likely first. [rows]
+
+    Only the first candidates are sorted. Those that are as likely as the last one are not trusted: more may be outside.
     """
-    scores = row / sampling.temperature
-    if sampling.top_k <= 0 and sampling.top_p >= 1:
-        return _inverse(scores.softmax(dim=-1).double().cumsum(dim=-1), number)
-    count = min(sampling.top_k, row.numel()) if sampling.top_k > 0 else row.numel()
-    values, tokens = scores.sort(descending=True, stable=True) if count == row.numel() else torch.topk(scores, count)
-    cumulative = values.softmax(dim=-1).double().cumsum(dim=-1)
-    kept = count
-    if sampling.top_p < 1:
-        kept = min(int(torch.searchsorted(cumulative, sampling.top_p)) + 1, count)
-    return int(tokens[_inverse(cumulative[:kept], number)])
+    vocabulary = draws.scores.shape[1]
+    values, tokens = _most_likely(draws.scores, draws.candidates)
+    trusted = (values > values[:, -1:]).sum(dim=-1) if values.shape[1] < vocabulary else draws.top_k
+    cumulative = values.exp().cumsum(dim=-1, dtype=torch.float64)
+    in_top_k = _at(cumulative, draws.top_k - 1)
+    mass = in_top_k
+    if draws.unlimited:
+        total = draws.scores.exp().sum(dim=-1, dtype=torch.float64)
+        mass = torch.where(draws.top_k < vocabulary, in_top_k, total)
+    nucleus = _search(cumulative, draws.top_p * mass)
+    last = torch.where(draws.top_p < 1, nucleus, vocabulary).minimum(draws.top_k - 1)
+    target = draws.numbers * _at(cumulative, last)
+    place = _search(cumulative, target, right=True).minimum(last)
+    chosen = _at(tokens, place)
+    settled = (last < trusted) & ((draws.top_k <= trusted) | (draws.top_k == vocabulary))
+    for row in (~settled).nonzero().flatten().tolist():
+        chosen[row] = _Partition(draws.scores[row]).draw(
+            int(draws.top_k[row]), float(draws.top_p[row]), float(draws.numbers[row])
+        )
+    return chosen
 
 
-def _inverse(cumulative: torch.Tensor, number: float) -> int:
-    """The first index whose cumulative weight is above `number` (in [0, 1)) of the whole."""
-    index = int(torch.searchsorted(cumulative, number * float(cumulative[-1]), right=True))
-    return min(index, cumulative.numel() - 1)
+def _most_likely(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greatest `count` scores of each row with their tokens, greatest first, ties in the vocabulary's order."""
+    if count == scores.shape[1]:
+        values, tokens = scores.sort(dim=-1, descending=True, stable=True)
+        return values, tokens
+    tokens = scores.topk(count).indices.sort(dim=-1).values
+    values, order = scores.gather(1, tokens).sort(dim=-1, descending=True, stable=True)
+    return values, tokens.gather(1, order)
 
 
-def log_probabilities(row: torch.Tensor, token: int, count: int) -> tuple[float, list[tuple[int, float]]]:
-    """The chosen token's log probability and the `count` most likely (token, log probability). row: [vocab]."""
-    logs = row.log_softmax(dim=-1)
-    values, tokens = logs.topk(min(count, logs.numel()))
-    return float(logs[token]), list(zip(tokens.tolist(), values.tolist(), strict=True))
+class _Partition:
+    """A row whose tokens are in bins by score: only the bins that hold the end of the nucleus and the draw are sorted."""
+
+    def __init__(self, scores: torch.Tensor) -> None:
+        self._scores = scores.nan_to_num(nan=-torch.inf)
+        self._bins = (self._scores * -BINS_PER_UNIT).clamp_(0, BINS - 1).to(torch.int64)
+        weights = self._scores.exp().double()
+        self._mass = torch.zeros(BINS, dtype=torch.float64, device=scores.device)
+        self._mass = self._mass.scatter_add_(0, self._bins, weights).cumsum(dim=0)
+        self._count = self._bins.bincount(minlength=BINS).cumsum(dim=0)
+
+    def draw(self, top_k: int, top_p: float, number: float) -> int:
+        mass = float(self._mass[-1]) if top_k == self._scores.numel() else self._mass_of(top_k)
+        if top_p < 1:
+            place, tokens, cumulative = self._find(top_p * mass, right=False)
+            mass = min(float(cumulative[place]), mass)
+        place, tokens, _ = self._find(number * mass, right=True)
+        return int(tokens[place])
+
+    def _mass_of(self, count: int) -> float:
+        """Of the first `count` tokens."""
+        bin_ = int(torch.searchsorted(self._count, count))
+        before = int(self._count[bin_ - 1]) if bin_ else 0
+        return float(self._sorted(bin_)[1][count - before - 1])
+
+    def _find(self, mass: float, *, right: bool) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """The place in its bin, the bin's tokens and their cumulative weights of the first token to reach `mass`, or pass it."""
+        bin_ = min(int(torch.searchsorted(self._mass, mass, right=right)), int(self._bins.max()))
+        tokens, cumulative = self._sorted(bin_)
+        place = int(torch.searchsorted(cumulative, mass, right=right))
+        return min(place, tokens.numel() - 1), tokens, cumulative
+
+    def _sorted(self, bin_: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The bin's tokens, most likely first, and the weight of all up to each."""
+        tokens = (self._bins == bin_).nonzero().flatten()
+        values, order = self._scores[tokens].sort(descending=True, stable=True)
+        before = self._mass[bin_ - 1] if bin_ else 0.0
+        return tokens[order], values.exp().cumsum(dim=0, dtype=torch.float64) + before
+
+
+def _search(cumulative: torch.Tensor, target: torch.Tensor, *, right: bool = False) -> torch.Tensor:
+    """In each row the first place whose cumulative weight reaches its target, or passes it. [rows]"""
+    return torch.searchsorted(cumulative, target[:, None], right=right)[:, 0]
+
+
+def _at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """One element of each row; of places beyond the last the last. [rows]"""
+    return rows.gather(1, places.clamp(max=rows.shape[1] - 1)[:, None])[:, 0]
+
+
+def log_probabilities(
+    logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]
+) -> list[tuple[float, list[tuple[int, float]]]]:
+    """For each row the chosen token's log probability and its `count` most likely (token, log probability).
+
+    logits: [rows, vocab]
+    """
+    if not tokens:
+        return []
+    logs = logits.log_softmax(dim=-1)
+    values, likely = logs.topk(min(max(counts), logs.shape[1]))
+    chosen = _at(logs, torch.tensor(tokens, device=logs.device)).tolist()
+    rows = zip(chosen, likely.tolist(), values.tolist(), counts, strict=True)
+    return [(own, list(zip(ids[:count], best[:count], strict=True))) for own, ids, best, count in rows]

@@ -14,7 +14,7 @@ import torch
 import zmq
 
 from strata_planner.contract.decoding import decode_frame
-from strata_planner.contract.frames import DataMessage, FrameHeader, StepResult, data_decoder, encode
+from strata_planner.contract.frames import DataMessage, FrameHeader, StepFailed, StepResult, data_decoder, encode
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import StepError
 from strata_runtime.stage.bounds import FrameBounds
@@ -22,6 +22,9 @@ from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.tensors import from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
+
+LAST_WORD_MILLISECONDS = 1000
+MOST_WORDS = 300  # characters of an error that clients are told
 
 
 class Worker(Protocol):
@@ -45,6 +48,11 @@ class Outlet:
 
     def result(self, result: StepResult) -> None:
         self._socket.send(encode(result))
+
+    def failed(self, failure: StepFailed) -> None:
+        """The last word of this stage: it goes out before the socket is closed, if the neighbour is there."""
+        self._socket.linger = LAST_WORD_MILLISECONDS
+        self._socket.send(encode(failure))
 
     def close(self) -> None:
         self._socket.close()
@@ -96,13 +104,31 @@ class Follower:
             self._outlet.close()
 
     def _step(self, header: DataMessage, body: memoryview) -> None:
+        if isinstance(header, StepFailed):  # of an earlier stage: on to the leader
+            self._outlet.failed(header)
+            return
         if not isinstance(header, FrameHeader):
             raise StepError(f"stage {self.executor.role.stage} got a result, which only the leader takes")
-        output = self.executor.run(header, from_bytes(body, header.dtype, header.hidden))
+        try:
+            output = self.executor.run(header, from_bytes(body, header.dtype, header.hidden))
+        except Exception as error:
+            self._outlet.failed(failure_of(header, self.executor.role.stage, error))
+            raise
         if isinstance(output, StepResult):
             self._outlet.result(output)
         elif not self.executor.role.head:
             self._outlet.frame(header, output)
+
+
+def failure_of(header: FrameHeader, stage: int, error: Exception) -> StepFailed:
+    """What a stage says of a step that it could not compute. No sequence is suspected where the frame itself was wrong."""
+    sequences = [] if isinstance(error, StepError) else [segment.sequence for segment in header.segments]
+    return StepFailed(header.replica, header.epoch, header.step, sequences, f"stage {stage}: {_words(error)}")
+
+
+def _words(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= MOST_WORDS else text[: MOST_WORDS - 3] + "..."
 
 
 def serve(worker: Worker, name: str, failed: Callable[[str], None]) -> threading.Thread:

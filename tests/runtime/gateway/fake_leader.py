@@ -97,6 +97,7 @@ class FakeLeader:
         while True:
             while self._running and self._allowed != 0 and not await self._socket.poll(0):
                 await self._step()
+                await asyncio.sleep(0)  # sending does not wait: others have their turns too
             if await self._socket.poll(10):  # a change of `allow` is not a message
                 identity, payload = await self._socket.recv_multipart()
                 await self._take(identity, gateway_message_decoder.decode(payload))

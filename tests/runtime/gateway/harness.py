@@ -15,6 +15,7 @@ import uvicorn
 
 from strata_runtime.gateway.http.api_keys import ApiKeys
 from strata_runtime.gateway.http.app import Gateway, create_app
+from strata_runtime.gateway.http.connections import server_config
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits
@@ -73,7 +74,7 @@ class Harness:
     async def serving(self) -> AsyncIterator[str]:
         """The same gateway behind real HTTP; yields its URL."""
         listener = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(self.http._transport.app, log_config=None, lifespan="off")
+        config = server_config(self.http._transport.app, self.gateway.limits)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server._serve(sockets=[listener]))
         try:

@@ -9,8 +9,10 @@ from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
 from strata_planner.contract.control import Leader, SetRoute
+from strata_planner.contract.frames import FrameHeader
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from strata_runtime.model.random_model import make_random_model
+from strata_runtime.stage.executor import StageExecutor
 from tests.runtime.gateway.harness import Harness, a_gateway
 from tests.runtime.gateway.models import write_model_folder
 from tests.runtime.plans import even_plan
@@ -18,6 +20,7 @@ from tests.runtime.slot.harness import PipelineHarness
 
 SLOTS = ("s0", "s1")
 PROMPT = "hello world"
+POISON = 13  # a prompt that begins with it fails its steps
 ANSWER = 110
 MAX_MODEL_LEN = 128
 
@@ -51,6 +54,10 @@ def expected(model: Path, tokenizer: Tokenizer) -> str:
 def serve(pipeline: PipelineHarness, gateway: Harness, model: Path) -> None:
     """One epoch as a controller makes it: slots first, then the route."""
     pipeline.serve(even_plan(model, SLOTS, max_model_len=MAX_MODEL_LEN))
+    route(pipeline, gateway)
+
+
+def route(pipeline: PipelineHarness, gateway: Harness) -> None:
     leader = Leader(0, SLOTS[0], f"tcp://127.0.0.1:{pipeline.slots[SLOTS[0]].address.request_port}", 1.0)
     gateway.dispatcher.set_route(SetRoute(pipeline.epoch, pipeline.key, (leader,), MAX_MODEL_LEN))
 
@@ -75,3 +82,47 @@ async def test_a_stream_is_what_transformers_generates(model: Path, expected: st
             text += "".join([chunk.choices[0].text async for chunk in stream])
             assert text == expected
             assert await gateway.metric("strata_replays_total") == (lost is not None)
+
+
+@pytest.fixture(params=[0, 1], ids=["first stage", "last stage"])
+def failing_stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A stage that fails at every sequence whose prompt begins with the poisonous token."""
+    compute = StageExecutor.compute
+    poisonous: set[int] = set()
+
+    def poisoned(self: StageExecutor, header: FrameHeader, inputs: torch.Tensor) -> torch.Tensor | None:
+        if self.role.stage == 0:
+            if header.step == 0:
+                poisonous.clear()  # a new epoch numbers its sequences anew
+            ends = torch.tensor([segment.length for segment in header.segments]).cumsum(0).tolist()
+            for segment, end in zip(header.segments, ends, strict=True):
+                if segment.start == 0 and inputs[end - segment.length] == POISON:
+                    poisonous.add(segment.sequence)
+        if self.role.stage == request.param and poisonous & {segment.sequence for segment in header.segments}:
+            raise IndexError("index out of range in self")
+        return compute(self, header, inputs)
+
+    monkeypatch.setattr(StageExecutor, "compute", poisoned)
+    return int(request.param)
+
+
+async def test_a_request_that_fails_its_steps_ends_and_the_others_go_on(model: Path, failing_stage: int) -> None:
+    prompts = [[5, 6], [7], [POISON, 8], [9, 10, 11]]
+    with PipelineHarness(SLOTS) as pipeline:
+        async with a_gateway(load_tokenizer(model)) as gateway:
+            serve(pipeline, gateway, model)
+            await gateway.until(lambda: gateway.dispatcher.status().leaders_connected)
+            asked = [asyncio.create_task(gateway.complete(prompt=prompt, max_tokens=20)) for prompt in prompts]
+            for _ in range(3):
+                failing = pipeline.slots[SLOTS[failing_stage]]
+                status = await asyncio.to_thread(failing.until, lambda status: status.failure)
+                assert "index out of range in self" in status.failure
+                await asyncio.to_thread(pipeline.serve, even_plan(model, SLOTS, max_model_len=MAX_MODEL_LEN))
+                route(pipeline, gateway)
+            answers = [await task for task in asked]
+            assert [answer.status_code for answer in answers] == [200, 200, 500, 200]
+            message = answers[2].json()["error"]["message"]
+            assert (
+                f"failed 3 times at this request, the last time in stage {failing_stage}: index out of range" in message
+            )
+            assert pipeline.epoch == 4

@@ -10,7 +10,10 @@ from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 
 from strata_planner.contract.control import Leader
+from strata_planner.contract.frames import Sampling
 from strata_runtime.errors import InputError
+from strata_runtime.gateway.routing import dispatcher as dispatcher_module
+from strata_runtime.gateway.routing.journal import GenerationRequest
 from strata_runtime.gateway.settings import Limits
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader, route_to
@@ -231,3 +234,59 @@ async def test_draining_aborts_what_takes_too_long(tokenizer: Tokenizer, leader:
         await gateway.dispatcher.drain()
         assert (await running).status_code == 503
         await leader.until(lambda: leader.aborts)
+
+
+async def test_replays_of_an_epoch_are_shared_out_as_new_requests_are(
+    gateway: Harness, leader: FakeLeader, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leaders say hello one after the other: the first does not get all."""
+    monkeypatch.setattr(dispatcher_module, "GATHER_SECONDS", 60.0)
+    leader.allow(0)
+    running = asyncio.create_task(gateway.complete(n=20, max_tokens=3))
+    await leader.until(lambda: len(leader.submits) == 20)
+    async with a_leader(endless(tokenizer), epoch=2) as one, a_leader(endless(tokenizer), epoch=2, replica=1) as two:
+        await two.stop()
+        gateway.dispatcher.set_route(route_to(one, two))
+        await gateway.until(lambda: gateway.dispatcher.status().leaders_connected == 1)
+        health = (await gateway.http.get("/health")).json()
+        assert (health["leaders_connected"], health["leaders_missing"]) == (1, 1)
+        await two.start()
+        assert (await running).status_code == 200
+        assert (len(one.submits), len(two.submits)) == (10, 10)
+
+
+async def test_replays_do_not_wait_for_a_leader_that_never_comes(
+    gateway: Harness, leader: FakeLeader, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "GATHER_SECONDS", 0.05)
+    leader.allow(0)
+    running = asyncio.create_task(gateway.complete(n=3, max_tokens=3))
+    await leader.until(lambda: len(leader.submits) == 3)
+    async with a_leader(endless(tokenizer), epoch=2) as one, a_leader(endless(tokenizer), epoch=2, replica=1) as two:
+        await two.stop()
+        gateway.dispatcher.set_route(route_to(one, two))
+        assert (await running).status_code == 200
+        assert len(one.submits) == 3
+        await two.start()
+
+
+async def test_what_cannot_be_sent_never_enters_the_journal(gateway: Harness) -> None:
+    request = GenerationRequest("r", (2**70,), 5, (), Sampling())
+    with pytest.raises(OverflowError):
+        gateway.dispatcher.open([request])
+    assert gateway.dispatcher.status().running_requests == 0
+
+
+async def test_a_replay_that_fails_ends_that_request_alone(
+    gateway: Harness, leader: FakeLeader, tokenizer: Tokenizer
+) -> None:
+    leader.allow(1)
+    running = [asyncio.create_task(gateway.complete(max_tokens=5)) for _ in range(3)]
+    await leader.until(lambda: len(leader.submits) == 3)
+    broken = gateway.dispatcher._journal._entries[leader.submits[0].request]
+    broken.delivered = [2**70]
+    async with a_leader(endless(tokenizer), epoch=2) as one:
+        gateway.dispatcher.set_route(route_to(one))
+        assert sorted([(await task).status_code for task in running]) == [200, 200, 500]
+        assert (await gateway.complete(max_tokens=2)).status_code == 200
+        assert (await gateway.http.get("/health")).json()["leaders_missing"] == 0

@@ -40,7 +40,7 @@ USED = {  # for each unsupported parameter a value that asks for something
     "skip_special_tokens": False,
     "structured_outputs": {},
     "suffix": "end",
-    "tool_choice": "required",
+    "tool_choice": "auto",
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "verbosity": "low",
     "web_search_options": {},
@@ -75,28 +75,49 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
         pytest.param("completions", b"{", None, "not valid JSON", id="broken JSON"),
         pytest.param("completions", b"[]", None, "send a JSON object", id="no object"),
         pytest.param("completions", b'{"model": NaN}', None, "byte 10", id="not a number"),
-        pytest.param("completions", b"[" * 100_000, None, "not valid JSON", id="deep"),
+        pytest.param("completions", b"[" * 100_000, None, "send a JSON object", id="deep"),
+        pytest.param("completions", b'{"model": ' + b"[" * 100_000, None, "not valid JSON", id="deep within"),
         pytest.param(
-            "completions", b'{"model": "tiny", "prompt": "\\ud800 of text"}', None, "surrogate", id="half character"
+            "completions", b'{"model": "tiny", "prompt": "\\ud800 of text"}', None, "hex escape", id="half character"
         ),
+        pytest.param("completions", b'{"model": "tiny", "prompt": "\xff"}', "prompt", "UTF-8", id="no UTF-8"),
         pytest.param("completions", {"prompt": "x"}, "model", "required", id="no model"),
         pytest.param("completions", {"model": "tiny"}, "prompt", "required", id="no prompt"),
         pytest.param("completions", COMPLETION | {"prompt": ""}, "prompt", "no token", id="empty prompt"),
         pytest.param("completions", COMPLETION | {"prompt": []}, "prompt", "no prompt", id="no prompts"),
         pytest.param("completions", COMPLETION | {"prompt": [[]]}, "prompt", "no token", id="empty token list"),
+        pytest.param(
+            "completions", COMPLETION | {"prompt": [[5], 5]}, "prompt.1", "list of such lists", id="two kinds"
+        ),
         pytest.param("completions", COMPLETION | {"prompt": [10**6]}, "prompt", "vocabulary ends", id="token id"),
-        pytest.param("completions", COMPLETION | {"prompt": [1, "a"]}, "prompt", "prompt", id="mixed prompt"),
+        pytest.param(
+            "completions", COMPLETION | {"prompt": [1, "a"]}, "prompt.1", "list of token ids", id="mixed prompt"
+        ),
+        pytest.param("completions", COMPLETION | {"prompt": [5, -1]}, "prompt.1", ">= 0", id="negative id"),
+        pytest.param("completions", COMPLETION | {"prompt": [1.5]}, "prompt.0", "got `float`", id="half an id"),
+        pytest.param("completions", COMPLETION | {"prompt": [2**70]}, "prompt.0", "<= 2147483647", id="huge id"),
+        pytest.param("completions", COMPLETION | {"top_k": 2**64}, "top_k", "<= 2147483647", id="huge top_k"),
+        pytest.param("completions", COMPLETION | {"top_k": 10**6}, "top_k", "or 0 for all", id="large top_k"),
+        pytest.param(
+            "completions", COMPLETION | {"stop_token_ids": [2**64]}, "stop_token_ids.0", "<= ", id="huge stop"
+        ),
+        pytest.param(
+            "completions", COMPLETION | {"stop_token_ids": [10**6]}, "stop_token_ids", "ends at", id="stop id"
+        ),
+        pytest.param("completions", COMPLETION | {"stop_token_ids": [1] * 129}, "stop_token_ids", "<= 128", id="stops"),
+        pytest.param("completions", COMPLETION | {"seed": 2**63}, "seed", "<= 9223372036854775807", id="huge seed"),
+        pytest.param("completions", COMPLETION | {"max_tokens": 2**64}, "max_tokens", "<= ", id="huge max_tokens"),
         pytest.param("completions", COMPLETION | {"prompt": {"a": 1}}, "prompt", "prompt", id="prompt object"),
         pytest.param("completions", COMPLETION | {"temprature": 1}, "temprature", "spelling", id="unknown name"),
-        pytest.param("completions", COMPLETION | {"temperature": 3}, "temperature", "than or equal to 2", id="hot"),
+        pytest.param("completions", COMPLETION | {"temperature": 3}, "temperature", "<= 2.0", id="hot"),
         pytest.param("completions", COMPLETION | {"temperature": "1"}, "temperature", '"1"', id="text for a number"),
-        pytest.param("completions", COMPLETION | {"top_p": 0}, "top_p", "greater than 0", id="top_p"),
-        pytest.param("completions", COMPLETION | {"n": 0}, "n", "than or equal to 1", id="n"),
-        pytest.param("completions", COMPLETION | {"max_tokens": 0}, "max_tokens", "equal to 1", id="max_tokens 0"),
+        pytest.param("completions", COMPLETION | {"top_p": 0}, "top_p", "> 0.0", id="top_p"),
+        pytest.param("completions", COMPLETION | {"n": 0}, "n", ">= 1", id="n"),
+        pytest.param("completions", COMPLETION | {"max_tokens": 0}, "max_tokens", ">= 1", id="max_tokens 0"),
         pytest.param("completions", COMPLETION | {"max_tokens": 1.5}, "max_tokens", "1.5", id="half a token"),
-        pytest.param("completions", COMPLETION | {"stop": [""]}, "stop.0", "at least 1", id="empty stop"),
-        pytest.param("completions", COMPLETION | {"stop": ["x"] * 17}, "stop", "at most 16", id="many stops"),
-        pytest.param("completions", COMPLETION | {"logprobs": 21}, "logprobs", "equal to 20", id="logprobs"),
+        pytest.param("completions", COMPLETION | {"stop": [""]}, "stop.0", ">= 1", id="empty stop"),
+        pytest.param("completions", COMPLETION | {"stop": ["x"] * 17}, "stop", "<= 16", id="many stops"),
+        pytest.param("completions", COMPLETION | {"logprobs": 21}, "logprobs", "<= 20", id="logprobs"),
         pytest.param("completions", COMPLETION | {"echo": True, "logprobs": 0}, "echo", "one of them", id="echo"),
         pytest.param("completions", COMPLETION | {"messages": []}, "messages", "not a parameter", id="chat's name"),
         pytest.param(
@@ -128,6 +149,19 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
             "system comes first",
             id="the template refuses",
         ),
+        pytest.param(
+            "chat/completions",
+            CHAT | {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
+            "messages.0.tool_calls",
+            "not a parameter",
+            id="tool calls",
+        ),
+        pytest.param(
+            "chat/completions", CHAT | {"messages": [{"role": "user"}]}, "messages.0.content", "required", id="-"
+        ),
+        pytest.param("chat/completions", CHAT | {"messages": [5]}, "messages.0", "got `int`", id="no message"),
+        pytest.param("chat/completions", CHAT | {"messages": "hello"}, "messages", "got `str`", id="text for messages"),
+        pytest.param("chat/completions", CHAT | {"tool_choice": "auto"}, "tool_choice", '"none"', id="tools of none"),
     ],
 )
 async def test_bad_bodies(gateway: Harness, path: str, body: Any, param: str | None, words: str) -> None:

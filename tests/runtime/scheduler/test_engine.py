@@ -1,5 +1,6 @@
 """The engine's laws, over an in-memory pipeline that returns results in order: every request gets its tokens, once."""
 
+import dataclasses
 from collections import Counter, deque
 
 import pytest
@@ -201,3 +202,23 @@ def test_the_same_request_twice_runs_once() -> None:
 def test_an_unasked_result_is_an_error() -> None:
     with pytest.raises(StepError, match="no step was in flight"):
         Engine(limits()).take(StepResult(0, 1, 0, []))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "delivered"), [([], []), ([5, 50], []), ([-1], []), ([5], [2**40]), ([5], [6, 7, 8, 9])]
+)
+def test_what_the_embedding_has_no_row_for_never_enters_a_step(prompt: list[int], delivered: list[int]) -> None:
+    engine = Engine(dataclasses.replace(limits(), vocabulary=50))
+    with pytest.raises(RequestRefusedError, match="all from 0 to 49"):
+        engine.submit(Submit("a", prompt, delivered, 4, [], Sampling()))
+    assert engine.next_step() is None
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=float("nan")), Sampling(temperature=-1), Sampling(top_p=2), Sampling(logprobs=21)]
+)
+def test_what_no_stage_could_sample_never_enters_a_step(sampling: Sampling) -> None:
+    engine = Engine(limits())
+    with pytest.raises(RequestRefusedError, match="tokens cannot be drawn so"):
+        engine.submit(Submit("a", [1, 2], [], 4, [], sampling))
+    assert engine.next_step() is None

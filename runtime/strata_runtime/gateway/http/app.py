@@ -1,4 +1,4 @@
-"""The HTTP routes of the gateway. Thin: bodies are read by `parameters` and `prompts`, answers written by `answers`.
+"""The HTTP routes of the gateway. Thin: bodies are read by `bodies` and `prompts`, answers written by `answers`.
 
 Made by `__main__` and by tests; every error leaves in OpenAI's shape.
 """
@@ -6,6 +6,7 @@ Made by `__main__` and by tests; every error leaves in OpenAI's shape.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,13 +16,15 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from strata_runtime.gateway.errors import ApiError, BodyTooLargeError, InvalidRequestError, NotFoundError
+from strata_runtime.gateway.errors import ApiError, BodyTooLargeError, NotFoundError
 from strata_runtime.gateway.http.answers import Answer
 from strata_runtime.gateway.http.api_keys import ApiKeys
-from strata_runtime.gateway.http.parameters import B, ChatBody, CompletionBody, parse_body
-from strata_runtime.gateway.http.prompts import Prepared, prepare_chat, prepare_completion
+from strata_runtime.gateway.http.bodies import parse_body
+from strata_runtime.gateway.http.parameters import ChatBody, CompletionBody
+from strata_runtime.gateway.http.prompts import Bounds, Prepared, prepare_chat, prepare_completion
 from strata_runtime.gateway.http.shapes import ChatShape, CompletionShape, Envelope, Json, Shape
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
@@ -29,6 +32,8 @@ from strata_runtime.gateway.settings import Limits
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+READERS = 4
 
 
 class ClientGoneError(Exception):
@@ -98,7 +103,8 @@ def _add_status_routes(app: FastAPI, gateway: Gateway) -> None:
     async def health() -> Response:
         load = gateway.dispatcher.load()
         if load.leaders_connected:
-            return JSONResponse({"status": "ok", "epoch": load.epoch, "leaders_connected": load.leaders_connected})
+            leaders = {"leaders_connected": load.leaders_connected, "leaders_missing": load.leaders_missing}
+            return JSONResponse({"status": "ok", "epoch": load.epoch, **leaders})
         reason = "no controller has set a route yet" if load.epoch == 0 else f"no leader answers in epoch {load.epoch}"
         return JSONResponse({"status": "unavailable", "reason": reason}, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -129,39 +135,61 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
+    # Reading a body and tokenizing it may take a while: few threads, so that many large bodies wait instead of adding up.
+    readers = ThreadPoolExecutor(READERS, "gateway reader")
+
+    def read_completion(data: bytes, bounds: Bounds) -> tuple[Prepared, Shape]:
+        body = parse_body(data, CompletionBody)
+        _check_model(gateway, body.model)
+        prepared = prepare_completion(body, gateway.tokenizer, bounds)
+        return prepared, CompletionShape(prepared, gateway.tokenizer, logprobs=body.logprobs is not None)
+
+    def read_chat(data: bytes, bounds: Bounds) -> tuple[Prepared, Shape]:
+        body = parse_body(data, ChatBody)
+        _check_model(gateway, body.model)
+        return prepare_chat(body, gateway.tokenizer, bounds), ChatShape(gateway.tokenizer, logprobs=body.logprobs)
+
+    async def answer(request: Request, read: Callable[[bytes, Bounds], tuple[Prepared, Shape]]) -> Response:
+        data = await _body(request, gateway)
+        bounds = Bounds(_limit(gateway), gateway.limits.max_requests)
+        prepared, shape = await asyncio.get_running_loop().run_in_executor(readers, read, data, bounds)
+        return await _respond(request, gateway, prepared, shape)
+
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = await _read(request, gateway, CompletionBody)
-        prepared = await asyncio.to_thread(prepare_completion, body, gateway.tokenizer, _limit(gateway))
-        shape = CompletionShape(prepared, gateway.tokenizer, logprobs=body.logprobs is not None)
-        return await _respond(request, gateway, prepared, shape)
+        return await answer(request, read_completion)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = await _read(request, gateway, ChatBody)
-        prepared = await asyncio.to_thread(prepare_chat, body, gateway.tokenizer, _limit(gateway))
-        return await _respond(request, gateway, prepared, ChatShape(gateway.tokenizer, logprobs=body.logprobs))
+        return await answer(request, read_chat)
 
 
-async def _read(request: Request, gateway: Gateway, kind: type[B]) -> B:
-    """Key, size, shape, model: in this order."""
+async def _body(request: Request, gateway: Gateway) -> bytes:
+    """Key, then size; what says that it is too large is not read at all."""
     gateway.api_keys.check(request.headers.get("authorization"))
+    limit = gateway.limits.body_bytes(gateway.dispatcher.max_tokens())
+    announced = request.headers.get("content-length", "0")  # digits, h11 sees to that
     data = bytearray()
-    limit = gateway.limits.max_body_bytes
-    async with aclosing(request.stream()) as chunks:
-        async for chunk in chunks:
-            data += chunk
-            if len(data) > limit:
-                raise BodyTooLargeError(f"the body has more than {limit} bytes, the most this server reads: send less")
-    body = parse_body(bytes(data), kind)
-    _check_model(gateway, body.model)
-    return body
+    if len(announced) < 16 and int(announced) <= limit:
+        try:
+            async with aclosing(request.stream()) as chunks:
+                async for chunk in chunks:
+                    data += chunk
+                    if len(data) > limit:
+                        break
+                else:
+                    return bytes(data)
+        except ClientDisconnect as error:
+            raise ClientGoneError from error
+    raise BodyTooLargeError(
+        f"the body has more than {limit} bytes, the most this server reads (--max-body-bytes): send less"
+    )
 
 
 def _check_model(gateway: Gateway, name: str) -> None:
     if name != gateway.model_name:
         raise NotFoundError(
-            f"model {name!r} does not exist here: this deployment serves {gateway.model_name!r}",
+            f"model {name[:80]!r} does not exist here: this deployment serves {gateway.model_name!r}",
             param="model",
             code="model_not_found",
         )
@@ -174,12 +202,6 @@ def _limit(gateway: Gateway) -> int:
 
 
 async def _respond(request: Request, gateway: Gateway, prepared: Prepared, shape: Shape) -> Response:
-    if len(prepared.requests) > gateway.limits.max_requests:
-        raise InvalidRequestError(
-            f"{len(prepared.prompts)} prompts with n={prepared.body.n} make {len(prepared.requests)} answers, the most "
-            f"at once is {gateway.limits.max_requests}: send fewer",
-            param="n",
-        )
     envelope = Envelope(prepared, gateway.model_name, f"strata-epoch-{gateway.dispatcher.status().epoch}")
     answer = Answer(gateway.dispatcher, gateway.tokenizer, envelope, shape)
     streams = False

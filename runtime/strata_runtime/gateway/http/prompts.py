@@ -1,6 +1,7 @@
 """From a request body to generation requests: token ids, sampling, stop rules, and the limits they must keep.
 
-Called by `app` for both interfaces; pure apart from the clock and random identifiers. Knows no leaders.
+Called by `app` for both interfaces, off its event loop; pure apart from the clock and random identifiers. Knows no leaders.
+Everything is counted before it is built or tokenized.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from strata_planner.contract.frames import Sampling
 from strata_runtime.gateway.errors import InvalidRequestError
+from strata_runtime.gateway.http.bodies import conversation, read_prompt, separate
 from strata_runtime.gateway.http.parameters import ChatBody, CompletionBody, GenerationBody
 from strata_runtime.gateway.routing.journal import GenerationRequest
 from strata_runtime.gateway.text.tokenizer import Tokenizer
@@ -45,20 +47,39 @@ class Prepared:
         return self.prompts[choice // self.body.n].echo
 
 
-def prepare_completion(body: CompletionBody, tokenizer: Tokenizer, limit: int) -> Prepared:
-    """`limit`: most tokens of prompt and answer together. Raises InvalidRequestError."""
-    prompts = tuple(_prompt(one, tokenizer, echo=body.echo) for one in _separate(body.prompt))
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one request may have: tokens of prompt and answer together, and answers at once."""
+
+    tokens: int
+    answers: int
+
+
+def prepare_completion(body: CompletionBody, tokenizer: Tokenizer, bounds: Bounds) -> Prepared:
+    """Raises InvalidRequestError for what the bounds, the vocabulary or the model's embedding do not hold."""
+    _check_vocabulary(body, tokenizer)
+    separated = separate(body.prompt)
+    _check_answers(len(separated), body, bounds)
+    names = ["prompt"] if len(separated) == 1 else [f"prompt.{index}" for index in range(len(separated))]
+    given = (read_prompt(raw, name, bounds.tokens) for raw, name in zip(separated, names, strict=True))
+    prompts = tuple(_prompt(one, tokenizer, bounds, echo=body.echo) for one in given)
     top = -1 if body.logprobs is None else body.logprobs
-    budgets = [_budget(prompt, body.max_tokens or DEFAULT_COMPLETION_TOKENS, "max_tokens", limit) for prompt in prompts]
+    wanted = body.max_tokens or DEFAULT_COMPLETION_TOKENS
+    budgets = [_budget(prompt, wanted, "max_tokens", bounds.tokens) for prompt in prompts]
     return _prepare("cmpl", body, prompts, budgets, _Rules(tokenizer, body, top))
 
 
-def prepare_chat(body: ChatBody, tokenizer: Tokenizer, limit: int) -> Prepared:
+def prepare_chat(body: ChatBody, tokenizer: Tokenizer, bounds: Bounds) -> Prepared:
     """The same for a conversation, which may use all tokens that are left when it names no maximum."""
-    prompt = Prompt(tuple(tokenizer.encode_chat([message.for_template() for message in body.messages])))
+    _check_vocabulary(body, tokenizer)
+    _check_answers(1, body, bounds)
+    messages = conversation(body.messages, bounds.tokens)
+    _check_bytes(sum(len(message["content"].encode()) for message in messages), tokenizer, bounds, "messages")
+    prompt = Prompt(tuple(tokenizer.encode_chat(messages)))
+    _check_embedded(prompt.tokens, tokenizer, "messages")
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     wanted = body.max_completion_tokens or body.max_tokens
-    budget = _budget(prompt, wanted, name, limit)
+    budget = _budget(prompt, wanted, name, bounds.tokens, param="messages")
     top = body.top_logprobs if body.logprobs else -1
     return _prepare("chatcmpl", body, (prompt,), [budget], _Rules(tokenizer, body, top))
 
@@ -101,41 +122,73 @@ def _prepare(
     return Prepared(name, int(time.time()), body, prompts, requests)
 
 
-def _separate(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
-    """The prompts of a request: a string, strings, one list of token ids or several."""
-    if isinstance(prompt, str):
-        return [prompt]
-    tokens = [part for part in prompt if isinstance(part, int)]
-    if tokens:
-        return [tokens]
-    prompts = [part for part in prompt if not isinstance(part, int)]
-    if not prompts:
-        raise InvalidRequestError("prompt=[] has no prompt: send a string or token ids", param="prompt")
-    return prompts
+def _check_answers(prompts: int, body: GenerationBody, bounds: Bounds) -> None:
+    if prompts * body.n > bounds.answers:
+        raise InvalidRequestError(
+            f"{prompts} prompts with n={body.n} make {prompts * body.n} answers, the most at once is {bounds.answers}: "
+            "send fewer",
+            param="n",
+        )
 
 
-def _prompt(prompt: str | list[int], tokenizer: Tokenizer, *, echo: bool) -> Prompt:
-    if isinstance(prompt, str):
-        return Prompt(tuple(tokenizer.encode(prompt)), prompt if echo else "")
-    beyond = next((token for token in prompt if token >= tokenizer.vocabulary_size), None)
+def _check_vocabulary(body: GenerationBody, tokenizer: Tokenizer) -> None:
+    if body.top_k > tokenizer.rows:
+        raise InvalidRequestError(
+            f"top_k={body.top_k} is more than the {tokenizer.rows} tokens of this model's vocabulary: send at most "
+            f"{tokenizer.rows}, or 0 for all",
+            param="top_k",
+        )
+    beyond = next((token for token in body.stop_token_ids if token >= tokenizer.rows), None)
     if beyond is not None:
         raise InvalidRequestError(
-            f"prompt has token {beyond}: this model's vocabulary ends at {tokenizer.vocabulary_size - 1}; "
-            "use its own tokenizer",
-            param="prompt",
+            f"stop_token_ids has {beyond}: this model's vocabulary ends at {tokenizer.rows - 1}; use its own tokenizer",
+            param="stop_token_ids",
         )
+
+
+def _prompt(prompt: str | list[int], tokenizer: Tokenizer, bounds: Bounds, *, echo: bool) -> Prompt:
+    if isinstance(prompt, str):
+        _check_bytes(len(prompt.encode()), tokenizer, bounds, "prompt")
+        tokens = tuple(tokenizer.encode(prompt))
+        _check_embedded(tokens, tokenizer, "prompt")
+        return Prompt(tokens, prompt if echo else "")
+    _check_embedded(prompt, tokenizer, "prompt")
     return Prompt(tuple(prompt), tokenizer.decode(prompt) if echo else "")
 
 
-def _budget(prompt: Prompt, wanted: int | None, name: str, limit: int) -> int:
+def _check_bytes(length: int, tokenizer: Tokenizer, bounds: Bounds, param: str) -> None:
+    """Text that cannot fit is refused before time and memory go into its tokens."""
+    most = bounds.tokens * tokenizer.most_bytes_per_token
+    if length > most:
+        raise InvalidRequestError(
+            f"{param} has {length} bytes of text, more than {bounds.tokens} tokens of at most "
+            f"{tokenizer.most_bytes_per_token} bytes each: this deployment takes at most {bounds.tokens} for prompt and "
+            "answer; shorten it",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def _check_embedded(tokens: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
+    """A tokenizer may have tokens that the model's embedding has no row for: they would fail the step they are in."""
+    highest = max(tokens, default=0)
+    if highest >= tokenizer.rows:
+        raise InvalidRequestError(
+            f"{param} has token {highest}: this model's vocabulary ends at {tokenizer.rows - 1}; use its own tokenizer, "
+            "and no text that stands for a token which the model does not have",
+            param=param,
+        )
+
+
+def _budget(prompt: Prompt, wanted: int | None, name: str, limit: int, param: str = "prompt") -> int:
     """Tokens that the answer may have. `wanted` None: all that are left."""
     length = len(prompt.tokens)
     if length == 0:
-        raise InvalidRequestError("the prompt has no token: send at least one character", param="prompt")
+        raise InvalidRequestError("the prompt has no token: send at least one character", param=param)
     if length >= limit:
         raise InvalidRequestError(
             f"the prompt has {length} tokens, this deployment takes at most {limit} for prompt and answer: shorten it",
-            param="prompt" if name == "max_tokens" else "messages",
+            param=param,
             code="context_length_exceeded",
         )
     if wanted is not None and length + wanted > limit:

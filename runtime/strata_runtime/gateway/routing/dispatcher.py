@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import zmq.asyncio
 
 from strata_planner.contract.control import GatewayStatus, SetRoute
-from strata_planner.contract.frames import LeaderHello, Rejected, TokenEvent, Tokens
+from strata_planner.contract.frames import LeaderHello, Rejected, StepFailure, TokenEvent, Tokens, encode
 from strata_runtime.gateway.errors import (
     ApiError,
     InvalidRequestError,
@@ -26,12 +26,14 @@ from strata_runtime.gateway.metrics import Load, Metrics
 from strata_runtime.gateway.routing.journal import GenerationRequest, Journal, Outgoing
 from strata_runtime.gateway.routing.leader_link import LeaderLink
 from strata_runtime.gateway.routing.routing import ReplicaLoad, choose
+from strata_runtime.gateway.routing.suspicion import MOST_FAILED_STEPS
 from strata_runtime.gateway.settings import Limits
 from strata_runtime.wire.transport import Keys
 
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 0.5
+GATHER_SECONDS = 1.0  # how long the replays of an epoch wait for all its leaders, so that each gets its share
 
 
 class _Answer:
@@ -81,6 +83,16 @@ class Generation:
         """The client has enough of this request. Nothing happens if it has ended."""
         self._dispatcher.finish(self._ids[index], reason)
 
+    def is_unread(self, most: int) -> bool:
+        """The client has left more than `most` events of each answer where they are."""
+        return self.queue.qsize() > most * len(self._ids)
+
+    def give_up(self, most: int) -> None:
+        """End what still runs; the client finds the reason after what it has not read yet."""
+        reason = f"the client left more than {most} events of an answer unread (--max-unread-events): read it faster"
+        self.queue.put_nowait((0, RequestFailedError(reason, code="unread_events")))
+        self.close()
+
     def close(self) -> None:
         """The client is gone or has all."""
         for index in range(len(self._ids)):
@@ -99,6 +111,8 @@ class Dispatcher:
         self._journal = Journal()
         self._answers: dict[str, _Answer] = {}
         self._route: SetRoute | None = None
+        self._gathered_at = 0.0  # from then on replays wait for no further leader
+        self._gathering = asyncio.get_running_loop().call_soon(int)
         self._links: dict[int, LeaderLink] = {}
         self._closing = False
         self._idle = asyncio.Event()  # set when the last answer ends
@@ -116,12 +130,18 @@ class Dispatcher:
                 f"the bound is {self._limits.max_requests}: send it again later",
                 code="queue_full",
             )
+        for request in requests:
+            encode(request.submit(request.id, (), alone=False))  # what cannot be sent never enters the journal
         generation = Generation(self, requests)
-        for index, request in enumerate(requests):
-            replica = self._choose()
-            self._answers[request.id] = _Answer(generation, index, request)
-            self._answers[request.id].held_since = time.monotonic() if replica is None else None
-            self._send(self._journal.submit(request, replica))
+        try:
+            for index, request in enumerate(requests):
+                replica = self._choose()
+                self._answers[request.id] = _Answer(generation, index, request)
+                self._answers[request.id].held_since = time.monotonic() if replica is None else None
+                self._send(self._journal.submit(request, replica))
+        except Exception:
+            generation.close()
+            raise
         self.changed.set()
         return generation
 
@@ -164,6 +184,9 @@ class Dispatcher:
             raise
         self._end(old.values())
         self._route = route
+        self._gathered_at = time.monotonic() + GATHER_SECONDS
+        self._gathering.cancel()
+        self._gathering = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._replay_held)
         self._mark_held(self._journal.start_epoch(route.epoch))
         log.info(
             "epoch %d: route to %d leader(s), %d requests held", route.epoch, len(route.leaders), len(self._journal)
@@ -186,6 +209,7 @@ class Dispatcher:
             kv_usage=max((hello.kv_usage for hello in hellos), default=0.0),
             epoch=self._journal.epoch,
             leaders_connected=len(hellos),
+            leaders_missing=len(self._links) - len(hellos),
         )
 
     async def drain(self) -> None:
@@ -201,6 +225,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         self._housekeeper.cancel()
+        self._gathering.cancel()
         self._end(self._links.values())
         await asyncio.gather(self._housekeeper, *self._ending, return_exceptions=True)
         self._context.term()
@@ -224,11 +249,14 @@ class Dispatcher:
         self._replay_held()
         self.changed.set()
 
-    def leader_said(self, link: LeaderLink, message: Tokens | Rejected) -> None:
+    def leader_said(self, link: LeaderLink, message: Tokens | Rejected | StepFailure) -> None:
         if not self._is_current(link):
             return
         if isinstance(message, Rejected):
             self._rejected(link, message)
+            return
+        if isinstance(message, StepFailure):
+            self._step_failed(link, message)
             return
         link.update(message)
         self.changed.set()
@@ -248,14 +276,28 @@ class Dispatcher:
             return
         answer = self._answers[request_id]
         answer.observe(self._metrics)
-        answer.generation.queue.put_nowait((answer.index, event))
+        generation = answer.generation
+        generation.queue.put_nowait((answer.index, event))
         if event.finish is not None:
             self._forget(request_id, event.finish)
+        if generation.is_unread(self._limits.max_unread_events):
+            generation.give_up(self._limits.max_unread_events)
 
     def _rejected(self, link: LeaderLink, rejected: Rejected) -> None:
         request_id = self._journal.reject(link.leader.replica, rejected)
         if request_id is not None:
             self._fail(request_id, InvalidRequestError(rejected.reason), "error")
+
+    def _step_failed(self, link: LeaderLink, failure: StepFailure) -> None:
+        """Those in the step are suspects: who was in too many ends, the others are tried again alone."""
+        ended, outgoing = self._journal.step_failed(failure)
+        self._mark_held(self._journal.held())
+        for request_id in ended:
+            reason = f"the pipeline failed {MOST_FAILED_STEPS} times at this request, the last time in {failure.reason}"
+            self._fail(request_id, RequestFailedError(f"{reason}: report it, or send another"), "error")
+        self._send(outgoing)
+        link.lose(f"a step failed: {failure.reason}")
+        self._replay_held()
 
     def _fail(self, request_id: str, error: ApiError, reason: str) -> None:
         answer = self._answers[request_id]
@@ -283,13 +325,20 @@ class Dispatcher:
         )
 
     def _replay_held(self) -> None:
+        """Hand what is held to leaders, as new requests are; a request for which that fails ends alone."""
+        if len(self._hellos()) < len(self._links) and time.monotonic() < self._gathered_at:
+            return
         replays = self._journal.replays
         for request_id in self._journal.held():
             replica = self._choose()
             if replica is None:
-                return
+                break
             self._answers[request_id].held_since = None
-            self._send(self._journal.replay(request_id, replica))
+            try:
+                self._send(self._journal.replay(request_id, replica))
+            except Exception as error:
+                log.exception("request %s cannot be replayed", request_id)
+                self._fail(request_id, RequestFailedError(f"this answer cannot go on: {error}; report it"), "error")
         self._metrics.replayed(self._journal.replays - replays)
 
     def _send(self, messages: Iterable[Outgoing]) -> None:
@@ -301,7 +350,8 @@ class Dispatcher:
 
     def _mark_held(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            self._answers[request_id].held_since = time.monotonic()
+            answer = self._answers[request_id]
+            answer.held_since = answer.held_since or time.monotonic()
 
     def _hellos(self) -> list[LeaderHello]:
         return [link.hello for link in self._links.values() if link.hello is not None]

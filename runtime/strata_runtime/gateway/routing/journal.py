@@ -8,9 +8,13 @@ attempt therefore names a request that is not known any more, even when the same
 tokens may have been drawn after a prefix that the client never saw (a replay may round differently).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from strata_planner.contract.frames import Abort, Rejected, Sampling, Submit, TokenEvent, Tokens
+from strata_planner.contract.frames import Abort, Rejected, Sampling, StepFailure, Submit, TokenEvent, Tokens
+from strata_runtime.gateway.routing.suspicion import Record
+
+ATTEMPT = "#"  # before the number of an attempt in its name on the wire; request ids have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,18 @@ class GenerationRequest:
     max_tokens: int
     stop_tokens: tuple[int, ...]
     sampling: Sampling
+
+    def submit(self, wire_id: str, delivered: Sequence[int], *, alone: bool) -> Submit:
+        """What a leader is told of it."""
+        return Submit(
+            request=wire_id,
+            prompt=list(self.prompt),
+            delivered=list(delivered),
+            max_tokens=self.max_tokens,
+            stop_tokens=list(self.stop_tokens),
+            sampling=self.sampling,
+            alone=alone,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +62,11 @@ class _Entry:
     delivered: list[int] = field(default_factory=list)
     attempt: int = 0
     replica: int | None = None  # None: held, no leader has it
+    record: Record = field(default_factory=Record)
 
     @property
     def wire_id(self) -> str:
-        return self.request.id if self.attempt <= 1 else f"{self.request.id}#{self.attempt}"
+        return self.request.id if self.attempt <= 1 else f"{self.request.id}{ATTEMPT}{self.attempt}"
 
 
 class Journal:
@@ -104,6 +121,7 @@ class Journal:
                 continue
             else:
                 entry.delivered.append(event.token)
+                entry.record = entry.record.progressed()
                 if event.finish is not None:
                     self._forget(entry)
             delivery.events.append((entry.request.id, event))
@@ -116,6 +134,25 @@ class Journal:
             return None
         self._forget(entry)
         return entry.request.id
+
+    def step_failed(self, failure: StepFailure) -> tuple[list[str], list[Outgoing]]:
+        """Note who was in a failed step. Returns the requests that have failed too often, and messages for leaders.
+
+        A suspect that meanwhile runs in another place, in company, is taken back from there and held.
+        """
+        ended, outgoing = [], []
+        for name in failure.requests:
+            entry = self._entries.get(name.partition(ATTEMPT)[0])
+            if entry is None:
+                continue
+            was_suspect = entry.record.is_suspect
+            entry.record = entry.record.failed(failure.carried)
+            if entry.record.is_over:
+                ended.append(entry.request.id)
+            elif entry.replica is not None and entry.wire_id != name and not was_suspect:
+                outgoing.append(Outgoing(entry.replica, Abort(entry.wire_id)))
+                self._release(entry)
+        return ended, outgoing
 
     def finish(self, request_id: str) -> list[Outgoing]:
         """The client is gone or has enough. Finished requests are forgotten already: nothing happens."""
@@ -153,15 +190,7 @@ class Journal:
         entry.attempt += 1
         entry.replica = replica
         self._attempts[entry.wire_id] = entry
-        request = entry.request
-        submit = Submit(
-            request=entry.wire_id,
-            prompt=list(request.prompt),
-            delivered=list(entry.delivered),
-            max_tokens=request.max_tokens,
-            stop_tokens=list(request.stop_tokens),
-            sampling=request.sampling,
-        )
+        submit = entry.request.submit(entry.wire_id, entry.delivered, alone=entry.record.is_suspect)
         return [Outgoing(replica, submit)]
 
     def _release(self, entry: _Entry) -> None:

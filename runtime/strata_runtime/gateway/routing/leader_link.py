@@ -24,6 +24,7 @@ from strata_planner.contract.frames import (
     Hello,
     LeaderHello,
     Rejected,
+    StepFailure,
     Tokens,
     encode,
     leader_message_decoder,
@@ -53,7 +54,7 @@ class LinkOwner(Protocol):
 
     def leader_lost(self, link: "LeaderLink", reason: str) -> None: ...
 
-    def leader_said(self, link: "LeaderLink", message: Tokens | Rejected) -> None: ...
+    def leader_said(self, link: "LeaderLink", message: Tokens | Rejected | StepFailure) -> None: ...
 
 
 class LeaderLink:
@@ -121,10 +122,18 @@ class LeaderLink:
         self._socket.close(linger=0)
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch_connection())
-            group.create_task(self._ask())
-            group.create_task(self._receive())
+        """Whatever fails here, the leader is lost by it and asked again: a link never dies in silence."""
+        while True:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._watch_connection())
+                    group.create_task(self._ask())
+                    group.create_task(self._receive())
+            except* Exception as errors:
+                for error in errors.exceptions:
+                    log.error("the link to the leader of replica %d failed", self.leader.replica, exc_info=error)  # noqa: TRY400
+            self.lose("its link failed")
+            await asyncio.sleep(self._patience.ask_seconds)
 
     async def _watch_connection(self) -> None:
         while True:
@@ -156,8 +165,9 @@ class LeaderLink:
                 continue
             if isinstance(message, LeaderHello):
                 self._take_hello(message)
-            elif self.hello is not None:
+            elif self.hello is not None or isinstance(message, StepFailure):
                 self._owner.leader_said(self, message)
+                await asyncio.sleep(0)  # what waits here is no reason to keep clients from theirs
 
     def _take_hello(self, hello: LeaderHello) -> None:
         if not self._up:  # the last words of a connection that has ended: what is sent now would be lost

@@ -28,16 +28,20 @@ def _byte_of_character() -> dict[str, int]:
 
 
 BYTE_OF_CHARACTER = _byte_of_character()
+SHRINKING = 4  # composing characters (NFC, NFKC) makes text a third as long at most; one for what templates strip
 
 
 class Tokenizer:
     """A transformers tokenizer with the few operations that the gateway uses."""
 
-    def __init__(self, tokenizer: Any, stop_tokens: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, stop_tokens: Sequence[int], rows: int | None = None) -> None:
+        """`rows` of the model's embedding: ids from there on cannot be computed. None: as many as there are tokens."""
         self._tokenizer = tokenizer
         self._byte_level = _is_byte_level(tokenizer)
         self.stop_tokens = tuple(stop_tokens)
         self.vocabulary_size = len(tokenizer)
+        self.rows = self.vocabulary_size if rows is None else rows
+        self.most_bytes_per_token = SHRINKING * max(len(piece.encode()) for piece in tokenizer.get_vocab())
 
     def encode(self, text: str) -> list[int]:
         """A plain prompt, with the special tokens that the model's own tokenizer adds."""
@@ -98,7 +102,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"cannot load a tokenizer from {folder}: {' '.join(str(error).split())}; "
             "the model folder must hold tokenizer.json (or the files that AutoTokenizer reads)"
         ) from error
-    loaded = Tokenizer(tokenizer, read_stop_tokens(folder, tokenizer.eos_token_id))
+    loaded = Tokenizer(tokenizer, read_stop_tokens(folder, tokenizer.eos_token_id), read_embedding_rows(folder))
     loaded.warm_up()
     return loaded
 
@@ -113,6 +117,14 @@ def read_stop_tokens(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]
         log.warning("%s names no end-of-text token: answers end at max_tokens", folder)
         return ()
     return (int(tokenizer_eos),)
+
+
+def read_embedding_rows(folder: Path) -> int | None:
+    """How many ids the model can embed, by config.json; None where it does not say. May be fewer than the tokenizer has."""
+    config = _read_json(folder / "config.json")
+    inner = config.get("text_config")
+    rows = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
+    return rows if isinstance(rows, int) and rows > 0 else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from strata_planner.contract.frames import FrameHeader, SampledToken, StepResult
 from strata_planner.contract.plan import MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.formats import COMPUTE_DTYPES
-from strata_runtime.slot.leader import Gateways, LeaderWorker
+from strata_runtime.slot.leader import LeaderWorker
+from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
 from strata_runtime.stage.executor import StageExecutor, Work
 from strata_runtime.stage.worker import Follower, Inlet, Outlet, Worker, serve
@@ -59,6 +60,7 @@ class _Idle(StageExecutor):
     def __init__(self, role: Role, hidden: int, dtype: torch.dtype) -> None:
         self.role = role
         self.work = Work()
+        self.vocabulary = 2
         self.own_seconds = 0.0
         self.counts = torch.zeros(3)
         self._hidden = (hidden, dtype)

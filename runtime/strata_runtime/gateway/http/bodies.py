@@ -1,0 +1,273 @@
+"""From the bytes of a request to its body, its prompts and its messages, within bounds. Called by `prompts` and `app`.
+
+Nothing is built before it is counted, and the first error ends the reading: a body of a megabyte costs a few megabytes
+and some milliseconds whatever is in it. The fields are taken apart as raw JSON first, then each is read as its own type.
+"""
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from strata_runtime.gateway.errors import InvalidRequestError
+from strata_runtime.gateway.http.parameters import (
+    HARMLESS,
+    UNSUPPORTED,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    TokenId,
+)
+
+T = TypeVar("T")
+B = TypeVar("B", bound=GenerationBody)
+Message = dict[str, str]
+
+ROLES = ("system", "developer", "user", "assistant")
+MOST_SHOWN = 80  # characters of a value that an error repeats
+_PROMPT_RULE = "send a string, a list of strings, a list of token ids, or a list of such lists"
+
+
+def parse_body(data: bytes, kind: type[B]) -> B:
+    """Decode and check a body; prompts and messages stay as they came. Raises InvalidRequestError that names the parameter."""
+    given = _supported(_taken_apart(data, kind))
+    values = {}
+    for field in msgspec.structs.fields(kind):
+        if field.name in given:
+            values[field.name] = _read(given[field.name], field.type, field.name)
+        elif field.required:
+            raise _missing(field.name)
+    body = kind(**values)
+    _check(body)
+    return body
+
+
+def separate(prompt: Raw) -> list[Raw]:
+    """The prompts of a request as they came: the first element tells one list of ids from several prompts."""
+    text = bytes(prompt)
+    first = text[1:].lstrip()[:1]
+    if text[:1] == b"[" and first == b"]":
+        raise InvalidRequestError("prompt=[] has no prompt: send a string or token ids", param="prompt")
+    if text[:1] == b"[" and first in {b'"', b"["}:
+        return _read(prompt, list[Raw], "prompt")
+    return [prompt]
+
+
+def read_prompt(raw: Raw, param: str, most_tokens: int) -> str | list[int]:
+    """Text or token ids."""
+    text = bytes(raw)
+    if text[:1] == b'"':
+        return _read(raw, str, param)
+    if text[:1] != b"[":
+        raise InvalidRequestError(f"{param}={_shown(raw)} is not valid: {_PROMPT_RULE}", param=param)
+    count = text.count(b",") + 1  # exact for a list of numbers, and anything else is refused anyway
+    if count > most_tokens:
+        raise InvalidRequestError(
+            f"{param} has {count} tokens, this deployment takes at most {most_tokens} for prompt and answer: shorten it",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    return _read(raw, list[TokenId], param)
+
+
+def conversation(messages: Raw, most_messages: int) -> list[Message]:
+    """The turns of a chat, as templates take them."""
+    turns = _read(messages, list[Raw], "messages")
+    if not turns:
+        raise InvalidRequestError("messages=[] has no message: send at least 1", param="messages")
+    if len(turns) > most_messages:
+        raise InvalidRequestError(
+            f"messages has {len(turns)} messages; this deployment takes at most {most_messages} tokens, and each message "
+            "has at least one: send fewer",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    return [_message(turn, f"messages.{index}") for index, turn in enumerate(turns)]
+
+
+def _taken_apart(data: bytes, kind: type[GenerationBody]) -> dict[str, Raw]:
+    try:
+        fields = msgspec.json.decode(data, type=_FIELDS[kind])
+    except msgspec.ValidationError as error:
+        words = str(error).split("`")
+        if "unknown field" in words[0]:
+            name = _shown(words[1].encode())
+            raise InvalidRequestError(
+                f"{name} is not a parameter of this server: check its spelling or leave it out",
+                param=name,
+                code="unknown_parameter",
+            ) from error
+        raise InvalidRequestError(f"the body is a JSON {words[3]}: send a JSON object") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}; send a JSON object") from error
+    given = ((name, getattr(fields, name)) for name in fields.__struct_fields__)
+    return {name: raw for name, raw in given if raw is not msgspec.UNSET}
+
+
+def _supported(given: dict[str, Raw]) -> dict[str, Raw]:
+    """Without what is null, harmless or unused; refuses what is unsupported."""
+    fields = {}
+    for name, raw in given.items():
+        if name in HARMLESS or bytes(raw) == b"null":
+            continue
+        if name not in UNSUPPORTED:
+            fields[name] = raw
+        elif not _is_unused(raw, UNSUPPORTED[name]):
+            allowed = " or ".join(json.dumps(neutral) for neutral in UNSUPPORTED[name])
+            fix = f"leave it out, or send {allowed}" if allowed else "leave it out"
+            raise InvalidRequestError(
+                f"{name}={_shown(raw)} is not supported by this server: {fix}",
+                param=name,
+                code="unsupported_parameter",
+            )
+    return fields
+
+
+def _is_unused(raw: Raw, neutral: tuple[Any, ...]) -> bool:
+    if len(bytes(raw)) > MOST_SHOWN:  # longer than any value that means "not used"
+        return False
+    try:
+        return msgspec.json.decode(raw) in neutral
+    except ValueError:
+        return False
+
+
+def _check(body: GenerationBody) -> None:
+    """What no field can tell alone."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError(
+            "stream_options is only for stream=true: set it, or leave stream_options out", param="stream_options"
+        )
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        raise InvalidRequestError(
+            "stream_options.include_obfuscation=true is not supported by this server: leave it out, or send false",
+            param="stream_options.include_obfuscation",
+        )
+    if isinstance(body, ChatBody):
+        _check_chat(body)
+    elif isinstance(body, CompletionBody) and body.echo and body.logprobs is not None:
+        raise InvalidRequestError(
+            "echo together with logprobs is not supported (prompts have no log probabilities): leave one of them out",
+            param="echo",
+        )
+
+
+def _check_chat(body: ChatBody) -> None:
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequestError(
+            f"top_logprobs={body.top_logprobs} needs logprobs=true: set it, or leave top_logprobs out",
+            param="top_logprobs",
+        )
+    if None not in {body.max_tokens, body.max_completion_tokens} and body.max_tokens != body.max_completion_tokens:
+        raise InvalidRequestError(
+            f"max_tokens={body.max_tokens} and max_completion_tokens={body.max_completion_tokens} contradict each "
+            "other: send one of them",
+            param="max_tokens",
+        )
+
+
+def _message(raw: Raw, param: str) -> Message:
+    """One turn. Clients send an answer of ours back with its empty fields (refusal, tool_calls, annotations)."""
+    fields = {name: value for name, value in _read(raw, dict[str, Raw], param).items() if not _is_nothing(value)}
+    for name in ("role", "content"):
+        if name not in fields:
+            raise _missing(f"{param}.{name}")
+    role = _read(fields.pop("role"), str, f"{param}.role")
+    if role not in ROLES:
+        rule = f"the roles are {', '.join(map(repr, ROLES))}"
+        raise InvalidRequestError(f"{param}.role={_quoted(role)} is not valid: {rule}", param=f"{param}.role")
+    message = {
+        "role": "system" if role == "developer" else role,  # the newer name of what templates know as `system`
+        "content": _content(fields.pop("content"), f"{param}.content"),
+    }
+    if "name" in fields:
+        message["name"] = _read(fields.pop("name"), str, f"{param}.name")
+    for name in fields:
+        raise _unknown(f"{param}.{name}")
+    return message
+
+
+def _content(raw: Raw, param: str) -> str:
+    """Text, or parts of type `text`, which are one text."""
+    if bytes(raw)[:1] != b"[":
+        return _read(raw, str, param)
+    return "".join(_part(one, f"{param}.{index}") for index, one in enumerate(_read(raw, list[Raw], param)))
+
+
+def _part(raw: Raw, param: str) -> str:
+    fields = _read(raw, dict[str, Raw], param)
+    for name in ("type", "text"):
+        if name not in fields and (name == "type" or bytes(fields["type"]) == b'"text"'):
+            raise _missing(f"{param}.{name}")
+    if bytes(fields["type"]) != b'"text"':
+        raise InvalidRequestError(
+            f"{param}.type={_shown(fields['type'])} is not valid: content parts here have the type 'text'",
+            param=f"{param}.type",
+        )
+    for name in fields:
+        if name not in {"type", "text"}:
+            raise _unknown(f"{param}.{name}")
+    return _read(fields["text"], str, f"{param}.text")
+
+
+def _is_nothing(raw: Raw) -> bool:
+    return bytes(raw) in {b"null", b"[]"}
+
+
+def _read(raw: Raw, kind: type[T], param: str) -> T:
+    """One value as its type. Raises InvalidRequestError with its path."""
+    if kind is Raw:
+        return raw  # type: ignore[return-value]
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        rule, _, place = str(error).partition(" - at `$")
+        path = param + place.rstrip("`").replace("[", ".").replace("]", "")
+        if "missing required field" in rule:
+            raise _missing(f"{path}.{rule.split('`')[1]}") from error
+        if "unknown field" in rule:
+            raise _unknown(f"{path}.{rule.split('`')[1]}") from error
+        if param.startswith("prompt"):
+            rule = f"{rule}; {_PROMPT_RULE}"
+        rule = rule[:1].lower() + rule[1:]
+        raise InvalidRequestError(f"{path} is not valid: {rule} ({param}={_shown(raw)})", param=path) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{param} is not valid JSON: {error}; send text as UTF-8", param=param) from error
+
+
+def _missing(param: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param} is missing: it is required", param=param, code="missing_parameter")
+
+
+def _unknown(param: str) -> InvalidRequestError:
+    param = _shown(param.encode())
+    return InvalidRequestError(
+        f"{param} is not a parameter of this server: check its spelling or leave it out",
+        param=param,
+        code="unknown_parameter",
+    )
+
+
+def _shown(raw: bytes | Raw) -> str:
+    text = bytes(raw)[: MOST_SHOWN + 1].decode("utf-8", "replace")
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+
+
+def _quoted(text: str) -> str:
+    return _shown(json.dumps(text[:MOST_SHOWN], ensure_ascii=False).encode())
+
+
+def _fields_of(kind: type[GenerationBody]) -> type[msgspec.Struct]:
+    """The same names with values as they came; others are refused at once."""
+    names = {*kind.__struct_fields__, *HARMLESS, *UNSUPPORTED}
+    return msgspec.defstruct(
+        f"{kind.__name__}Fields",
+        [(name, Raw | msgspec.UnsetType, msgspec.UNSET) for name in sorted(names)],
+        forbid_unknown_fields=True,
+    )
+
+
+_FIELDS: dict[type[GenerationBody], type[msgspec.Struct]] = {
+    kind: _fields_of(kind) for kind in (CompletionBody, ChatBody)
+}

@@ -1,0 +1,155 @@
+"""Connections are bounded: slow, silent and greedy clients lose theirs, and others are served meanwhile."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from uvicorn.server import ServerState
+
+from strata_planner.contract.frames import Sampling
+from strata_runtime.gateway.http.connections import server_config
+from strata_runtime.gateway.routing.journal import GenerationRequest
+from strata_runtime.gateway.settings import Limits
+from strata_runtime.gateway.text.tokenizer import Tokenizer
+from tests.runtime.gateway.fake_leader import FakeLeader
+from tests.runtime.gateway.harness import Harness, a_gateway
+
+HEADERS = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+LONG = 60.0  # never in a test
+
+
+@asynccontextmanager
+async def serving(tokenizer: Tokenizer, leader: FakeLeader, **limits: Any) -> AsyncIterator[tuple[Harness, str]]:
+    slow = {"header_seconds": LONG, "body_seconds": LONG, "write_seconds": LONG}
+    async with a_gateway(tokenizer, limits=Limits(**(slow | limits))) as gateway:
+        await gateway.connect(leader)
+        async with gateway.serving() as url:
+            yield gateway, url
+
+
+class Connection:
+    """A client that sends what it likes."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def open(self, url: str) -> "Connection":
+        parts = urlsplit(url)
+        self.reader, self.writer = await asyncio.open_connection(parts.hostname, parts.port)
+        return self
+
+    def send(self, text: str) -> None:
+        self.writer.write(text.encode())
+
+    async def end(self) -> bytes:
+        """What comes until the server closes."""
+        try:
+            return await asyncio.wait_for(self.reader.read(), 20)
+        except ConnectionResetError:
+            return b"reset"
+        finally:
+            self.writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("GET /hea", id="half a request line"),
+        pytest.param(HEADERS, id="half the headers"),
+    ],
+)
+async def test_headers_must_come_in_time(tokenizer: Tokenizer, leader: FakeLeader, sent: str) -> None:
+    async with serving(tokenizer, leader, header_seconds=0.05) as (_, url):
+        connection = await Connection().open(url)
+        connection.send(sent)
+        answer = await connection.end()
+        assert b"408" in answer
+        assert b"--header-seconds" in answer
+
+
+@pytest.mark.parametrize("before", ["", "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["first", "second"])
+async def test_bodies_must_come_in_time(tokenizer: Tokenizer, leader: FakeLeader, before: str) -> None:
+    async with serving(tokenizer, leader, body_seconds=0.05) as (_, url):
+        connection = await Connection().open(url)
+        connection.send(before + HEADERS + 'Content-Length: 100\r\n\r\n{"model":')
+        answer = await connection.end()
+        assert b"408 Request Timeout" in answer
+        assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["type"] == "server_error"
+
+
+async def test_an_answer_may_take_longer_than_its_request(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    """Neither time-out runs on while a request is answered, nor on a second one of a connection that is kept."""
+    leader.allow(1)
+    async with (
+        serving(tokenizer, leader, header_seconds=0.2, body_seconds=0.2) as (_, url),
+        httpx.AsyncClient() as client,
+    ):
+        for _ in range(2):
+            body = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
+            running = asyncio.create_task(client.post(f"{url}/v1/completions", json=body))
+            await leader.until(lambda: leader.running)
+            await asyncio.sleep(0.3)  # longer than both: nothing tells that no timer went off
+            leader.allow(None)
+            assert (await running).status_code == 200
+            leader.allow(1)
+
+
+async def test_the_longest_idle_connection_makes_room(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    async with serving(tokenizer, leader, max_connections=4) as (_, url), httpx.AsyncClient() as client:
+        idle = [await Connection().open(url) for _ in range(4)]
+        assert (await client.get(f"{url}/health")).status_code == 200
+        assert await idle[0].end() in {b"", b"reset"}
+        for connection in idle[1:]:
+            connection.writer.close()
+
+
+async def test_where_all_are_at_work_a_new_one_is_refused(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    leader.allow(0)
+    async with serving(tokenizer, leader, max_connections=2) as (gateway, url), httpx.AsyncClient() as client:
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
+        running = [asyncio.create_task(client.post(f"{url}/v1/completions", json=body)) for _ in range(2)]
+        await leader.until(lambda: len(leader.running) == 2)
+        connection = await Connection().open(url)
+        answer = await connection.end()
+        assert b"503 Service Unavailable" in answer
+        assert b"2 connections are open" in answer
+        leader.allow(None)
+        assert [(await task).status_code for task in running] == [200, 200]
+        assert gateway.dispatcher.status().running_requests == 0
+
+
+class FullTransport(asyncio.Transport):
+    """Of a client that never reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = asyncio.Event()
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+async def test_a_client_that_never_reads_loses_its_connection() -> None:
+    config = server_config(lambda *_: None, Limits(write_seconds=0.01))
+    config.load()
+    protocol = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
+    transport = FullTransport()
+    protocol.connection_made(transport)
+    protocol.pause_writing()
+    await asyncio.wait_for(transport.aborted.wait(), 10)
+    protocol.connection_lost(ConnectionAbortedError())
+
+
+async def test_unread_events_are_bounded(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    async with a_gateway(tokenizer, limits=Limits(max_unread_events=5)) as gateway:
+        await gateway.connect(leader)
+        generation = gateway.dispatcher.open([GenerationRequest("r", (5,), 400, (), Sampling())])
+        await leader.until(lambda: leader.aborts)
+        assert generation.queue.qsize() == 7, "six events and the reason"
+        assert gateway.dispatcher.status().running_requests == 0
