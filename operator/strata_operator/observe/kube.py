@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import kubernetes.client
 import kubernetes.config
@@ -19,7 +19,7 @@ from strata_operator.errors import NotReadyError
 
 FIELD_MANAGER = "strata-operator"
 APPLY = "application/apply-patch+yaml"
-REQUEST_SECONDS = 30
+REQUEST_SECONDS = 30.0
 
 Object = dict[str, Any]
 
@@ -29,7 +29,24 @@ class AlreadyExistsError(NotReadyError):
 
 
 class StaleError(NotReadyError):
-    """The object changed meanwhile, or is another one of the same name. Look again."""
+    """The object is gone, or is another one of the same name. Look again."""
+
+
+class RefusedError(NotReadyError):
+    """The API server answers, but not this request: what it holds, an admission webhook or the account's rights forbid it."""
+
+
+class Fence(Protocol):
+    """Says, right before every write, whether it may still be made."""
+
+    def seconds_left(self) -> float:
+        """So long the write may take. Raises NotReadyError where nothing may be written any more."""
+        ...
+
+
+class _NoFence:
+    def seconds_left(self) -> float:
+        return REQUEST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +91,19 @@ def kind_of(manifest: Mapping[str, Any]) -> Kind:
 
 
 class Kube:
-    """One API server. Every call runs in a thread; raises NotReadyError where the server does not answer or refuses."""
+    """One API server. Every call runs in a thread; raises NotReadyError where the server does not answer or refuses.
 
-    def __init__(self, client: kubernetes.client.ApiClient) -> None:
+    Behind a fence, every write asks it last: between a decision and its request a lease may have ended.
+    """
+
+    def __init__(self, client: kubernetes.client.ApiClient, fence: Fence | None = None) -> None:
+        self._api = client
         self._client = DynamicClient(client, discoverer=lambda *_: None)
+        self._fence = fence or _NoFence()
+
+    def behind(self, fence: Fence) -> "Kube":
+        """The same server for whoever may only write while `fence` says so."""
+        return Kube(self._api, fence)
 
     async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Object]:
         answer = await self._call("get", kind.path(namespace), **({"label_selector": labels} if labels else {}))
@@ -99,7 +125,10 @@ class Kube:
         return await self._call("put", kind.path(meta.get("namespace", ""), meta["name"]), body=manifest)
 
     async def apply(self, manifest: Object, subresource: str = "") -> Object:
-        """Server-side apply as the one owner of the fields in `manifest`; fields it no longer holds disappear."""
+        """Server-side apply as the one owner of the fields in `manifest`; fields it no longer holds disappear.
+
+        With a resource version in its metadata only that version is changed: raises AlreadyExistsError for another one.
+        """
         meta = manifest["metadata"]
         path = kind_of(manifest).path(meta.get("namespace", ""), meta["name"], subresource)
         query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
@@ -119,17 +148,20 @@ class Kube:
 
     async def _call(self, method: str, path: str, **more: Any) -> Object:
         def call() -> Object:
-            answer = self._client.request(method, path, serialize=False, _request_timeout=REQUEST_SECONDS, **more)
+            seconds = REQUEST_SECONDS if method == "get" else min(REQUEST_SECONDS, self._fence.seconds_left())
+            answer = self._client.request(method, path, serialize=False, _request_timeout=seconds, **more)
             return dict(json.loads(answer.data))
 
         try:
             return await asyncio.to_thread(call)
+        except NotReadyError:
+            raise  # the fence's
         except ConflictError as error:
             raise AlreadyExistsError(f"{method} {path}: {_why(error)}") from error
         except NotFoundError as error:
             raise StaleError(f"{method} {path}: {_why(error)}") from error
         except DynamicApiError as error:
-            raise NotReadyError(f"{method} {path}: the API server answers {error.status}: {_why(error)}") from error
+            raise RefusedError(f"the API server answers {error.status} to {method} {path}: {_why(error)}") from error
         except Exception as error:  # urllib3's, without importing it
             raise NotReadyError(f"{method} {path}: no answer from the API server: {error}") from error
 
