@@ -65,6 +65,8 @@ class InThread:
     async def answer(self, question: Question) -> Answer:
         return await asyncio.to_thread(answer_to, question)
 
+    def warm(self) -> None: ...
+
     async def close(self) -> None: ...
 
 

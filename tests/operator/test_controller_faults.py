@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from strata_operator.act import observation as observe
@@ -287,6 +288,8 @@ class Never:
         await self.done.wait()
         return await InThread().answer(question)
 
+    def warm(self) -> None: ...
+
     async def close(self) -> None: ...
 
 
@@ -356,6 +359,39 @@ async def test_a_gated_models_token_reaches_the_planner_and_its_absence_is_said(
     controller = Controller(kube_of(api.url), OPTIONS, lambda: True, Reading())
     await look_and_plan(controller)
     assert "secret" in tokens
+    await controller.close()
+
+
+async def test_a_model_of_the_hub_is_resolved_once_and_by_a_change_of_the_spec_alone(api: FakeApi, model: Path) -> None:
+    """As if the hub had named a commit: the plan has it, and a loss does not ask for another one."""
+    asked = []
+    local = a_deployment("chat", model)["spec"]["model"]
+
+    class Resolving(InThread):
+        async def answer(self, question: Question) -> Answer:
+            thing = question.deployment
+            asked.append((thing["metadata"]["name"], question.model_uri))
+            here = msgspec.structs.replace(
+                question, model_uri="", running=None, deployment={**thing, "spec": {**thing["spec"], "model": local}}
+            )
+            answer = await super().answer(here)
+            assert answer.plan is not None
+            return Answer(msgspec.structs.replace(answer.plan, model_uri="hf://owner/name@" + "0" * 40))
+
+    del api.objects[f"{LLMDS}/odd"]
+    spec = api.objects[f"{LLMDS}/chat"]["spec"]
+    spec |= {"model": {"uri": "hf://owner/name", "maxModelLen": 128}, "placement": {}}
+    controller = Controller(kube_of(api.url), OPTIONS, lambda: True, Resolving())
+    await look_and_plan(controller)
+    await controller.look()
+    gateway = api.objects["/apis/apps/v1/namespaces/ns/deployments/chat-gateway"]
+    assert "hf://owner/name@" + "0" * 40 in gateway["spec"]["template"]["spec"]["containers"][0]["command"]
+    used = api.objects[f"{LLMDS}/chat"]["status"]["stages"][0]["node"]
+    del api.objects[f"/api/v1/nodes/{used}"]
+    await look_and_plan(controller)
+    spec["workload"]["concurrency"] = 1
+    await look_and_plan(controller)
+    assert asked == [("chat", ""), ("chat", "hf://owner/name@" + "0" * 40), ("chat", "")]
     await controller.close()
 
 

@@ -66,6 +66,7 @@ class Controller:
         try:
             while True:
                 if self._leading():
+                    self._planners.warm()
                     await self._look_safely()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_SECONDS):

@@ -76,6 +76,9 @@ def moves(waiting: Sequence[Ticket], running: Sequence[Ticket], places: int) -> 
 class Planner(Protocol):
     """Answers one question; cancelled when nobody wants the answer any more."""
 
+    def warm(self) -> None:
+        """A question may come soon."""
+
     async def answer(self, question: Question) -> Answer: ...
 
     async def close(self) -> None: ...
@@ -95,6 +98,9 @@ class Planners:
         self._planner, self._places, self._changed = planner, places, changed
         self._orders: dict[str, _Order] = {}
         self._came = 0
+
+    def warm(self) -> None:
+        self._planner.warm()
 
     def want(self, owner: str, question: Question, *, urgent: bool) -> None:
         """In place of what this owner wanted before."""
@@ -175,6 +181,8 @@ class PlanProcess:
                 await _end(await spare)
             raise
         self.warm()
+        if process.returncode is not None:  # it died while it waited
+            process = await self._start()
         return await self._ask(process, question)
 
     async def close(self) -> None:
@@ -206,7 +214,7 @@ class PlanProcess:
                 f"planning ended with code {process.returncode}, as a process does that needs more than its "
                 f"{self._limits.memory_bytes >> 20} MiB: {TOO_LARGE}"
             )
-            return Answer(None, "PlanTooLarge", message)
+            return Answer(None, "PlanTooLarge", message, passing=True)
 
 
 TOO_LONG = "lower planning.timeLimitSeconds, or narrow the search by placement.maxStages or placement.nodeSelector"
