@@ -47,11 +47,11 @@ class FakeApi:
         return [request for request in self.requests if request.method == method and part in request.path]
 
     def answer(self, request: Request) -> tuple[int, Object]:
+        self.requests.append(request)
+        refused = self.refuse(request)
+        if refused is not None:
+            return refused[0], _refusal(*refused)
         with self._lock:
-            self.requests.append(request)
-            refused = self.refuse(request)
-            if refused is not None:
-                return refused[0], _refusal(*refused)
             handle = {
                 "GET": self._get,
                 "POST": self._create,

@@ -228,6 +228,17 @@ async def test_what_is_refused_is_tried_again_later_and_later(api: FakeApi) -> N
     await controller.close()
 
 
+async def test_a_pod_that_may_not_be_ended_stops_nothing(api: FakeApi) -> None:
+    labels = {"app.kubernetes.io/managed-by": "strata", "app.kubernetes.io/instance": "gone"}
+    for name in ("x-0", "y-0"):
+        meta = {"name": name, "namespace": "ns", "labels": labels, "deletionTimestamp": "2026-01-01T00:00:00Z"}
+        api.put(f"/api/v1/namespaces/ns/pods/{name}", {"metadata": meta, "spec": {"nodeName": "lost"}})
+    api.refuse = lambda request: (403, "no") if (request.method, request.path[-3:]) == ("DELETE", "x-0") else None
+    await looked(api, 1)
+    assert "/api/v1/namespaces/ns/pods/x-0" in api.objects
+    assert "/api/v1/namespaces/ns/pods/y-0" not in api.objects
+
+
 async def test_an_epoch_that_may_not_be_created_is_said_too(api: FakeApi) -> None:
     api.refuse = lambda request: (
         (403, "exceeded quota") if (request.method, request.path[-10:]) == ("POST", "configmaps") else None

@@ -343,3 +343,28 @@ def test_a_cpu_device_fits_beside_everything_else(taken: list[PodBuilder], cpu: 
         assert device.threads >= 1
         assert device.threads + sum(float(each["cpu"]) for each in used) <= cpu
         assert device.memory_bytes + SLOT_IDLE_BYTES + sum(int(each["memory"]) for each in used) <= memory * GIB
+
+
+@pytest.mark.parametrize(("label", "mib"), [("15360", 15360), ("15360MiB", 15360), ("15Gi", 15360), ("24 GiB", 24576)])
+def test_a_gpus_memory_is_read_with_and_without_units(label: str, mib: int) -> None:
+    node = a_node().with_gpus("Tesla-T4", 1).labelled({"nvidia.com/gpu.memory": label}).build()
+    (found,) = take_inventory(a_deployment().build(), [node], []).cluster.nodes
+    assert found.devices[0].memory_bytes == mib << 20
+
+
+@pytest.mark.parametrize("label", ["", "many", "-1", "0", "15360XB", "1e9", "9" * 60])
+def test_a_gpus_memory_that_does_not_read_refuses_its_node_by_name(label: str) -> None:
+    odd = a_node("odd").with_gpus("Tesla-T4", 1).labelled({"nvidia.com/gpu.memory": label}).build()
+    good = a_node("good").with_gpus("Tesla-T4", 1).build()
+    inventory = take_inventory(a_deployment().build(), [odd, good], [])
+    assert [node.name for node in inventory.cluster.nodes] == ["good"]
+    (refusal,) = inventory.refused
+    assert refusal.startswith("node odd: the label nvidia.com/gpu.memory is ")
+
+
+def test_a_nodes_amount_that_does_not_read_refuses_that_node_alone() -> None:
+    odd = a_node("odd").with_gpus("Tesla-T4", 1).build()
+    odd["status"]["allocatable"]["nvidia.com/gpu"] = "two"
+    inventory = take_inventory(a_deployment().build(), [odd, a_node("good").with_gpus("Tesla-T4", 1).build()], [])
+    assert [node.name for node in inventory.cluster.nodes] == ["good"]
+    assert inventory.refused == ("node odd: 'two' is not a Kubernetes quantity; write it as in 500m, 4Gi or 2",)

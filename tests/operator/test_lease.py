@@ -1,6 +1,7 @@
 """The lease: who may take it when, by whose clock, and that only one of two operators ever writes."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from strata_operator.act.lease import (
     sighted,
 )
 from strata_operator.errors import NotReadyError
-from strata_operator.observe.kube import CONFIG_MAPS
+from strata_operator.observe.kube import CONFIG_MAPS, THREADS
 from tests.operator.fake_api import FakeApi, serving
 from tests.operator.test_kube import CONFIG_MAP, kube_of
 
@@ -164,6 +165,21 @@ async def test_behind_a_closed_fence_everything_is_read_and_nothing_written(api:
     await leadership.renew()
     await kube.apply(CONFIG_MAP)
     assert api.wrote("PATCH", "/configmaps/x")
+
+
+async def test_writes_that_hang_do_not_keep_the_lease_from_being_renewed(api: FakeApi) -> None:
+    hang = threading.Event()
+    api.refuse = lambda request: (504, "timed out") if request.method == "PATCH" and hang.wait(30) else None
+    leadership = Leadership(kube_of(api.url), NAME, "a", lambda: None)
+    await leadership.renew()
+    kube = kube_of(api.url).behind(leadership)
+    writes = [asyncio.create_task(kube.apply(CONFIG_MAP)) for _ in range(2 * THREADS)]
+    while len(api.wrote("PATCH", "/configmaps/x")) < THREADS:  # noqa: ASYNC110  the other side is a thread
+        await asyncio.sleep(0.01)
+    await asyncio.wait_for(leadership.renew(), 20)
+    assert leadership.leading
+    hang.set()
+    assert all(isinstance(each, NotReadyError) for each in await asyncio.gather(*writes, return_exceptions=True))
 
 
 async def test_one_of_two_leads_and_the_other_follows_when_it_ends(

@@ -17,9 +17,9 @@ from strata_operator.act.planner_call import Answer, Question
 from strata_operator.act.planners import PlanLimits, Planners, PlanProcess, Ticket, moves
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.backoff import MOST_SECONDS, Backoff, seconds_after
-from strata_operator.decide.ledger import DeviceLedger, still_free
+from strata_operator.decide.ledger import Dealing, DeviceLedger, still_free
 from strata_operator.observe.inventory import take_inventory
-from strata_operator.render.slots import claims_of
+from strata_operator.render.slots import Claim, claims_of
 from strata_planner.contract.plan import DeviceRef, Plan
 from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.builders import a_deployment, a_node
@@ -117,6 +117,38 @@ def test_processors_that_have_become_fewer_are_not_taken() -> None:
     assert not still_free(plan, cluster(2, 100), Cluster(nodes=()))
 
 
+def test_a_plan_that_is_being_recorded_holds_its_devices_until_its_record_shows_or_it_is_refused() -> None:
+    deployment = a_deployment("chat").build()
+    cluster = Cluster(nodes=tuple(Node(name, (Device("Tesla-T4", memory_bytes=1),)) for name in "ab"))
+
+    def on(node: str) -> tuple[Claim, ...]:
+        stage = msgspec.structs.replace(a_plan(node).stages[0], devices=(DeviceRef("Tesla-T4", 0, 1),))
+        plan = a_plan(node)
+        replica = msgspec.structs.replace(plan.replicas[0], stages=(stage,))
+        return claims_of(deployment, msgspec.structs.replace(plan, replicas=(replica,)), cluster)
+
+    def taken(dealing: Dealing) -> list[str]:
+        return [claim.node for claim in dealing.ledger.others("somebody-else")]
+
+    before, dealing = DeviceLedger({"chat": on("a")}), Dealing()
+    dealing.refresh(before, {"chat": 1}, 0.0)
+    dealing.deal("chat", 2, on("b"))
+    assert taken(dealing) == ["b"]
+    dealing.refresh(before, {"chat": 1}, 1.0)  # a look that began before the record was written
+    assert taken(dealing) == ["b"]
+    dealing.take_back("chat")
+    assert taken(dealing) == ["a"]
+    dealing.deal("chat", 2, on("b"))
+    dealing.doubt("chat", 2.0)
+    dealing.refresh(before, {"chat": 1}, 3.0)
+    assert taken(dealing) == ["b"]
+    dealing.refresh(before, {"chat": 1}, 100.0)  # it was never written
+    assert taken(dealing) == ["a"]
+    dealing.deal("chat", 2, on("b"))
+    dealing.refresh(DeviceLedger({"chat": on("b")}), {"chat": 2}, 101.0)
+    assert taken(dealing) == ["b"]
+
+
 class Counting:
     """Answers when told to."""
 
@@ -191,12 +223,16 @@ def question(tmp_path: Path) -> Question:
 
 
 async def test_a_process_of_its_own_plans_and_what_it_cannot_read_is_an_answer(question: Question) -> None:
-    process = PlanProcess(PlanLimits())
     nowhere = copy.deepcopy(question.deployment)
     nowhere["spec"]["model"] = {"uri": "file:///nowhere"}
-    one, other = await asyncio.gather(
-        process.answer(question), process.answer(msgspec.structs.replace(question, deployment=nowhere))
-    )
+    process = PlanProcess(PlanLimits())
+    process.warm()
+    assert process._spare is not None
+    spare = await process._spare
+    spare.kill()  # one that died while it waited is replaced
+    await spare.wait()
+    one = await process.answer(question)
+    other = await process.answer(msgspec.structs.replace(question, deployment=nowhere))
     await process.close()
     assert one.plan is not None
     assert one.plan.num_layers == 12
@@ -209,18 +245,6 @@ async def test_a_plan_that_needs_more_memory_than_it_may_have_is_an_answer(quest
     await process.close()
     assert (answer.plan, answer.reason) == (None, "PlanTooLarge")
     assert "planning.memoryMiB" in answer.message
-
-
-async def test_a_process_that_died_while_it_waited_is_replaced(question: Question) -> None:
-    process = PlanProcess(PlanLimits())
-    process.warm()
-    assert process._spare is not None
-    spare = await process._spare
-    spare.kill()
-    await spare.wait()
-    answer = await process.answer(question)
-    await process.close()
-    assert answer.plan is not None
 
 
 async def test_a_plan_that_passes_its_deadline_is_ended(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,45 +36,28 @@ from strata_operator.decide.actions import (
 from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.epochs import Epoch, SendToGateway, SendToSlot, highest_epoch
 from strata_operator.decide.epochs import slots_of as slots_in
-from strata_operator.decide.ledger import DeviceLedger, still_free
+from strata_operator.decide.ledger import Dealing, still_free
 from strata_operator.decide.reconcile import plan_key
 from strata_operator.decide.view import PlanFailure, View
 from strata_operator.errors import NotReadyError
-from strata_operator.observe.kube import CONFIG_MAPS, EVENTS, PODS, SECRETS, STATEFUL_SETS, AlreadyExistsError, Kube
+from strata_operator.observe.kube import (
+    CONFIG_MAPS,
+    EVENTS,
+    PODS,
+    SECRETS,
+    STATEFUL_SETS,
+    AlreadyExistsError,
+    Kube,
+    RefusedError,
+)
 from strata_operator.render.names import epoch_name
 from strata_operator.render.records import RENEWED, Cause, record_objects
-from strata_operator.render.slots import Claim, claims_of
+from strata_operator.render.slots import claims_of
 from strata_planner.contract.keys import new_secret
 from strata_planner.contract.plan import Plan
 from strata_planner.question.cluster import Cluster
 
 log = logging.getLogger(__name__)
-
-
-class Dealing:
-    """The ledger of all deployments, and what has been dealt since it was last read from their records."""
-
-    def __init__(self) -> None:
-        self.ledger = DeviceLedger()
-        self._dealt: dict[str, tuple[int, tuple[Claim, ...]]] = {}  # uid -> epoch being recorded, and its claims
-        self._before: dict[str, tuple[Claim, ...]] = {}
-
-    def refresh(self, ledger: DeviceLedger, newest: dict[str, int]) -> None:
-        """`newest`: the highest epoch on record of each deployment. A plan that is being recorded still counts."""
-        self._dealt = {uid: dealt for uid, dealt in self._dealt.items() if newest.get(uid, dealt[0]) < dealt[0]}
-        for uid, (_, claims) in self._dealt.items():
-            ledger = ledger.dealt(uid, claims)
-        self.ledger = ledger
-
-    def deal(self, uid: str, number: int, claims: tuple[Claim, ...]) -> None:
-        self._before[uid] = self.ledger.claims.get(uid, ())
-        self._dealt[uid] = (number, claims)
-        self.ledger = self.ledger.dealt(uid, claims)
-
-    def take_back(self, uid: str) -> None:
-        """Its epoch was not recorded: it has what it had before."""
-        self._dealt.pop(uid, None)
-        self.ledger = self.ledger.dealt(uid, self._before.pop(uid, ()))
 
 
 class Hands:
@@ -166,33 +149,44 @@ class Hands:
         uid, asked = view.deployment.metadata.uid, kept.asked
         wanted = f"{view.spec_digest}/{','.join(sorted(wish.without))}"
         if asked is None or asked.question != wanted:
-            inventory = look.inventory(view.deployment, self._dealing.ledger)
-            cluster = _without(inventory.cluster, wish.without)
-            asked = Asked(wanted, plan_key(view, wish), cluster, inventory.digest, time.monotonic())
-            try:
-                question = await self._question(wish, view, cluster, inventory.refused)
-            except NotReadyError as error:
-                self._note_failure(Answer(None, "ModelUnavailable", str(error), passing=True), asked, view, kept)
-                return True
-            kept.asked = asked
-            self._planners.want(uid, question, urgent=wish.reason in LOSSES)
-            return False
+            return await self._ask(wish, wanted, look, view, kept)
         answer = self._planners.take(uid)
         if answer is None:
             return False
         kept.asked = None
         if answer.plan is None:
             self._note_failure(answer, asked, view, kept)
+        else:
+            await self._take(wish, answer.plan, asked, look, view, kept)
+        return True
+
+    async def _ask(self, wish: MakePlan, wanted: str, look: Look, view: View, kept: Kept) -> bool:
+        """Whether there is an answer already: that the question cannot be asked."""
+        if kept.conflicts.failures > 1 and kept.conflicts.waits(time.monotonic()):
+            return False
+        inventory = look.inventory(view.deployment, self._dealing.ledger)
+        cluster = _without(inventory.cluster, wish.without)
+        asked = Asked(wanted, plan_key(view, wish), cluster, inventory.digest, time.monotonic())
+        try:
+            question = await self._question(wish, view, cluster, inventory.refused)
+        except NotReadyError as error:
+            self._note_failure(Answer(None, "ModelUnavailable", str(error), passing=True), asked, view, kept)
             return True
+        kept.asked = asked
+        self._planners.want(view.deployment.metadata.uid, question, urgent=wish.reason in LOSSES)
+        return False
+
+    async def _take(self, wish: MakePlan, plan: Plan, asked: Asked, look: Look, view: View, kept: Kept) -> None:
+        """Only if all its devices can still be had."""
         now = look.inventory(view.deployment, self._dealing.ledger)
-        if not still_free(answer.plan, asked.cluster, _without(now.cluster, wish.without)):
+        if not still_free(plan, asked.cluster, _without(now.cluster, wish.without)):
             log.info("%s: what was planned on is not free any more: it is planned anew", view.deployment.name)
-            return True
-        kept.failure, kept.failing = None, Backoff()
+            kept.conflicts = kept.conflicts.failed(time.monotonic())
+            return
+        kept.failure, kept.failing, kept.conflicts = None, Backoff(), Backoff()
         seconds = time.monotonic() - asked.since
         cause = Cause(wish.reason, view.spec_digest, asked.inventory_digest, wish.node, seconds_to_plan=seconds)
-        await self._create_epoch(view, kept, answer.plan, asked.cluster, cause)
-        return True
+        await self._create_epoch(view, kept, plan, asked.cluster, cause)
 
     async def _question(self, wish: MakePlan, view: View, cluster: Cluster, refused: tuple[str, ...]) -> Question:
         """An `hf://` model is resolved to a commit when it is first planned and whenever the spec changes, never by a loss."""
@@ -257,8 +251,11 @@ class Hands:
             kept.taken_number = number
             self._dealing.take_back(uid)
             raise
-        except BaseException:
+        except (RefusedError, NotLeadingError):
             self._dealing.take_back(uid)
+            raise
+        except BaseException:  # no answer: it may be there all the same
+            self._dealing.doubt(uid, time.monotonic())
             raise
         metrics.EPOCHS.labels(cause.reason).inc()
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from strata_operator.act import metrics
-from strata_operator.act.carry_out import Dealing, Hands, wishes_a_plan
+from strata_operator.act.carry_out import Hands, wishes_a_plan
 from strata_operator.act.kept import Kept
 from strata_operator.act.objects import failed_status_object
 from strata_operator.act.observation import ControllerOptions, Look
@@ -22,6 +22,7 @@ from strata_operator.act.planners import Planner, Planners, PlanProcess
 from strata_operator.api import deployment_from_object
 from strata_operator.decide.actions import DeleteEpoch
 from strata_operator.decide.backoff import Backoff
+from strata_operator.decide.ledger import Dealing
 from strata_operator.decide.reconcile import reconcile
 from strata_operator.decide.view import View
 from strata_operator.errors import InvalidInputError, NotReadyError
@@ -85,7 +86,7 @@ class Controller:
         """One look at everything, one round of actions for each deployment that is not still busy with its last one."""
         snapshot = await take_snapshot(self._kube, self._options.namespaces)
         look = Look(snapshot, self._options)
-        self._dealing.refresh(look.ledger(), _newest_numbers(snapshot))
+        self._dealing.refresh(look.ledger(), _newest_numbers(snapshot), time.monotonic())
         served: dict[str, asyncio.Task[None]] = {}
         for thing in snapshot.deployments:
             uid = thing["metadata"]["uid"]
@@ -102,7 +103,10 @@ class Controller:
             await asyncio.wait(served.values(), timeout=PATIENCE_SECONDS)
         for pod in snapshot.stranded_pods(self._options.namespaces):
             meta = pod["metadata"]
-            await self._kube.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], force=True)
+            try:
+                await self._kube.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], force=True)
+            except NotReadyError as error:
+                log.warning("the pod %s/%s, whose node is gone, stays: %s", meta["namespace"], meta["name"], error)
         metrics.count_phases(snapshot.deployments)
 
     async def _look_safely(self) -> None:

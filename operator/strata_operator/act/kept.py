@@ -49,6 +49,7 @@ class Kept:
         self.failure: PlanFailure | None = None
         self.failing = Backoff()  # of plans that wait for something outside
         self.asked: Asked | None = None
+        self.conflicts = Backoff()  # of plans whose devices were gone when they were done
         self.errors = Backoff()  # of looks that ended in an error
         self.generation = -1  # of the spec that they were at
         self.taken_number = 0  # an epoch that somebody else has made

@@ -7,6 +7,7 @@ given a field manager, so that a field dropped from a manifest would stay in the
 import asyncio
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from strata_operator.errors import NotReadyError
 FIELD_MANAGER = "strata-operator"
 APPLY = "application/apply-patch+yaml"
 REQUEST_SECONDS = 30.0
+THREADS = 16
 
 Object = dict[str, Any]
 
@@ -93,11 +95,13 @@ def kind_of(manifest: Mapping[str, Any]) -> Kind:
 class Kube:
     """One API server. Every call runs in a thread; raises NotReadyError where the server does not answer or refuses.
 
-    Behind a fence, every write asks it last: between a decision and its request a lease may have ended.
+    Behind a fence, every write asks it last: between a decision and its request a lease may have ended. Each has threads of its
+    own, so that requests that hang (an admission webhook that is away takes its whole time-out) hold up nobody else's.
     """
 
     def __init__(self, client: kubernetes.client.ApiClient, fence: Fence | None = None) -> None:
         self._api = client
+        self._threads = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="kube")
         self._client = DynamicClient(client, discoverer=lambda *_: None)
         self._fence = fence or _NoFence()
 
@@ -107,7 +111,7 @@ class Kube:
 
     async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Object]:
         answer = await self._call("get", kind.path(namespace), **({"label_selector": labels} if labels else {}))
-        return list(answer["items"])
+        return list(answer.get("items") or ())
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         try:
@@ -149,11 +153,13 @@ class Kube:
     async def _call(self, method: str, path: str, **more: Any) -> Object:
         def call() -> Object:
             seconds = REQUEST_SECONDS if method == "get" else min(REQUEST_SECONDS, self._fence.seconds_left())
-            answer = self._client.request(method, path, serialize=False, _request_timeout=seconds, **more)
+            answer = self._client.request(
+                method, path, serialize=False, _request_timeout=max(1, int(seconds)), **more
+            )  # whole seconds: older clients take no others
             return dict(json.loads(answer.data))
 
         try:
-            return await asyncio.to_thread(call)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except NotReadyError:
             raise  # the fence's
         except ConflictError as error:
@@ -175,7 +181,11 @@ def connect() -> Kube:
             kubernetes.config.load_kube_config()
         except (kubernetes.config.ConfigException, OSError) as error:
             raise NotReadyError(f"no Kubernetes to connect to: {error}; set KUBECONFIG or run in a pod") from error
-    return Kube(kubernetes.client.ApiClient())
+    configuration = kubernetes.client.Configuration.get_default_copy()
+    configuration.retries = (
+        False  # a write that is sent again by itself would pass the fence: whoever wants it looks again
+    )
+    return Kube(kubernetes.client.ApiClient(configuration))
 
 
 def _why(error: DynamicApiError) -> str:
