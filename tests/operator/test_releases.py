@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from strata_operator.api import deployment_from_object
 from strata_operator.decide import digest
@@ -142,8 +144,23 @@ def test_a_status_of_another_release_is_read_as_far_as_it_goes() -> None:
     assert len(status.conditions) == len(thing["status"]["conditions"]) - 1
 
 
-@pytest.mark.parametrize("status", [3, [], "x", None, {"conditions": 3}, {"plan": []}, {"stages": [3, {}]}])
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "epoch", "a"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    anything | st.dictionaries(st.sampled_from(["phase", "conditions", "plan", "stages", "replans", "new"]), anything)
+)
+@example({"conditions": 3})
+@example({"stages": [3, {}]})
 def test_any_status_is_read(status: Any) -> None:
+    """What anybody has written there must never keep the operator from its work."""
     thing = stored("llmdeployment-chat")
     thing["status"] = status
     assert deployment_from_object(thing).status.committed_epoch == 0

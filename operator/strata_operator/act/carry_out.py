@@ -92,7 +92,7 @@ class Hands:
         except NotLeadingError:
             raise
         except NotReadyError as error:
-            if isinstance(action, Emit | SetStatus):
+            if isinstance(action, Emit) or (isinstance(action, SetStatus) and not isinstance(error, RefusedError)):
                 log.warning("%s/%s: %s: %s", view.deployment.namespace, view.deployment.name, what, error)
                 return isinstance(error, AlreadyExistsError)  # the object has changed meanwhile: look again
             before = refused.backoff if refused else Backoff()
@@ -276,6 +276,8 @@ def _named(action: Action, view: View) -> str:
             return f"the end of {name}"
         case DeleteEpoch(number=number):
             return f"the end of {epoch_name(view.deployment, number)}"
+        case SetStatus():
+            return f"the status of {view.deployment.name}"
         case _:
             return type(action).__name__
 

@@ -6,6 +6,7 @@ The controller says at every look what it wants planned and takes what is done; 
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from strata_planner.contract.values import ContractError, from_json, to_json
 log = logging.getLogger(__name__)
 
 LOSSES = {"NodeLost", "Unschedulable", "PrepareRefused"}  # reasons: something that was planned cannot be had any more
+# The stacks and buffers of a thread per processor would count as the plan's memory, and the solvers use one thread.
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _BESIDE_SECONDS = 60.0  # starting, reading the model's files, comparing with alternatives
 
 
@@ -193,7 +196,7 @@ class PlanProcess:
     async def _start(self) -> asyncio.subprocess.Process:
         command = (sys.executable, "-m", "strata_operator.act.plan_worker", str(self._limits.memory_bytes))
         pipe = asyncio.subprocess.PIPE
-        return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=os.environ | _ONE_THREAD)
 
     async def _ask(self, process: asyncio.subprocess.Process, question: Question) -> Answer:
         question = msgspec.structs.replace(question, time_limit_seconds=self._limits.time_limit_seconds)

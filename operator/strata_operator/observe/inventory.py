@@ -40,6 +40,7 @@ REGION_LABEL = "topology.kubernetes.io/region"
 
 _MIB = 1 << 20
 _GIB = 1 << 30
+_MOST_GPUS = 1024
 _MOST_LABEL_BYTES = 1 << 50  # no GPU has a petabyte
 
 
@@ -149,7 +150,7 @@ class _SeenNode:
     def _gpus(self, *, only_own: bool) -> Device | str | None:
         labels = node_labels(self.node)
         total = int(self._allocatable().get(GPU, 0))
-        unsupported = _unsupported_sharing(labels, self._allocatable())
+        unsupported = _unsupported_sharing(labels, self._allocatable()) or _too_many(total)
         if unsupported or (total == 0 and PRODUCT_LABEL not in labels):
             return unsupported
         if total == 0:
@@ -177,7 +178,7 @@ class _SeenNode:
             return None
         if wanted != CPU:
             return f"the label {DEVICE_LABEL} is {wanted!r}; the one kind of device it can name is 'cpu'"
-        held = next((device for device in self._own_devices() if device.type == CPU), None)
+        held = next((device for device in self._own_devices() if device.type == CPU and self._has(device)), None)
         if held or only_own:
             return held  # a running pod's memory and processors cannot change
         reserve = amounts(self.deployment.spec.gateway.resources.requests)  # it must find room wherever it lands
@@ -189,6 +190,11 @@ class _SeenNode:
             free_gib, need_gib = (memory + SLOT_IDLE_BYTES) / _GIB, SLOT_IDLE_BYTES / _GIB
             return f"{free_gib:.1f} GiB of memory are free; the process of a slot alone takes {need_gib:.1f} GiB"
         return Device(type=CPU, memory_bytes=memory, threads=threads)
+
+    def _has(self, held: Device) -> bool:
+        """A pod's annotation is its writer's word: no deployment may hold more than the node has."""
+        whole = self._allocatable()
+        return 1 <= held.threads <= whole.get(CPU, 0) and 0 < held.memory_bytes <= whole.get(MEMORY, 0)
 
     def _allocatable(self) -> Amounts:
         return amounts(self.node.get("status", {}).get("allocatable"))
@@ -211,6 +217,11 @@ def _unsupported_sharing(labels: Mapping[str, str], allocatable: Amounts) -> str
         return f"its GPUs are split by MIG ({', '.join(slices) or product}); turn MIG off there: only whole GPUs are planned"
     shared = allocatable.get(f"{GPU}.shared", Decimal())
     return f"its GPUs are shared ({GPU}.shared); turn sharing off there" if shared > 0 else None
+
+
+def _too_many(gpus: int) -> str | None:
+    limit = f"no node has more than {_MOST_GPUS}: look at its device plugin"
+    return f"offers {gpus:.3g} GPUs; {limit}" if gpus > _MOST_GPUS else None
 
 
 def _label_bytes(text: str) -> int:
