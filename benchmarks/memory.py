@@ -126,7 +126,7 @@ def measure_case(architecture: Architecture, folder: Path, case: Case) -> list[S
         Slice(
             what=f"{architecture.name}: {_describe(stage, case)}",
             group=group,
-            predicted_bytes=stage.memory.total_bytes - stage.memory.overhead_bytes,
+            predicted_bytes=stage.memory.total_bytes,
             measured_bytes=peaks[stage.slot],
         )
         for stage in plan.replicas[0].stages

@@ -339,6 +339,11 @@ def operator(  # noqa: PLR0913, PLR0917  one parameter per option
         Path | None,
         typer.Option(help="YAML with profiles of device types and link rates that the administrator knows."),
     ] = None,
+    plans: Annotated[int, typer.Option(min=1, help="How many deployments are planned side by side.")] = 2,
+    plan_memory_mib: Annotated[int, typer.Option(min=256, help="Most memory of one plan, MiB.")] = 768,
+    plan_seconds: Annotated[
+        int, typer.Option(min=1, help="Longest time limit of a plan, whatever spec.planning.timeLimitSeconds asks for.")
+    ] = 300,
 ) -> None:
     """Run the operator: watch LLMDeployments and keep them planned, rendered and served. The chart starts it in a pod.
 
@@ -347,6 +352,7 @@ def operator(  # noqa: PLR0913, PLR0917  one parameter per option
     Example: `strata operator --namespace default`
     """
     from strata_operator.act.handlers import OperatorOptions, run
+    from strata_operator.act.planners import PlanLimits
 
     run(
         OperatorOptions(
@@ -357,6 +363,7 @@ def operator(  # noqa: PLR0913, PLR0917  one parameter per option
             lease_namespace=lease_namespace,
             lease_name=lease_name,
             inventory_file=inventory,
+            limits=PlanLimits(plans, plan_memory_mib << 20, float(plan_seconds)),
         )
     )
 

@@ -8,7 +8,7 @@ import base64
 import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,6 +34,7 @@ class FakeApi:
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
         self.requests: list[Request] = []
+        self.refuse: Callable[[Request], tuple[int, str] | None] = lambda _: None  # an answer instead of what is asked
         self._versions = itertools.count(1)
         self._lock = threading.Lock()
         self.url = ""
@@ -46,8 +47,11 @@ class FakeApi:
         return [request for request in self.requests if request.method == method and part in request.path]
 
     def answer(self, request: Request) -> tuple[int, Object]:
+        self.requests.append(request)
+        refused = self.refuse(request)
+        if refused is not None:
+            return refused[0], _refusal(*refused)
         with self._lock:
-            self.requests.append(request)
             handle = {
                 "GET": self._get,
                 "POST": self._create,
@@ -92,6 +96,9 @@ class FakeApi:
     def _apply(self, request: Request) -> tuple[int, Object]:
         path = request.path.removesuffix("/status")
         there = self.objects.get(path, {})
+        version = request.body["metadata"].get("resourceVersion")
+        if version and version != there.get("metadata", {}).get("resourceVersion"):
+            return 409, _refusal(409, "the object has been modified")
         if path != request.path:
             thing = {**(there or request.body), "status": request.body["status"]}
         else:

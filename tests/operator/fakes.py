@@ -32,6 +32,7 @@ from strata_planner.contract.plan import (
     StageMemory,
     StageTimes,
 )
+from strata_planner.question.cluster import CUDA_OVERHEAD_BYTES
 
 _INCARNATIONS = itertools.count(1)
 _NOTHING = PrepareState(epoch=0, phase="none")
@@ -182,7 +183,7 @@ def _stage(place: int, slots: tuple[str, ...], layers: tuple[int, int], bits: in
             embedding_bytes=0,
             kv_bytes=1 << 16,
             temporary_bytes=0,
-            overhead_bytes=0,
+            overhead_bytes=CUDA_OVERHEAD_BYTES,  # a small stage on a GPU has more of it than of all else
             total_bytes=(1 << 20) + (1 << 16),
         ),
         times=StageTimes(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from strata_operator.act.controller import Controller, ControllerOptions
+from strata_operator.act.planner_call import Answer, Question, answer_to
 from strata_operator.api import deployment_from_object
 from strata_operator.decide.actions import DeleteStatefulSet
 from tests.operator.fake_api import FakeApi, serving
@@ -60,12 +61,35 @@ def a_deployment(name: str, model: Path, **spec: Any) -> dict[str, Any]:
     }
 
 
-async def looked(api: FakeApi, times: int) -> None:
-    controller = Controller(kube_of(api.url), OPTIONS, lambda: True)
-    for _ in range(times):
+class InThread:
+    """Plans in this process: what a process of its own adds has its own tests."""
+
+    async def answer(self, question: Question) -> Answer:
+        return await asyncio.to_thread(answer_to, question)
+
+    def warm(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def a_controller(api: FakeApi) -> Controller:
+    return Controller(kube_of(api.url), OPTIONS, lambda: True, InThread())
+
+
+async def look_and_plan(controller: Controller) -> None:
+    """One look, and one that takes the plans that it asked for."""
+    await controller.look()
+    orders = [order.task for order in controller._planners._orders.values() if order.task]
+    if orders:
+        await asyncio.wait(orders)
         await controller.look()
-    for kept in controller._kept.values():
-        await kept.links.close()
+
+
+async def looked(api: FakeApi, times: int) -> None:
+    controller = a_controller(api)
+    for _ in range(times):
+        await look_and_plan(controller)
+    await controller.close()
 
 
 async def test_a_new_deployment_is_planned_then_rendered(api: FakeApi) -> None:
@@ -92,18 +116,17 @@ async def test_everything_is_applied_and_nothing_has_a_finalizer(api: FakeApi) -
 
 
 async def test_a_change_that_is_taken_back_is_applied_too(api: FakeApi) -> None:
-    controller = Controller(kube_of(api.url), OPTIONS, lambda: True)
+    controller = a_controller(api)
     deployment = api.objects[f"{LLMDS}/chat"]
     notes = []
     for annotations in ({}, {"example.org/note": "1"}, {}):
         deployment["spec"]["runtime"] = {"pod": {"annotations": annotations}}
-        await controller.look()
+        await look_and_plan(controller)
         await controller.look()
         gateway = api.objects["/apis/apps/v1/namespaces/ns/deployments/chat-gateway"]
         notes.append(gateway["spec"]["template"]["metadata"]["annotations"])
     assert notes == [{}, {"example.org/note": "1"}, {}]
-    for kept in controller._kept.values():
-        await kept.links.close()
+    await controller.close()
 
 
 async def test_a_slots_key_goes_with_it(api: FakeApi) -> None:
@@ -111,11 +134,12 @@ async def test_a_slots_key_goes_with_it(api: FakeApi) -> None:
     (path,) = (each for each in api.objects if "/statefulsets/" in each)
     key = f"/api/v1/namespaces/ns/secrets/{path.rpartition('/')[2]}-key"
     assert key in api.objects
-    controller = Controller(kube_of(api.url), OPTIONS, lambda: True)
-    await controller._delete(
+    controller = a_controller(api)
+    await controller._hands._delete(
         DeleteStatefulSet(path.rpartition("/")[2]), deployment_from_object(api.objects[f"{LLMDS}/chat"])
     )
     assert [each.path for each in api.wrote("DELETE", "/")] == [path, key]
+    await controller.close()
 
 
 async def test_another_operator_goes_on_where_the_first_stopped(api: FakeApi) -> None:
@@ -129,7 +153,7 @@ async def test_another_operator_goes_on_where_the_first_stopped(api: FakeApi) ->
 
 async def test_two_deployments_never_get_the_same_device(api: FakeApi, model: Path) -> None:
     api.put(f"{LLMDS}/other", a_deployment("other", model))
-    await looked(api, 2)
+    await looked(api, 3)  # both are planned at once; who is done last is planned anew
     nodes = {
         name: {stage["node"] for stage in api.objects[f"{LLMDS}/{name}"]["status"]["stages"]}
         for name in ("chat", "other")
@@ -159,16 +183,17 @@ async def test_a_model_that_is_not_there_is_invalid_input(api: FakeApi) -> None:
 
 
 async def test_a_deployment_that_is_deleted_is_forgotten(api: FakeApi) -> None:
-    controller = Controller(kube_of(api.url), OPTIONS, lambda: True)
-    await controller.look()
+    controller = a_controller(api)
+    await look_and_plan(controller)
     del api.objects[f"{LLMDS}/chat"]
     await controller.look()
     assert not controller._kept
+    await controller.close()
 
 
 async def test_only_the_leader_acts(api: FakeApi) -> None:
     leads = False
-    controller = Controller(kube_of(api.url), OPTIONS, lambda: leads)
+    controller = Controller(kube_of(api.url), OPTIONS, lambda: leads, InThread())
     running = asyncio.create_task(controller.run())
     controller.wake()
     await asyncio.sleep(0)

@@ -18,10 +18,11 @@ from strata_operator.decide.actions import (
     RenewEpoch,
     SetStatus,
 )
+from strata_operator.decide.digest import spec_digest
 from strata_operator.decide.epochs import Epoch, Observed, SendToGateway, SendToSlot, highest_epoch
 from strata_operator.decide.reconcile import UNSCHEDULABLE, plan_key, reconcile
 from strata_operator.decide.view import NodeView, PlanFailure, PodView, View
-from strata_operator.render.records import Cause, EpochRecord, spec_digest
+from strata_operator.render.records import Cause, EpochRecord
 from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.fakes import FakeGateway, FakeSlot, a_plan, addresses_of
 

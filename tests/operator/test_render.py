@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -302,6 +303,15 @@ def test_what_slots_keep_lies_in_a_volume_that_can_be_written(deployment: LLMDep
         folder = environment.get("XDG_CACHE_HOME") or environment["HOME"]
         (mount,) = [each for each in box["volumeMounts"] if each["mountPath"] == folder]
         assert not mount.get("readOnly", False)
+
+
+def test_the_gateway_takes_the_commit_that_was_planned() -> None:
+    deployment = a_deployment().build()
+    pinned = dataclasses.replace(OPTIONS, model_uri="hf://owner/name@0123abc")
+    for options, uri in ((OPTIONS, "hf://owner/name"), (pinned, "hf://owner/name@0123abc")):
+        (made,) = of_kind(render(deployment, SLOTS, options), "Deployment")
+        command = made["spec"]["template"]["spec"]["containers"][0]["command"]
+        assert command[command.index("--model-uri") + 1] == uri
 
 
 def test_the_gateway_is_told_where_the_keys_are() -> None:

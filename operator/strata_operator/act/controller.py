@@ -1,8 +1,8 @@
-"""The operator's shell: looks at the cluster, asks `reconcile` what to do, does it. One deployment after the other.
+"""The operator's shell: looks at the cluster, asks `reconcile` what to do for each deployment, has it done.
 
-Woken by watch events, by statuses of slots and gateways, and by a clock. Planning happens here, one plan at a time, on a
-fresh look: two deployments never plan the same device. What is kept between two looks is only what saves work (applied
-manifests, plans that failed, connections); losing it changes nothing.
+Woken by watch events, by statuses of slots and gateways, by plans that are done, and by a clock. Every deployment is served
+in a task of its own: one that waits, breaks or is broken delays no other. Whatever nobody foresaw becomes the condition
+ReconcileError of that deployment, which is left alone for a while; what is kept between two looks only saves work.
 """
 
 import asyncio
@@ -10,93 +10,54 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-
-import msgspec
+from typing import Any
 
 from strata_operator.act import metrics
-from strata_operator.act.control_client import Endpoint, Links, as_kind
-from strata_operator.act.objects import event_object, status_object
-from strata_operator.act.planner_call import CannotPlanError, plan_now
-from strata_operator.api import LLMDeployment, deployment_from_object
-from strata_operator.decide.actions import (
-    Action,
-    Apply,
-    DeleteEpoch,
-    DeletePod,
-    DeleteStatefulSet,
-    Emit,
-    MakePlan,
-    RenewEpoch,
-    SetStatus,
-)
-from strata_operator.decide.epochs import Epoch, Observed, SendToGateway, SendToSlot, highest_epoch
-from strata_operator.decide.epochs import slots_of as slots_in
-from strata_operator.decide.reconcile import plan_key, reconcile
-from strata_operator.decide.view import (
-    PlanFailure,
-    View,
-    gateway_is_ready,
-    given_the_control_key,
-    node_views,
-    pod_views,
-)
+from strata_operator.act.carry_out import Hands, wishes_a_plan
+from strata_operator.act.kept import Kept
+from strata_operator.act.objects import failed_status_object
+from strata_operator.act.observation import ControllerOptions, Look
+from strata_operator.act.planners import Planner, Planners, PlanProcess
+from strata_operator.api import deployment_from_object
+from strata_operator.decide.actions import DeleteEpoch
+from strata_operator.decide.backoff import Backoff
+from strata_operator.decide.ledger import Dealing
+from strata_operator.decide.reconcile import reconcile
+from strata_operator.decide.view import View
 from strata_operator.errors import InvalidInputError, NotReadyError
-from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
-from strata_operator.observe.kube import CONFIG_MAPS, EVENTS, PODS, SECRETS, STATEFUL_SETS, AlreadyExistsError, Kube
+from strata_operator.observe.kube import PODS, Kube
 from strata_operator.observe.snapshot import Snapshot, take_snapshot
-from strata_operator.render import RenderOptions, image_for, render
-from strata_operator.render.names import CONTROL_PORT, epoch_name, gateway_control_host, process_secret, slot_address
-from strata_operator.render.records import RENEWED, Cause, EpochRecord, record_objects
-from strata_operator.render.slots import Claim, claims_of, slots_of
-from strata_planner.contract.control import GatewayStatus, SlotStatus
-from strata_planner.contract.keys import gateway_secret, new_secret, slot_secret
-from strata_planner.contract.plan import Plan
-from strata_planner.contract.values import ContractError
-from strata_planner.question.cluster import Cluster
+from strata_operator.render.names import INSTANCE_LABEL
+from strata_operator.render.records import epoch_number
+
+__all__ = ["Controller", "ControllerOptions"]
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_SECONDS = 5.0
 DEBOUNCE_SECONDS = 0.1  # events come in bursts
-TRY_AGAIN_SECONDS = 15.0  # before something outside that was missing is asked for again
+PATIENCE_SECONDS = 2.0  # so long a look waits for slow deployments; they go on, and are not looked at twice
 FIRST_ANSWERS_SECONDS = 3.0  # after its start an operator does not call a slot away before this
-APPLY_AGAIN_SECONDS = 120.0  # drift that no watch shows is repaired this late
-GATEWAY = "gateway"
 
-
-@dataclass(frozen=True, slots=True)
-class ControllerOptions:
-    """What the operator was started with, as far as decisions rest on it."""
-
-    namespaces: tuple[str, ...]  # empty: all
-    runtime_image: str
-    operator_namespace: str
-    inventory: InventoryOptions = field(default_factory=InventoryOptions)
-
-
-class Kept:
-    """What saves work for one deployment between two looks."""
-
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self.links = Links(changed)
-        self.control_key = new_secret()  # used if the cluster has none yet
-        self.applied: dict[str, tuple[str, float]] = {}  # kind and name -> what it was made last (digest), and when
-        self.failure: PlanFailure | None = None
-        self.failure_until = 0.0
-        self.since = time.monotonic()
+Object = dict[str, Any]
 
 
 class Controller:
     """`wake` it after every change; `run` looks and acts while `leading()`."""
 
-    def __init__(self, kube: Kube, options: ControllerOptions, leading: Callable[[], bool]) -> None:
+    def __init__(
+        self, kube: Kube, options: ControllerOptions, leading: Callable[[], bool], planner: Planner | None = None
+    ) -> None:
         self._kube = kube
         self._options = options
         self._leading = leading
         self._woken = asyncio.Event()
         self._kept: dict[str, Kept] = {}  # by uid
+        self._dealing = Dealing()
+        limits = options.limits
+        self._planners = Planners(planner or PlanProcess(limits), limits.side_by_side, self.wake)
+        self._hands = Hands(kube, self._planners, self._dealing, leading)
 
     def wake(self) -> None:
         self._woken.set()
@@ -106,6 +67,7 @@ class Controller:
         try:
             while True:
                 if self._leading():
+                    self._planners.warm()
                     await self._look_safely()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_SECONDS):
@@ -113,27 +75,38 @@ class Controller:
                 await asyncio.sleep(DEBOUNCE_SECONDS)
                 self._woken.clear()
         finally:
-            for kept in self._kept.values():
-                await kept.links.close()
+            await self.close()
+
+    async def close(self) -> None:
+        for kept in self._kept.values():
+            await kept.close()
+        await self._planners.close()
 
     async def look(self) -> None:
-        """One look at everything, one round of actions for each deployment."""
+        """One look at everything, one round of actions for each deployment that is not still busy with its last one."""
         snapshot = await take_snapshot(self._kube, self._options.namespaces)
-        served = set()
+        look = Look(snapshot, self._options)
+        self._dealing.refresh(look.ledger(), _newest_numbers(snapshot), time.monotonic())
+        served: dict[str, asyncio.Task[None]] = {}
         for thing in snapshot.deployments:
             uid = thing["metadata"]["uid"]
             if thing["metadata"].get("deletionTimestamp"):
                 continue
-            served.add(uid)
-            try:
-                await self._serve(deployment_from_object(thing), snapshot)
-            except (NotReadyError, InvalidInputError, ContractError) as error:
-                log.warning("%s/%s: %s", thing["metadata"]["namespace"], thing["metadata"]["name"], error)
-        for uid in set(self._kept) - served:
-            await self._kept.pop(uid).links.close()
+            kept = self._kept.setdefault(uid, Kept(self.wake))
+            if kept.task is None or kept.task.done():
+                kept.task = asyncio.create_task(self._serve_safely(thing, look, kept))
+            served[uid] = kept.task
+        for uid in set(self._kept) - set(served):
+            self._planners.drop(uid)
+            await self._kept.pop(uid).close()
+        if served:
+            await asyncio.wait(served.values(), timeout=PATIENCE_SECONDS)
         for pod in snapshot.stranded_pods(self._options.namespaces):
             meta = pod["metadata"]
-            await self._kube.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], force=True)
+            try:
+                await self._kube.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], force=True)
+            except NotReadyError as error:
+                log.warning("the pod %s/%s, whose node is gone, stays: %s", meta["namespace"], meta["name"], error)
         metrics.count_phases(snapshot.deployments)
 
     async def _look_safely(self) -> None:
@@ -147,128 +120,52 @@ class Controller:
                 metrics.ERRORS.inc()
                 log.exception("a look at the cluster failed")
 
-    async def _serve(self, deployment: LLMDeployment, snapshot: Snapshot) -> None:
-        kept = self._kept.setdefault(deployment.metadata.uid, Kept(self.wake))
-        view = self._view(deployment, snapshot, kept)
+    async def _serve_safely(self, thing: Object, look: Look, kept: Kept) -> None:
+        """Never raises. After an error the deployment is left alone, longer each time, until its spec changes."""
+        meta, now = thing["metadata"], time.monotonic()
+        generation = int(meta.get("generation") or 0)
+        if kept.errors.waits(now) and kept.generation == generation:
+            return
+        try:
+            await self._serve(thing, look, kept)
+        except NotReadyError as error:
+            log.warning("%s/%s: %s", meta["namespace"], meta["name"], error)
+        except Exception as error:  # noqa: BLE001  said in status, and logged there
+            kept.errors, kept.generation = kept.errors.failed(now), generation
+            await self._tell(thing, error)
+        else:
+            kept.errors = Backoff()
+
+    async def _tell(self, thing: Object, error: Exception) -> None:
+        """The condition ReconcileError. What the user can mend is no error of ours."""
+        meta = thing["metadata"]
+        if isinstance(error, InvalidInputError):
+            log.warning("%s/%s: %s", meta["namespace"], meta["name"], error)
+        else:
+            metrics.ERRORS.inc()
+            log.error("%s/%s: a look at it failed", meta["namespace"], meta["name"], exc_info=error)
+        reason = type(error).__name__.removesuffix("Error")
+        sentence = str(error) if isinstance(error, InvalidInputError) else f"{type(error).__name__}: {error}"
+        status = failed_status_object(thing, reason, sentence, datetime.now(UTC))
+        if status is None:
+            return
+        try:
+            await self._kube.apply(status, "status")
+        except NotReadyError as refusal:
+            log.warning("%s/%s: its status could not be written: %s", meta["namespace"], meta["name"], refusal)
+
+    async def _serve(self, thing: Object, look: Look, kept: Kept) -> None:
+        deployment = deployment_from_object(thing)
+        view = look.view(deployment, self._dealing.ledger, kept)
         if _is_too_early(view, kept):
             return
+        if view.failure and not wishes_a_plan(reconcile, view):
+            kept.failure = None  # what could not be planned is not needed any more
+            view = look.view(deployment, self._dealing.ledger, kept)
         actions = reconcile(view)
-        for action in actions:
-            await self._do(action, view, kept)
-        if any(not isinstance(action, SetStatus | Emit) for action in actions):
+        outdated = tuple(DeleteEpoch(record.number) for record in look.outdated(deployment))
+        if await self._hands.carry_out((*actions, *outdated), look, view, kept):
             self.wake()
-
-    def _view(self, deployment: LLMDeployment, snapshot: Snapshot, kept: Kept) -> View:
-        records = snapshot.records_of(deployment.namespace, deployment.name)
-        inventory = self._inventory(deployment, snapshot)
-        key = snapshot.control_key_of(deployment) or kept.control_key
-        image = image_for(deployment, self._options.runtime_image)
-        recorded = deployment.status.model_copy(update={"image": image})
-        deployment = deployment.model_copy(update={"status": recorded})
-        newest = records[-1] if records else None
-        plan = newest.epoch.plan if newest else None
-        options = RenderOptions(image, key, self._options.operator_namespace)
-        now = time.monotonic()
-        kept.applied = {key: last for key, last in kept.applied.items() if now - last[1] < APPLY_AGAIN_SECONDS}
-        if now > kept.failure_until:
-            kept.failure = None
-        return View(
-            now=datetime.now(UTC),
-            deployment=deployment,
-            records=records,
-            nodes=node_views(snapshot.nodes),
-            pods=pod_views(deployment, snapshot.pods),
-            stateful_sets=snapshot.stateful_sets_of(deployment),
-            seen=_observe(deployment, plan, key, snapshot, kept.links),
-            inventory_digest=inventory.digest,
-            devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
-            refused=inventory.refused,
-            manifests=tuple(render(deployment, slots_of(plan, newest.cluster), options)) if newest and plan else (),
-            applied=frozenset(digest for digest, _ in kept.applied.values()),
-            failure=kept.failure,
-            gateway_ready=gateway_is_ready(deployment, snapshot.pods),
-        )
-
-    def _inventory(self, deployment: LLMDeployment, snapshot: Snapshot) -> Inventory:
-        return take_inventory(
-            deployment, snapshot.nodes, snapshot.pods, _claims(snapshot, deployment), self._options.inventory
-        )
-
-    async def _do(self, action: Action, view: View, kept: Kept) -> None:
-        deployment = view.deployment
-        match action:
-            case MakePlan():
-                await self._make_plan(action, view, kept)
-            case RenewEpoch():
-                await self._renew(action, view, kept)
-            case Apply(manifest=manifest, digest=digest):
-                await self._kube.apply(manifest)
-                kept.applied[f"{manifest['kind']} {manifest['metadata']['name']}"] = (digest, time.monotonic())
-            case SendToSlot(slot=slot, message=message):
-                await kept.links.send(slot, message)
-            case SendToGateway(gateway=gateway, message=route):
-                await kept.links.send(gateway, route)
-            case SetStatus(status=status):
-                await self._kube.apply(status_object(deployment, status), "status")
-            case Emit():
-                await self._kube.create(EVENTS, event_object(deployment, action))
-            case _:
-                await self._delete(action, deployment)
-
-    async def _delete(self, action: DeleteStatefulSet | DeletePod | DeleteEpoch, deployment: LLMDeployment) -> None:
-        namespace = deployment.namespace
-        match action:
-            case DeleteStatefulSet(name=name):
-                await self._kube.delete(STATEFUL_SETS, namespace, name)
-                await self._kube.delete(SECRETS, namespace, process_secret(name))
-            case DeletePod(name=name, uid=uid):
-                await self._kube.delete(PODS, namespace, name, uid=uid, force=True)
-            case DeleteEpoch(number=number):
-                name = epoch_name(deployment, number)
-                await self._kube.delete(CONFIG_MAPS, namespace, name)
-                await self._kube.delete(SECRETS, namespace, name)
-
-    async def _make_plan(self, wish: MakePlan, view: View, kept: Kept) -> None:
-        """On a fresh look: another deployment may have got its plan since this one was seen."""
-        deployment = view.deployment
-        snapshot = await take_snapshot(self._kube, self._options.namespaces)
-        inventory = self._inventory(deployment, snapshot)
-        cluster = _without(inventory.cluster, wish.without)
-        started = time.monotonic()
-        try:
-            running = view.newest.epoch.plan if view.newest and wish.without else None
-            plan = await plan_now(deployment, cluster, inventory.refused, running)
-        except CannotPlanError as error:
-            kept.failure = PlanFailure(plan_key(view, wish), error.reason, str(error))
-            kept.failure_until = time.monotonic() + (TRY_AGAIN_SECONDS if error.passing else float("inf"))
-            log.warning("%s/%s: no plan (%s): %s", deployment.namespace, deployment.name, error.reason, error)
-            return
-        kept.failure = None
-        cause = Cause(
-            wish.reason, view.spec_digest, inventory.digest, wish.node, seconds_to_plan=time.monotonic() - started
-        )
-        await self._create_epoch(view, plan, cluster, cause)
-
-    async def _renew(self, action: RenewEpoch, view: View, kept: Kept) -> None:
-        """Only if every slot answers now: one that has just died looks alive for a moment, and could not prepare."""
-        newest = view.newest
-        assert newest is not None
-        if not await kept.links.all_answer(slots_in(newest.epoch.plan)):
-            return
-        log.info("%s: epoch %d: %s", view.deployment.name, action.number, action.message)
-        cause = Cause(RENEWED, newest.cause.spec_digest, newest.cause.inventory_digest)
-        await self._create_epoch(view, newest.epoch.plan, newest.cluster, cause)
-
-    async def _create_epoch(self, view: View, plan: Plan, cluster: Cluster, cause: Cause) -> None:
-        """The Secret first. Of two controllers that create the same epoch, the one whose ConfigMap is there has won."""
-        number = 1 + highest_epoch(view.ledger, view.seen)
-        secret, config_map = record_objects(view.deployment, Epoch(number, new_secret(), plan), cluster, cause)
-        try:
-            await self._kube.create(SECRETS, secret)
-        except AlreadyExistsError:
-            log.info("the key of epoch %d exists already: an earlier attempt ended before its plan was stored", number)
-        await self._kube.create(CONFIG_MAPS, config_map)
-        metrics.EPOCHS.labels(cause.reason).inc()
 
 
 def _is_too_early(view: View, kept: Kept) -> bool:
@@ -278,46 +175,14 @@ def _is_too_early(view: View, kept: Kept) -> bool:
     return serving and unheard and time.monotonic() - kept.since < FIRST_ANSWERS_SECONDS
 
 
-def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:
-    """Follow the plan's slots and the gateway, and hand over what they have said last."""
-    addresses = {slot: slot_address(deployment, slot) for slot in slots_in(plan)} if plan else {}
-    earlier = given_the_control_key(deployment, snapshot.pods)
-    endpoints = {
-        slot: Endpoint(address.host, address.control_port, key if slot in earlier else slot_secret(key, slot))
-        for slot, address in addresses.items()
-    }
-    if plan:
-        secret = key if GATEWAY in earlier else gateway_secret(key)
-        endpoints[GATEWAY] = Endpoint(gateway_control_host(deployment), CONTROL_PORT, secret)
-    links.follow(endpoints)
-    return Observed(
-        slots=as_kind(links.statuses, SlotStatus),
-        gateways=as_kind(links.statuses, GatewayStatus),
-        addresses=addresses,
-    )
-
-
-def _claims(snapshot: Snapshot, own: LLMDeployment) -> list[Claim]:
-    """What the newest plans of all other deployments take, whether their pods exist yet or not."""
-    claims: list[Claim] = []
-    for thing in snapshot.deployments:
-        meta = thing["metadata"]
-        if meta["uid"] == own.metadata.uid or meta.get("deletionTimestamp"):
-            continue
-        try:
-            other = deployment_from_object(thing)
-            records: tuple[EpochRecord, ...] = snapshot.records_of(other.namespace, other.name)
-        except (InvalidInputError, ContractError) as error:
-            log.warning("%s/%s is left out of the inventory: %s", meta["namespace"], meta["name"], error)
-            continue
-        if records:
-            claims += claims_of(other, records[-1].epoch.plan, records[-1].cluster)
-    return claims
-
-
-def _without(cluster: Cluster, nodes: frozenset[str]) -> Cluster:
-    return msgspec.structs.replace(
-        cluster,
-        nodes=tuple(node for node in cluster.nodes if node.name not in nodes),
-        links=tuple(link for link in cluster.links if not nodes & {link.source, link.target}),
-    )
+def _newest_numbers(snapshot: Snapshot) -> dict[str, int]:
+    """The highest epoch on record of each deployment, by its uid."""
+    metas = [each["metadata"] for each in snapshot.deployments]
+    owners = {(meta["namespace"], meta["name"]): meta["uid"] for meta in metas}
+    numbers = dict.fromkeys(owners.values(), 0)
+    for config_map in snapshot.config_maps:
+        meta = config_map["metadata"]
+        owner = owners.get((meta.get("namespace"), (meta.get("labels") or {}).get(INSTANCE_LABEL)))
+        if owner is not None:
+            numbers[owner] = max(numbers[owner], epoch_number(config_map))
+    return numbers

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pythonjsonlogger.json import JsonFormatter
 from strata_operator.act import metrics
 from strata_operator.act.controller import Controller, ControllerOptions
 from strata_operator.act.lease import Leadership, LeaseName
+from strata_operator.act.planners import PlanLimits
 from strata_operator.api import GROUP, PLURAL, VERSION
 from strata_operator.commands.inputs import read_text
 from strata_operator.observe.inventory import InventoryOptions
@@ -39,6 +40,7 @@ class OperatorOptions:
     lease_namespace: str
     lease_name: str
     inventory_file: Path | None = None
+    limits: PlanLimits = field(default_factory=PlanLimits)
 
 
 def run(options: OperatorOptions) -> None:
@@ -92,8 +94,9 @@ class _Running:
             runtime_image=options.runtime_image,
             operator_namespace=options.lease_namespace,
             inventory=self._inventory,
+            limits=options.limits,
         )
-        self._controller = Controller(kube, settings_of_controller, lambda: leadership.leading)
+        self._controller = Controller(kube.behind(leadership), settings_of_controller, lambda: leadership.leading)
         self._tasks = [asyncio.create_task(leadership.keep()), asyncio.create_task(self._controller.run())]
 
     async def stop(self, **_: Any) -> None:

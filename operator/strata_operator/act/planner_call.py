@@ -1,53 +1,93 @@
-"""The operator's call of the planner: reads the model's config, plans in a thread, names what went wrong for status."""
+"""The operator's question to the planner and its answer, as values that pass between processes; `answer_to` answers.
 
-import asyncio
+Runs in a process of its own (plan_worker): a tenant's model and wishes decide how long it takes and what memory it needs.
+Whatever goes wrong is an answer too, with a reason for status; `passing`: asking again may help although nothing changes.
+"""
 
-from strata_operator.api import LLMDeployment
+from typing import Any
+
+from strata_operator.api import deployment_from_object
 from strata_operator.decide.planning import request_for
-from strata_operator.errors import InvalidInputError, NotReadyError, OperatorError
-from strata_operator.observe.model_files import read_beside, read_config
+from strata_operator.errors import InvalidInputError, NotReadyError
+from strata_operator.observe.model_files import read_beside, read_model
 from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan
+from strata_planner.contract.values import Value
 from strata_planner.errors import InfeasibleError, InputError, PlannerError
 from strata_planner.question.cluster import Cluster
 from strata_planner.replan.decision import replan
 from strata_planner.search.planning import PlanRequest, make_plan
 
 
-class CannotPlanError(OperatorError):
-    """There is no plan. `reason` in CamelCase for status; `passing`: trying again may help although nothing changes."""
-
-    def __init__(self, reason: str, message: str, *, passing: bool = False) -> None:
-        self.reason = reason
-        self.passing = passing
-        super().__init__(message)
-
-
-async def plan_now(
-    deployment: LLMDeployment, cluster: Cluster, refused: tuple[str, ...], running: Plan | None = None
-) -> Plan:
-    """Raises CannotPlanError. `refused`: why nodes were left out, for its message. `running`: what devices hold by now; of
-    plans about as good the one that moves least is taken.
+class Question(Value, frozen=True):
+    """`deployment`: the Kubernetes object. `model_uri`: where the model is read, if not as in its spec. `token`: for the hub.
+    `refused`: why nodes were left out, for the answer's message. `running`: what devices hold by now; of plans about as good the
+    one that moves least is taken. `time_limit_seconds`: the administrator's, over the deployment's own.
     """
-    if not cluster.nodes:
-        raise CannotPlanError("NoDevices", "; ".join(("no node has a device that may be used", *refused)))
+
+    deployment: dict[str, Any]
+    cluster: Cluster
+    refused: tuple[str, ...] = ()
+    running: Plan | None = None
+    model_uri: str = ""
+    token: str = ""
+    time_limit_seconds: float = 3600.0
+
+
+class Answer(Value, frozen=True):
+    """A plan, or why there is none: `reason` in CamelCase and a message, both for status."""
+
+    plan: Plan | None = None
+    reason: str = ""
+    message: str = ""
+    passing: bool = False
+
+
+def answer_to(question: Question) -> Answer:
+    """Never raises: what nobody foresaw is an answer like every other."""
+    if not question.cluster.nodes:
+        return Answer(None, "NoDevices", "; ".join(("no node has a device that may be used", *question.refused)))
     try:
-        config = await asyncio.to_thread(read_config, deployment.spec.model.uri)
-        found = await asyncio.to_thread(read_beside, deployment.spec.model.uri, config)
-        request = request_for(deployment, cluster, config, beside=found)
-        return await asyncio.to_thread(_plan, request, running)
+        return Answer(_plan(question))
     except InfeasibleError as error:
-        raise CannotPlanError("Infeasible", "; ".join((str(error), *refused))) from error
-    except (InputError, UnsupportedModelError, InvalidInputError) as error:
-        raise CannotPlanError("InvalidInput", str(error)) from error
-    except NotReadyError as error:
-        raise CannotPlanError("ModelUnavailable", str(error), passing=True) from error
-    except PlannerError as error:
-        raise CannotPlanError("NoPlanInTime", str(error)) from error
+        return Answer(None, "Infeasible", "; ".join((str(error), *question.refused)))
+    except Exception as error:  # noqa: BLE001  said in status
+        return _failure(error)
 
 
-def _plan(request: PlanRequest, running: Plan | None) -> Plan:
+def _failure(error: Exception) -> Answer:
+    match error:
+        case InputError() | UnsupportedModelError() | InvalidInputError():
+            return Answer(None, "InvalidInput", str(error))
+        case NotReadyError():
+            return Answer(None, "ModelUnavailable", str(error), passing=True)
+        case PlannerError():
+            return Answer(None, "NoPlanInTime", str(error))
+        case MemoryError():
+            return Answer(None, "PlanTooLarge", f"planning needs more memory than the operator gives it: {TOO_LARGE}")
+        case _:
+            return Answer(None, "PlannerFault", f"planning failed: {type(error).__name__}: {error}", passing=True)
+
+
+TOO_LARGE = (
+    "raise planning.memoryMiB of the chart, or narrow the search by placement.maxStages or placement.nodeSelector"
+)
+
+
+def _plan(question: Question) -> Plan:
+    deployment = deployment_from_object(question.deployment)
+    limit = int(min(deployment.spec.planning.time_limit_seconds, question.time_limit_seconds))
+    planning = deployment.spec.planning.model_copy(update={"time_limit_seconds": max(1, limit)})
+    deployment = deployment.model_copy(update={"spec": deployment.spec.model_copy(update={"planning": planning})})
+    uri = question.model_uri or deployment.spec.model.uri
+    model = read_model(uri, token=question.token)
+    found = read_beside(uri, model.config)
+    request = request_for(deployment, question.cluster, model.config, model.uri, beside=found)
+    return _best(request, question.running)
+
+
+def _best(request: PlanRequest, running: Plan | None) -> Plan:
     if running is None:
         return with_alternatives(request, make_plan(request)).plan
     return replan(request, running).plan

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from strata_operator.api.base import RuleError
 from strata_operator.api.spec import LLMDeployment
+from strata_operator.api.status import read_status
 from strata_operator.errors import InvalidInputError
 
 
@@ -42,7 +43,8 @@ def deployment_from_object(data: Any, source: str = "deployment") -> LLMDeployme
             source, [f"is {_shown(data)} where an object is expected; start with apiVersion, kind, metadata and spec"]
         )
     try:
-        text = json.dumps(_without_nulls(data))
+        known = _without_nulls(data)
+        text = json.dumps({**known, "status": read_status(known["status"])} if "status" in known else known)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(source, [f"holds a value that JSON cannot carry: {error}"]) from error
     try:

@@ -305,6 +305,7 @@ class ObjectMeta(BaseModel):
     namespace: Annotated[str, Field(min_length=1, max_length=63)] = "default"
     uid: str = ""
     generation: int = 0
+    resource_version: str = Field(default="", alias="resourceVersion")
     annotations: dict[str, str] = {}
     labels: dict[str, str] = {}
 

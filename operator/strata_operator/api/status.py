@@ -1,24 +1,43 @@
 """What the operator reports of a deployment: bounded, so that the object stays small however long it lives.
 
-Written by the reconciler, read by people, by the columns of `kubectl get` and by the next reconcile. Knows nothing of how
-the figures are found.
+Written by the reconciler, read by people, by the columns of `kubectl get` and by the next reconcile. Texts are cut here, where
+their bounds are, so that no report can be longer than the API server takes. Fields of another release are passed over: what an
+operator has written must never keep its successor, or its predecessor, from working. Knows nothing of how the figures are found.
 """
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
-from strata_operator.api.base import ApiType, Text
+from strata_operator.api.base import ApiType
 
 MAX_STAGES = 64
 MAX_REPLANS = 10
+RECONCILE_ERROR = "ReconcileError"  # a condition that is there only while something was not foreseen
+MAX_TEXT = 1024
+MAX_SENTENCE = 32_768  # of a condition's message, as Kubernetes' own conditions have it
 
 Phase = Literal["Pending", "Planning", "Loading", "Ready", "Degraded", "Replanning", "Failed", "Paused"]
-Sentence = Annotated[str, Field(max_length=32_768)]
 
 
-class Condition(ApiType):
-    """A standard condition: one of Inventoried, Planned, Rendered, StagesReady, Ready, Degraded."""
+def shortened(text: Any, most: int) -> Any:
+    """At most `most` characters of a text; what is left out is said by its end."""
+    return f"{text[: most - 4]} ..." if isinstance(text, str) and len(text) > most else text
+
+
+Text = Annotated[str, BeforeValidator(lambda text: shortened(text, MAX_TEXT)), Field(max_length=MAX_TEXT)]
+Sentence = Annotated[str, BeforeValidator(lambda text: shortened(text, MAX_SENTENCE)), Field(max_length=MAX_SENTENCE)]
+
+
+class StatusType(ApiType):
+    """Strict about what it knows, silent about what it does not."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Condition(StatusType):
+    """A standard condition: one of Inventoried, Planned, Rendered, StagesReady, Ready, Degraded, ReconcileError."""
 
     type: Annotated[str, Field(max_length=316)]
     status: Literal["True", "False", "Unknown"]
@@ -30,7 +49,7 @@ class Condition(ApiType):
     observed_generation: Annotated[int, Field(ge=0)] = 0
 
 
-class Performance(ApiType):
+class Performance(StatusType):
     """Figures of the planned workload."""
 
     tokens_per_second: Annotated[float, Field(ge=0)]
@@ -42,7 +61,7 @@ class Performance(ApiType):
     """Points of perplexity over 16 bits on the calibration's text, where the model was calibrated."""
 
 
-class AlternativeStatus(ApiType):
+class AlternativeStatus(StatusType):
     """A plan that was not chosen."""
 
     summary: Text
@@ -51,7 +70,7 @@ class AlternativeStatus(ApiType):
     """What it is worse in, or by how much it does not fit."""
 
 
-class PlanStatus(ApiType):
+class PlanStatus(StatusType):
     """The plan in force; the whole of it is in the ConfigMap `<name>-epoch-<epoch>`."""
 
     epoch: Annotated[int, Field(ge=1)]
@@ -65,7 +84,7 @@ class PlanStatus(ApiType):
     """Other plans that were looked at."""
 
 
-class StageStatus(ApiType):
+class StageStatus(StatusType):
     """One stage of the plan as it runs."""
 
     replica: Annotated[int, Field(ge=0)]
@@ -84,7 +103,7 @@ class StageStatus(ApiType):
     restarts: Annotated[int, Field(ge=0)] = 0
 
 
-class Replan(ApiType):
+class Replan(StatusType):
     """Why a new epoch was made and what it cost."""
 
     epoch: Annotated[int, Field(ge=1)]
@@ -96,7 +115,7 @@ class Replan(ApiType):
     seconds_to_ready: Annotated[float, Field(ge=0)] | None = None
 
 
-class LLMDeploymentStatus(ApiType):
+class LLMDeploymentStatus(StatusType):
     phase: Phase | None = None
     observed_generation: Annotated[int, Field(ge=0)] = 0
     url: Text | None = None
@@ -119,3 +138,28 @@ class LLMDeploymentStatus(ApiType):
     stages: Annotated[tuple[StageStatus, ...], Field(max_length=MAX_STAGES)] = ()
     replans: Annotated[tuple[Replan, ...], Field(max_length=MAX_REPLANS)] = ()
     """The last ten."""
+
+
+def read_status(status: Any) -> dict[str, Any]:
+    """What of a stored status this release can read: the smallest part that another one has written otherwise is left out."""
+    kept: dict[str, Any] = dict(status) if isinstance(status, dict) else {}
+    while True:
+        try:
+            LLMDeploymentStatus.model_validate_json(json.dumps(kept), by_alias=True, by_name=False)
+        except ValidationError as error:
+            locations = [detail["loc"] for detail in error.errors(include_url=False)]
+            kept = _without(kept, {(str(loc[0]), loc[1] if loc[1:] else None) for loc in locations})
+        else:
+            return kept
+
+
+def _without(status: dict[str, Any], places: set[tuple[str, int | str | None]]) -> dict[str, Any]:
+    """Less some fields, or some members of lists that are fields. A problem in a field that is no list takes the field."""
+    kept = {}
+    for field, value in status.items():
+        members = {member for name, member in places if name == field}
+        if isinstance(value, list) and members and all(isinstance(member, int) for member in members):
+            kept[field] = [each for index, each in enumerate(value) if index not in members]
+        elif not members:
+            kept[field] = value
+    return kept

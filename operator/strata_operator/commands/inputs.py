@@ -8,7 +8,7 @@ from strata_operator.api import LLMDeployment, load_deployment
 from strata_operator.decide.planning import request_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.machine import this_machine, with_measured_rates, with_threads
-from strata_operator.observe.model_files import beside, read_beside, read_config
+from strata_operator.observe.model_files import beside, read_beside, read_model
 from strata_planner.errors import ClusterError
 from strata_planner.question.cluster import Cluster
 from strata_planner.question.request import PlanRequest
@@ -32,12 +32,12 @@ def read_question(
     deployment = load_deployment(read_text(deployment_file), source=str(deployment_file))
     given = _read_cluster(cluster_file) if cluster_file else None
     uri = beside(deployment.spec.model.uri, deployment_file)
-    config = read_config(uri)
+    model = read_model(uri)
     cluster = with_threads(given or this_machine(deployment.spec.placement.min_stages))
-    found = read_beside(uri, config)
+    found = read_beside(uri, model.config)
 
     def asked() -> PlanRequest:
-        return request_for(deployment, cluster, config, uri, for_serving=not shapes_only, beside=found)
+        return request_for(deployment, cluster, model.config, model.uri, for_serving=not shapes_only, beside=found)
 
     asked().check()
     if measure:

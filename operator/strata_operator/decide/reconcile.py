@@ -114,7 +114,8 @@ def _roll_out(view: View) -> tuple[Action, ...]:
     return tuple(
         Apply(manifest, digest)
         for manifest in view.manifests
-        if (digest := manifest_digest(manifest)) not in view.applied or _is_missing(view, manifest)
+        if (digest := manifest_digest(manifest)) not in view.postponed
+        and (digest not in view.applied or _is_missing(view, manifest))
     )
 
 

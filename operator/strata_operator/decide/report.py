@@ -10,6 +10,7 @@ from strata_operator.api import Condition, LLMDeploymentStatus, Phase
 from strata_operator.api.status import (
     MAX_REPLANS,
     MAX_STAGES,
+    RECONCILE_ERROR,
     AlternativeStatus,
     Performance,
     PlanStatus,
@@ -24,7 +25,13 @@ from strata_operator.render.records import EpochRecord
 from strata_planner.contract.plan import Plan, Prediction, Stage
 
 GOOD_NEWS = {"Planned", "Ready"}
-NEWS = {"Inventoried": {"False"}, "Planned": {"True", "False"}, "Ready": {"True"}, "Degraded": {"True"}}
+NEWS = {
+    "Inventoried": {"False"},
+    "Planned": {"True", "False"},
+    "Ready": {"True"},
+    "Degraded": {"True"},
+    RECONCILE_ERROR: {"True"},
+}
 
 Told = tuple[str, str, str]  # status, reason, message of a condition
 
@@ -71,7 +78,7 @@ def _phase(view: View, committed: int, *, ready: bool) -> Phase:
     if view.deployment.spec.paused:
         return "Paused"
     if newest is None:
-        return "Failed" if view.failure else "Planning"
+        return "Failed" if view.failure and not view.failure.passing else "Planning"
     if ready:
         return "Ready"
     if not _has_served(view):
@@ -95,6 +102,8 @@ def _conditions(view: View, committed: int, *, ready: bool) -> tuple[Condition, 
         else ("False", *_why_not_ready(view, committed)),
         "Degraded": _degraded(view, committed, ready=ready),
     }
+    if view.troubles:
+        told[RECONCILE_ERROR] = ("True", "Unreadable", "; ".join(view.troubles))
     before = {condition.type: condition for condition in view.deployment.status.conditions}
     return tuple(_condition(view, name, said, before.get(name)) for name, said in told.items())
 
@@ -146,6 +155,8 @@ def _bits_text(stage: Stage) -> str:
 
 
 def _rendered(view: View) -> Told:
+    if view.refusals:
+        return "False", "ApplyRefused", "; ".join(view.refusals)
     if view.newest is None:
         return "False", "NoPlan", "there is nothing to render before there is a plan"
     return "True", "Applied", f"{len(view.manifests)} objects serve epoch {view.newest.epoch.number}"
@@ -215,7 +226,7 @@ def _stage_status(view: View, stage: Stage) -> StageStatus:
         devices=tuple(device.type for device in stage.devices),
         layers=stage.layers,
         bits={str(bits): count for bits, count in sorted(Counter(stage.bits).items(), reverse=True)},
-        memory_predicted_bytes=stage.memory.total_bytes - stage.memory.overhead_bytes,
+        memory_predicted_bytes=stage.memory.total_bytes,
         memory_measured_bytes=_grown(view, stage) if status else None,
         ready=_serves(view, stage),
         restarts=pod.restarts if pod else 0,
@@ -236,13 +247,13 @@ def _plan_status(record: EpochRecord) -> PlanStatus:
     return PlanStatus(
         epoch=record.epoch.number,
         inventory_hash=record.cause.inventory_digest,
-        bound_by=plan.prediction.bound_by[:1024],
+        bound_by=plan.prediction.bound_by,
         predicted=_performance(plan.prediction),
         alternatives=tuple(
             AlternativeStatus(
                 summary=each.summary,
                 predicted=_performance(each.prediction) if each.prediction else None,
-                rejected_because=each.rejected_because[:1024],
+                rejected_because=each.rejected_because,
             )
             for each in plan.alternatives
         ),
@@ -266,7 +277,7 @@ def _devices(view: View) -> str | None:
     """`2 x T4, 1 x V100-32GB`."""
     held = {(stage.node, device) for stage in view.stages() for device in stage.devices}
     counts = Counter(device.type for _, device in held)
-    return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))[:1024] or None
+    return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or None
 
 
 def _replans(view: View, *, ready: bool) -> tuple[Replan, ...]:

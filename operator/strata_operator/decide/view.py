@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import Any
 
 from strata_operator.api import LLMDeployment
+from strata_operator.decide.digest import same_spec, spec_digest
 from strata_operator.decide.epochs import Ledger, Observed
 from strata_operator.render.names import COMPONENT_LABEL, GATEWAY, INSTANCE_LABEL, SLOT_LABEL, control_secret
-from strata_operator.render.records import EpochRecord, moment, spec_digest
+from strata_operator.render.records import EpochRecord, moment
 from strata_operator.render.slots import pod_label
 from strata_planner.contract.plan import Plan, Stage
 
@@ -46,6 +47,7 @@ class PlanFailure:
     key: str
     reason: str  # CamelCase
     message: str
+    passing: bool = False  # something outside is missing: it is tried again although nothing changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,10 @@ class View:
     applied: frozenset[str]  # digests of manifests that are in the cluster
     failure: PlanFailure | None = None
     gateway_ready: bool = True  # a gateway's pod is behind the Service that clients use
+    highest_number: int = 0  # of all records, those included that this release cannot read
+    troubles: tuple[str, ...] = ()  # what could not be read or done for reasons nobody foresaw, as sentences
+    refusals: tuple[str, ...] = ()  # what the API server refused, as sentences that name the object
+    postponed: frozenset[str] = frozenset()  # digests of manifests that were refused and wait to be tried again
 
     @property
     def newest(self) -> EpochRecord | None:
@@ -82,7 +88,9 @@ class View:
 
     @property
     def spec_digest(self) -> str:
-        return spec_digest(self.deployment)
+        """As the newest epoch has it, where that release's digest is of the same spec."""
+        recorded = self.newest.cause.spec_digest if self.newest else ""
+        return recorded if same_spec(self.deployment, recorded) else spec_digest(self.deployment)
 
     def stages(self) -> list[Stage]:
         return [stage for replica in self.plan.replicas for stage in replica.stages] if self.plan else []
@@ -146,9 +154,10 @@ def _secrets_read_by(pod: Mapping[str, Any]) -> set[str]:
 def _away_since(node: Mapping[str, Any]) -> datetime | None:
     conditions = node.get("status", {}).get("conditions") or ()
     ready = next((condition for condition in conditions if condition["type"] == "Ready"), None)
-    if ready is None:
-        return moment(node["metadata"]["creationTimestamp"])
-    return None if ready["status"] == "True" else moment(ready["lastTransitionTime"])
+    if ready is not None and ready["status"] == "True":
+        return None
+    since = (ready or {}).get("lastTransitionTime")  # which the API server does not insist on
+    return moment(since or node["metadata"]["creationTimestamp"])
 
 
 def _pod_view(pod: Mapping[str, Any]) -> PodView:

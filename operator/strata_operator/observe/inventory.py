@@ -8,6 +8,7 @@ and by `strata plan` on exported objects. Pure; knows no model.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -39,6 +40,8 @@ REGION_LABEL = "topology.kubernetes.io/region"
 
 _MIB = 1 << 20
 _GIB = 1 << 30
+_MOST_GPUS = 1024
+_MOST_LABEL_BYTES = 1 << 50  # no GPU has a petabyte
 
 
 class LinkTable(Value, frozen=True):
@@ -100,7 +103,10 @@ def take_inventory(
         seen = _SeenNode(deployment, node, taken.get(name, {}), tuple(own.get(name, ())), options)
         if not seen.has_devices():
             continue
-        devices, reasons = seen.devices()
+        try:
+            devices, reasons = seen.devices()
+        except InvalidInputError as error:  # one node's odd label or amount is that node's trouble
+            devices, reasons = [], list(error.problems)
         refused += [f"node {name}: {reason}" for reason in reasons]
         if devices:
             labels = node_labels(node)
@@ -125,12 +131,10 @@ class _SeenNode:
     options: InventoryOptions
 
     def has_devices(self) -> bool:
-        labels = node_labels(self.node)
-        return (
-            DEVICE_LABEL in labels
-            or PRODUCT_LABEL in labels
-            or any(name.startswith("nvidia.com/") and amount > 0 for name, amount in self._allocatable().items())
-        )
+        """Amounts are not read here: a node whose amounts do not read is named, not passed over."""
+        labels, allocatable = node_labels(self.node), self.node.get("status", {}).get("allocatable") or {}
+        offered = any(name.startswith("nvidia.com/") and str(amount) != "0" for name, amount in allocatable.items())
+        return DEVICE_LABEL in labels or PRODUCT_LABEL in labels or offered
 
     def devices(self) -> tuple[list[Device], list[str]]:
         """Usable devices, and sentences about what is not usable."""
@@ -146,7 +150,7 @@ class _SeenNode:
     def _gpus(self, *, only_own: bool) -> Device | str | None:
         labels = node_labels(self.node)
         total = int(self._allocatable().get(GPU, 0))
-        unsupported = _unsupported_sharing(labels, self._allocatable())
+        unsupported = _unsupported_sharing(labels, self._allocatable()) or _too_many(total)
         if unsupported or (total == 0 and PRODUCT_LABEL not in labels):
             return unsupported
         if total == 0:
@@ -165,7 +169,7 @@ class _SeenNode:
         if count == 0:
             return f"all {total} {product} are in use by other pods"
         return Device(
-            type=product, count=count, memory_bytes=int(labels[MEMORY_LABEL]) * _MIB, profile=_compute(labels)
+            type=product, count=count, memory_bytes=_label_bytes(labels[MEMORY_LABEL]), profile=_compute(labels)
         )
 
     def _cpu(self, *, only_own: bool) -> Device | str | None:
@@ -174,7 +178,7 @@ class _SeenNode:
             return None
         if wanted != CPU:
             return f"the label {DEVICE_LABEL} is {wanted!r}; the one kind of device it can name is 'cpu'"
-        held = next((device for device in self._own_devices() if device.type == CPU), None)
+        held = next((device for device in self._own_devices() if device.type == CPU and self._has(device)), None)
         if held or only_own:
             return held  # a running pod's memory and processors cannot change
         reserve = amounts(self.deployment.spec.gateway.resources.requests)  # it must find room wherever it lands
@@ -186,6 +190,11 @@ class _SeenNode:
             free_gib, need_gib = (memory + SLOT_IDLE_BYTES) / _GIB, SLOT_IDLE_BYTES / _GIB
             return f"{free_gib:.1f} GiB of memory are free; the process of a slot alone takes {need_gib:.1f} GiB"
         return Device(type=CPU, memory_bytes=memory, threads=threads)
+
+    def _has(self, held: Device) -> bool:
+        """A pod's annotation is its writer's word: no deployment may hold more than the node has."""
+        whole = self._allocatable()
+        return 1 <= held.threads <= whole.get(CPU, 0) and 0 < held.memory_bytes <= whole.get(MEMORY, 0)
 
     def _allocatable(self) -> Amounts:
         return amounts(self.node.get("status", {}).get("allocatable"))
@@ -210,9 +219,31 @@ def _unsupported_sharing(labels: Mapping[str, str], allocatable: Amounts) -> str
     return f"its GPUs are shared ({GPU}.shared); turn sharing off there" if shared > 0 else None
 
 
+def _too_many(gpus: int) -> str | None:
+    limit = f"no node has more than {_MOST_GPUS}: look at its device plugin"
+    return f"offers {gpus:.3g} GPUs; {limit}" if gpus > _MOST_GPUS else None
+
+
+def _label_bytes(text: str) -> int:
+    """Bytes of one GPU. GPU feature discovery writes MiB as a bare number; hands write units, as in 15360MiB or 15Gi."""
+    number = re.fullmatch(r"\s*([0-9]+)\s*(MiB|GiB|Mi|Gi)?\s*", text)
+    count = int(number[1]) * (_GIB if (number[2] or "M").startswith("G") else _MIB) if number else 0
+    if not 0 < count < _MOST_LABEL_BYTES:
+        reason = (
+            f"the label {MEMORY_LABEL} is {text!r}; it must be the MiB of one GPU, as in 15360, above 0 and below "
+            f"{_MOST_LABEL_BYTES // _MIB}: correct it, or let GPU feature discovery write it"
+        )
+        raise InvalidInputError(MEMORY_LABEL, [reason])
+    return count
+
+
 def _compute(labels: Mapping[str, str]) -> dict[str, Any]:
     for label in COMPUTE_LABELS:
         major, minor = labels.get(f"{label}.major"), labels.get(f"{label}.minor")
+        if major and minor and not re.fullmatch("[0-9]{1,3}[.][0-9]{1,3}", f"{major}.{minor}"):
+            raise InvalidInputError(
+                label, [f"the labels {label}.major and .minor are {major!r} and {minor!r}; whole numbers are needed"]
+            )
         if major and minor:
             return {"computeCapability": f"{major}.{minor}"}
     return {}

@@ -7,8 +7,9 @@ given a field manager, so that a field dropped from a manifest would stay in the
 import asyncio
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import kubernetes.client
 import kubernetes.config
@@ -19,7 +20,8 @@ from strata_operator.errors import NotReadyError
 
 FIELD_MANAGER = "strata-operator"
 APPLY = "application/apply-patch+yaml"
-REQUEST_SECONDS = 30
+REQUEST_SECONDS = 30.0
+THREADS = 16
 
 Object = dict[str, Any]
 
@@ -29,7 +31,24 @@ class AlreadyExistsError(NotReadyError):
 
 
 class StaleError(NotReadyError):
-    """The object changed meanwhile, or is another one of the same name. Look again."""
+    """The object is gone, or is another one of the same name. Look again."""
+
+
+class RefusedError(NotReadyError):
+    """The API server answers, but not this request: what it holds, an admission webhook or the account's rights forbid it."""
+
+
+class Fence(Protocol):
+    """Says, right before every write, whether it may still be made."""
+
+    def seconds_left(self) -> float:
+        """So long the write may take. Raises NotReadyError where nothing may be written any more."""
+        ...
+
+
+class _NoFence:
+    def seconds_left(self) -> float:
+        return REQUEST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +93,25 @@ def kind_of(manifest: Mapping[str, Any]) -> Kind:
 
 
 class Kube:
-    """One API server. Every call runs in a thread; raises NotReadyError where the server does not answer or refuses."""
+    """One API server. Every call runs in a thread; raises NotReadyError where the server does not answer or refuses.
 
-    def __init__(self, client: kubernetes.client.ApiClient) -> None:
+    Behind a fence, every write asks it last: between a decision and its request a lease may have ended. Each has threads of its
+    own, so that requests that hang (an admission webhook that is away takes its whole time-out) hold up nobody else's.
+    """
+
+    def __init__(self, client: kubernetes.client.ApiClient, fence: Fence | None = None) -> None:
+        self._api = client
+        self._threads = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="kube")
         self._client = DynamicClient(client, discoverer=lambda *_: None)
+        self._fence = fence or _NoFence()
+
+    def behind(self, fence: Fence) -> "Kube":
+        """The same server for whoever may only write while `fence` says so."""
+        return Kube(self._api, fence)
 
     async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Object]:
         answer = await self._call("get", kind.path(namespace), **({"label_selector": labels} if labels else {}))
-        return list(answer["items"])
+        return list(answer.get("items") or ())
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         try:
@@ -99,7 +129,10 @@ class Kube:
         return await self._call("put", kind.path(meta.get("namespace", ""), meta["name"]), body=manifest)
 
     async def apply(self, manifest: Object, subresource: str = "") -> Object:
-        """Server-side apply as the one owner of the fields in `manifest`; fields it no longer holds disappear."""
+        """Server-side apply as the one owner of the fields in `manifest`; fields it no longer holds disappear.
+
+        With a resource version in its metadata only that version is changed: raises AlreadyExistsError for another one.
+        """
         meta = manifest["metadata"]
         path = kind_of(manifest).path(meta.get("namespace", ""), meta["name"], subresource)
         query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
@@ -119,17 +152,22 @@ class Kube:
 
     async def _call(self, method: str, path: str, **more: Any) -> Object:
         def call() -> Object:
-            answer = self._client.request(method, path, serialize=False, _request_timeout=REQUEST_SECONDS, **more)
+            seconds = REQUEST_SECONDS if method == "get" else min(REQUEST_SECONDS, self._fence.seconds_left())
+            answer = self._client.request(
+                method, path, serialize=False, _request_timeout=max(1, int(seconds)), **more
+            )  # whole seconds: older clients take no others
             return dict(json.loads(answer.data))
 
         try:
-            return await asyncio.to_thread(call)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except NotReadyError:
+            raise  # the fence's
         except ConflictError as error:
             raise AlreadyExistsError(f"{method} {path}: {_why(error)}") from error
         except NotFoundError as error:
             raise StaleError(f"{method} {path}: {_why(error)}") from error
         except DynamicApiError as error:
-            raise NotReadyError(f"{method} {path}: the API server answers {error.status}: {_why(error)}") from error
+            raise RefusedError(f"the API server answers {error.status} to {method} {path}: {_why(error)}") from error
         except Exception as error:  # urllib3's, without importing it
             raise NotReadyError(f"{method} {path}: no answer from the API server: {error}") from error
 
@@ -143,7 +181,11 @@ def connect() -> Kube:
             kubernetes.config.load_kube_config()
         except (kubernetes.config.ConfigException, OSError) as error:
             raise NotReadyError(f"no Kubernetes to connect to: {error}; set KUBECONFIG or run in a pod") from error
-    return Kube(kubernetes.client.ApiClient())
+    configuration = kubernetes.client.Configuration.get_default_copy()
+    configuration.retries = (
+        False  # a write that is sent again by itself would pass the fence: whoever wants it looks again
+    )
+    return Kube(kubernetes.client.ApiClient(configuration))
 
 
 def _why(error: DynamicApiError) -> str:

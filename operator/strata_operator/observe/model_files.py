@@ -5,33 +5,45 @@ Called by the command line and the operator before they plan; the weights themse
 
 import json
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from strata_operator.decide.planning import BesideModel
-from strata_operator.errors import InvalidInputError, NotReadyError
+from strata_operator.errors import InvalidInputError
+from strata_operator.observe.hub import MOST_BYTES, fetch
 from strata_planner.contract.calibration import CALIBRATION_FILE, Calibration
 from strata_planner.contract.model_folder import ACTIVATIONS_FILE, ANY_PRECISION_FOLDER, Manifest
 from strata_planner.contract.quantization import with_old_description
 from strata_planner.contract.values import ContractError
 
-HUB = "https://huggingface.co"
-HUB_SECONDS = 20
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A model's config.json, and where exactly it is from: an `hf://` uri with the commit, wherever the hub names it."""
+
+    config: dict[str, Any]
+    uri: str
+
+
+def read_model(uri: str, environment: Mapping[str, str] = os.environ, token: str = "") -> ModelConfig:
+    """The model's config.json, with what an old GPTQ checkpoint says of itself in a file of its own. `token`: for the hub.
+
+    Raises InvalidInputError (change the uri) and NotReadyError (the hub is busy or does not answer).
+    """
+    if uri.startswith("hf://"):
+        fetched = fetch(uri, "config.json", environment, token)
+        return ModelConfig(_parse(fetched.data, uri), fetched.uri)
+    folder = _visible_folder(uri, environment)
+    assert folder is not None, "only hf:// models have none"
+    data = _read_claim(uri, environment) if uri.startswith("pvc://") else _read(uri)
+    return ModelConfig(with_old_description(_parse(data, uri), folder), uri)
 
 
 def read_config(uri: str, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The model's config.json, with what an old GPTQ checkpoint says of itself in a file of its own.
-
-    Raises InvalidInputError (change the uri) and NotReadyError (the hub does not answer).
-    """
-    if uri.startswith("hf://"):
-        return _parse(_download(uri, environment), uri)
-    if uri.startswith("pvc://"):
-        return with_old_description(_parse(_read_claim(uri, environment), uri), _claim_folder(uri, environment))
-    return with_old_description(_parse(_read(uri), uri), local_folder(uri))
+    """For whoever needs no commit. Raises the same."""
+    return read_model(uri, environment).config
 
 
 def read_calibration(
@@ -97,7 +109,7 @@ def _read(uri: str) -> bytes:
             uri, [f"there is no folder {folder}; write the path of a model folder with config.json"]
         )
     try:
-        return (folder / "config.json").read_bytes()
+        return _read_bounded(folder / "config.json")
     except OSError as error:
         raise InvalidInputError(
             uri,
@@ -113,7 +125,7 @@ def _claim_folder(uri: str, environment: Mapping[str, str]) -> Path:
 def _read_claim(uri: str, environment: Mapping[str, str]) -> bytes:
     folder = _claim_folder(uri, environment)
     try:
-        return (folder / "config.json").read_bytes()
+        return _read_bounded(folder / "config.json")
     except OSError as error:
         claim = uri.removeprefix("pvc://").partition("/")[0]
         reason = (
@@ -123,27 +135,21 @@ def _read_claim(uri: str, environment: Mapping[str, str]) -> bytes:
         raise InvalidInputError(uri, [reason]) from error
 
 
-def _download(uri: str, environment: Mapping[str, str]) -> bytes:
-    name, _, revision = uri.removeprefix("hf://").partition("@")
-    address = f"{environment.get('HF_ENDPOINT', HUB)}/{name}/resolve/{revision or 'main'}/config.json"
-    token = environment.get("HF_TOKEN", "")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(address, headers=headers)  # noqa: S310  the hub's address is the administrator's
-    try:
-        with urllib.request.urlopen(request, timeout=HUB_SECONDS) as answer:  # noqa: S310  same
-            return bytes(answer.read())
-    except urllib.error.HTTPError as error:
-        raise InvalidInputError(
-            uri, [f"{address} answers {error.code} {error.reason}; check name, revision and access token"]
-        ) from error
-    except OSError as error:
-        raise NotReadyError(f"{uri}: {address} does not answer: {error}; check the network and try again") from error
+def _read_bounded(file: Path) -> bytes:
+    """Raises OSError. A device or a pipe is no config, and neither is what no model's config is as large as."""
+    if file.exists() and not file.is_file():
+        raise OSError(0, "is no regular file")
+    with file.open("rb") as opened:
+        data = opened.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise OSError(0, f"is larger than {MOST_BYTES >> 20} MiB")
+    return data
 
 
 def _parse(data: bytes, uri: str) -> dict[str, Any]:
     try:
         config = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(uri, [f"config.json is not valid JSON: {error}"]) from error
     if not isinstance(config, dict):
         raise InvalidInputError(uri, ["config.json must hold an object with model_type"])

@@ -31,7 +31,8 @@ from strata_operator.render.names import (
     SLOT,
     control_secret,
 )
-from strata_operator.render.records import EpochRecord, moment, read_record
+from strata_operator.render.records import EpochRecord, UnreadRecord, epoch_number, moment, read_record, usable_records
+from strata_planner.contract.values import ContractError
 
 Object = dict[str, Any]
 OURS = f"{MANAGER_LABEL}={APP}"
@@ -48,15 +49,19 @@ class Snapshot:
     config_maps: tuple[Object, ...]
     secrets: tuple[Object, ...]
 
-    def records_of(self, namespace: str, name: str) -> tuple[EpochRecord, ...]:
-        """Epochs by number. Raises ContractError for a record of another release. One without its Secret is no epoch."""
+    def records_of(self, namespace: str, name: str) -> tuple[tuple[EpochRecord, ...], tuple[UnreadRecord, ...]]:
+        """Epochs by number, and what this release cannot read, each for itself. One without its Secret is no epoch."""
         secrets = {_name(secret): secret for secret in self.secrets if _belongs(secret, namespace, name)}
-        records = [
-            read_record(secrets[_name(config_map)], config_map)
-            for config_map in self.config_maps
-            if _belongs(config_map, namespace, name) and _name(config_map) in secrets
-        ]
-        return tuple(sorted(records, key=lambda record: record.epoch.number))
+        read: list[EpochRecord] = []
+        unread: list[UnreadRecord] = []
+        for config_map in self.config_maps:
+            if not _belongs(config_map, namespace, name) or _name(config_map) not in secrets:
+                continue
+            try:
+                read.append(read_record(secrets[_name(config_map)], config_map))
+            except ContractError as error:
+                unread.append(UnreadRecord(_name(config_map), epoch_number(config_map), str(error)))
+        return usable_records(read, unread)
 
     def control_key_of(self, deployment: LLMDeployment) -> str | None:
         for secret in self.secrets:

@@ -41,7 +41,7 @@ def _pod(deployment: LLMDeployment, options: RenderOptions) -> Object:
         *("python", "-m", "strata_runtime.gateway"),
         *("--host", "0.0.0.0", "--port", str(HTTP_PORT)),  # noqa: S104  the pod's own address
         *("--control-host", "0.0.0.0", "--control-port", str(CONTROL_PORT)),  # noqa: S104  likewise
-        *("--model-uri", deployment.spec.model.uri, "--served-model-name", deployment.name),
+        *("--model-uri", options.model_uri or deployment.spec.model.uri, "--served-model-name", deployment.name),
         *(() if keys is None else ("--api-keys-file", f"{_KEYS_FOLDER}/{keys.key}")),
     ]
     made = container(deployment, GATEWAY, gateway_name(deployment), options.image, command, environment={})

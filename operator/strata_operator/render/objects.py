@@ -23,11 +23,14 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """What the operator knows beside the object. `image`: see `image_for`."""
+    """What the operator knows beside the object. `image`: see `image_for`. `model_uri`: the plan's, which names a commit
+    where the object's does not; empty: the object's.
+    """
 
     image: str
     control_key: str
     operator_namespace: str
+    model_uri: str = ""
 
 
 def image_for(deployment: LLMDeployment, default: str) -> str:

@@ -4,8 +4,8 @@ Written by the controller when it makes an epoch, read at every look: the operat
 status. Knows no API client.
 """
 
-import hashlib
-import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.epochs import Epoch
 from strata_operator.render import epoch_objects, read_epoch
+from strata_operator.render.names import EPOCH_LABEL
+from strata_planner.contract.values import ContractError
 from strata_planner.question.cluster import Cluster
 
 REASON = "strata.dev/reason"
@@ -46,12 +48,13 @@ class EpochRecord:
     at: datetime
 
 
-def spec_digest(deployment: LLMDeployment) -> str:
-    """Of the part of the spec that plans are made from: another one leads to a new plan."""
-    spec = deployment.spec
-    parts = (spec.model, spec.workload, spec.objective, spec.precision, spec.placement, spec.planning)
-    text = json.dumps([part.model_dump(mode="json") for part in parts] + [spec.runtime.compute_type], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+@dataclass(frozen=True, slots=True)
+class UnreadRecord:
+    """An epoch that another release wrote, or something that only looks like one. `number` 0: it has none."""
+
+    name: str
+    number: int
+    reason: str
 
 
 def record_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster, cause: Cause) -> tuple[Object, Object]:
@@ -67,8 +70,23 @@ def record_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster, ca
     return secret, config_map
 
 
+def epoch_number(config_map: Object) -> int:
+    """As its label says; 0 where that is no number of an epoch."""
+    text = str((config_map["metadata"].get("labels") or {}).get(EPOCH_LABEL, ""))
+    return int(text) if re.fullmatch(r"[1-9][0-9]{0,8}", text) else 0
+
+
 def read_record(secret: Object, config_map: Object) -> EpochRecord:
-    """Raises ContractError when another release wrote what this one cannot read."""
+    """Raises ContractError for what this release cannot read: another one's, or a stranger's."""
+    try:
+        return _read(secret, config_map)
+    except ContractError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ContractError(f"is no record of an epoch ({type(error).__name__}: {error}); delete it") from error
+
+
+def _read(secret: Object, config_map: Object) -> EpochRecord:
     epoch, cluster = read_epoch(secret, config_map)
     meta = config_map["metadata"]
     notes = meta.get("annotations") or {}
@@ -80,6 +98,19 @@ def read_record(secret: Object, config_map: Object) -> EpochRecord:
         seconds_to_plan=float(notes.get(SECONDS_TO_PLAN, "0")),
     )
     return EpochRecord(epoch, cluster, cause, moment(meta["creationTimestamp"]))
+
+
+def usable_records(
+    read: Iterable[EpochRecord], unread: Iterable[UnreadRecord]
+) -> tuple[tuple[EpochRecord, ...], tuple[UnreadRecord, ...]]:
+    """The epochs to go on from, by number, and what was passed over.
+
+    Where the newest epoch cannot be read there is none to go on from: a new plan is made, with a number above all of them.
+    """
+    epochs = sorted(read, key=lambda record: record.epoch.number)
+    passed = tuple(sorted(unread, key=lambda each: each.number))
+    newest = epochs[-1].epoch.number if epochs else 0
+    return () if passed and passed[-1].number > newest else tuple(epochs), passed
 
 
 def moment(text: str) -> datetime:

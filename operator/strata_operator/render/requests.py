@@ -43,7 +43,8 @@ def parse_quantity(quantity: str | float) -> Decimal:
     """`100m`, `1Gi`, `1e3`, 2 -> a number in base units. Raises InvalidInputError."""
     match = _QUANTITY.fullmatch(str(quantity))
     if match is None:
-        raise InvalidInputError(repr(quantity), ["is not a Kubernetes quantity; write it as in 500m, 4Gi or 2"])
+        problem = f"{quantity!r} is not a Kubernetes quantity; write it as in 500m, 4Gi or 2"
+        raise InvalidInputError(repr(quantity), [problem])
     number, exponent, suffix = match.groups()
     return Decimal(number + exponent) if exponent else Decimal(number) * _SUFFIXES[suffix or ""]
 

@@ -23,13 +23,13 @@ class DeviceRef(Value, frozen=True):
 
 
 class StageMemory(Value, frozen=True):
-    """Predicted bytes of one stage on each of its devices. `total_bytes` <= the device's usable bytes."""
+    """Predicted bytes of one stage on each of its devices. `total_bytes` <= the device's usable bytes: both without the overhead."""
 
     weights_bytes: int
     embedding_bytes: int  # embedding tables, final norm and head, where they sit on this stage
     kv_bytes: int
     temporary_bytes: int
-    overhead_bytes: int  # the framework: context, libraries; not part of a slot's growth over an idle one
+    overhead_bytes: int  # the framework: context, libraries; what an idle slot holds too
     total_bytes: int
 
 

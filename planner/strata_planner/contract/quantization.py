@@ -129,7 +129,7 @@ def with_old_description(config: dict[str, Any], folder: Path) -> dict[str, Any]
         return config
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{file} cannot be read as JSON ({error}): fetch the model again") from error
     return config | {CONFIG_FIELD: fields}
 
@@ -150,7 +150,7 @@ def _zeros(fields: Mapping[str, Any], meta: Mapping[str, Any]) -> Zeros:
         )
     zeros = _ZEROS_OF_FORMAT[name]
     quantizers = meta.get("quantizer") or ()
-    listed = [quantizers] if isinstance(quantizers, str) else list(quantizers)
+    listed = quantizers if isinstance(quantizers, list | tuple) else [quantizers]
     borrowing = any(str(each).lower().startswith(_BORROWING_QUANTIZERS) for each in listed)
     return "less one in words" if borrowing and zeros == "less one" else zeros
 
@@ -161,12 +161,14 @@ def _dynamic(entries: Any) -> tuple[Override, ...]:
     return tuple(_override(key, value or {}) for key, value in entries.items())
 
 
-def _override(key: str, fields: Mapping[str, Any]) -> Override:
+def _override(key: str, fields: Any) -> Override:
+    if not isinstance(fields, Mapping):
+        raise UnsupportedModelError(f"{CONFIG_FIELD}: dynamic '{key}' is {fields!r}; an object of overrides is needed")
     pattern = key.removeprefix(_SKIP if key.startswith(_SKIP) else _OVERRIDE)
     where = f"dynamic '{key}'"
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise UnsupportedModelError(
             f"{CONFIG_FIELD}: {where} is no regular expression ({error}): correct it"
         ) from error
@@ -184,7 +186,12 @@ def _override(key: str, fields: Mapping[str, Any]) -> Override:
 
 def _only(listed: Any) -> tuple[str, ...]:
     """`[["self_attn.q_proj", ...], ...]`, or one flat list."""
-    flat = [name for each in listed for name in ([each] if isinstance(each, str) else each)]
+    outer = listed if isinstance(listed, list | tuple) else [None]
+    flat = [name for each in outer for name in (each if isinstance(each, list | tuple) else [each])]
+    if not all(isinstance(name, str) for name in flat):
+        raise UnsupportedModelError(
+            f"{CONFIG_FIELD}: modules_in_block_to_quantize is {listed!r}; a list of lists of names is needed"
+        )
     return tuple(f".{name}" for name in flat)
 
 

@@ -22,6 +22,7 @@ from strata_planner.contract.quantization import (
 )
 from strata_planner.contract.values import Value
 from strata_planner.errors import ModelError
+from strata_planner.question.config_fields import check_fields
 from strata_planner.question.families import Family, family_of, flag, linear_path
 
 
@@ -149,6 +150,7 @@ class Model(Value, frozen=True):
         """Raises UnsupportedModelError where the engine lacks something (unless only shapes are studied), ModelError."""
         if not isinstance(config, dict):
             raise ModelError(f"config.json holds a {type(config).__name__}; an object with model_type is needed")
+        check_fields(config)
         quantization = read_quantization(config)
         if for_serving:
             check_architecture(without_description(config))
@@ -194,6 +196,10 @@ class _Reader:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise ModelError(f"num_key_value_heads {self.kv_heads} must divide num_attention_heads {self.heads}")
         self.head_dim = self.number("head_dim", default=self.hidden // self.heads)
+        if self.head_dim < 1:
+            raise ModelError(
+                f"num_attention_heads {self.heads} is more than hidden_size {self.hidden}: a head has no width"
+            )
         self.embedding_size = self.number("word_embed_proj_dim", default=self.hidden)
         learned = self.family.positions_offset is not None
         unbounded = 0 if self.model_type == "bloom" else None

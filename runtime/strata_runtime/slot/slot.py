@@ -240,7 +240,7 @@ class Slot:
         ) as error:  # a port is taken, or the epoch's addresses are none: the controller makes another epoch
             log.exception("epoch %d cannot be in force", epoch)
             self._unused, self._loading = loading, None
-            self._fail(reason_of(error))
+            self._fail(str(error) if isinstance(error, InputError) else f"epoch {epoch}: {reason_of(error)}")
         else:
             loading.give()  # the running epoch has it
             log.info("%s: epoch %d is in force", self._name, epoch)

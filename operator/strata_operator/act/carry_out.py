@@ -1,0 +1,291 @@
+"""Does what `reconcile` decided for one deployment: writes to the API server, messages to slots, questions to the planner.
+
+Called by the controller, one deployment at a time each, several beside each other. What the API server refuses is remembered
+with its sentence and tried again later; the rest is done all the same. Decides nothing but whether a plan that is done may
+still be taken.
+"""
+
+import base64
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from strata_operator.act import metrics
+from strata_operator.act.kept import ASK_AGAIN_SECONDS, Asked, Kept, Refusal
+from strata_operator.act.lease import NotLeadingError
+from strata_operator.act.objects import event_object, status_object
+from strata_operator.act.observation import Look
+from strata_operator.act.planner_call import Answer, Question
+from strata_operator.act.planners import LOSSES, Planners
+from strata_operator.api import LLMDeployment
+from strata_operator.decide.actions import (
+    Action,
+    Apply,
+    DeleteEpoch,
+    DeletePod,
+    DeleteStatefulSet,
+    Emit,
+    MakePlan,
+    RenewEpoch,
+    SetStatus,
+)
+from strata_operator.decide.backoff import Backoff
+from strata_operator.decide.epochs import Epoch, SendToGateway, SendToSlot, highest_epoch
+from strata_operator.decide.epochs import slots_of as slots_in
+from strata_operator.decide.ledger import Dealing, still_free
+from strata_operator.decide.reconcile import plan_key
+from strata_operator.decide.view import PlanFailure, View
+from strata_operator.errors import NotReadyError
+from strata_operator.observe.kube import (
+    CONFIG_MAPS,
+    EVENTS,
+    PODS,
+    SECRETS,
+    STATEFUL_SETS,
+    AlreadyExistsError,
+    Kube,
+    RefusedError,
+)
+from strata_operator.render.names import epoch_name, process_secret
+from strata_operator.render.records import RENEWED, Cause, record_objects
+from strata_operator.render.slots import claims_of
+from strata_planner.contract.keys import new_secret
+from strata_planner.contract.plan import Plan
+from strata_planner.question.cluster import Cluster
+
+log = logging.getLogger(__name__)
+
+
+class Hands:
+    """Carries out actions. `leading`: asked before messages, as the fence is before writes."""
+
+    def __init__(self, kube: Kube, planners: Planners, dealing: Dealing, leading: Callable[[], bool]) -> None:
+        self._kube, self._planners, self._dealing, self._leading = kube, planners, dealing, leading
+
+    async def carry_out(self, actions: tuple[Action, ...], look: Look, view: View, kept: Kept) -> bool:
+        """Whether something was changed, so that it is worth looking again at once."""
+        if not any(isinstance(action, MakePlan) for action in actions):
+            self._want_no_plan(view, kept)
+        kept.wants({_named(action, view) for action in actions})
+        changed = False
+        for action in actions:
+            changed |= await self._try(action, look, view, kept)
+        return changed
+
+    def _want_no_plan(self, view: View, kept: Kept) -> None:
+        if kept.asked is not None:
+            self._planners.drop(view.deployment.metadata.uid)
+            kept.asked = None
+
+    async def _try(self, action: Action, look: Look, view: View, kept: Kept) -> bool:
+        """What the API server refuses stops nothing else."""
+        what, now = _named(action, view), time.monotonic()
+        refused = kept.refusals.get(what)
+        if refused is not None and refused.backoff.waits(now):
+            return False
+        try:
+            changed = await self._do(action, look, view, kept)
+        except NotLeadingError:
+            raise
+        except NotReadyError as error:
+            if isinstance(action, Emit) or (isinstance(action, SetStatus) and not isinstance(error, RefusedError)):
+                log.warning("%s/%s: %s: %s", view.deployment.namespace, view.deployment.name, what, error)
+                return isinstance(error, AlreadyExistsError)  # the object has changed meanwhile: look again
+            before = refused.backoff if refused else Backoff()
+            digest = action.digest if isinstance(action, Apply) else ""
+            kept.refusals[what] = Refusal(f"{what}: {error}", digest, before.failed(now))
+            log.warning("%s/%s: %s: %s", view.deployment.namespace, view.deployment.name, what, error)
+            return True
+        kept.refusals.pop(what, None)
+        return changed
+
+    async def _do(self, action: Action, look: Look, view: View, kept: Kept) -> bool:
+        deployment = view.deployment
+        match action:
+            case MakePlan():
+                return await self._plan(action, look, view, kept)
+            case RenewEpoch():
+                return await self._renew(action, view, kept)
+            case Apply(manifest=manifest, digest=digest):
+                await self._kube.apply(manifest)
+                kept.applied[f"{manifest['kind']} {manifest['metadata']['name']}"] = (digest, time.monotonic())
+            case SendToSlot(slot=name, message=message):
+                await self._send(kept, name, message)
+            case SendToGateway(gateway=name, message=message):
+                await self._send(kept, name, message)
+            case SetStatus(status=status):
+                await self._kube.apply(status_object(deployment, status), "status")
+                return False
+            case Emit():
+                await self._kube.create(EVENTS, event_object(deployment, action))
+                return False
+            case _:
+                await self._delete(action, deployment)
+        return True
+
+    async def _send(self, kept: Kept, name: str, message: Any) -> None:
+        if not self._leading():
+            raise NotLeadingError("this operator leads no more: nobody is told anything")
+        await kept.links.send(name, message)
+
+    async def _delete(self, action: DeleteStatefulSet | DeletePod | DeleteEpoch, deployment: LLMDeployment) -> None:
+        namespace = deployment.namespace
+        match action:
+            case DeleteStatefulSet(name=name):
+                await self._kube.delete(STATEFUL_SETS, namespace, name)
+                await self._kube.delete(SECRETS, namespace, process_secret(name))
+            case DeletePod(name=name, uid=uid):
+                await self._kube.delete(PODS, namespace, name, uid=uid, force=True)
+            case DeleteEpoch(number=number):
+                name = epoch_name(deployment, number)
+                await self._kube.delete(CONFIG_MAPS, namespace, name)
+                await self._kube.delete(SECRETS, namespace, name)
+
+    async def _plan(self, wish: MakePlan, look: Look, view: View, kept: Kept) -> bool:
+        """Ask for a plan, or take one that is done. Never waits for it."""
+        uid, asked = view.deployment.metadata.uid, kept.asked
+        wanted = f"{view.spec_digest}/{','.join(sorted(wish.without))}"
+        if asked is None or asked.question != wanted:
+            return await self._ask(wish, wanted, look, view, kept)
+        answer = self._planners.take(uid)
+        if answer is None:
+            return False
+        kept.asked = None
+        if answer.plan is None:
+            self._note_failure(answer, asked, view, kept)
+        else:
+            await self._take(wish, answer.plan, asked, look, view, kept)
+        return True
+
+    async def _ask(self, wish: MakePlan, wanted: str, look: Look, view: View, kept: Kept) -> bool:
+        """Whether there is an answer already: that the question cannot be asked."""
+        if kept.conflicts.failures > 1 and kept.conflicts.waits(time.monotonic()):
+            return False
+        inventory = look.inventory(view.deployment, self._dealing.ledger)
+        cluster = _without(inventory.cluster, wish.without)
+        asked = Asked(wanted, plan_key(view, wish), cluster, inventory.digest, time.monotonic())
+        try:
+            question = await self._question(wish, view, cluster, inventory.refused)
+        except NotReadyError as error:
+            self._note_failure(Answer(None, "ModelUnavailable", str(error), passing=True), asked, view, kept)
+            return True
+        kept.asked = asked
+        self._planners.want(view.deployment.metadata.uid, question, urgent=wish.reason in LOSSES)
+        return False
+
+    async def _take(self, wish: MakePlan, plan: Plan, asked: Asked, look: Look, view: View, kept: Kept) -> None:
+        """Only if all its devices can still be had."""
+        now = look.inventory(view.deployment, self._dealing.ledger)
+        if not still_free(plan, asked.cluster, _without(now.cluster, wish.without)):
+            log.info("%s: what was planned on is not free any more: it is planned anew", view.deployment.name)
+            kept.conflicts = kept.conflicts.failed(time.monotonic())
+            return
+        kept.failure, kept.failing, kept.conflicts = None, Backoff(), Backoff()
+        seconds = time.monotonic() - asked.since
+        cause = Cause(wish.reason, view.spec_digest, asked.inventory_digest, wish.node, seconds_to_plan=seconds)
+        await self._create_epoch(view, kept, plan, asked.cluster, cause)
+
+    async def _question(self, wish: MakePlan, view: View, cluster: Cluster, refused: tuple[str, ...]) -> Question:
+        """An `hf://` model is resolved to a commit when it is first planned and whenever the spec changes, never by a loss."""
+        deployment, newest = view.deployment, view.newest
+        same_spec = newest is not None and newest.cause.spec_digest == view.spec_digest
+        thing = deployment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"status"})
+        return Question(
+            deployment=thing,
+            cluster=cluster,
+            refused=refused,
+            running=newest.epoch.plan if newest and wish.without else None,
+            model_uri=newest.epoch.plan.model_uri if newest and same_spec else "",
+            token=await self._token(deployment),
+        )
+
+    async def _token(self, deployment: LLMDeployment) -> str:
+        """Raises NotReadyError where the Secret that the spec names is not there."""
+        named = deployment.spec.model.token_secret_ref
+        if named is None:
+            return ""
+        where = f"spec.model.tokenSecretRef: the Secret {deployment.namespace}/{named.name}"
+        secret = await self._kube.get(SECRETS, deployment.namespace, named.name)
+        if secret is None:
+            raise NotReadyError(f"{where} is not there; create it")
+        try:
+            return base64.b64decode(secret["data"][named.key]).decode().strip()
+        except (KeyError, TypeError, ValueError) as error:
+            raise NotReadyError(f"{where} has no text under the key {named.key}; add it") from error
+
+    def _note_failure(self, answer: Answer, asked: Asked, view: View, kept: Kept) -> None:
+        deployment, now = view.deployment, time.monotonic()
+        kept.failure = PlanFailure(asked.key, answer.reason, answer.message, passing=answer.passing)
+        kept.failing = kept.failing.failed(now, ASK_AGAIN_SECONDS) if answer.passing else Backoff()
+        log.warning("%s/%s: no plan (%s): %s", deployment.namespace, deployment.name, answer.reason, answer.message)
+
+    async def _renew(self, action: RenewEpoch, view: View, kept: Kept) -> bool:
+        """Only if every slot answers now: one that has just died looks alive for a moment, and could not prepare."""
+        newest = view.newest
+        assert newest is not None
+        if not await kept.links.all_answer(slots_in(newest.epoch.plan)):
+            return True
+        log.info("%s: epoch %d: %s", view.deployment.name, action.number, action.message)
+        cause = Cause(RENEWED, newest.cause.spec_digest, newest.cause.inventory_digest)
+        await self._create_epoch(view, kept, newest.epoch.plan, newest.cluster, cause)
+        return True
+
+    async def _create_epoch(self, view: View, kept: Kept, plan: Plan, cluster: Cluster, cause: Cause) -> None:
+        """The Secret first. Of two controllers that create the same epoch, the one whose ConfigMap is there has won."""
+        uid = view.deployment.metadata.uid
+        number = 1 + max(highest_epoch(view.ledger, view.seen), view.highest_number, kept.taken_number)
+        secret, config_map = record_objects(view.deployment, Epoch(number, new_secret(), plan), cluster, cause)
+        self._dealing.deal(uid, number, claims_of(view.deployment, plan, cluster))
+        try:
+            try:
+                await self._kube.create(SECRETS, secret)
+            except AlreadyExistsError:
+                log.info(
+                    "the key of epoch %d exists already: an earlier attempt ended before its plan was stored", number
+                )
+            await self._kube.create(CONFIG_MAPS, config_map)
+        except AlreadyExistsError:
+            kept.taken_number = number
+            self._dealing.take_back(uid)
+            raise
+        except (RefusedError, NotLeadingError):
+            self._dealing.take_back(uid)
+            raise
+        except BaseException:  # no answer: it may be there all the same
+            self._dealing.doubt(uid, time.monotonic())
+            raise
+        metrics.EPOCHS.labels(cause.reason).inc()
+
+
+def wishes_a_plan(decide: Callable[[View], tuple[Action, ...]], view: View) -> bool:
+    """Whether a plan would be wished if none had failed."""
+    return any(isinstance(action, MakePlan) for action in decide(replace(view, failure=None)))
+
+
+def _named(action: Action, view: View) -> str:
+    """What is done, in words of the object that it is done to."""
+    match action:
+        case Apply(manifest=manifest):
+            return f"{manifest['kind']} {manifest['metadata']['name']}"
+        case MakePlan() | RenewEpoch():
+            return f"a new epoch of {view.deployment.name}"
+        case DeleteStatefulSet(name=name) | DeletePod(name=name):
+            return f"the end of {name}"
+        case DeleteEpoch(number=number):
+            return f"the end of {epoch_name(view.deployment, number)}"
+        case SetStatus():
+            return f"the status of {view.deployment.name}"
+        case _:
+            return type(action).__name__
+
+
+def _without(cluster: Cluster, nodes: frozenset[str]) -> Cluster:
+    return msgspec.structs.replace(
+        cluster,
+        nodes=tuple(node for node in cluster.nodes if node.name not in nodes),
+        links=tuple(link for link in cluster.links if not nodes & {link.source, link.target}),
+    )

@@ -1,0 +1,90 @@
+"""What the controller keeps of one deployment between two looks: only what saves work. Losing it changes nothing.
+
+What the API server refused, plans that failed and looks that broke are remembered here until their back-off is over.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from strata_operator.act.control_client import Links
+from strata_operator.decide.backoff import Backoff
+from strata_operator.decide.view import PlanFailure
+from strata_planner.contract.keys import new_secret
+from strata_planner.question.cluster import Cluster
+
+APPLY_AGAIN_SECONDS = 120.0  # drift that no watch shows is repaired this late
+ASK_AGAIN_SECONDS = 5.0  # at first, before something outside that was missing is asked for again
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What the API server would not do, and when it is asked again. `digest`: of the manifest that it refused."""
+
+    sentence: str
+    digest: str
+    backoff: Backoff
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A plan under way. `question`: planning is begun anew when it changes; `key`: all that the answer depends on."""
+
+    question: str
+    key: str
+    cluster: Cluster
+    inventory_digest: str
+    since: float
+
+
+class Kept:
+    """One deployment's."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.links = Links(changed)
+        self.control_key = new_secret()  # used if the cluster has none yet
+        self.applied: dict[str, tuple[str, float]] = {}  # kind and name -> what it was made last (digest), and when
+        self.refusals: dict[str, Refusal] = {}  # by what was to be done
+        self.failure: PlanFailure | None = None
+        self.failing = Backoff()  # of plans that wait for something outside
+        self.asked: Asked | None = None
+        self.conflicts = Backoff()  # of plans whose devices were gone when they were done
+        self.errors = Backoff()  # of looks that ended in an error
+        self.generation = -1  # of the spec that they were at
+        self.taken_number = 0  # an epoch that somebody else has made
+        self.task: asyncio.Task[None] | None = None
+        self.since = time.monotonic()
+
+    def still_applied(self, now: float) -> frozenset[str]:
+        """Digests of what is in the cluster as far as anybody knows."""
+        self.applied = {name: last for name, last in self.applied.items() if now - last[1] < APPLY_AGAIN_SECONDS}
+        return frozenset(digest for digest, _ in self.applied.values())
+
+    def still_refused(self, wanted: set[str]) -> tuple[str, ...]:
+        """Sentences. What is not wanted any more is forgotten: another manifest of the same name is tried at once."""
+        self.refusals = {
+            name: refusal for name, refusal in self.refusals.items() if not refusal.digest or refusal.digest in wanted
+        }
+        return tuple(sorted(refusal.sentence for refusal in self.refusals.values()))
+
+    def wants(self, names: set[str]) -> None:
+        """What is done now, in words. What was refused and is not wanted any more is forgotten."""
+        self.refusals = {name: each for name, each in self.refusals.items() if each.digest or name in names}
+
+    def postponed(self, now: float) -> frozenset[str]:
+        return frozenset(each.digest for each in self.refusals.values() if each.digest and each.backoff.waits(now))
+
+    def shown_failure(self, now: float) -> PlanFailure | None:
+        """Why there is no plan. When it is time to try again it is still shown, but stands in nobody's way."""
+        failure = self.failure
+        if failure is None or not failure.passing or self.failing.waits(now):
+            return failure
+        return PlanFailure("", failure.reason, failure.message, passing=True)
+
+    async def close(self) -> None:
+        task, self.task = self.task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self.links.close()

@@ -1,0 +1,131 @@
+"""From one look at the cluster to the View of one deployment, and to the ledger of all. Called by the controller at every look.
+
+Starts to listen to the slots of the newest plan; decides nothing.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from strata_operator.act.control_client import Endpoint, Links, as_kind
+from strata_operator.act.kept import Kept
+from strata_operator.act.planners import PlanLimits
+from strata_operator.api import LLMDeployment, deployment_from_object
+from strata_operator.decide.epochs import Observed
+from strata_operator.decide.epochs import slots_of as slots_in
+from strata_operator.decide.ledger import DeviceLedger
+from strata_operator.decide.reconcile import manifest_digest
+from strata_operator.decide.view import View, gateway_is_ready, given_the_control_key, node_views, pod_views
+from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
+from strata_operator.observe.snapshot import Snapshot
+from strata_operator.render import RenderOptions, image_for, render
+from strata_operator.render.names import CONTROL_PORT, gateway_control_host, slot_address
+from strata_operator.render.records import UnreadRecord
+from strata_operator.render.slots import Claim, claims_of, slots_of
+from strata_planner.contract.control import GatewayStatus, SlotStatus
+from strata_planner.contract.keys import gateway_secret, slot_secret
+from strata_planner.contract.plan import Plan
+
+log = logging.getLogger(__name__)
+
+GATEWAY = "gateway"
+
+
+@dataclass(frozen=True)
+class ControllerOptions:
+    """What the operator was started with, as far as decisions rest on it."""
+
+    namespaces: tuple[str, ...]  # empty: all
+    runtime_image: str
+    operator_namespace: str
+    inventory: InventoryOptions = field(default_factory=InventoryOptions)
+    limits: PlanLimits = field(default_factory=PlanLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at the cluster, and what has been dealt by the time that somebody asks."""
+
+    snapshot: Snapshot
+    options: ControllerOptions
+
+    def inventory(self, deployment: LLMDeployment, ledger: DeviceLedger) -> Inventory:
+        claims = ledger.others(deployment.metadata.uid)
+        return take_inventory(deployment, self.snapshot.nodes, self.snapshot.pods, claims, self.options.inventory)
+
+    def view(self, deployment: LLMDeployment, ledger: DeviceLedger, kept: Kept) -> View:
+        snapshot, now = self.snapshot, time.monotonic()
+        records, unread = snapshot.records_of(deployment.namespace, deployment.name)
+        inventory = self.inventory(deployment, ledger)
+        key = snapshot.control_key_of(deployment) or kept.control_key
+        image = image_for(deployment, self.options.runtime_image)
+        recorded = deployment.status.model_copy(update={"image": image})
+        deployment = deployment.model_copy(update={"status": recorded})
+        newest = records[-1] if records else None
+        plan = newest.epoch.plan if newest else None
+        options = RenderOptions(image, key, self.options.operator_namespace, plan.model_uri if plan else "")
+        manifests = tuple(render(deployment, slots_of(plan, newest.cluster), options)) if newest and plan else ()
+        number = newest.epoch.number if newest else 0
+        return View(
+            now=datetime.now(UTC),
+            deployment=deployment,
+            records=records,
+            nodes=node_views(snapshot.nodes),
+            pods=pod_views(deployment, snapshot.pods),
+            stateful_sets=snapshot.stateful_sets_of(deployment),
+            seen=_observe(deployment, plan, key, snapshot, kept.links),
+            inventory_digest=inventory.digest,
+            devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
+            refused=inventory.refused,
+            manifests=manifests,
+            applied=kept.still_applied(now),
+            failure=kept.shown_failure(now),
+            gateway_ready=gateway_is_ready(deployment, snapshot.pods),
+            highest_number=max((number, *(each.number for each in unread))),
+            troubles=tuple(f"{each.name}: {each.reason}" for each in unread if not 0 < each.number < number),
+            refusals=kept.still_refused({manifest_digest(manifest) for manifest in manifests}),
+            postponed=kept.postponed(now),
+        )
+
+    def outdated(self, deployment: LLMDeployment) -> tuple[UnreadRecord, ...]:
+        """Records of another release that are behind a committed epoch of this one."""
+        records, unread = self.snapshot.records_of(deployment.namespace, deployment.name)
+        newest = records[-1].epoch.number if records else 0
+        committed = deployment.status.committed_epoch == newest
+        return tuple(each for each in unread if committed and 0 < each.number < newest)
+
+    def ledger(self) -> DeviceLedger:
+        """What the newest plans of all deployments take, whether their pods exist yet or not."""
+        claims: dict[str, tuple[Claim, ...]] = {}
+        for thing in self.snapshot.deployments:
+            meta = thing["metadata"]
+            if meta.get("deletionTimestamp"):
+                continue
+            try:
+                deployment = deployment_from_object(thing)
+                records, _ = self.snapshot.records_of(deployment.namespace, deployment.name)
+                if records:
+                    claims[meta["uid"]] = claims_of(deployment, records[-1].epoch.plan, records[-1].cluster)
+            except Exception as error:  # noqa: BLE001  whatever one deployment holds, the others' devices are still theirs
+                log.warning("%s/%s is left out of the ledger: %s", meta["namespace"], meta["name"], error)
+        return DeviceLedger(claims)
+
+
+def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:
+    """Follow the plan's slots and the gateway, and hand over what they have said last."""
+    addresses = {slot: slot_address(deployment, slot) for slot in slots_in(plan)} if plan else {}
+    earlier = given_the_control_key(deployment, snapshot.pods)
+    endpoints = {
+        slot: Endpoint(address.host, address.control_port, key if slot in earlier else slot_secret(key, slot))
+        for slot, address in addresses.items()
+    }
+    if plan:
+        secret = key if GATEWAY in earlier else gateway_secret(key)
+        endpoints[GATEWAY] = Endpoint(gateway_control_host(deployment), CONTROL_PORT, secret)
+    links.follow(endpoints)
+    return Observed(
+        slots=as_kind(links.statuses, SlotStatus),
+        gateways=as_kind(links.statuses, GatewayStatus),
+        addresses=addresses,
+    )

@@ -1,0 +1,89 @@
+"""The digest of what a plan is made from: another one leads to a new plan. Read and written with every epoch's record.
+
+A field that a later release adds must not replan a fleet, so only what differs from its default is hashed: a deployment that
+does not use the new field keeps its digest. Objects come from the API server with the schema's defaults filled in, so what
+the user left out cannot be told from what he wrote out. Digests of 0.1.0, which hashed every field it had, still count.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from strata_operator.api import LLMDeployment
+
+_SPEC_PARTS = ("model", "workload", "objective", "precision", "placement", "planning")
+
+# Every field that 0.1.0 hashed, in its own order of parts; None: a value, else the fields below. Never to be changed.
+_Fields = dict[str, "_Fields | None"]
+_FIELDS_OF_0_1_0: _Fields = {
+    "model": {
+        "uri": None,
+        "tokenSecretRef": {"name": None, "key": None},
+        "cache": {"persistentVolumeClaim": None},
+        "maxModelLen": None,
+    },
+    "workload": dict.fromkeys(("promptTokens", "outputTokens", "concurrency", "requestsPerSecond")),
+    "objective": {
+        "goal": None,
+        "slo": {"ttftMs": None, "tpotMs": None},
+        "qualityWeight": None,
+        "maxPerplexityIncrease": None,
+    },
+    "precision": dict.fromkeys(("allowed", "method", "activationBits", "kvCacheBits")),
+    "placement": dict.fromkeys(("nodeSelector", "tolerations", "exclude", "minStages", "maxStages", "tensorParallel")),
+    "planning": {
+        "solver": None,
+        "timeLimitSeconds": None,
+        "overrides": dict.fromkeys(("memoryMarginBytes", "usableMemoryFraction", "linkGbps")),
+    },
+}
+
+
+def spec_digest(deployment: LLMDeployment) -> str:
+    """Of the part of the spec that plans are made from."""
+    spec = deployment.spec
+    said = {part: _said(getattr(spec, part)) for part in _SPEC_PARTS}
+    said["runtime"] = {"compute_type": spec.runtime.compute_type} if spec.runtime.compute_type else {}
+    return _hashed({part: fields for part, fields in said.items() if fields})
+
+
+def same_spec(deployment: LLMDeployment, recorded: str) -> bool:
+    """Whether a recorded digest, of this release or of 0.1.0, is that of the spec as it is now."""
+    return recorded in {spec_digest(deployment), _digest_of_0_1_0(deployment)}
+
+
+def _digest_of_0_1_0(deployment: LLMDeployment) -> str | None:
+    """None where the spec says something that 0.1.0 did not know."""
+    spec = deployment.spec
+    parts: list[Any] = []
+    for name in _SPEC_PARTS:
+        fields = _FIELDS_OF_0_1_0[name]
+        assert fields is not None
+        if not _knows(fields, _said(getattr(spec, name))):
+            return None
+        parts.append(_cut(fields, getattr(spec, name).model_dump(mode="json")))
+    return _hashed([*parts, spec.runtime.compute_type])
+
+
+def _said(part: BaseModel) -> dict[str, Any]:
+    return part.model_dump(mode="json", exclude_defaults=True)
+
+
+def _knows(fields: _Fields, said: dict[str, Any]) -> bool:
+    return all(
+        name in fields and (not isinstance(below := fields[name], dict) or _knows(below, value))
+        for name, value in said.items()
+    )
+
+
+def _cut(fields: _Fields, dumped: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _cut(below, dumped[name]) if isinstance(below, dict) and isinstance(dumped[name], dict) else dumped[name]
+        for name, below in fields.items()
+    }
+
+
+def _hashed(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

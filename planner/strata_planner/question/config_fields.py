@@ -1,0 +1,58 @@
+"""The shape of config.json: which kind of JSON each field must be that the planner reads, before anybody reads it.
+
+Called by `model` alone. A checkpoint's config is a stranger's: whatever it holds, the answer is a model or a sentence.
+Fields that nobody reads may hold anything. Knows no architecture.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from strata_planner.errors import ModelError
+
+_LIMIT = 1 << 31  # products of a few such numbers stay far within a float
+_MOST_LAYERS = 4096  # the longest known has 126
+_MOST_EXPERTS = 65_536
+
+WHOLE_NUMBERS: dict[str, int] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _MOST_LAYERS),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "vocab_size"), _LIMIT),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads", "head_dim"), _LIMIT),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), _LIMIT),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), _LIMIT),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), _MOST_EXPERTS),
+    **dict.fromkeys(("num_experts_per_tok", "moe_top_k"), _MOST_EXPERTS),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _LIMIT),
+    **dict.fromkeys(("decoder_sparse_step", "first_k_dense_replace"), _MOST_LAYERS),
+}
+OBJECTS = ("rope_scaling", "rope_parameters", "quantization_config")
+LISTS: dict[str, type] = {"layer_types": str, "mlp_only_layers": int}
+TEXTS = ("model_type",)
+
+
+def check_fields(config: Mapping[str, Any]) -> None:
+    """Raises ModelError that names the first field of another kind. Absent and null are as good."""
+    for name, most in WHOLE_NUMBERS.items():
+        _check(config, name, _is_number(config.get(name), most), f"a whole number of 0 to {most}")
+    for name in OBJECTS:
+        _check(config, name, isinstance(config.get(name), Mapping), "an object")
+    for name, kind in LISTS.items():
+        value = config.get(name)
+        fits = isinstance(value, list | tuple) and all(type(each) is kind for each in value)
+        _check(config, name, fits, f"a list of {'texts' if kind is str else 'whole numbers'}")
+    for name in TEXTS:
+        _check(config, name, isinstance(config.get(name), str), "a text")
+
+
+def _is_number(value: Any, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _check(config: Mapping[str, Any], name: str, fits: bool, needed: str) -> None:  # noqa: FBT001
+    value = config.get(name)
+    if value is None or fits:
+        return
+    shown = repr(value)
+    raise ModelError(
+        f"config.json: {name} is {shown if len(shown) <= 80 else f'{shown[:77]}...'}; {needed} is needed: "
+        "fetch the model again, or correct the field"
+    )
