@@ -334,6 +334,9 @@ def operator(  # noqa: PLR0913, PLR0917  one parameter per option
         Path | None,
         typer.Option(help="YAML with profiles of device types and link rates that the administrator knows."),
     ] = None,
+    tenants: Annotated[
+        str, typer.Option(help="JSON: what deployments may put into pods beside the defaults (docs/security.md).")
+    ] = "{}",
 ) -> None:
     """Run the operator: watch LLMDeployments and keep them planned, rendered and served. The chart starts it in a pod.
 
@@ -342,6 +345,7 @@ def operator(  # noqa: PLR0913, PLR0917  one parameter per option
     Example: `strata operator --namespace default`
     """
     from strata_operator.act.handlers import OperatorOptions, run
+    from strata_operator.api.tenants import TenantRules
 
     run(
         OperatorOptions(
@@ -352,6 +356,7 @@ def operator(  # noqa: PLR0913, PLR0917  one parameter per option
             lease_namespace=lease_namespace,
             lease_name=lease_name,
             inventory_file=inventory,
+            tenants=TenantRules.parse(tenants),
         )
     )
 

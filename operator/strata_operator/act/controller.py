@@ -18,8 +18,10 @@ import msgspec
 from strata_operator.act import metrics
 from strata_operator.act.control_client import Endpoint, Links, as_kind
 from strata_operator.act.objects import event_object, status_object
+from strata_operator.act.ownership import apply_own, create_own
 from strata_operator.act.planner_call import CannotPlanError, plan_now
 from strata_operator.api import LLMDeployment, deployment_from_object
+from strata_operator.api.tenants import TenantRules
 from strata_operator.decide.actions import (
     Action,
     Apply,
@@ -37,7 +39,7 @@ from strata_operator.decide.reconcile import plan_key, reconcile
 from strata_operator.decide.view import PlanFailure, View, gateway_is_ready, node_views, pod_views
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
-from strata_operator.observe.kube import CONFIG_MAPS, EVENTS, PODS, SECRETS, STATEFUL_SETS, AlreadyExistsError, Kube
+from strata_operator.observe.kube import CONFIG_MAPS, EVENTS, PODS, SECRETS, STATEFUL_SETS, Kube
 from strata_operator.observe.snapshot import Snapshot, take_snapshot
 from strata_operator.render import RenderOptions, image_for, render
 from strata_operator.render.names import CONTROL_PORT, epoch_name, gateway_control_host, slot_address
@@ -67,6 +69,7 @@ class ControllerOptions:
     runtime_image: str
     operator_namespace: str
     inventory: InventoryOptions = field(default_factory=InventoryOptions)
+    tenants: TenantRules = field(default_factory=TenantRules)
 
 
 class Kept:
@@ -141,6 +144,7 @@ class Controller:
                 log.exception("a look at the cluster failed")
 
     async def _serve(self, deployment: LLMDeployment, snapshot: Snapshot) -> None:
+        self._options.tenants.check(deployment, self._options.runtime_image)
         kept = self._kept.setdefault(deployment.metadata.uid, Kept(self.wake))
         view = self._view(deployment, snapshot, kept)
         if _is_too_early(view, kept):
@@ -195,7 +199,7 @@ class Controller:
             case RenewEpoch():
                 await self._renew(action, view, kept)
             case Apply(manifest=manifest, digest=digest):
-                await self._kube.apply(manifest)
+                await apply_own(self._kube, deployment, manifest)
                 kept.applied[f"{manifest['kind']} {manifest['metadata']['name']}"] = (digest, time.monotonic())
             case SendToSlot(slot=slot, message=message):
                 await kept.links.send(slot, message)
@@ -255,9 +259,7 @@ class Controller:
         """The Secret first. Of two controllers that create the same epoch, the one whose ConfigMap is there has won."""
         number = 1 + highest_epoch(view.ledger, view.seen)
         secret, config_map = record_objects(view.deployment, Epoch(number, new_secret(), plan), cluster, cause)
-        try:
-            await self._kube.create(SECRETS, secret)
-        except AlreadyExistsError:
+        if not await create_own(self._kube, view.deployment, secret):
             log.info("the key of epoch %d exists already: an earlier attempt ended before its plan was stored", number)
         await self._kube.create(CONFIG_MAPS, config_map)
         metrics.EPOCHS.labels(cause.reason).inc()

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from strata_operator.act import metrics
 from strata_operator.act.controller import Controller, ControllerOptions
 from strata_operator.act.lease import Leadership, LeaseName
 from strata_operator.api import GROUP, PLURAL, VERSION
+from strata_operator.api.tenants import TenantRules
 from strata_operator.commands.inputs import read_text
 from strata_operator.observe.inventory import InventoryOptions
 from strata_operator.observe.kube import connect
@@ -39,6 +40,7 @@ class OperatorOptions:
     lease_namespace: str
     lease_name: str
     inventory_file: Path | None = None
+    tenants: TenantRules = field(default_factory=TenantRules)
 
 
 def run(options: OperatorOptions) -> None:
@@ -92,6 +94,7 @@ class _Running:
             runtime_image=options.runtime_image,
             operator_namespace=options.lease_namespace,
             inventory=self._inventory,
+            tenants=options.tenants,
         )
         self._controller = Controller(kube, settings_of_controller, lambda: leadership.leading)
         self._tasks = [asyncio.create_task(leadership.keep()), asyncio.create_task(self._controller.run())]
