@@ -139,7 +139,18 @@ def test_a_picture_is_written_where_it_can_be(strata: Strata, inputs: Inputs, tm
 
 def test_what_is_wrong_in_a_cluster_names_its_file(strata: Strata, inputs: Inputs) -> None:
     inputs.cluster.write_text("nodes: [")
-    assert f"strata: {inputs.cluster}: the cluster is not valid YAML" in strata("plan", *inputs.arguments).err
+    said = strata("plan", *inputs.arguments).err
+    assert f"strata: {inputs.cluster}: not accepted" in said
+    assert "the cluster is not valid YAML" in said
+
+
+def test_more_threads_than_this_machine_has_are_refused_before_anything_is_measured(
+    strata: Strata, inputs: Inputs
+) -> None:
+    inputs.cluster.write_text("nodes: [{name: a, devices: [{type: cpu, threads: 1000}]}]")
+    ended = strata("plan", *inputs.arguments, "--measure")
+    assert ended.code == 2
+    assert "nodes[0].devices[0].threads: 1000: this machine has" in ended.err
 
 
 def test_a_model_path_may_hold_below_the_deployments_folder(strata: Strata, inputs: Inputs) -> None:

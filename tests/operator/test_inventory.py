@@ -251,6 +251,8 @@ def test_options_come_from_a_file() -> None:
     assert options.links.between_zones.gbps == 25
     with pytest.raises(InvalidInputError, match=r"^f: not accepted"):
         InventoryOptions.from_yaml("link: {}", "f")
+    with pytest.raises(InvalidInputError, match=r"links.betweenZones.gbps: nan(.|\n)*links.named\[0\].gbps: inf"):
+        InventoryOptions.from_yaml("links: {betweenZones: {gbps: .nan}, named: [{from: a, to: b, gbps: .inf}]}", "f")
 
 
 POD_REQUESTS = {

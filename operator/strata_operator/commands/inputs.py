@@ -7,7 +7,7 @@ from pathlib import Path
 from strata_operator.api import LLMDeployment, load_deployment
 from strata_operator.decide.planning import request_for
 from strata_operator.errors import InvalidInputError
-from strata_operator.local.machine import this_machine, with_measured_rates, with_threads
+from strata_operator.local.machine import check_threads, this_machine, with_measured_rates, with_threads
 from strata_operator.observe.model_files import beside, read_beside, read_config
 from strata_planner.errors import ClusterError
 from strata_planner.question.cluster import Cluster
@@ -30,7 +30,7 @@ def read_question(
 ) -> Question:
     """Cheap checks first: both files and the model's config are read before anything is measured."""
     deployment = load_deployment(read_text(deployment_file), source=str(deployment_file))
-    given = _read_cluster(cluster_file) if cluster_file else None
+    given = _read_cluster(cluster_file, to_run_here=measure) if cluster_file else None
     uri = beside(deployment.spec.model.uri, deployment_file)
     config = read_config(uri)
     cluster = with_threads(given or this_machine(deployment.spec.placement.min_stages))
@@ -46,12 +46,15 @@ def read_question(
     return Question(deployment, cluster, asked())
 
 
-def _read_cluster(file: Path) -> Cluster:
-    """Raises ClusterError that names the file."""
+def _read_cluster(file: Path, *, to_run_here: bool) -> Cluster:
+    """Raises InvalidInputError with every problem."""
     try:
-        return Cluster.from_yaml(read_text(file))
+        cluster = Cluster.from_yaml(read_text(file))
+        if to_run_here:
+            check_threads(cluster)
     except ClusterError as error:
-        raise ClusterError(f"{file}: {error}") from error
+        raise InvalidInputError(str(file), error.problems) from error
+    return cluster
 
 
 def read_text(path: Path) -> str:

@@ -8,7 +8,7 @@ and by `strata plan` on exported objects. Pure; knows no model.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import combinations
@@ -27,6 +27,8 @@ from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.values import ContractError, Value, from_builtins, to_json
 from strata_planner.question.catalogue import catalogue
 from strata_planner.question.cluster import Cluster, Device, Link, LinkRate, Node
+from strata_planner.question.nodes import problems_of_rate
+from strata_planner.question.reading import load_yaml, problems_in
 
 DEVICE_LABEL = "strata.dev/device"  # on nodes: `cpu` makes the node's free processors and memory a device
 PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -53,6 +55,17 @@ class LinkTable(Value, frozen=True):
     between_regions: LinkRate = LinkRate(gbps=0.5, latency_ms=90.0)
     named: tuple[Link, ...] = ()
 
+    def problems(self) -> Iterator[str]:
+        """Rates that no link has, as sentences."""
+        rules = (
+            ("withinZone", self.within_zone),
+            ("betweenZones", self.between_zones),
+            ("betweenRegions", self.between_regions),
+        )
+        named = ((f"named[{number}]", link.rate) for number, link in enumerate(self.named))
+        for place, rate in (*rules, *named):
+            yield from problems_of_rate(rate, f"links.{place}")
+
 
 class InventoryOptions(Value, frozen=True):
     """What the administrator knows better: profiles of device types, and the network. The operator reads it from a file."""
@@ -62,11 +75,17 @@ class InventoryOptions(Value, frozen=True):
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> Self:
-        """Raises InvalidInputError that names `source`."""
+        """Raises InvalidInputError that names `source`, with every problem."""
         try:
-            return from_builtins(yaml.safe_load(text) or {}, cls)
+            data = load_yaml(text) or {}
+            problems = [*problems_in(data, cls)]
+            options = cls() if problems else from_builtins(data, cls)
         except (yaml.YAMLError, ContractError) as error:
             raise InvalidInputError(source, [str(error)]) from error
+        problems += [*options.links.problems()]
+        if problems:
+            raise InvalidInputError(source, problems)
+        return options
 
 
 @dataclass(frozen=True, slots=True)
