@@ -156,6 +156,10 @@ def up(  # noqa: PLR0913, PLR0917  one parameter per option
         Path | None, typer.Option(help="Folder for the processes' logs; by default one that is removed at the end.")
     ] = None,
     profile: LatencyProfileFile = None,
+    *,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only plan and check files, port, memory and tokenizer; start nothing.")
+    ] = False,
 ) -> None:
     """Plan a deployment and run it here, one process per slot, until Ctrl-C or SIGTERM.
 
@@ -165,7 +169,7 @@ def up(  # noqa: PLR0913, PLR0917  one parameter per option
     """
     from strata_operator.commands import up as command
 
-    command.run(command.UpOptions(file, cluster, host, port, api_keys_file, logs, profile))
+    command.run(command.UpOptions(file, cluster, host, port, api_keys_file, logs, profile, check))
 
 
 @app.command()

@@ -69,6 +69,7 @@ class Inputs:
     def __init__(self, folder: Path) -> None:
         self.deployment, self.cluster, self.model = folder / "tiny.yaml", folder / "cluster.yaml", folder / "model"
         self.model.mkdir()
+        (self.model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # whole, of no tensors
         self.write()
 
     def write(
@@ -191,7 +192,7 @@ def test_wrong_input_is_a_sentence_and_an_exit_code(
     for command in ("plan", "up"):
         ended = strata(command, *inputs.arguments, *(("--port", "0") if command == "up" else ("--json",)))
         assert (ended.code, ended.out) == (code, "")
-        assert ended.err.startswith("strata: ")
+        assert any(line.startswith("strata: ") for line in ended.err.splitlines())
         for part in says:
             assert part in ended.err
 
@@ -218,6 +219,17 @@ def test_a_port_in_use_names_a_free_one(strata: Strata, inputs: Inputs) -> None:
         ended = strata("up", *inputs.arguments, "--port", str(port))
     assert ended.code == 2
     assert f"port {port} on 127.0.0.1 is in use; choose a free one: --port " in ended.err
+
+
+def test_up_tells_all_that_its_checks_find_at_once_and_starts_nothing(strata: Strata, inputs: Inputs) -> None:
+    inputs.write(more="gateway: {apiKeysSecretRef: {name: keys}}")
+    (inputs.model / "model.safetensors").unlink()
+    inputs.cluster.write_text("nodes: [{name: a, devices: [{type: cpu, threads: 1000}]}]")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = strata("up", *inputs.arguments, "--port", taken.getsockname()[1])
+    assert ended.code == 2
+    failed = [line.removeprefix("  - ").partition(":")[0] for line in ended.err.splitlines() if line.startswith("  - ")]
+    assert failed == ["port", "keys", "shards", "threads", "tokenizer"]
 
 
 def test_keys_that_the_object_asks_for_are_not_dropped(strata: Strata, inputs: Inputs) -> None:

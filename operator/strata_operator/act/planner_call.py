@@ -5,7 +5,7 @@ import asyncio
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.planning import request_for
 from strata_operator.errors import InvalidInputError, NotReadyError, OperatorError
-from strata_operator.observe.model_files import read_beside, read_config
+from strata_operator.observe.model_files import check_shards, read_beside, read_config
 from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan
@@ -34,6 +34,7 @@ async def plan_now(
         raise CannotPlanError("NoDevices", "; ".join(("no node has a device that may be used", *refused)))
     try:
         config = await asyncio.to_thread(read_config, deployment.spec.model.uri)
+        await asyncio.to_thread(check_shards, deployment.spec.model.uri)
         found = await asyncio.to_thread(read_beside, deployment.spec.model.uri, config)
         request = request_for(deployment, cluster, config, beside=found)
         return await asyncio.to_thread(_plan, request, running)

@@ -1,11 +1,11 @@
 """Reads what the commands are given: the deployment, the cluster and the model's config.json, as a question to the planner."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from strata_operator.api import LLMDeployment, load_deployment
-from strata_operator.decide.planning import request_for
+from strata_operator.decide.planning import corrected, request_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.machine import check_threads, this_machine, with_measured_rates, with_threads
 from strata_operator.observe.model_files import beside, read_beside, read_config
@@ -28,7 +28,9 @@ class Question:
 def read_question(
     deployment_file: Path, cluster_file: Path | None, *, measure: bool, shapes_only: bool = False
 ) -> Question:
-    """Cheap checks first: both files and the model's config are read before anything is measured."""
+    """Cheap checks first: both files and the model's config are read before anything is measured. `measure` False: later, if
+    at all (`measured`).
+    """
     deployment = load_deployment(read_text(deployment_file), source=str(deployment_file))
     given = _read_cluster(cluster_file, to_run_here=measure) if cluster_file else None
     uri = beside(deployment.spec.model.uri, deployment_file)
@@ -44,6 +46,13 @@ def read_question(
         cluster = with_measured_rates(cluster)
     _say_what_is_for_kubernetes(deployment)
     return Question(deployment, cluster, asked())
+
+
+def measured(question: Question) -> Question:
+    """With the rates of this machine's processor. Raises LocalError."""
+    cluster = with_measured_rates(question.cluster)
+    devices = corrected(question.deployment, cluster)
+    return replace(question, cluster=cluster, request=replace(question.request, cluster=devices))
 
 
 def _read_cluster(file: Path, *, to_run_here: bool) -> Cluster:

@@ -37,7 +37,7 @@ def this_machine(min_stages: int) -> Cluster:
     if gpus:
         return Cluster(nodes=(Node(name="local", devices=tuple(gpus)),))
     threads = max(1, cores() // min_stages)
-    share = int(_free_memory_bytes() * FREE_MEMORY_SHARE) // min_stages
+    share = int(free_memory_bytes() * FREE_MEMORY_SHARE) // min_stages
     return Cluster(
         nodes=tuple(
             Node(name=f"cpu{number}", devices=(Device(type=CPU, memory_bytes=share, threads=threads),))
@@ -65,7 +65,7 @@ def with_threads(cluster: Cluster) -> Cluster:
 def with_measured_rates(cluster: Cluster) -> Cluster:
     """CPU devices without a profile of their own get the rates of this processor. Raises LocalError."""
     for threads in cluster.cpu_threads():
-        log.info("measuring the processor with %d threads, about %d s", threads, USUAL_MEASURE_SECONDS)
+        log.info("measuring the processor, threads: %d; %d s, once for this machine", threads, USUAL_MEASURE_SECONDS)
         cluster = cluster.with_profile(_measure(threads))
     return cluster
 
@@ -103,6 +103,11 @@ def parse_gpus(lines: Iterable[str]) -> list[Device]:
     return [Device(type=name, count=len(each), memory_bytes=min(each)) for name, each in free.items()]
 
 
+def gpu_count() -> int:
+    """GPUs that the driver lists here."""
+    return sum(device.count for device in _gpus())
+
+
 def _gpus() -> list[Device]:
     command = ["nvidia-smi", "--query-gpu=name,memory.free", "--format=csv,noheader,nounits"]
     try:
@@ -124,7 +129,7 @@ def _measure(threads: int) -> DeviceProfile:
     return from_json(measured, DeviceProfile)
 
 
-def _free_memory_bytes(root: Path = Path("/")) -> int:
+def free_memory_bytes(root: Path = Path("/")) -> int:
     """What the kernel and this control group (version 2 or 1) would still give."""
     free = [_meminfo(root / "proc/meminfo").get("MemAvailable", 4 << 30)]
     for limit, used in (
