@@ -12,6 +12,7 @@ from strata_operator.act.controller import Controller, ControllerOptions
 from strata_operator.act.ownership import ForeignObjectError, apply_own
 from strata_operator.api import deployment_from_object
 from strata_operator.api.tenants import TenantRules
+from strata_operator.observe.snapshot import take_snapshot
 from strata_operator.render.names import labels
 from strata_operator.render.objects import metadata
 from tests.operator.fake_api import FakeApi, serving
@@ -249,3 +250,15 @@ async def test_what_tenants_may_not_use_is_neither_planned_nor_rendered(api: Fak
     controller = Controller(kube_of(api.url), opened, lambda: True)
     await controller.look()
     assert api.wrote("POST", "/configmaps")
+
+
+async def test_a_foreign_stateful_set_that_is_labelled_like_a_slot_is_never_removed(api: FakeApi) -> None:
+    await looked(api, 2)
+    (own,) = [each for path, each in api.objects.items() if "/statefulsets/" in path][:1]
+    owner = {"kind": "Database", "name": "db", "uid": "another", "controller": True}
+    path = "/apis/apps/v1/namespaces/ns/statefulsets/db"
+    api.put(path, {**own, "metadata": {**own["metadata"], "name": "db", "uid": "db", "ownerReferences": [owner]}})
+    deployment = deployment_from_object(api.objects[f"{LLMDS}/chat"])
+    snapshot = await take_snapshot(kube_of(api.url), ())
+    assert "db" not in snapshot.stateful_sets_of(deployment)
+    assert own["metadata"]["name"] in snapshot.stateful_sets_of(deployment)

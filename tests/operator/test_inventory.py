@@ -345,3 +345,11 @@ def test_a_cpu_device_fits_beside_everything_else(taken: list[PodBuilder], cpu: 
         assert device.threads >= 1
         assert device.threads + sum(float(each["cpu"]) for each in used) <= cpu
         assert device.memory_bytes + SLOT_IDLE_BYTES + sum(int(each["memory"]) for each in used) <= memory * GIB
+
+
+def test_a_node_that_offers_more_than_any_has_is_named_and_the_others_go_on() -> None:
+    nodes = [a_node("a").with_gpus("Tesla-T4", 1_000_000).build(), a_node("b").with_gpus("Tesla-T4", 1).build()]
+    found = take_inventory(a_deployment().build(), nodes, [])
+    assert [node.name for node in found.cluster.nodes] == ["b"]
+    (reason,) = found.refused
+    assert reason.startswith("node a: Tesla-T4.count: 1000000: 1 to 256 devices")

@@ -27,7 +27,7 @@ from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.values import ContractError, Value, from_builtins, to_json
 from strata_planner.question.catalogue import catalogue
 from strata_planner.question.cluster import Cluster, Device, Link, LinkRate, Node
-from strata_planner.question.nodes import problems_of_rate
+from strata_planner.question.nodes import problems_of_device, problems_of_rate
 from strata_planner.question.reading import load_yaml, problems_in
 
 DEVICE_LABEL = "strata.dev/device"  # on nodes: `cpu` makes the node's free processors and memory a device
@@ -157,7 +157,7 @@ class _SeenNode:
         if unusable:
             return [], [unusable]
         closed = why_closed(self.node, self.deployment)
-        results = [self._gpus(only_own=bool(closed)), self._cpu(only_own=bool(closed))]
+        results = [_bounded(each) for each in (self._gpus(only_own=bool(closed)), self._cpu(only_own=bool(closed)))]
         devices = [result for result in results if isinstance(result, Device)]
         reasons = [closed] if closed else [result for result in results if isinstance(result, str)]
         return devices, reasons
@@ -215,6 +215,13 @@ class _SeenNode:
     def _own_devices(self) -> list[Device]:
         texts = [(pod["metadata"].get("annotations") or {}).get(DEVICE_ANNOTATION, "") for pod in self.own_pods]
         return [device for text in texts if (device := decode_device(text)) is not None]
+
+
+def _bounded(device: Device | str | None) -> Device | str | None:
+    """What no node has is the node's own slip, and a sentence in place of the device."""
+    if not isinstance(device, Device):
+        return device
+    return "; ".join(problems_of_device(device, device.type)) or device
 
 
 def _unsupported_sharing(labels: Mapping[str, str], allocatable: Amounts) -> str | None:

@@ -75,10 +75,10 @@ def problems_of_nodes(nodes: tuple[Node, ...]) -> Iterator[str]:
         yield f"nodes named twice: {', '.join(repeated)}; every node needs a name of its own"
     for at, node in enumerate(nodes):
         for number, device in enumerate(node.devices):
-            yield from _problems_of_device(device, f"nodes[{at}].devices[{number}]")
+            yield from problems_of_device(device, f"nodes[{at}].devices[{number}]")
 
 
-def _problems_of_device(device: Device, path: str) -> Iterator[str]:
+def problems_of_device(device: Device, path: str) -> Iterator[str]:
     if not 1 <= device.count <= MOST_DEVICES:
         yield f"{path}.count: {device.count}: 1 to {MOST_DEVICES} devices of a type are on one node; leave out what is not there"
     for field, value, most in (
