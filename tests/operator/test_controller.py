@@ -262,3 +262,13 @@ async def test_a_foreign_stateful_set_that_is_labelled_like_a_slot_is_never_remo
     snapshot = await take_snapshot(kube_of(api.url), ())
     assert "db" not in snapshot.stateful_sets_of(deployment)
     assert own["metadata"]["name"] in snapshot.stateful_sets_of(deployment)
+
+
+async def test_a_checkpoint_that_is_not_whole_is_told_before_slots_are_made(api: FakeApi, model: Path) -> None:
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
+    await looked(api, 2)
+    status = api.objects[f"{LLMDS}/chat"]["status"]
+    planned = next(condition for condition in status["conditions"] if condition["type"] == "Planned")
+    assert planned["reason"] == "ModelUnavailable"
+    assert "one.safetensors is missing" in planned["message"]
+    assert not api.wrote("PATCH", "/statefulsets/")
