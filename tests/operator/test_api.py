@@ -188,3 +188,8 @@ def test_wrong_items_of_a_list_are_named_once_each_as_they_were_written(bits: li
     wrong = [(number, json.dumps(each, ensure_ascii=False)) for number, each in enumerate(bits) if each not in {3, 16}]
     said = [sentence.partition(" is not one of")[0] for sentence in refused(deployment)]
     assert said == [f"spec.precision.allowed[{number}]: {written}" for number, written in wrong]
+
+
+def test_an_object_that_holds_itself_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="a value that JSON cannot carry"):
+        load_deployment("spec: &a {b: *a}")

@@ -43,7 +43,7 @@ def deployment_from_object(data: Any, source: str = "deployment") -> LLMDeployme
         )
     try:
         text = json.dumps(_without_nulls(data))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(source, [f"holds a value that JSON cannot carry: {error}"]) from error
     try:
         return LLMDeployment.model_validate_json(text, by_alias=True, by_name=False)

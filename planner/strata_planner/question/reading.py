@@ -31,6 +31,8 @@ class StrictLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                continue  # refused by PyYAML itself
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the field {key!r} is given twice; keep one", key_node.start_mark

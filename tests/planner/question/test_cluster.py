@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -251,3 +252,39 @@ def test_quantities_are_those_of_kubernetes(number: int, unit: str) -> None:
     text = f"nodes: [{{name: a, devices: [{{type: cpu, memoryBytes: {number}{unit}}}]}}]"
     (device,) = Cluster.from_yaml(text).accelerators()
     assert device.profile.memory_bytes == parse_quantity(f"{number}{unit}")
+
+
+KEYS = st.sampled_from(
+    ["nodes", "name", "devices", "type", "count", "memoryBytes", "profile", "links", "from", "gbps", "x", 3]
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text("a1e-.Gi", max_size=4)
+    | st.sampled_from(["T4", "cpu"])
+)
+ANYTHING = st.recursive(
+    LEAVES, lambda below: st.lists(below, max_size=3) | st.dictionaries(KEYS, below, max_size=5), max_leaves=20
+)
+
+
+@given(data=ANYTHING | st.fixed_dictionaries({"nodes": ANYTHING, "links": ANYTHING, "profiles": ANYTHING}))
+def test_any_text_is_a_cluster_or_its_problems(data: Any) -> None:
+    try:
+        Cluster.from_yaml(yaml.safe_dump(data))
+    except ClusterError as error:
+        problems = error.problems
+    else:
+        return
+    assert problems
+    assert all(problems)
+
+
+@pytest.mark.parametrize(
+    "text", ["&a [*a]", "nodes: &a [*a]", "? [a]\n: b", "{? {a: b} : c}", "nodes: 0x_", "\x00", "a: !!int x"]
+)
+def test_odd_yaml_is_refused(text: str) -> None:
+    with pytest.raises(ClusterError):
+        Cluster.from_yaml(text)
