@@ -161,6 +161,9 @@ def up(  # noqa: PLR0913, PLR0917  one parameter per option
         bool,
         typer.Option("--no-verify", help="Do not compare any-precision copies with their checks as slots read them."),
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only plan and check files, port, memory and tokenizer; start nothing.")
+    ] = False,
 ) -> None:
     """Plan a deployment and run it here, one process per slot, until Ctrl-C or SIGTERM.
 
@@ -170,7 +173,7 @@ def up(  # noqa: PLR0913, PLR0917  one parameter per option
     """
     from strata_operator.commands import up as command
 
-    command.run(command.UpOptions(file, cluster, host, port, api_keys_file, logs, profile, verify=not no_verify))
+    command.run(command.UpOptions(file, cluster, host, port, api_keys_file, logs, profile, check, verify=not no_verify))
 
 
 @app.command()
@@ -344,6 +347,9 @@ def operator(  # noqa: PLR0913, PLR0917  one parameter per option
     plan_seconds: Annotated[
         int, typer.Option(min=1, help="Longest time limit of a plan, whatever spec.planning.timeLimitSeconds asks for.")
     ] = 300,
+    tenants: Annotated[
+        str, typer.Option(help="JSON: what deployments may put into pods beside the defaults (docs/security.md).")
+    ] = "{}",
 ) -> None:
     """Run the operator: watch LLMDeployments and keep them planned, rendered and served. The chart starts it in a pod.
 
@@ -353,6 +359,7 @@ def operator(  # noqa: PLR0913, PLR0917  one parameter per option
     """
     from strata_operator.act.handlers import OperatorOptions, run
     from strata_operator.act.planners import PlanLimits
+    from strata_operator.api.tenants import TenantRules
 
     run(
         OperatorOptions(
@@ -364,6 +371,7 @@ def operator(  # noqa: PLR0913, PLR0917  one parameter per option
             lease_name=lease_name,
             inventory_file=inventory,
             limits=PlanLimits(plans, plan_memory_mib << 20, float(plan_seconds)),
+            tenants=TenantRules.parse(tenants),
         )
     )
 

@@ -134,9 +134,12 @@ def _object_parts(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[s
     if "properties" in schema:
         fields = {name: _structural(field, definitions) for name, field in schema["properties"].items()}
         required = {"required": schema["required"]} if "required" in schema else {}
-        return {"properties": fields, **required}
+        open_ = (
+            {"x-kubernetes-preserve-unknown-fields": True} if schema.get("x-kubernetes-preserve-unknown-fields") else {}
+        )
+        return {"properties": fields, **required, **open_}
     values = schema.get("additionalProperties")
-    if isinstance(values, dict):
+    if isinstance(values, dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
         return {"additionalProperties": _structural(values, definitions)}
     return {"x-kubernetes-preserve-unknown-fields": True}
 

@@ -17,7 +17,16 @@ from strata_operator.local.client import drive, stream_chat
 from strata_operator.local.deployment import LocalDeployment, LocalOptions
 from strata_operator.local.machine import threads_of_slots
 from strata_operator.local.ports import free_port
-from strata_operator.local.run import leave_on_signals, log_folder, log_to, run_until_stopped, serve
+from strata_operator.local.run import (
+    Progress,
+    interruptible,
+    leave_on_signals,
+    leaving_at_once,
+    log_folder,
+    log_to,
+    run_until_stopped,
+    serve,
+)
 from strata_operator.local.view import measured_table, show_plan
 from strata_planner.contract.plan import Plan
 from strata_planner.search.planning import make_plan
@@ -34,14 +43,23 @@ WARM_UP_TOKENS = 2  # the first request and the first batch of a shape pay for w
 def run(deployment_file: Path = DEPLOYMENT, cluster_file: Path = CLUSTER) -> None:
     """Raises what `commands.errors` knows."""
     begun = time.monotonic()
-    out, progress = Console(), Console(stderr=True)
-    log_to(progress)
-    leave_on_signals()
+    out, console = Console(), Console(stderr=True)
+    log_to(console)
+    progress = Progress()
+    leave_on_signals(progress)
+    with leaving_at_once():
+        _run(deployment_file, cluster_file, out, console, progress)
+    out.print(f"everything has ended; {time.monotonic() - begun:.1f} s in all")
+
+
+def _run(deployment_file: Path, cluster_file: Path, out: Console, console: Console, progress: Progress) -> None:
     if not deployment_file.exists():
         raise InvalidInputError(str(deployment_file), ["is not here; run the demo from a checkout of the repository"])
     out.rule("plan", align="left")
+    progress.doing = "measuring the processor"
     question = read_question(deployment_file, cluster_file, measure=True)
-    outcome = make_plan(question.request)
+    progress.enter("planning")
+    outcome = interruptible(lambda: make_plan(question.request))
     show_plan(outcome, out)
     with log_folder(None) as logs:
         options = LocalOptions(
@@ -53,13 +71,14 @@ def run(deployment_file: Path = DEPLOYMENT, cluster_file: Path = CLUSTER) -> Non
         )
 
         async def body() -> None:
-            async with serve(outcome.plan, options, progress) as deployment:
+            async with serve(outcome.plan, options, console) as deployment:
+                progress.serving = True
                 out.print(f"ready: {options.url}")
                 await _show(deployment, question, out)
 
         out.rule("start", align="left")
-        run_until_stopped(body)
-    out.print(f"everything has ended; {time.monotonic() - begun:.1f} s in all")
+        progress.enter("starting the processes and loading the model")
+        run_until_stopped(body, progress)
 
 
 async def _show(deployment: LocalDeployment, question: Question, out: Console) -> None:

@@ -22,7 +22,11 @@ class InputError(PlannerError, ValueError):
 
 
 class ClusterError(InputError):
-    """The cluster description is wrong."""
+    """The cluster description is wrong. `problems`: every one that was found, a sentence each."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("; ".join(problems))
 
 
 class ModelError(InputError):

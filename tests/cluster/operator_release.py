@@ -136,5 +136,7 @@ def _first_values() -> dict[str, Any]:
         "runtimeImage": {"repository": repository, "tag": tag},
         "command": ["python", "-m", "strata_operator.cli", "operator"],
         "nodeSelector": {"kubernetes.io/hostname": NODE.name},
+        "clusterScope": True,  # each test has a namespace of its own
+        "tenants": {"volumes": ["hostPath"]},  # pods take Python from the machine
         **machine_pod(),
     }

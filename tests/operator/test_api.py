@@ -180,3 +180,16 @@ def test_any_value_is_accepted_or_refused_with_sentences(field: str, value: obje
     data["spec"][field] = value
     found = refused(data)
     assert all(sentence.startswith(("spec", "holds")) for sentence in found)
+
+
+@given(bits=st.lists(st.sampled_from([2, 3, 9, 16, "ä"]), min_size=1, max_size=4, unique=True))
+def test_wrong_items_of_a_list_are_named_once_each_as_they_were_written(bits: list[int | str]) -> None:
+    deployment = a_deployment().with_spec(precision={"allowed": bits}).to_object()
+    wrong = [(number, json.dumps(each, ensure_ascii=False)) for number, each in enumerate(bits) if each not in {3, 16}]
+    said = [sentence.partition(" is not one of")[0] for sentence in refused(deployment)]
+    assert said == [f"spec.precision.allowed[{number}]: {written}" for number, written in wrong]
+
+
+def test_an_object_that_holds_itself_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="a value that JSON cannot carry"):
+        load_deployment("spec: &a {b: *a}")

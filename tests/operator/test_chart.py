@@ -14,6 +14,8 @@ import yaml
 from typer.testing import CliRunner
 
 from strata_operator import crds
+from strata_operator.api.pod import closed_rule
+from strata_operator.api.tenants import TenantRules
 from strata_operator.cli import app
 from strata_operator.observe.inventory import InventoryOptions
 from strata_operator.render import RenderOptions, names, render
@@ -68,6 +70,7 @@ WRONG_VALUES = {
     "a port of root's": {"ports": {"metrics": 80}},
     "text for a number": {"replicas": "two"},
     "an impossible namespace": {"watchNamespaces": ["A_B"]},
+    "an unknown rule for tenants": {"tenants": {"hostPath": True}},
     "an unknown log level": {"logLevel": "LOUD"},
 }
 
@@ -189,22 +192,68 @@ API_OF_KIND = {
 
 
 def test_the_operator_may_apply_whatever_is_rendered() -> None:
-    (role,) = of_kind("ClusterRole")
+    (role,) = [role for role in of_kind("Role") if not role["metadata"]["name"].endswith("-lease")]
     options = RenderOptions(image="i", control_key="k", operator_namespace="n")
     kinds = {each["kind"] for each in render(a_deployment().build(), (), options)} | {"StatefulSet", "ConfigMap"}
     for kind in kinds:
         group, resource = API_OF_KIND[kind]
-        for verb in ("get", "create", "patch", "delete"):
+        for verb in ("get", "create", "delete") if kind == "Secret" else ("get", "create", "patch", "delete"):
             assert (group, resource, verb) in grants(role)
 
 
-def test_served_namespaces_limit_what_may_be_written() -> None:
-    (everywhere,) = of_kind("ClusterRole", watchNamespaces=["a", "b"])
+@pytest.mark.parametrize("served", [[], ["a", "b"]], ids=["by default", "named"])
+def test_served_namespaces_limit_what_may_be_written_and_which_secrets_are_read(served: list[str]) -> None:
+    values = {"watchNamespaces": served}
+    namespaces = set(served or ["strata-system"])
+    (everywhere,) = of_kind("ClusterRole", **values)
     assert {verb for _, _, verb in grants(everywhere)} == {"get", "list", "watch"}
-    assert not any(resource == "secrets" for _, resource, _ in grants(everywhere))
-    writing = [role for role in of_kind("Role", watchNamespaces=["a", "b"]) if role["metadata"]["namespace"] in "ab"]
-    assert {role["metadata"]["namespace"] for role in writing} == {"a", "b"}
-    assert all(("apps", "statefulsets", "patch") in grants(role) for role in writing)
+    assert {resource for _, resource, _ in grants(everywhere)} == {
+        "nodes",
+        "pods",
+        "namespaces",
+        "customresourcedefinitions",
+    }
+    writing = [role for role in of_kind("Role", **values) if ("apps", "statefulsets", "patch") in grants(role)]
+    assert {role["metadata"]["namespace"] for role in writing} == namespaces
+    assert {each["metadata"]["namespace"] for each in of_kind("RoleBinding", **values)} == namespaces | {
+        "strata-system"
+    }
+    (box,) = operator_pod(**values)["containers"]
+    assert {each for each in box["args"] if each.startswith("--namespace=")} == {f"--namespace={n}" for n in namespaces}
+
+
+def test_all_namespaces_are_served_where_that_is_asked_for() -> None:
+    (everywhere,) = of_kind("ClusterRole", clusterScope=True)
+    assert ("", "secrets", "create") in grants(everywhere)
+    assert [role["metadata"]["name"] for role in of_kind("Role", clusterScope=True)] == ["strata-lease"]
+    (box,) = operator_pod(clusterScope=True)["containers"]
+    assert not [each for each in box["args"] if each.startswith("--namespace=")]
+    both = helm("template", "strata", str(CHART), values='{"clusterScope": true, "watchNamespaces": ["a"]}')
+    assert both.returncode != 0
+    assert "leave watchNamespaces empty" in both.stderr
+
+
+@pytest.mark.parametrize("scope", [{}, {"clusterScope": True}, {"watchNamespaces": ["a"]}], ids=str)
+def test_no_role_may_change_a_secret(scope: dict[str, Any]) -> None:
+    for role in of_kind("ClusterRole", **scope) + of_kind("Role", **scope):
+        verbs = {verb for _, resource, verb in grants(role) if resource == "secrets"}
+        assert not verbs & {"patch", "update"}
+
+
+def test_what_tenants_may_use_reaches_the_operator_and_opens_the_definitions_rules() -> None:
+    allowed = {"volumes": ["hostPath"], "secrets": ["team-*"], "images": ["example.org/team"]}
+    (box,) = operator_pod(tenants=allowed)["containers"]
+    (told,) = [each.partition("=")[2] for each in box["args"] if each.startswith("--tenants=")]
+    rules = TenantRules.parse(told)
+    assert msgspec.to_builtins(rules) == {"envSources": (), "referencedSecrets": ("*",)} | {
+        name: tuple(each) for name, each in allowed.items()
+    }
+    (strict,), (opened,) = (of_kind("CustomResourceDefinition", **values) for values in ({}, {"tenants": allowed}))
+    before, after = (json.dumps(each) for each in (strict, opened))
+    for kind in ("hostPath", "secret", "secretKeyRef"):
+        assert closed_rule(kind) in before
+        before = before.replace(f'"{closed_rule(kind)}"', '"true"')
+    assert before == after
 
 
 def test_policies_of_deployments_let_these_pods_in() -> None:

@@ -69,6 +69,7 @@ class Inputs:
     def __init__(self, folder: Path) -> None:
         self.deployment, self.cluster, self.model = folder / "tiny.yaml", folder / "cluster.yaml", folder / "model"
         self.model.mkdir()
+        (self.model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # whole, of no tensors
         self.write()
 
     def write(
@@ -139,7 +140,18 @@ def test_a_picture_is_written_where_it_can_be(strata: Strata, inputs: Inputs, tm
 
 def test_what_is_wrong_in_a_cluster_names_its_file(strata: Strata, inputs: Inputs) -> None:
     inputs.cluster.write_text("nodes: [")
-    assert f"strata: {inputs.cluster}: the cluster is not valid YAML" in strata("plan", *inputs.arguments).err
+    said = strata("plan", *inputs.arguments).err
+    assert f"strata: {inputs.cluster}: not accepted" in said
+    assert "the cluster is not valid YAML" in said
+
+
+def test_more_threads_than_this_machine_has_are_refused_before_anything_is_measured(
+    strata: Strata, inputs: Inputs
+) -> None:
+    inputs.cluster.write_text("nodes: [{name: a, devices: [{type: cpu, threads: 1000}]}]")
+    ended = strata("plan", *inputs.arguments, "--measure")
+    assert ended.code == 2
+    assert "nodes[0].devices[0].threads: 1000: this machine has" in ended.err
 
 
 def test_a_model_path_may_hold_below_the_deployments_folder(strata: Strata, inputs: Inputs) -> None:
@@ -180,7 +192,7 @@ def test_wrong_input_is_a_sentence_and_an_exit_code(
     for command in ("plan", "up"):
         ended = strata(command, *inputs.arguments, *(("--port", "0") if command == "up" else ("--json",)))
         assert (ended.code, ended.out) == (code, "")
-        assert ended.err.startswith("strata: ")
+        assert any(line.startswith("strata: ") for line in ended.err.splitlines())
         for part in says:
             assert part in ended.err
 
@@ -207,6 +219,17 @@ def test_a_port_in_use_names_a_free_one(strata: Strata, inputs: Inputs) -> None:
         ended = strata("up", *inputs.arguments, "--port", str(port))
     assert ended.code == 2
     assert f"port {port} on 127.0.0.1 is in use; choose a free one: --port " in ended.err
+
+
+def test_up_tells_all_that_its_checks_find_at_once_and_starts_nothing(strata: Strata, inputs: Inputs) -> None:
+    inputs.write(more="gateway: {apiKeysSecretRef: {name: keys}}")
+    (inputs.model / "model.safetensors").unlink()
+    inputs.cluster.write_text("nodes: [{name: a, devices: [{type: cpu, threads: 1000}]}]")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = strata("up", *inputs.arguments, "--port", taken.getsockname()[1])
+    assert ended.code == 2
+    failed = [line.removeprefix("  - ").partition(":")[0] for line in ended.err.splitlines() if line.startswith("  - ")]
+    assert failed == ["port", "keys", "shards", "threads", "tokenizer"]
 
 
 def test_keys_that_the_object_asks_for_are_not_dropped(strata: Strata, inputs: Inputs) -> None:

@@ -2,15 +2,21 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strata_operator.act.controller import Controller, ControllerOptions
+from strata_operator.act.ownership import ForeignObjectError, apply_own
 from strata_operator.act.planner_call import Answer, Question, answer_to
 from strata_operator.api import deployment_from_object
+from strata_operator.api.tenants import TenantRules
 from strata_operator.decide.actions import DeleteStatefulSet
+from strata_operator.observe.snapshot import take_snapshot
+from strata_operator.render.names import labels
+from strata_operator.render.objects import metadata
 from tests.operator.fake_api import FakeApi, serving
 from tests.operator.test_cli import CONFIG
 from tests.operator.test_kube import kube_of
@@ -225,3 +231,83 @@ async def test_only_stranded_pods_are_ended(api: FakeApi, pod: dict[str, Any], e
     api.put(path, {"metadata": {**metadata, **deletion}, "spec": {"nodeName": wish["node"]}})
     await looked(api, 1)
     assert (path not in api.objects) == ended
+
+
+GATEWAY = "/apis/apps/v1/namespaces/ns/deployments/chat-gateway"
+
+
+async def test_a_foreign_object_is_named_and_left_as_it_is(api: FakeApi) -> None:
+    foreign = {"kind": "Deployment", "metadata": {"name": "chat-gateway", "namespace": "ns"}, "spec": {"replicas": 7}}
+    api.put(GATEWAY, foreign)
+    controller = Controller(kube_of(api.url), OPTIONS, lambda: True)
+    await controller.look()
+    deployment = deployment_from_object(api.objects[f"{LLMDS}/chat"])
+    manifest = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "chat-gateway", "namespace": "ns"}}
+    with pytest.raises(ForeignObjectError, match=r"Deployment chat-gateway .*another name than 'chat'"):
+        await apply_own(kube_of(api.url), deployment, manifest)
+    await controller.look()
+    assert api.objects[GATEWAY]["spec"] == {"replicas": 7}
+    assert not api.wrote("PATCH", "/deployments/chat-gateway")
+
+
+async def test_what_a_deleted_deployment_of_the_name_left_is_waited_for_and_orphans_are_adopted(api: FakeApi) -> None:
+    deployment = deployment_from_object(api.objects[f"{LLMDS}/chat"])
+    own = metadata(deployment, "chat-gateway", labels(deployment, "gateway"))
+    manifest = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": own}
+    (owner,) = own["ownerReferences"]
+    api.put(GATEWAY, {**manifest, "metadata": {**own, "ownerReferences": [{**owner, "uid": "earlier"}]}})
+    with pytest.raises(ForeignObjectError, match="earlier LLMDeployment"):
+        await apply_own(kube_of(api.url), deployment, manifest)
+    api.put(GATEWAY, {**manifest, "metadata": {**own, "ownerReferences": []}})
+    await apply_own(kube_of(api.url), deployment, manifest)
+    assert api.objects[GATEWAY]["metadata"]["ownerReferences"] == [owner]
+
+
+async def test_the_first_apply_of_an_object_is_not_forced(api: FakeApi) -> None:
+    await looked(api, 2)
+    forced = [request.query["force"] for request in api.wrote("PATCH", "/deployments/chat-gateway")]
+    assert forced == [["false"]]
+
+
+async def test_secrets_are_created_and_never_applied_over(api: FakeApi) -> None:
+    path = "/api/v1/namespaces/ns/secrets/chat-control"
+    api.put(path, {"kind": "Secret", "metadata": {"name": "chat-control", "namespace": "ns"}, "data": {"key": "eA=="}})
+    await looked(api, 2)
+    assert api.objects[path]["data"] == {"key": "eA=="}
+    assert not api.wrote("PATCH", "/secrets/")
+    assert not api.wrote("PATCH", "/statefulsets/")  # nothing runs with a key that somebody else chose
+
+
+async def test_what_tenants_may_not_use_is_neither_planned_nor_rendered(api: FakeApi, model: Path) -> None:
+    pod = {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}
+    api.put(f"{LLMDS}/chat", a_deployment("chat", model, runtime={"pod": pod}))
+    await looked(api, 2)
+    assert not api.wrote("POST", "/configmaps")
+    assert not api.wrote("PATCH", "/statefulsets/")
+    opened = replace(OPTIONS, tenants=TenantRules(volumes=("hostPath",)))
+    controller = Controller(kube_of(api.url), opened, lambda: True, InThread())
+    await look_and_plan(controller)
+    assert api.wrote("POST", "/configmaps")
+    await controller.close()
+
+
+async def test_a_foreign_stateful_set_that_is_labelled_like_a_slot_is_never_removed(api: FakeApi) -> None:
+    await looked(api, 2)
+    (own,) = [each for path, each in api.objects.items() if "/statefulsets/" in path][:1]
+    owner = {"kind": "Database", "name": "db", "uid": "another", "controller": True}
+    path = "/apis/apps/v1/namespaces/ns/statefulsets/db"
+    api.put(path, {**own, "metadata": {**own["metadata"], "name": "db", "uid": "db", "ownerReferences": [owner]}})
+    deployment = deployment_from_object(api.objects[f"{LLMDS}/chat"])
+    snapshot = await take_snapshot(kube_of(api.url), ())
+    assert "db" not in snapshot.stateful_sets_of(deployment)
+    assert own["metadata"]["name"] in snapshot.stateful_sets_of(deployment)
+
+
+async def test_a_checkpoint_that_is_not_whole_is_told_before_slots_are_made(api: FakeApi, model: Path) -> None:
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
+    await looked(api, 2)
+    status = api.objects[f"{LLMDS}/chat"]["status"]
+    planned = next(condition for condition in status["conditions"] if condition["type"] == "Planned")
+    assert planned["reason"] == "ModelUnavailable"
+    assert "one.safetensors is missing" in planned["message"]
+    assert not api.wrote("PATCH", "/statefulsets/")

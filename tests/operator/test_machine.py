@@ -25,7 +25,7 @@ def test_without_gpus_the_processor_is_cut_into_as_many_devices_as_stages(
 ) -> None:
     monkeypatch.setattr(machine, "_gpus", list)
     monkeypatch.setattr(machine, "cores", lambda: cores)
-    monkeypatch.setattr(machine, "_free_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda: 1000)
     cluster = machine.this_machine(stages)
     assert [device.threads for node in cluster.nodes for device in node.devices] == [threads] * stages
     assert {device.memory_bytes for node in cluster.nodes for device in node.devices} == {800 // stages}
@@ -56,4 +56,4 @@ def test_free_memory_is_what_kernel_and_control_group_both_give(
     (group / "memory.current").write_text(used)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 2 kB\n")
-    assert machine._free_memory_bytes(tmp_path) == free
+    assert machine.free_memory_bytes(tmp_path) == free

@@ -24,7 +24,7 @@ KILL_AFTER = 20
 DEPLOYMENT = """
 apiVersion: strata.dev/v1alpha1
 kind: LLMDeployment
-metadata: {{name: tiny}}
+metadata: {{name: {name}}}
 spec:
   model: {{uri: "file://{model}", maxModelLen: 512}}
   workload: {{promptTokens: 16, outputTokens: 64, concurrency: 2}}
@@ -56,11 +56,12 @@ make_random_model(folder, "llama", vocab_size=128, hidden_size=64, intermediate_
 class Up:
     """A running `strata up`: its address, what it says, and the process of each service."""
 
-    def __init__(self, folder: Path, how: str = "placement: {minStages: 2}") -> None:
+    def __init__(self, folder: Path, how: str = "placement: {minStages: 2}", name: str = "tiny") -> None:
+        self.name = name
         model = folder / "model"
         model.mkdir()
         subprocess.run([sys.executable, "-c", MAKE_MODEL, str(model)], check=True, capture_output=True)
-        (folder / "tiny.yaml").write_text(DEPLOYMENT.format(model=model, how=how))
+        (folder / "tiny.yaml").write_text(DEPLOYMENT.format(model=model, how=how, name=name))
         (folder / "cluster.yaml").write_text(CLUSTER)
         self.port = free_port("127.0.0.1")
         command = [sys.executable, "-m", "strata_operator.cli", "up", "-f", str(folder / "tiny.yaml")]
@@ -95,7 +96,14 @@ class Up:
         raise AssertionError("".join(self.said))
 
     def stream(self, prompt: list[int], **more: Any) -> Iterator[str]:
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True, **more}
+        body = {
+            "model": self.name,
+            "prompt": prompt,
+            "max_tokens": ANSWER,
+            "temperature": 0,
+            "ignore_eos": True,
+            **more,
+        }
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions",
             json.dumps({**body, "stream": True}).encode(),
@@ -184,7 +192,7 @@ def _as_soon_as_it_answers(up: Up) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    running = Up(tmp_path_factory.mktemp("replicas"), "planning: {solver: layout, timeLimitSeconds: 1}")
+    running = Up(tmp_path_factory.mktemp("replicas"), "planning: {solver: layout, timeLimitSeconds: 1}", "twice")
     yield running
     if running.process.poll() is None:
         running.stop()
@@ -193,6 +201,6 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 def test_two_replicas_serve_and_the_loss_of_one_is_carried_by_the_other(replicas: Up, expected: str) -> None:
     streams = [replicas.stream([5, 9, 2]) for _ in range(2)]  # routed by load: one to each
     pieces = [[next(stream) for _ in range(KILL_AFTER)] for stream in streams]
-    os.kill(replicas.pids["tiny-b-cpu"], signal.SIGKILL)
+    os.kill(replicas.pids["twice-b-cpu"], signal.SIGKILL)
     answers = ["".join([*begun, *stream]) for begun, stream in zip(pieces, streams, strict=True)]
     assert answers == [expected, expected]

@@ -38,7 +38,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* What the operator may do in the namespaces that it serves. */}}
+{{/* The namespaces that are served, as a JSON list; empty: all. */}}
+{{- define "strata.namespaces" -}}
+{{- if .Values.clusterScope -}}
+{{- if .Values.watchNamespaces }}{{ fail "clusterScope serves all namespaces: leave watchNamespaces empty, or clusterScope false" }}{{ end -}}
+[]
+{{- else -}}
+{{- default (list .Release.Namespace) .Values.watchNamespaces | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What the operator may do in the namespaces that it serves. Secrets are created and deleted, never changed. */}}
 {{- define "strata.namespacedRules" -}}
 - apiGroups: [strata.dev]
   resources: [llmdeployments]
@@ -47,7 +57,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   resources: [llmdeployments/status]
   verbs: [get, patch]
 - apiGroups: [""]
-  resources: [configmaps, secrets, services, serviceaccounts]
+  resources: [secrets]
+  verbs: [get, list, create, delete]
+- apiGroups: [""]
+  resources: [configmaps, services, serviceaccounts]
   verbs: [get, list, create, patch, delete]
 - apiGroups: [apps]
   resources: [statefulsets, deployments]

@@ -19,6 +19,7 @@ from strata_operator.act.kept import ASK_AGAIN_SECONDS, Asked, Kept, Refusal
 from strata_operator.act.lease import NotLeadingError
 from strata_operator.act.objects import event_object, status_object
 from strata_operator.act.observation import Look
+from strata_operator.act.ownership import apply_own, create_own
 from strata_operator.act.planner_call import Answer, Question
 from strata_operator.act.planners import LOSSES, Planners
 from strata_operator.api import LLMDeployment
@@ -111,7 +112,7 @@ class Hands:
             case RenewEpoch():
                 return await self._renew(action, view, kept)
             case Apply(manifest=manifest, digest=digest):
-                await self._kube.apply(manifest)
+                await apply_own(self._kube, deployment, manifest)
                 kept.applied[f"{manifest['kind']} {manifest['metadata']['name']}"] = (digest, time.monotonic())
             case SendToSlot(slot=name, message=message):
                 await self._send(kept, name, message)
@@ -241,9 +242,7 @@ class Hands:
         secret, config_map = record_objects(view.deployment, Epoch(number, new_secret(), plan), cluster, cause)
         self._dealing.deal(uid, number, claims_of(view.deployment, plan, cluster))
         try:
-            try:
-                await self._kube.create(SECRETS, secret)
-            except AlreadyExistsError:
+            if not await create_own(self._kube, view.deployment, secret):
                 log.info(
                     "the key of epoch %d exists already: an earlier attempt ended before its plan was stored", number
                 )

@@ -156,6 +156,7 @@ class Controller:
 
     async def _serve(self, thing: Object, look: Look, kept: Kept) -> None:
         deployment = deployment_from_object(thing)
+        self._options.tenants.check(deployment, self._options.runtime_image)
         view = look.view(deployment, self._dealing.ledger, kept)
         if _is_too_early(view, kept):
             return

@@ -22,6 +22,7 @@ from strata_operator.act.controller import Controller, ControllerOptions
 from strata_operator.act.lease import Leadership, LeaseName
 from strata_operator.act.planners import PlanLimits
 from strata_operator.api import GROUP, PLURAL, VERSION
+from strata_operator.api.tenants import TenantRules
 from strata_operator.commands.inputs import read_text
 from strata_operator.observe.inventory import InventoryOptions
 from strata_operator.observe.kube import connect
@@ -41,6 +42,7 @@ class OperatorOptions:
     lease_name: str
     inventory_file: Path | None = None
     limits: PlanLimits = field(default_factory=PlanLimits)
+    tenants: TenantRules = field(default_factory=TenantRules)
 
 
 def run(options: OperatorOptions) -> None:
@@ -95,6 +97,7 @@ class _Running:
             operator_namespace=options.lease_namespace,
             inventory=self._inventory,
             limits=options.limits,
+            tenants=options.tenants,
         )
         self._controller = Controller(kube.behind(leadership), settings_of_controller, lambda: leadership.leading)
         self._tasks = [asyncio.create_task(leadership.keep()), asyncio.create_task(self._controller.run())]

@@ -12,6 +12,7 @@ from strata_operator.act.control_client import Endpoint, Links, as_kind
 from strata_operator.act.kept import Kept
 from strata_operator.act.planners import PlanLimits
 from strata_operator.api import LLMDeployment, deployment_from_object
+from strata_operator.api.tenants import TenantRules
 from strata_operator.decide.epochs import Observed
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import DeviceLedger
@@ -41,6 +42,7 @@ class ControllerOptions:
     operator_namespace: str
     inventory: InventoryOptions = field(default_factory=InventoryOptions)
     limits: PlanLimits = field(default_factory=PlanLimits)
+    tenants: TenantRules = field(default_factory=TenantRules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 from strata_operator.api import deployment_from_object
 from strata_operator.decide.planning import request_for
 from strata_operator.errors import InvalidInputError, NotReadyError
-from strata_operator.observe.model_files import read_beside, read_model
+from strata_operator.observe.model_files import check_shards, read_beside, read_model
 from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan
@@ -82,6 +82,7 @@ def _plan(question: Question) -> Plan:
     deployment = deployment.model_copy(update={"spec": deployment.spec.model_copy(update={"planning": planning})})
     uri = question.model_uri or deployment.spec.model.uri
     model = read_model(uri, token=question.token)
+    check_shards(uri)
     found = read_beside(uri, model.config)
     request = request_for(deployment, question.cluster, model.config, model.uri, beside=found)
     return _best(request, question.running)

@@ -3,10 +3,9 @@
 Called by the command line for files and by the watchers for objects. Reads no file itself.
 """
 
-import difflib
 import json
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -17,6 +16,7 @@ from strata_operator.api.base import RuleError
 from strata_operator.api.spec import LLMDeployment
 from strata_operator.api.status import read_status
 from strata_operator.errors import InvalidInputError
+from strata_planner.question.reading import StrictLoader, shown, suggestion
 
 
 def load_deployment(text: str, source: str = "deployment") -> LLMDeployment:
@@ -25,7 +25,7 @@ def load_deployment(text: str, source: str = "deployment") -> LLMDeployment:
     Raises InvalidInputError with every problem found; `source` names the text in its message.
     """
     try:
-        documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+        documents = [document for document in yaml.load_all(text, Loader=StrictLoader) if document is not None]
     except yaml.YAMLError as error:
         raise InvalidInputError(source, [f"not valid YAML: {error}"]) from error
     if len(documents) != 1:
@@ -40,41 +40,23 @@ def deployment_from_object(data: Any, source: str = "deployment") -> LLMDeployme
     """The same from what YAML or the Kubernetes API has already decoded. Raises InvalidInputError."""
     if not isinstance(data, Mapping):
         raise InvalidInputError(
-            source, [f"is {_shown(data)} where an object is expected; start with apiVersion, kind, metadata and spec"]
+            source, [f"is {shown(data)} where an object is expected; start with apiVersion, kind, metadata and spec"]
         )
     try:
         known = _without_nulls(data)
         text = json.dumps({**known, "status": read_status(known["status"])} if "status" in known else known)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(source, [f"holds a value that JSON cannot carry: {error}"]) from error
     try:
         return LLMDeployment.model_validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
         problems = [
-            sentence for detail in error.errors(include_url=False) for sentence in _sentences(dict(detail), data)
+            sentence
+            for detail in error.errors(include_url=False)
+            if not _is_echo(dict(detail))
+            for sentence in _sentences(dict(detail), data)
         ]
         raise InvalidInputError(source, problems) from error
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe loading that keeps timestamps as text and refuses a key given twice (YAML would drop one silently)."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  # PyYAML's signature
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the field {key!r} is given twice; keep one", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 
 
 def _without_nulls(data: Any) -> Any:
@@ -99,15 +81,20 @@ def _sentences(detail: dict[str, Any], data: Any) -> list[str]:
     if kind == "missing":
         return [f"{path}: is required; add it{_meaning(where)}"]
     if kind == "literal_error":
-        return [f"{path}: {_shown(detail['input'])} is not one of {detail['ctx']['expected']}; use one of them"]
+        return [f"{path}: {shown(detail['input'])} is not one of {detail['ctx']['expected']}; use one of them"]
     message = re.sub(r"^(Input|String|Tuple|Dictionary) ", "", detail["msg"]).replace(" after validation, not 0", "")
-    return [f"{path}: {_shown(detail['input'])}: {message}{_meaning(where)}"]
+    return [f"{path}: {shown(detail['input'])}: {message}{_meaning(where)}"]
+
+
+def _is_echo(detail: dict[str, Any]) -> bool:
+    """A list is not too short because its items, wrong ones that are named already, were left out."""
+    return bool(detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"])
 
 
 def _broken_rule(where: list[Any], below: str, message: str, data: Any) -> str:
     place = [*where, below] if below else where
     value = _value_at(data, place)
-    return f"{_shown_path(place)}: {'' if value is None else f'{_shown(value)}: '}{message}"
+    return f"{_shown_path(place)}: {'' if value is None else f'{shown(value)}: '}{message}"
 
 
 def _field_path(location: tuple[int | str, ...], data: Any) -> list[Any]:
@@ -165,12 +152,8 @@ def _field_names(model: type[BaseModel]) -> list[str]:
 def _suggestion(where: list[Any]) -> str:
     owner = _type_at(where[:-1])
     names = [] if owner is None else _field_names(owner)
-    wanted = str(where[-1])
-    folded = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(wanted.lower().replace("_", ""), folded, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {_shown_path([*where[:-1], folded[near[0]]])}?"
-    return f"the fields here are {', '.join(names)}"
+    above = f"{_shown_path(where[:-1])}." if len(where) > 1 else ""
+    return suggestion(str(where[-1]), names, above)
 
 
 def _meaning(where: list[Any]) -> str:
@@ -184,12 +167,7 @@ def _meaning(where: list[Any]) -> str:
 
 
 def _shown_path(where: list[Any]) -> str:
-    shown = ""
+    text = ""
     for part in where:
-        shown += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return shown.removeprefix(".") or "the object"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".") or "the object"

@@ -3,11 +3,41 @@
 Part of the spec (`spec.py`); the same names and meanings as in a pod.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from strata_operator.api.base import ApiType, Name, Quantity, RawObject, Rule
+
+# What anybody may use: it reaches nothing beyond the deployment's namespace and holds no Secret. The chart's value `tenants`
+# adds others (`strata_operator.api.tenants`).
+VOLUME_KINDS = ("configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected")
+ENV_SOURCES = ("configMapKeyRef", "fieldRef", "resourceFieldRef")
+# Those of the rest that clusters still mount: the API server refuses them by a rule, the operator whatever is not allowed.
+CLOSED_VOLUME_KINDS = ("hostPath", "secret", "csi", "nfs", "iscsi", "image", "flexVolume", "gitRepo")
+CLOSED_ENV_SOURCES = ("secretKeyRef", "fileKeyRef")
+
+
+def closed(kinds: tuple[str, ...], what: str, value: str) -> dict[str, Any]:
+    """Additions to the schema of a part that is passed on whole: the API server refuses these fields. The chart opens a rule
+    by its text, where a value of it allows the field.
+    """
+    return {
+        "properties": {kind: {"type": "object", "x-kubernetes-preserve-unknown-fields": True} for kind in kinds},
+        "x-kubernetes-preserve-unknown-fields": True,
+        "x-kubernetes-validations": [
+            {
+                "rule": closed_rule(kind),
+                "message": f"{what} {kind} is not allowed here; use another, or have the administrator allow it by the chart's value {value}",
+            }
+            for kind in kinds
+        ],
+    }
+
+
+def closed_rule(kind: str) -> str:
+    """The rule in CEL that refuses a field."""
+    return f"!has(self.{kind})"
 
 
 class Toleration(ApiType):
@@ -35,12 +65,26 @@ class Toleration(ApiType):
     )
 
 
+Volume = Annotated[
+    RawObject,
+    Field(json_schema_extra=closed(CLOSED_VOLUME_KINDS, "a volume of kind", "tenants.volumes or tenants.secrets")),
+]
+
+
 class EnvVar(ApiType):
     """As in a container."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
     value: Annotated[str, Field(max_length=32_768)] | None = None
-    value_from: RawObject | None = None
+    value_from: (
+        Annotated[
+            RawObject,
+            Field(
+                json_schema_extra=closed(CLOSED_ENV_SOURCES, "a value from", "tenants.secrets or tenants.envSources")
+            ),
+        ]
+        | None
+    ) = None
 
 
 class ResourceAmounts(ApiType):
@@ -62,8 +106,8 @@ class PodOverlay(ApiType):
         ),
     ] = ()
     """Environment variables of slots and gateway."""
-    volumes: Annotated[tuple[RawObject, ...], Field(max_length=32)] = ()
-    """Volumes of slots and gateway, as in a pod."""
+    volumes: Annotated[tuple[Volume, ...], Field(max_length=32)] = ()
+    """Volumes of slots and gateway, as in a pod; of the kinds that are allowed (docs/security.md)."""
     volume_mounts: Annotated[tuple[RawObject, ...], Field(max_length=32)] = ()
     """Where the containers of slots and gateway mount them, as in a container."""
     annotations: Annotated[dict[str, Annotated[str, Field(max_length=8192)]], Field(max_length=32)] = Field(

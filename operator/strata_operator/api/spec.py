@@ -200,7 +200,7 @@ class PlanningOverrides(ApiType):
     """Estimates that a user may correct."""
 
     memory_margin_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None
-    """Bytes that the plan leaves free on each device."""
+    """Bytes that the plan leaves free on each device, beside what the framework takes."""
     usable_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of each device's memory that a plan may use."""
     link_gbps: Annotated[float, Field(gt=0, le=100_000)] | None = None

@@ -1,13 +1,13 @@
 """Reads what the commands are given: the deployment, the cluster and the model's config.json, as a question to the planner."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from strata_operator.api import LLMDeployment, load_deployment
-from strata_operator.decide.planning import request_for
+from strata_operator.decide.planning import corrected, request_for
 from strata_operator.errors import InvalidInputError
-from strata_operator.local.machine import this_machine, with_measured_rates, with_threads
+from strata_operator.local.machine import check_threads, this_machine, with_measured_rates, with_threads
 from strata_operator.observe.model_files import beside, read_beside, read_model
 from strata_planner.errors import ClusterError
 from strata_planner.question.cluster import Cluster
@@ -28,9 +28,11 @@ class Question:
 def read_question(
     deployment_file: Path, cluster_file: Path | None, *, measure: bool, shapes_only: bool = False
 ) -> Question:
-    """Cheap checks first: both files and the model's config are read before anything is measured."""
+    """Cheap checks first: both files and the model's config are read before anything is measured. `measure` False: later, if
+    at all (`measured`).
+    """
     deployment = load_deployment(read_text(deployment_file), source=str(deployment_file))
-    given = _read_cluster(cluster_file) if cluster_file else None
+    given = _read_cluster(cluster_file, to_run_here=measure) if cluster_file else None
     uri = beside(deployment.spec.model.uri, deployment_file)
     model = read_model(uri)
     cluster = with_threads(given or this_machine(deployment.spec.placement.min_stages))
@@ -46,12 +48,22 @@ def read_question(
     return Question(deployment, cluster, asked())
 
 
-def _read_cluster(file: Path) -> Cluster:
-    """Raises ClusterError that names the file."""
+def measured(question: Question) -> Question:
+    """With the rates of this machine's processor. Raises LocalError."""
+    cluster = with_measured_rates(question.cluster)
+    devices = corrected(question.deployment, cluster)
+    return replace(question, cluster=cluster, request=replace(question.request, cluster=devices))
+
+
+def _read_cluster(file: Path, *, to_run_here: bool) -> Cluster:
+    """Raises InvalidInputError with every problem."""
     try:
-        return Cluster.from_yaml(read_text(file))
+        cluster = Cluster.from_yaml(read_text(file))
+        if to_run_here:
+            check_threads(cluster)
     except ClusterError as error:
-        raise ClusterError(f"{file}: {error}") from error
+        raise InvalidInputError(str(file), error.problems) from error
+    return cluster
 
 
 def read_text(path: Path) -> str:

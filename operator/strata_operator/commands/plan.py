@@ -11,7 +11,7 @@ from strata_operator.commands.costs import latency_sources
 from strata_operator.commands.inputs import read_question, read_text
 from strata_operator.commands.profile import profiles_for
 from strata_operator.errors import InvalidInputError
-from strata_operator.local.run import leave_on_signals, log_to
+from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
 from strata_operator.local.view import show_plan
 from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.answer.picture import picture as draw
@@ -40,7 +40,14 @@ class PlanOptions:
 def run(options: PlanOptions) -> None:
     """Raises what `commands.errors` knows."""
     log_to(Console(stderr=True))
-    leave_on_signals()
+    progress = Progress()
+    progress.doing = "planning"
+    leave_on_signals(progress)
+    with leaving_at_once():
+        _run(options)
+
+
+def _run(options: PlanOptions) -> None:
     sources = latency_sources(options.costs)
     running = _read_plan(options.running) if options.running else None
     question = read_question(
@@ -56,14 +63,14 @@ def run(options: PlanOptions) -> None:
 
 
 def _show_anew(request: PlanRequest, options: PlanOptions) -> Plan:
-    outcome = with_alternatives(request, make_plan(request))
+    outcome = interruptible(lambda: with_alternatives(request, make_plan(request)))
     if not options.as_json:
         show_plan(outcome, Console())
     return outcome.plan
 
 
 def _show_change(request: PlanRequest, running: Plan, options: PlanOptions) -> Plan:
-    change = replan(request, running)
+    change = interruptible(lambda: replan(request, running))
     if not options.as_json:
         console = Console()
         show_plan(PlanOutcome(change.plan, change.stats, ()), console)

@@ -1,5 +1,6 @@
 """`strata up`: plans a deployment and runs it on this machine until it is told to stop."""
 
+import contextlib
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,15 +8,34 @@ from pathlib import Path
 from rich.console import Console
 
 from strata_operator.api import LLMDeployment
-from strata_operator.commands.inputs import Question, read_question, read_text
+from strata_operator.commands.inputs import Question, measured, read_question, read_text
 from strata_operator.commands.profile import profiles_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.deployment import LocalOptions, Programs
-from strata_operator.local.machine import threads_of_slots
+from strata_operator.local.machine import check_threads, free_memory_bytes, gpu_count, threads_of_slots
 from strata_operator.local.ports import check_port, free_port
-from strata_operator.local.record import recorded
-from strata_operator.local.run import leave_on_signals, log_folder, log_to, run_until_stopped, serve
+from strata_operator.local.preflight import (
+    Check,
+    PreflightError,
+    check_driver,
+    check_memory,
+    check_shards,
+    failures,
+    runtime_check,
+)
+from strata_operator.local.record import claimed, recorded
+from strata_operator.local.run import (
+    Progress,
+    interruptible,
+    leave_on_signals,
+    leaving_at_once,
+    log_folder,
+    log_to,
+    run_until_stopped,
+    serve,
+)
 from strata_operator.local.view import show_plan
+from strata_operator.observe.model_files import local_folder
 from strata_planner.contract.plan import Plan
 from strata_planner.search.planning import make_plan
 
@@ -31,32 +51,76 @@ class UpOptions:
     api_keys_file: Path | None
     logs: Path | None
     profile: Path | None = None
+    check: bool = False
     programs: Programs = field(default_factory=Programs)
     verify: bool = True
 
 
 def run(options: UpOptions) -> None:
-    """Returns when stopped by a signal. Raises what `commands.errors` knows; nothing is left running then either."""
+    """Returns when stopped by a signal while it served; raises SystemExit for one that came before, and what `commands.errors`
+    knows. Nothing is left running in any case.
+    """
     console = Console(stderr=True)
     log_to(console)
-    leave_on_signals()
-    check_port(options.host, options.port)
-    question = read_question(options.file, options.cluster, measure=True)
-    _check_keys(options, question.deployment)
+    progress = Progress()
+    leave_on_signals(progress)
+    with leaving_at_once(), contextlib.ExitStack() as held:
+        _run(options, console, progress, held)
+
+
+def _run(options: UpOptions, console: Console, progress: Progress, held: contextlib.ExitStack) -> None:
+    port = Check("port", lambda: check_port(options.host, options.port))
+    try:
+        question = read_question(options.file, options.cluster, measure=False)
+    except Exception as error:
+        for sentence in port.failures():  # needs no file: told with what is wrong in them
+            error.add_note(sentence)
+        raise
+    tokenizer = held.enter_context(runtime_check(question.request.model_uri))
+    if failed := failures([port, *_checks(options, question, held)]):
+        raise PreflightError([*failed, *tokenizer.failures()])
+    progress.doing = "measuring the processor"  # which says so itself, where there is something to measure
+    question = measured(question)
     profiles = profiles_for(question, options.profile, kept=True)
-    outcome = make_plan(replace(question.request, latency_sources=profiles))
+    request = replace(question.request, latency_sources=profiles)
+    progress.enter(f"planning, {request.time_limit_seconds:g} s at most")
+    outcome = interruptible(lambda: make_plan(request))
     show_plan(outcome, Console())
-    with log_folder(options.logs) as logs:
-        local = local_options(options, question, outcome.plan, logs)
+    progress.enter("looking at the tokenizer and at free memory")
+    memory = Check("memory", lambda: check_memory(outcome.plan, question.cluster, free_memory_bytes()))
+    if failed := failures([tokenizer, memory]):
+        raise PreflightError(failed)
+    if options.check:
+        sys.stdout.write("checked: everything that can be told before loading is in order\n")
+        return
+    logs = held.enter_context(log_folder(options.logs))
+    _serve(local_options(options, question, outcome.plan, logs), outcome.plan, console, progress)
 
-        async def body() -> None:
-            async with serve(outcome.plan, local, console) as deployment:
-                with recorded(local.served_model_name, outcome.plan, deployment.slot_endpoints):
-                    sys.stdout.write(f"ready: {local.url}\n")
-                    sys.stdout.flush()
-                    await deployment.supervise()
 
-        run_until_stopped(body)
+def _serve(local: LocalOptions, plan: Plan, console: Console, progress: Progress) -> None:
+    async def body() -> None:
+        progress.enter("starting the processes and loading the model")
+        async with serve(plan, local, console) as deployment:
+            with recorded(local.served_model_name, plan, deployment.slot_endpoints):
+                progress.serving = True
+                sys.stdout.write(f"ready: {local.url}\n")
+                sys.stdout.flush()
+                await deployment.supervise()
+
+    run_until_stopped(body, progress)
+
+
+def _checks(options: UpOptions, question: Question, held: contextlib.ExitStack) -> list[Check]:
+    """What can be told before anything is measured. The name stays claimed as long as `held` is."""
+    uri, cluster = question.request.model_uri, question.cluster
+    folder = local_folder(uri) if uri.startswith("file://") else None
+    return [
+        Check("name", lambda: held.enter_context(claimed(question.deployment.name))),
+        Check("keys", lambda: _check_keys(options, question.deployment)),
+        Check("shards", lambda: check_shards(folder) if folder else None),
+        Check("driver", lambda: check_driver(cluster, gpu_count()) if options.cluster else None),
+        Check("threads", lambda: check_threads(cluster)),
+    ]
 
 
 def local_options(options: UpOptions, question: Question, plan: Plan, logs: Path) -> LocalOptions:

@@ -85,6 +85,7 @@ class LocalDeployment:
         self._ledger = Ledger()
         self._epochs_made: list[float] = []
         self._ready = asyncio.Event()
+        self._was_ready = False
         self._not_ready_since = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._launcher: Launcher | None = None
@@ -109,7 +110,8 @@ class LocalDeployment:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._links.close()
         if self._launcher is not None:
-            await self._launcher.close()
+            # What has not answered anybody yet holds nothing that is worth waiting for.
+            await self._launcher.close(at_once=not self._was_ready)
 
     async def ready(self) -> None:
         """Returns once the deployment answers requests. Raises LocalError if it never will."""
@@ -211,6 +213,7 @@ class LocalDeployment:
             await _until_listening(self.options.host, self.options.port)
             log.info("ready in %.1f s", time.monotonic() - self._not_ready_since)
             self._ready.set()
+            self._was_ready = True
         elif not ready and self._ready.is_set():
             self._not_ready_since = time.monotonic()
             self._ready.clear()

@@ -2,7 +2,9 @@
 
 LocalError
 ├── LocalInputError       fix the input, then run again             exit code 2
-│   └── PortInUseError    choose another port
+│   ├── PortInUseError    choose another port
+│   ├── NameInUseError    stop the other deployment of this name
+│   └── PreflightError    what checks found before anything was started (local.preflight)
 ├── RefusedError          a slot cannot do what the plan asks       exit code 1
 └── CrashedError          a process ends again and again: report    exit code 1
 """
@@ -24,6 +26,10 @@ class LocalInputError(LocalError):
 
 class PortInUseError(LocalInputError):
     """The port that was asked for is taken."""
+
+
+class NameInUseError(LocalInputError):
+    """A deployment of this name runs here already."""
 
 
 class RefusedError(LocalError):

@@ -86,10 +86,14 @@ class Launcher:
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         return await self._starting[name]
 
-    async def close(self) -> None:
-        """End every child and the launcher; returns when all are gone."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """End every child and the launcher; returns when all are gone. `at_once`: without time to end in order."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+        if at_once and self._process.returncode is None:
+            for child in self._children.values():
+                child.kill()
+            self._process.kill()  # it may be importing still, and hear nothing; children of it die with it
         try:
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()

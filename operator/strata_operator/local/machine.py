@@ -5,6 +5,7 @@ Measuring runs in a process of its own: it needs torch, which this package never
 """
 
 import csv
+import logging
 import os
 import subprocess
 import sys
@@ -17,11 +18,15 @@ from strata_operator.local.errors import LocalError
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import from_json
+from strata_planner.errors import ClusterError
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import Cluster, Device, Node
 
+log = logging.getLogger(__name__)
+
 MEASURE = (sys.executable, "-m", "strata_runtime.measuring.measure")
 MEASURE_SECONDS = 120
+USUAL_MEASURE_SECONDS = 10
 FREE_MEMORY_SHARE = 0.8  # of what is free now: other programs of this machine go on
 _MIB = 1 << 20
 
@@ -32,7 +37,7 @@ def this_machine(min_stages: int) -> Cluster:
     if gpus:
         return Cluster(nodes=(Node(name="local", devices=tuple(gpus)),))
     threads = max(1, cores() // min_stages)
-    share = int(_free_memory_bytes() * FREE_MEMORY_SHARE) // min_stages
+    share = int(free_memory_bytes() * FREE_MEMORY_SHARE) // min_stages
     return Cluster(
         nodes=tuple(
             Node(name=f"cpu{number}", devices=(Device(type=CPU, memory_bytes=share, threads=threads),))
@@ -60,8 +65,23 @@ def with_threads(cluster: Cluster) -> Cluster:
 def with_measured_rates(cluster: Cluster) -> Cluster:
     """CPU devices without a profile of their own get the rates of this processor. Raises LocalError."""
     for threads in cluster.cpu_threads():
+        log.info("measuring the processor, threads: %d; %d s, once for this machine", threads, USUAL_MEASURE_SECONDS)
         cluster = cluster.with_profile(_measure(threads))
     return cluster
+
+
+def check_threads(cluster: Cluster) -> None:
+    """Raises ClusterError for processors that this machine does not have: more threads than cores only wait for each other."""
+    most = cores()
+    problems = [
+        f"nodes[{at}].devices[{number}].threads: {device.threads}: this machine has {most} processors for its slots; give "
+        f"at most {most}, or leave it out for an even share"
+        for at, node in enumerate(cluster.nodes)
+        for number, device in enumerate(node.devices)
+        if device.type == CPU and device.threads > most
+    ]
+    if problems:
+        raise ClusterError(*problems)
 
 
 def threads_of_slots(plan: Plan, cluster: Cluster) -> dict[str, int]:
@@ -81,6 +101,11 @@ def parse_gpus(lines: Iterable[str]) -> list[Device]:
     for name, memory in csv.reader(lines, skipinitialspace=True):
         free.setdefault(name.strip().removeprefix("NVIDIA ").replace(" ", "-"), []).append(int(memory) * _MIB)
     return [Device(type=name, count=len(each), memory_bytes=min(each)) for name, each in free.items()]
+
+
+def gpu_count() -> int:
+    """GPUs that the driver lists here."""
+    return sum(device.count for device in _gpus())
 
 
 def _gpus() -> list[Device]:
@@ -104,7 +129,7 @@ def _measure(threads: int) -> DeviceProfile:
     return from_json(measured, DeviceProfile)
 
 
-def _free_memory_bytes(root: Path = Path("/")) -> int:
+def free_memory_bytes(root: Path = Path("/")) -> int:
     """What the kernel and this control group (version 2 or 1) would still give."""
     free = [_meminfo(root / "proc/meminfo").get("MemAvailable", 4 << 30)]
     for limit, used in (

@@ -4,17 +4,20 @@ One file per deployment that only the user can read, there as long as the deploy
 """
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from strata_operator.act.control_client import Endpoint
 from strata_operator.errors import InvalidInputError
+from strata_operator.local.errors import NameInUseError
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.store import cache_folder, write_whole
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
 
 _HOST = "127.0.0.1"
+_START_FIELD = 19  # of /proc/<pid>/stat, counted behind the name: clock ticks since the machine's start
 
 
 class RunningDeployment(Value, frozen=True):
@@ -25,6 +28,7 @@ class RunningDeployment(Value, frozen=True):
     control_keys: dict[str, str]
     control_ports: dict[str, int]
     plan: Plan
+    started: str = ""  # `process_started` of the pid
 
     def endpoint(self, slot: str) -> Endpoint:
         return Endpoint(_HOST, self.control_ports[slot], self.control_keys[slot])
@@ -38,11 +42,12 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def recorded(name: str, plan: Plan, slots: Mapping[str, Endpoint]) -> Iterator[None]:
-    """The deployment can be found by its name while this lasts. Of two of one name, the one that was started last is found."""
+    """The deployment can be found by its name while this lasts."""
     path = folder() / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     keys = {each: slot.secret for each, slot in slots.items()}
-    running = RunningDeployment(name, os.getpid(), keys, {each: slot.port for each, slot in slots.items()}, plan)
+    ports = {each: slot.port for each, slot in slots.items()}
+    running = RunningDeployment(name, os.getpid(), keys, ports, plan, process_started(os.getpid()))
     write_whole(path, to_json(running), mode=0o600)  # nobody else may read it at any time
     try:
         yield
@@ -54,7 +59,7 @@ def recorded(name: str, plan: Plan, slots: Mapping[str, Endpoint]) -> Iterator[N
 def running_deployment(name: str) -> RunningDeployment:
     """Raises InvalidInputError if this user runs no such deployment here."""
     found = {path.stem: _read(path) for path in folder().glob("*.json")}
-    alive = {each: record for each, record in found.items() if record and _is_alive(record.pid)}
+    alive = {each: record for each, record in found.items() if record and _is_alive(record.pid, record.started)}
     if name not in alive:
         others = f"; running are: {', '.join(sorted(alive))}" if alive else ""
         raise InvalidInputError(
@@ -70,11 +75,43 @@ def _read(path: Path) -> RunningDeployment | None:
         return None
 
 
-def _is_alive(pid: int) -> bool:
+def _is_alive(pid: int, started: str) -> bool:
+    """`started`: of the process that wrote it down; another one may have its number by now."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:  # another user's, who took the number
         return False
-    return True
+    return not started or started == process_started(pid)
+
+
+def process_started(pid: int) -> str:
+    """When a process began, in words that no other one of its number has; empty where the kernel does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+    return f"{boot}/{fields[_START_FIELD]}"
+
+
+@contextlib.contextmanager
+def claimed(name: str) -> Iterator[None]:
+    """One `strata up` of a name for a user at a time. The kernel gives the claim back however its owner ends, so that none is
+    ever stale. Raises NameInUseError.
+    """
+    path = folder() / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:  # noqa: PTH123  nobody else may read it at any time
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = file.read().strip() or "starting just now"
+            raise NameInUseError(
+                f"'{name}' runs here already (process {pid}): stop that one (`kill {pid}`), or give this deployment another metadata.name"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield

@@ -6,12 +6,16 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -20,32 +24,94 @@ from strata_operator.local.deployment import LocalDeployment, LocalOptions
 from strata_operator.local.view import FILE_WIDTH, LoadingBars
 from strata_planner.contract.plan import Plan
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+WORKER = "strata-worker"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOPPED = 0  # exit code: ending when asked to is no failure
 
 
-def run_until_stopped(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `body`; a signal cancels it, and what it started ends before this returns."""
+class Progress:
+    """What is being done now, for people: a log line when it begins, and the last words when a signal ends it."""
+
+    def __init__(self) -> None:
+        self.doing = "starting"
+        self.serving = False
+
+    def enter(self, doing: str) -> None:
+        self.doing = doing
+        log.info("%s", doing)
+
+    def end(self, number: int) -> SystemExit:
+        """The line and the exit code of a shell: 128 + the signal's number."""
+        sys.stderr.write(f"strata: stopped while {self.doing}; nothing is left running\n")
+        sys.stderr.flush()
+        return SystemExit(128 + number)
+
+
+def run_until_stopped(body: Callable[[], Coroutine[Any, Any, None]], progress: Progress | None = None) -> None:
+    """Run `body`; a signal cancels it, and what it started ends before this returns. Raises SystemExit for a signal that came
+    before it served: then what was asked for has not been done.
+    """
+    heard: list[int] = []
 
     async def main() -> None:
         task = asyncio.current_task()
         assert task is not None
+
+        def stop(number: int) -> None:
+            heard.append(number)
+            task.cancel()
+
         for number in SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
         await body()
 
     with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
         asyncio.run(main())
+    if heard and progress and not progress.serving:
+        raise progress.end(heard[0])
 
 
-def leave_on_signals() -> None:
+def leave_on_signals(progress: Progress | None = None) -> None:
     """Before anything is started: a signal ends this process in order, so that a child it waits for ends too."""
 
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(STOPPED)
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise progress.end(number) if progress else SystemExit(STOPPED)
 
     for number in SIGNALS:
         signal.signal(number, leave)
+
+
+def interruptible(work: Callable[[], T]) -> T:
+    """Do it in a thread of its own: the main one hears signals, also while a solver computes in C for seconds.
+
+    A signal leaves the thread behind; `leaving_at_once` then ends the process without waiting for it.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001  raised again where the result is asked for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=WORKER, daemon=True).start()
+    return done.result()
+
+
+@contextlib.contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """Around everything that a signal may end: an abandoned thread is not waited for."""
+    try:
+        yield
+    except SystemExit as end:
+        if any(thread.name == WORKER and thread.is_alive() for thread in threading.enumerate()):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else 1)
+        raise
 
 
 @contextlib.asynccontextmanager

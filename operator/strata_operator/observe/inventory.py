@@ -9,7 +9,7 @@ and by `strata plan` on exported objects. Pure; knows no model.
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import combinations
@@ -28,6 +28,8 @@ from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.values import ContractError, Value, from_builtins, to_json
 from strata_planner.question.catalogue import catalogue
 from strata_planner.question.cluster import Cluster, Device, Link, LinkRate, Node
+from strata_planner.question.nodes import problems_of_device, problems_of_rate
+from strata_planner.question.reading import load_yaml, problems_in
 
 DEVICE_LABEL = "strata.dev/device"  # on nodes: `cpu` makes the node's free processors and memory a device
 PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -40,7 +42,6 @@ REGION_LABEL = "topology.kubernetes.io/region"
 
 _MIB = 1 << 20
 _GIB = 1 << 30
-_MOST_GPUS = 1024
 _MOST_LABEL_BYTES = 1 << 50  # no GPU has a petabyte
 
 
@@ -56,6 +57,17 @@ class LinkTable(Value, frozen=True):
     between_regions: LinkRate = LinkRate(gbps=0.5, latency_ms=90.0)
     named: tuple[Link, ...] = ()
 
+    def problems(self) -> Iterator[str]:
+        """Rates that no link has, as sentences."""
+        rules = (
+            ("withinZone", self.within_zone),
+            ("betweenZones", self.between_zones),
+            ("betweenRegions", self.between_regions),
+        )
+        named = ((f"named[{number}]", link.rate) for number, link in enumerate(self.named))
+        for place, rate in (*rules, *named):
+            yield from problems_of_rate(rate, f"links.{place}")
+
 
 class InventoryOptions(Value, frozen=True):
     """What the administrator knows better: profiles of device types, and the network. The operator reads it from a file."""
@@ -65,11 +77,17 @@ class InventoryOptions(Value, frozen=True):
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> Self:
-        """Raises InvalidInputError that names `source`."""
+        """Raises InvalidInputError that names `source`, with every problem."""
         try:
-            return from_builtins(yaml.safe_load(text) or {}, cls)
+            data = load_yaml(text) or {}
+            problems = [*problems_in(data, cls)]
+            options = cls() if problems else from_builtins(data, cls)
         except (yaml.YAMLError, ContractError) as error:
             raise InvalidInputError(source, [str(error)]) from error
+        problems += [*options.links.problems()]
+        if problems:
+            raise InvalidInputError(source, problems)
+        return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +160,7 @@ class _SeenNode:
         if unusable:
             return [], [unusable]
         closed = why_closed(self.node, self.deployment)
-        results = [self._gpus(only_own=bool(closed)), self._cpu(only_own=bool(closed))]
+        results = [_bounded(each) for each in (self._gpus(only_own=bool(closed)), self._cpu(only_own=bool(closed)))]
         devices = [result for result in results if isinstance(result, Device)]
         reasons = [closed] if closed else [result for result in results if isinstance(result, str)]
         return devices, reasons
@@ -150,7 +168,7 @@ class _SeenNode:
     def _gpus(self, *, only_own: bool) -> Device | str | None:
         labels = node_labels(self.node)
         total = int(self._allocatable().get(GPU, 0))
-        unsupported = _unsupported_sharing(labels, self._allocatable()) or _too_many(total)
+        unsupported = _unsupported_sharing(labels, self._allocatable())
         if unsupported or (total == 0 and PRODUCT_LABEL not in labels):
             return unsupported
         if total == 0:
@@ -207,6 +225,13 @@ class _SeenNode:
         return [device for text in texts if (device := decode_device(text)) is not None]
 
 
+def _bounded(device: Device | str | None) -> Device | str | None:
+    """What no node has is the node's own slip, and a sentence in place of the device."""
+    if not isinstance(device, Device):
+        return device
+    return "; ".join(problems_of_device(device, device.type)) or device
+
+
 def _unsupported_sharing(labels: Mapping[str, str], allocatable: Amounts) -> str | None:
     """Ways to hand out parts of a GPU whose rates nobody has planned for yet."""
     product = labels.get(PRODUCT_LABEL, "")
@@ -217,11 +242,6 @@ def _unsupported_sharing(labels: Mapping[str, str], allocatable: Amounts) -> str
         return f"its GPUs are split by MIG ({', '.join(slices) or product}); turn MIG off there: only whole GPUs are planned"
     shared = allocatable.get(f"{GPU}.shared", Decimal())
     return f"its GPUs are shared ({GPU}.shared); turn sharing off there" if shared > 0 else None
-
-
-def _too_many(gpus: int) -> str | None:
-    limit = f"no node has more than {_MOST_GPUS}: look at its device plugin"
-    return f"offers {gpus:.3g} GPUs; {limit}" if gpus > _MOST_GPUS else None
 
 
 def _label_bytes(text: str) -> int:

@@ -128,14 +128,15 @@ class Kube:
         meta = manifest["metadata"]
         return await self._call("put", kind.path(meta.get("namespace", ""), meta["name"]), body=manifest)
 
-    async def apply(self, manifest: Object, subresource: str = "") -> Object:
+    async def apply(self, manifest: Object, subresource: str = "", *, force: bool = True) -> Object:
         """Server-side apply as the one owner of the fields in `manifest`; fields it no longer holds disappear.
 
+        Without `force`, fields that others have set to something else are a conflict: AlreadyExistsError.
         With a resource version in its metadata only that version is changed: raises AlreadyExistsError for another one.
         """
         meta = manifest["metadata"]
         path = kind_of(manifest).path(meta.get("namespace", ""), meta["name"], subresource)
-        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
+        query = [("fieldManager", FIELD_MANAGER), ("force", str(force).lower())]
         return await self._call("patch", path, body=manifest, content_type=APPLY, query_params=query)
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str = "", force: bool = False) -> None:

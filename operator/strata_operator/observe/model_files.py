@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from strata_operator.decide.planning import BesideModel
-from strata_operator.errors import InvalidInputError
+from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.observe.hub import MOST_BYTES, fetch
+from strata_operator.observe.shards import shard_problems
 from strata_planner.contract.calibration import CALIBRATION_FILE, Calibration
 from strata_planner.contract.model_folder import ACTIVATIONS_FILE, ANY_PRECISION_FOLDER, Manifest
 from strata_planner.contract.quantization import with_old_description
@@ -67,6 +68,15 @@ def read_beside(uri: str, config: dict[str, Any], environment: Mapping[str, str]
     folder = _visible_folder(uri, environment)
     activations = folder is not None and (folder / ACTIVATIONS_FILE).is_file()
     return BesideModel(read_calibration(uri, config, environment), _copied_bits(folder), activations)
+
+
+def check_shards(uri: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Before a plan sends slots to load it. Raises NotReadyError for files that are cut off or missing, where they can be seen:
+    they may be on their way still.
+    """
+    folder = _visible_folder(uri, environment)
+    if folder is not None and (problems := [*shard_problems(folder)]):
+        raise NotReadyError(f"{uri}: {'; '.join(problems)}")
 
 
 def _copied_bits(folder: Path | None) -> tuple[int, ...]:

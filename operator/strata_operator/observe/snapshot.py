@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from strata_operator.act.ownership import is_own
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.view import NodeView, node_views
 from strata_operator.observe.kube import (
@@ -65,7 +66,10 @@ class Snapshot:
 
     def control_key_of(self, deployment: LLMDeployment) -> str | None:
         for secret in self.secrets:
-            if _belongs(secret, deployment.namespace, deployment.name) and _name(secret) == control_secret(deployment):
+            named = _belongs(secret, deployment.namespace, deployment.name) and _name(secret) == control_secret(
+                deployment
+            )
+            if named and is_own(deployment, secret):
                 return base64.b64decode(secret["data"][CONTROL_SECRET_KEY]).decode()
         return None
 
@@ -73,7 +77,9 @@ class Snapshot:
         return {
             _name(each): moment(each["metadata"]["creationTimestamp"])
             for each in self.stateful_sets
-            if _belongs(each, deployment.namespace, deployment.name) and _label(each, COMPONENT_LABEL) == SLOT
+            if _belongs(each, deployment.namespace, deployment.name)
+            and _label(each, COMPONENT_LABEL) == SLOT
+            and is_own(deployment, each)
         }
 
     def stranded_pods(self, namespaces: tuple[str, ...]) -> list[Object]:

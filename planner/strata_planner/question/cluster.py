@@ -8,6 +8,8 @@ The smallest file:
     nodes: [{name: a, devices: [{type: cpu, count: 1, memoryBytes: 400000000}]}]
 """
 
+import math
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Self
 
@@ -18,65 +20,16 @@ from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.values import ContractError, Value, from_builtins
 from strata_planner.errors import ClusterError
 from strata_planner.question.catalogue import CPU, catalogue
+from strata_planner.question.nodes import Device, Link, LinkRate, Node, is_positive, problems_of_nodes, problems_of_rate
+from strata_planner.question.reading import load_yaml, problems_in, suggestion
+
+__all__ = ["Accelerator", "Cluster", "Device", "DeviceGroup", "Link", "LinkRate", "Node"]
 
 # LLM-PQ's own figures (its published planner): what of a CUDA device a model can use.
 CUDA_USABLE_FRACTION = 0.95
 CUDA_OVERHEAD_BYTES = 1930 << 20
 # A CPU device's memory is what the model may take beside the idle process, unless `overheadBytes` says otherwise.
 CPU_USABLE_FRACTION = 0.95
-
-
-class Device(Value, frozen=True):
-    """`count` equal devices of one node. `memory_bytes` (per device), the profile's where 0.
-
-    `profile`: fields of DeviceProfile (camelCase) that replace the catalogue's. `overhead_bytes`: what the framework
-    takes of each device; `usable_fraction`: the share of the memory that plans may fill. None: the rule of its kind.
-    `hourly_cost`: of one device, in any one currency; only layouts that minimise costs need it.
-    """
-
-    type: str
-    count: int = 1
-    memory_bytes: int = 0
-    threads: int = 0
-    overhead_bytes: int | None = None
-    usable_fraction: float | None = None
-    hourly_cost: float | None = None
-    profile: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class Node(Value, frozen=True):
-    name: str
-    devices: tuple[Device, ...]
-    zone: str = ""
-    region: str = ""
-
-
-class LinkRate(Value, frozen=True):
-    """A link: 10^9 bits per second, and the milliseconds before the first byte arrives."""
-
-    gbps: float = 10.0
-    latency_ms: float = 0.1
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.gbps * 1e9 / 8
-
-    @property
-    def latency_seconds(self) -> float:
-        return self.latency_ms / 1e3
-
-
-class Link(Value, frozen=True):
-    """What replaces the default link between two nodes, both ways."""
-
-    source: str = msgspec.field(name="from")
-    target: str = msgspec.field(name="to")
-    gbps: float
-    latency_ms: float = 0.1
-
-    @property
-    def rate(self) -> LinkRate:
-        return LinkRate(gbps=self.gbps, latency_ms=self.latency_ms)
 
 
 class Accelerator(Value, frozen=True):
@@ -147,30 +100,35 @@ class Cluster(Value, frozen=True, dict=True):
     profiles: dict[str, DeviceProfile] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = [node.name for node in self.nodes]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ClusterError(f"nodes named twice: {', '.join(repeated)}; every node needs a name of its own")
-        for node in self.nodes:
-            for device in node.devices:
-                _check_device(node, device)
-        for link in self.links:
-            _check_link(link, names)
-        if self.default_link is None:
-            _check_joined(names, self._own_rates)
-        else:
-            _check_rate("defaultLink", self.default_link)
+        problems = (*problems_of_nodes(self.nodes), *self._problems_of_links())
+        if problems:
+            raise ClusterError(*problems)
 
     @classmethod
     def from_yaml(cls, text: str) -> Self:
-        """Raises ClusterError for malformed YAML and unknown or malformed fields."""
+        """Quantities such as `40Gi` stand for bytes. Raises ClusterError with every problem of the text."""
         try:
-            return from_builtins(yaml.safe_load(text), cls)
+            data = load_yaml(text)
         except yaml.YAMLError as error:
             raise ClusterError(f"the cluster is not valid YAML: {error}") from error
+        except (
+            RecursionError,
+            ValueError,
+            OverflowError,
+        ) as error:  # aliases of themselves, impossible numbers and dates
+            raise ClusterError(f"the cluster holds what YAML cannot say here: {error}; write values out") from error
+        problems = [*problems_in(data, cls)]
+        if problems:
+            raise ClusterError(*problems)
+        try:
+            cluster = from_builtins(data, cls)
         except ContractError as error:
-            hint = "; memory is a whole number of bytes, such as 40000000000" if "emoryBytes" in str(error) else ""
-            raise ClusterError(f"the cluster is {error}{hint}") from error
+            found = error.__cause__.__cause__ if error.__cause__ else None  # what __post_init__ said
+            said = found.problems if isinstance(found, ClusterError) else (str(error),)
+            raise ClusterError(*said, *_problems_of_types(data)) from error
+        if problems := [*_problems_of_types(data)]:
+            raise ClusterError(*problems)
+        return cluster
 
     def accelerators(self) -> tuple[Accelerator, ...]:
         """Every device with its rates. Raises ClusterError for a type that neither catalogue nor profiles know."""
@@ -185,7 +143,7 @@ class Cluster(Value, frozen=True, dict=True):
                 for _ in range(device.count):
                     index = counts.get(device.type, 0)
                     counts[device.type] = index + 1
-                    found.append(self._accelerator(node, device, index))
+                    found.append(_resolved(node, device, index, self.profiles))
         return tuple(found)
 
     def group(self, places: tuple[tuple[str, str, int], ...]) -> DeviceGroup | None:
@@ -212,8 +170,8 @@ class Cluster(Value, frozen=True, dict=True):
 
     @cached_property
     def _own_rates(self) -> dict[frozenset[str], LinkRate]:
-        """Of each pair of nodes that a link names; the first that names a pair counts."""
-        return {frozenset((link.source, link.target)): link.rate for link in reversed(self.links)}
+        """Of each pair of nodes that a link names, both ways."""
+        return {frozenset((link.source, link.target)): link.rate for link in self.links}
 
     def cpu_threads(self) -> tuple[int, ...]:
         """Thread counts (0: not said) of CPU devices without a profile of their own: what is worth measuring."""
@@ -252,11 +210,15 @@ class Cluster(Value, frozen=True, dict=True):
         usable_memory_fraction: float | None = None,
         link_gbps: float | None = None,
     ) -> Self:
-        """The cluster with a user's corrections (`spec.planning.overrides`) in place of the rules and links."""
+        """The cluster with a user's corrections (`spec.planning.overrides`): the margin stays free beside the overhead, the
+        fraction and the bandwidth replace the rules and links.
+        """
 
         def correct(device: Device) -> Device:
             fraction = device.usable_fraction if usable_memory_fraction is None else usable_memory_fraction
-            overhead = device.overhead_bytes if memory_margin_bytes is None else memory_margin_bytes
+            overhead = device.overhead_bytes
+            if memory_margin_bytes:
+                overhead = _overhead_bytes(device, self.profiles) + memory_margin_bytes
             return msgspec.structs.replace(device, usable_fraction=fraction, overhead_bytes=overhead)
 
         nodes = tuple(msgspec.structs.replace(n, devices=tuple(correct(d) for d in n.devices)) for n in self.nodes)
@@ -266,21 +228,59 @@ class Cluster(Value, frozen=True, dict=True):
         default = msgspec.structs.replace(self.default_link or LinkRate(), gbps=link_gbps)
         return msgspec.structs.replace(self, nodes=nodes, links=links, default_link=default)
 
-    def _accelerator(self, node: Node, device: Device, index: int) -> Accelerator:
-        name = device.type if device.type in self.profiles else catalogue().name_of(device.type)
-        if name is None:
-            known = ", ".join(sorted({*catalogue().devices, CPU, *self.profiles}))
-            raise ClusterError(
-                f"node '{node.name}': device type '{device.type}' is unknown. Use one of {known}, a GPU feature "
-                "discovery product label of these, or describe it under 'profiles' in the cluster"
-            )
-        profile = _merged(device, self.profiles.get(name) or catalogue().profile(name))
-        cuda = name != CPU
-        fraction = (CUDA_USABLE_FRACTION if cuda else CPU_USABLE_FRACTION, device.usable_fraction)
-        overhead = device.overhead_bytes if device.overhead_bytes is not None else CUDA_OVERHEAD_BYTES * cuda
-        usable = int(profile.memory_bytes * (fraction[0] if fraction[1] is None else fraction[1])) - overhead
-        usable, cost = max(0, usable), device.hourly_cost
-        return Accelerator(node.name, device.type, index, usable, overhead, profile, name, cost)
+    def _problems_of_links(self) -> Iterator[str]:
+        names = {node.name for node in self.nodes}
+        said: dict[frozenset[str], Link] = {}
+        for number, link in enumerate(self.links):
+            path, pair = f"links[{number}]", frozenset((link.source, link.target))
+            missing = sorted(pair - names)
+            if missing:
+                yield (
+                    f"{path}: names the unknown node {', '.join(missing)}; "
+                    f"{suggestion(missing[0], sorted(names), what='nodes')}"
+                )
+            if len(pair) == 1:
+                yield f"{path}: joins {link.source} with itself; say how fast devices of one node are joined by intraNode"
+            yield from problems_of_rate(link.rate, path)
+            other = said.setdefault(pair, link)
+            if other.rate != link.rate:
+                yield (
+                    f"{path}: joins {link.source} and {link.target} by {link.gbps:g} Gbps and {link.latency_ms:g} ms, and another "
+                    f"link by {other.gbps:g} Gbps and {other.latency_ms:g} ms; a link counts both ways: keep one, the slower where "
+                    "they differ"
+                )
+        for field, rate in (("defaultLink", self.default_link), ("intraNode", self.intra_node)):
+            yield from problems_of_rate(rate, field) if rate else ()
+        if self.default_link is None:
+            yield from _problems_of_joins([node.name for node in self.nodes], said.keys())
+
+
+def _resolved(node: Node, device: Device, index: int, profiles: Mapping[str, DeviceProfile]) -> Accelerator:
+    """Raises ClusterError."""
+    name = _catalogue_name(device, profiles)
+    if name is None:
+        known = sorted({*catalogue().devices, CPU, *profiles})
+        raise ClusterError(
+            f"node '{node.name}': device type '{device.type}' is unknown. Use one of {', '.join(known)}, a GPU feature "
+            "discovery product label of these, or describe it under 'profiles' in the cluster"
+        )
+    profile = _merged(device, profiles.get(name) or catalogue().profile(name))
+    rule = CUDA_USABLE_FRACTION if name != CPU else CPU_USABLE_FRACTION
+    fraction = rule if device.usable_fraction is None else device.usable_fraction
+    overhead = _overhead_bytes(device, profiles)
+    usable = max(0, int(profile.memory_bytes * fraction) - overhead)
+    return Accelerator(node.name, device.type, index, usable, overhead, profile, name, device.hourly_cost)
+
+
+def _catalogue_name(device: Device, profiles: Mapping[str, DeviceProfile]) -> str | None:
+    return device.type if device.type in profiles else catalogue().name_of(device.type)
+
+
+def _overhead_bytes(device: Device, profiles: Mapping[str, DeviceProfile]) -> int:
+    """What the device says, or the rule of its kind."""
+    if device.overhead_bytes is not None:
+        return device.overhead_bytes
+    return 0 if _catalogue_name(device, profiles) == CPU else CUDA_OVERHEAD_BYTES
 
 
 def _merged(device: Device, base: DeviceProfile) -> DeviceProfile:
@@ -300,14 +300,17 @@ def _merged(device: Device, base: DeviceProfile) -> DeviceProfile:
 
 
 def _check_profile(type_: str, profile: DeviceProfile) -> None:
-    positive = ("memory_bytes", "bandwidth_bytes_per_second", "flops_per_second", "float32_flops_per_second")
-    wrong = [f"{name} {getattr(profile, name):g}" for name in positive if getattr(profile, name) <= 0]
+    rates = ("memory_bytes", "bandwidth_bytes_per_second", "flops_per_second", "float32_flops_per_second")
+    wrong = [f"{name} {getattr(profile, name):g}" for name in rates if not is_positive(getattr(profile, name))]
     shares = {**profile.decode_efficiency, **profile.prefill_efficiency}
-    wrong += [f"efficiency of {name} {share:g}" for name, share in shares.items() if share <= 0]
+    wrong += [f"efficiency of {name} {share:g}" for name, share in shares.items() if not is_positive(share)]
     wrong += [f"packedRows of {name} {rows}" for name, rows in profile.packed_rows.items() if rows < 0]
+    seconds = ("layer_overhead_seconds", "step_overhead_seconds")
+    wrong += [f"{name} {getattr(profile, name):g}" for name in seconds if not 0 <= getattr(profile, name) < math.inf]
     if wrong:
         raise ClusterError(
-            f"the profile of device type '{type_}': {', '.join(wrong)}; rates and sizes must be above 0, packedRows 0 or more"
+            f"the profile of device type '{type_}': {', '.join(wrong)}; rates and sizes must be above 0, packedRows 0 or more, "
+            "all of them finite"
         )
 
 
@@ -316,33 +319,29 @@ def _interconnect(source: Accelerator, target: Accelerator) -> LinkRate:
     return LinkRate(gbps=slower * 8 / 1e9, latency_ms=0.05 if CPU in {source.name, target.name} else 0.01)
 
 
-def _check_device(node: Node, device: Device) -> None:
-    where = f"node '{node.name}' device '{device.type}'"
-    if device.count < 1:
-        raise ClusterError(f"{where}: count {device.count}; at least 1, or leave the device out")
-    if device.memory_bytes < 0 or device.threads < 0 or (device.overhead_bytes or 0) < 0:
-        raise ClusterError(f"{where}: memoryBytes, threads and overheadBytes cannot be negative")
-    if device.usable_fraction is not None and not 0 < device.usable_fraction <= 1:
-        raise ClusterError(f"{where}: usableFraction {device.usable_fraction} must lie above 0 and be at most 1")
-
-
-def _check_link(link: Link, names: list[str]) -> None:
-    missing = sorted({link.source, link.target} - set(names))
-    if missing:
-        raise ClusterError(f"a link names the unknown node {', '.join(missing)}; nodes are {', '.join(names)}")
-    _check_rate(f"the link {link.source}-{link.target}", link.rate)
-
-
-def _check_joined(names: list[str], rates: dict[frozenset[str], LinkRate]) -> None:
-    apart = [f"{a}-{b}" for at, a in enumerate(names) for b in names[at + 1 :] if frozenset((a, b)) not in rates]
+def _problems_of_joins(names: list[str], joined: Collection[frozenset[str]]) -> Iterator[str]:
+    apart = [f"{a}-{b}" for at, a in enumerate(names) for b in names[at + 1 :] if frozenset((a, b)) not in joined]
     if apart:
         some = ", ".join(apart[:5]) + (f" and {len(apart) - 5} more" if len(apart) > 5 else "")
-        raise ClusterError(
-            f"the cluster is not connected: no link joins {some}, and defaultLink is null. Add these links, give a "
+        yield (
+            f"defaultLink: null: the cluster is not connected: no link joins {some}. Add these links, give a "
             "defaultLink for the rest, or plan for the parts one by one"
         )
 
 
-def _check_rate(where: str, rate: LinkRate) -> None:
-    if rate.gbps <= 0 or rate.latency_ms < 0:
-        raise ClusterError(f"{where}: gbps {rate.gbps} must be above 0 and latencyMs {rate.latency_ms} not negative")
+def _problems_of_types(data: Any) -> Iterator[str]:
+    """Of a text whose fields are in order: types that nobody knows, profiles, and memory that is said to be none."""
+    nodes = from_builtins(data["nodes"], tuple[Node, ...])
+    profiles = from_builtins(data.get("profiles") or {}, dict[str, DeviceProfile])
+    for at, node in enumerate(nodes):
+        for number, device in enumerate(node.devices):
+            path = f"nodes[{at}].devices[{number}]"
+            if data["nodes"][at]["devices"][number].get("memoryBytes") == 0:
+                yield f"{path}.memoryBytes: 0: give the memory of one device, such as 16Gi, or leave it out for that of its type"
+            wrong = [*problems_in(device.profile, DeviceProfile, f"{path}.profile", partial=True)]
+            yield from wrong
+            try:
+                if not wrong:
+                    _resolved(node, device, 0, profiles)
+            except ClusterError as error:
+                yield f"{path}: {error}"

@@ -1,11 +1,16 @@
 """Clusters as users write them: what resolves to what, and what is refused in which words."""
 
+import math
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from strata_operator.render.requests import parse_quantity
 from strata_planner.errors import ClusterError
-from strata_planner.question.cluster import CUDA_OVERHEAD_BYTES, Cluster, Device, LinkRate, Node
+from strata_planner.question.cluster import CUDA_OVERHEAD_BYTES, Cluster, Device, Link, LinkRate, Node
 from tests.planner.builders import a_profile
 
 GPUS = """
@@ -95,23 +100,44 @@ def test_a_profile_can_be_given_to_one_node() -> None:
 def test_overrides() -> None:
     cluster = Cluster.from_yaml(GPUS).with_overrides(memory_margin_bytes=0, usable_memory_fraction=0.5, link_gbps=3)
     first, *_, last = cluster.accelerators()
-    assert first.usable_bytes == (15360 << 20) // 2
+    assert first.usable_bytes == (15360 << 20) // 2 - CUDA_OVERHEAD_BYTES
     assert cluster.link(first, last).gbps == 3
 
 
 NODE = "nodes: [{{name: a, devices: [{{type: cpu{0}}}]}}]"
 BAD = {
     "unknown type": ("nodes: [{name: a, devices: [{type: X100}]}]", "'X100' is unknown"),
-    "unknown field": (NODE.format(", memory: 3"), "unknown field `memory`"),
-    "no count": (NODE.format(", count: 0"), "count 0"),
+    "unknown field": (
+        NODE.format(", memory: 3"),
+        r"nodes\[0\].devices\[0\].memory: no such field; did you mean nodes\[0\].devices\[0\].memoryBytes\?",
+    ),
+    "no count": (NODE.format(", count: 0"), r"devices\[0\].count: 0: 1 to 256 devices"),
     "negative memory": (NODE.format(", memoryBytes: -1"), "cannot be negative"),
-    "memory in words": (NODE.format(", memoryBytes: 40GB"), "a whole number of bytes, such as 40000000000"),
-    "fraction": (NODE.format(", usableFraction: 1.5"), "usableFraction 1.5"),
+    "memory in words": (
+        NODE.format(", memoryBytes: 40GB"),
+        '40GB": a whole number of bytes, such as 40000000000, or a quantity such as 40Gi',
+    ),
+    "fraction": (NODE.format(", usableFraction: 1.5"), "usableFraction: 1.5: a share above 0"),
     "malformed": ("nodes: [", "not valid YAML"),
-    "empty": ("", "not a valid Cluster"),
-    "bad profile": (NODE.format(", profile: {bandwidth: 1}"), "unknown field `bandwidth`"),
+    "empty": ("", "the text: null: an object is expected; its fields are nodes, links"),
+    "bad profile": (
+        NODE.format(", profile: {bandwidth: 1}"),
+        r"profile.bandwidth: no such field; did you mean .*profile.bandwidthBytesPerSecond\?",
+    ),
     "node twice": ("nodes: [{name: a, devices: []}, {name: a, devices: []}]", "named twice: a"),
     "link to nowhere": ("nodes: [{name: a, devices: []}]\nlinks: [{from: a, to: c, gbps: 1}]", "unknown node c"),
+    "a key twice": ("nodes: []\nnodes: []", "'nodes' is given twice"),
+    "a slip of the finger": (NODE.format(", count: 1000000"), r"devices\[0\].count: 1000000: 1 to 256"),
+    "more threads than machines have": (NODE.format(", threads: 100000"), r"devices\[0\].threads: 100000"),
+    "no memory": (NODE.format(", memoryBytes: 0"), r"devices\[0\].memoryBytes: 0: give the memory .* or leave it out"),
+    "no price": (NODE.format(", hourlyCost: .nan"), "hourlyCost: nan"),
+    "a rate that YAML takes for text": (NODE.format(", usableFraction: 1e-1"), r"write 1.0e\+9"),
+    "a profile without end": (
+        NODE.format(", profile: {bandwidthBytesPerSecond: .inf}"),
+        "bandwidth_bytes_per_second inf",
+    ),
+    "a link to itself": ("nodes: [{name: a, devices: []}]\nlinks: [{from: a, to: a, gbps: 1}]", "with itself"),
+    "inside a node": ("nodes: []\nintraNode: {gbps: .nan}", "intraNode.gbps: nan"),
     "no bandwidth": ("nodes: []\ndefaultLink: {gbps: 0}", "must be above 0"),
 }
 
@@ -132,7 +158,7 @@ def test_without_a_default_link_every_pair_of_nodes_needs_one() -> None:
         "nodes: [{name: a, devices: [{type: T4}]}, {name: b, devices: [{type: T4}]}, {name: c, devices: [{type: T4}]}]"
     )
     links = "links: [{from: a, to: b, gbps: 10}, {from: c, to: b, gbps: 10}%s]"
-    with pytest.raises(ClusterError, match=r"not connected: no link joins a-c, and defaultLink is null"):
+    with pytest.raises(ClusterError, match=r"defaultLink: null: the cluster is not connected: no link joins a-c"):
         Cluster.from_yaml(f"{nodes}\n{links % ''}\ndefaultLink: null")
     whole = Cluster.from_yaml(f"{nodes}\n{links % ', {from: a, to: c, gbps: 1}'}\ndefaultLink: null")
     first, _, last = whole.accelerators()
@@ -150,3 +176,115 @@ def test_a_profile_with_impossible_rates_is_refused(profile: dict[str, Any], wro
     device = Device("T4", profile=profile)
     with pytest.raises(ClusterError, match=f"'T4': {wrong}; rates and sizes must be above 0, packedRows 0 or more"):
         Cluster((Node("a", (device,)),)).accelerators()
+
+
+PLACES = {
+    "a link's rate": "links[0].gbps",
+    "a link's latency": "links[0].latencyMs",
+    "the default's rate": "defaultLink.gbps",
+    "the default's latency": "defaultLink.latencyMs",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -1.0])
+def test_links_are_finite(place: str, number: float) -> None:
+    rate = {"gbps": 1.0, "latency_ms": 1.0, ("gbps" if "rate" in place else "latency_ms"): number}
+    more: dict[str, Any] = {
+        "links": (Link(source="a", target="b", **rate),) if place.startswith("a link") else (),
+        "default_link": LinkRate() if place.startswith("a link") else LinkRate(**rate),
+    }
+    with pytest.raises(ClusterError) as refused:
+        Cluster((Node("a", ()), Node("b", ())), **more)
+    assert refused.value.problems[0].startswith(f"{PLACES[place]}: {number}:")
+
+
+RATES = st.builds(LinkRate, gbps=st.floats(0.1, 100), latency_ms=st.floats(0, 10))
+
+
+@given(there=RATES, back=RATES, turned=st.booleans())
+def test_a_pair_of_nodes_has_one_rate_whatever_the_order_of_its_links(
+    there: LinkRate, back: LinkRate, *, turned: bool
+) -> None:
+    ends = [("a", "b"), ("b", "a")]
+    links = [
+        Link(source=source, target=target, gbps=rate.gbps, latency_ms=rate.latency_ms)
+        for (source, target), rate in zip(ends, (there, back), strict=True)
+    ]
+    nodes = (Node("a", (Device("T4"),)), Node("b", (Device("T4"),)))
+    told = tuple(reversed(links)) if turned else tuple(links)
+    if there != back:
+        with pytest.raises(ClusterError, match=r"links\[1\]: joins"):
+            Cluster(nodes, links=told)
+        return
+    cluster = Cluster(nodes, links=told)
+    first, second = cluster.accelerators()
+    assert there == cluster.link(first, second) == cluster.link(second, first)
+
+
+@given(
+    margin=st.integers(0, 1 << 40),
+    kind=st.sampled_from(["T4", "cpu"]),
+    overhead=st.none() | st.integers(0, 1 << 34),
+    memory=st.integers(1, 1 << 40),
+)
+def test_a_margin_stays_free_beside_the_overhead(margin: int, kind: str, overhead: int | None, memory: int) -> None:
+    cluster = Cluster((Node("a", (Device(kind, memory_bytes=memory, overhead_bytes=overhead, usable_fraction=1.0),)),))
+    (before,) = cluster.accelerators()
+    (after,) = cluster.with_overrides(memory_margin_bytes=margin).accelerators()
+    assert after.usable_bytes == max(0, memory - before.overhead_bytes - margin)
+
+
+def test_every_problem_of_a_text_is_told_at_once() -> None:
+    with pytest.raises(ClusterError) as refused:
+        Cluster.from_yaml("nodes: [{name: a, device: [], devices: [{typ: T4, count: x}]}]\nlink: []")
+    assert len(refused.value.problems) == 5
+    with pytest.raises(ClusterError) as refused:
+        Cluster.from_yaml(
+            "nodes: [{name: a, devices: [{type: T4, count: 0}, {type: Größe}]}]\ndefaultLink: {gbps: .nan}"
+        )
+    assert len(refused.value.problems) == 3
+    assert "Größe" in str(refused.value)
+
+
+@given(number=st.integers(1, 999), unit=st.sampled_from(["", "k", "M", "G", "Ki", "Mi", "Gi"]))
+def test_quantities_are_those_of_kubernetes(number: int, unit: str) -> None:
+    text = f"nodes: [{{name: a, devices: [{{type: cpu, memoryBytes: {number}{unit}}}]}}]"
+    (device,) = Cluster.from_yaml(text).accelerators()
+    assert device.profile.memory_bytes == parse_quantity(f"{number}{unit}")
+
+
+KEYS = st.sampled_from(
+    ["nodes", "name", "devices", "type", "count", "memoryBytes", "profile", "links", "from", "gbps", "x", 3]
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text("a1e-.Gi", max_size=4)
+    | st.sampled_from(["T4", "cpu"])
+)
+ANYTHING = st.recursive(
+    LEAVES, lambda below: st.lists(below, max_size=3) | st.dictionaries(KEYS, below, max_size=5), max_leaves=20
+)
+
+
+@given(data=ANYTHING | st.fixed_dictionaries({"nodes": ANYTHING, "links": ANYTHING, "profiles": ANYTHING}))
+def test_any_text_is_a_cluster_or_its_problems(data: Any) -> None:
+    try:
+        Cluster.from_yaml(yaml.safe_dump(data))
+    except ClusterError as error:
+        problems = error.problems
+    else:
+        return
+    assert problems
+    assert all(problems)
+
+
+@pytest.mark.parametrize(
+    "text", ["&a [*a]", "nodes: &a [*a]", "? [a]\n: b", "{? {a: b} : c}", "nodes: 0x_", "\x00", "a: !!int x"]
+)
+def test_odd_yaml_is_refused(text: str) -> None:
+    with pytest.raises(ClusterError):
+        Cluster.from_yaml(text)
