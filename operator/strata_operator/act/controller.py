@@ -10,8 +10,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -31,17 +32,20 @@ from strata_operator.decide.actions import (
     RenewEpoch,
     SetStatus,
 )
+from strata_operator.decide.claims import check_claims
 from strata_operator.decide.epochs import Epoch, Observed, SendToGateway, SendToSlot, highest_epoch
 from strata_operator.decide.epochs import slots_of as slots_in
-from strata_operator.decide.reconcile import plan_key, reconcile
-from strata_operator.decide.view import PlanFailure, View, gateway_is_ready, node_views, pod_views
+from strata_operator.decide.planning import with_margin
+from strata_operator.decide.reconcile import reconcile
+from strata_operator.decide.view import PlanFailure, View, gateway_is_ready, gateway_trouble, node_views, pod_views
+from strata_operator.decide.wishes import plan_key, without_digest
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
 from strata_operator.observe.kube import CONFIG_MAPS, EVENTS, PODS, SECRETS, STATEFUL_SETS, AlreadyExistsError, Kube
 from strata_operator.observe.snapshot import Snapshot, take_snapshot
 from strata_operator.render import RenderOptions, image_for, render
 from strata_operator.render.names import CONTROL_PORT, epoch_name, gateway_control_host, slot_address
-from strata_operator.render.records import RENEWED, Cause, EpochRecord, record_objects
+from strata_operator.render.records import RENEWED, Cause, EpochRecord, as_planned, record_objects, spec_digest
 from strata_operator.render.slots import Claim, claims_of, slots_of
 from strata_planner.contract.control import GatewayStatus, SlotStatus
 from strata_planner.contract.keys import new_secret
@@ -53,7 +57,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_SECONDS = 5.0
 DEBOUNCE_SECONDS = 0.1  # events come in bursts
-TRY_AGAIN_SECONDS = 15.0  # before something outside that was missing is asked for again
+KEPT_FAILURES = 16  # plans that were not found, of a deployment
 FIRST_ANSWERS_SECONDS = 3.0  # after its start an operator does not call a slot away before this
 APPLY_AGAIN_SECONDS = 120.0  # drift that no watch shows is repaired this late
 GATEWAY = "gateway"
@@ -76,8 +80,7 @@ class Kept:
         self.links = Links(changed)
         self.control_key = new_secret()  # used if the cluster has none yet
         self.applied: dict[str, tuple[str, float]] = {}  # kind and name -> what it was made last (digest), and when
-        self.failure: PlanFailure | None = None
-        self.failure_until = 0.0
+        self.failures: dict[str, PlanFailure] = {}  # by key, the last few
         self.since = time.monotonic()
 
 
@@ -163,8 +166,6 @@ class Controller:
         options = RenderOptions(image, key, self._options.operator_namespace)
         now = time.monotonic()
         kept.applied = {key: last for key, last in kept.applied.items() if now - last[1] < APPLY_AGAIN_SECONDS}
-        if now > kept.failure_until:
-            kept.failure = None
         return View(
             now=datetime.now(UTC),
             deployment=deployment,
@@ -176,9 +177,11 @@ class Controller:
             inventory_digest=inventory.digest,
             devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
             refused=inventory.refused,
-            manifests=tuple(render(deployment, slots_of(plan, newest.cluster), options)) if newest and plan else (),
+            manifests=_manifests(deployment, newest, options) if newest else (),
             applied=frozenset(digest for digest, _ in kept.applied.values()),
-            failure=kept.failure,
+            usable=frozenset(node.name for node in inventory.cluster.nodes),
+            failures=dict(kept.failures),
+            gateway_trouble=gateway_trouble(deployment, snapshot.pods),
             gateway_ready=gateway_is_ready(deployment, snapshot.pods),
         )
 
@@ -213,8 +216,8 @@ class Controller:
         match action:
             case DeleteStatefulSet(name=name):
                 await self._kube.delete(STATEFUL_SETS, namespace, name)
-            case DeletePod(name=name, uid=uid):
-                await self._kube.delete(PODS, namespace, name, uid=uid, force=True)
+            case DeletePod(name=name, uid=uid, force=force):
+                await self._kube.delete(PODS, namespace, name, uid=uid, force=force)
             case DeleteEpoch(number=number):
                 name = epoch_name(deployment, number)
                 await self._kube.delete(CONFIG_MAPS, namespace, name)
@@ -222,22 +225,34 @@ class Controller:
 
     async def _make_plan(self, wish: MakePlan, view: View, kept: Kept) -> None:
         """On a fresh look: another deployment may have got its plan since this one was seen."""
-        deployment = view.deployment
+        deployment = as_planned(view.deployment, view.newest) if wish.recorded else view.deployment
         snapshot = await take_snapshot(self._kube, self._options.namespaces)
         inventory = self._inventory(deployment, snapshot)
         cluster = _without(inventory.cluster, wish.without)
         started = time.monotonic()
+        running = view.newest.epoch.plan if view.newest and (wish.without or wish.optional) else None
+        asked, devices = with_margin(deployment, cluster, wish.margin)
         try:
-            running = view.newest.epoch.plan if view.newest and wish.without else None
-            plan = await plan_now(deployment, cluster, inventory.refused, running)
+            plan = await plan_now(asked, devices, inventory.refused, running)
+            check_claims(deployment, plan, snapshot.claims)
         except CannotPlanError as error:
-            kept.failure = PlanFailure(plan_key(view, wish), error.reason, str(error))
-            kept.failure_until = time.monotonic() + (TRY_AGAIN_SECONDS if error.passing else float("inf"))
+            _remember(kept, view, wish, PlanFailure("", error.reason, str(error), view.now, passing=error.passing))
             log.warning("%s/%s: no plan (%s): %s", deployment.namespace, deployment.name, error.reason, error)
             return
-        kept.failure = None
+        if wish.optional and plan == running:
+            _remember(
+                kept, view, wish, PlanFailure("", "NotWorthIt", "the plan in force is as good", view.now, kept=True)
+            )
+            return
+        kept.failures.clear()
         cause = Cause(
-            wish.reason, view.spec_digest, inventory.digest, wish.node, seconds_to_plan=time.monotonic() - started
+            reason=wish.reason,
+            spec_digest=spec_digest(deployment),
+            inventory_digest=inventory.digest,
+            node=wish.node,
+            seconds_to_plan=time.monotonic() - started,
+            without=without_digest(view, wish.without),
+            margin=wish.margin,
         )
         await self._create_epoch(view, plan, cluster, cause)
 
@@ -248,19 +263,42 @@ class Controller:
         if not await kept.links.all_answer(slots_in(newest.epoch.plan)):
             return
         log.info("%s: epoch %d: %s", view.deployment.name, action.number, action.message)
-        cause = Cause(RENEWED, newest.cause.spec_digest, newest.cause.inventory_digest)
+        cause = replace(
+            newest.cause,
+            reason=RENEWED,
+            node="",
+            planned_in=newest.planned_in,
+            renewals=action.renewals,
+            seconds_to_plan=0.0,
+        )
         await self._create_epoch(view, newest.epoch.plan, newest.cluster, cause)
 
     async def _create_epoch(self, view: View, plan: Plan, cluster: Cluster, cause: Cause) -> None:
         """The Secret first. Of two controllers that create the same epoch, the one whose ConfigMap is there has won."""
         number = 1 + highest_epoch(view.ledger, view.seen)
-        secret, config_map = record_objects(view.deployment, Epoch(number, new_secret(), plan), cluster, cause)
+        deployment = (
+            as_planned(view.deployment, view.newest) if cause.spec_digest != view.spec_digest else view.deployment
+        )
+        secret, config_map = record_objects(deployment, Epoch(number, new_secret(), plan), cluster, cause)
         try:
             await self._kube.create(SECRETS, secret)
         except AlreadyExistsError:
             log.info("the key of epoch %d exists already: an earlier attempt ended before its plan was stored", number)
         await self._kube.create(CONFIG_MAPS, config_map)
         metrics.EPOCHS.labels(cause.reason).inc()
+
+
+def _manifests(deployment: LLMDeployment, newest: EpochRecord, options: RenderOptions) -> tuple[dict[str, Any], ...]:
+    """What serves the newest plan, as it was planned for: another spec changes nothing before it has a plan."""
+    return tuple(render(as_planned(deployment, newest), slots_of(newest.epoch.plan, newest.cluster), options))
+
+
+def _remember(kept: Kept, view: View, wish: MakePlan, failure: PlanFailure) -> None:
+    key = plan_key(view, wish)
+    kept.failures.pop(key, None)
+    kept.failures[key] = replace(failure, key=key, wish=wish.reason)
+    while len(kept.failures) > KEPT_FAILURES:
+        kept.failures.pop(next(iter(kept.failures)))
 
 
 def _is_too_early(view: View, kept: Kept) -> bool:

@@ -11,7 +11,7 @@ from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import InfeasibleError, InputError, PlannerError
 from strata_planner.question.cluster import Cluster
-from strata_planner.replan.decision import replan
+from strata_planner.replan.decision import ReplanWishes, replan
 from strata_planner.search.planning import PlanRequest, make_plan
 
 
@@ -36,7 +36,7 @@ async def plan_now(
         config = await asyncio.to_thread(read_config, deployment.spec.model.uri)
         found = await asyncio.to_thread(read_beside, deployment.spec.model.uri, config)
         request = request_for(deployment, cluster, config, beside=found)
-        return await asyncio.to_thread(_plan, request, running)
+        return await asyncio.to_thread(_plan, request, running, deployment.spec.replanning.min_gain)
     except InfeasibleError as error:
         raise CannotPlanError("Infeasible", "; ".join((str(error), *refused))) from error
     except (InputError, UnsupportedModelError, InvalidInputError) as error:
@@ -47,7 +47,13 @@ async def plan_now(
         raise CannotPlanError("NoPlanInTime", str(error)) from error
 
 
-def _plan(request: PlanRequest, running: Plan | None) -> Plan:
+def _plan(request: PlanRequest, running: Plan | None, min_gain: float) -> Plan:
+    """The running one where no other is enough better. A layout is planned from scratch, and compared by what it lets through."""
     if running is None:
         return with_alternatives(request, make_plan(request)).plan
-    return replan(request, running).plan
+    if request.layout is None:
+        return replan(request, running, ReplanWishes(min_gain=min_gain)).plan
+    plan = make_plan(request).plan
+    gone = any(request.cluster.group(stage.places) is None for stage in running.stages)
+    gains = plan.prediction.tokens_per_second >= (1 + min_gain) * running.prediction.tokens_per_second
+    return plan if gone or gains else running

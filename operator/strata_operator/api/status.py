@@ -12,13 +12,15 @@ from strata_operator.api.base import ApiType, Text
 
 MAX_STAGES = 64
 MAX_REPLANS = 10
+MAX_EXCLUSIONS = 32
 
 Phase = Literal["Pending", "Planning", "Loading", "Ready", "Degraded", "Replanning", "Failed", "Paused"]
 Sentence = Annotated[str, Field(max_length=32_768)]
+Moment = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 
 
 class Condition(ApiType):
-    """A standard condition: one of Inventoried, Planned, Rendered, StagesReady, Ready, Degraded."""
+    """A standard condition: one of Inventoried, Planned, Rendered, StagesReady, Updated, Ready, Degraded."""
 
     type: Annotated[str, Field(max_length=316)]
     status: Literal["True", "False", "Unknown"]
@@ -82,6 +84,10 @@ class StageStatus(ApiType):
     memory_measured_bytes: Annotated[int, Field(ge=0)] | None = None
     ready: bool = False
     restarts: Annotated[int, Field(ge=0)] = 0
+    progress: Annotated[int, Field(ge=0)] = 0
+    """The furthest that its slot has come in the newest epoch: 1 for its first answer, 1 more for every layer it has loaded."""
+    progress_at: Moment | None = None
+    """Since when it is that far."""
 
 
 class Replan(ApiType):
@@ -94,6 +100,32 @@ class Replan(ApiType):
     node: Text | None = None
     seconds_to_plan: Annotated[float, Field(ge=0)] | None = None
     seconds_to_ready: Annotated[float, Field(ge=0)] | None = None
+
+
+class Exclusion(ApiType):
+    """A node that is planned without for a while, because a slot there did not come to serve."""
+
+    node: Text
+    reason: Text
+    """One word in CamelCase: PrepareRefused, PrepareStalled, Unschedulable."""
+    message: Text
+    epoch: Annotated[int, Field(ge=1)]
+    """The epoch in which it was seen last."""
+    strikes: Annotated[int, Field(ge=0)]
+    """How often it was seen; each time doubles how long it lasts."""
+    until: Moment
+    """The node may be planned with again from then on; the strikes are remembered longer."""
+
+
+class Backoff(ApiType):
+    """Plans that the operator made of itself since the deployment last served in peace, and when the next may be made."""
+
+    attempts: Annotated[int, Field(ge=0)]
+    last: Text
+    """The newest attempt: an epoch, or a plan that was not found."""
+    at: Moment
+    retry_at: Moment
+    """The next plan, unless the spec changes; after a node's loss within a minute."""
 
 
 class LLMDeploymentStatus(ApiType):
@@ -119,3 +151,7 @@ class LLMDeploymentStatus(ApiType):
     stages: Annotated[tuple[StageStatus, ...], Field(max_length=MAX_STAGES)] = ()
     replans: Annotated[tuple[Replan, ...], Field(max_length=MAX_REPLANS)] = ()
     """The last ten."""
+    exclusions: Annotated[tuple[Exclusion, ...], Field(max_length=MAX_EXCLUSIONS)] = ()
+    """Nodes that are planned without for a while. Any edit of the spec ends them."""
+    backoff: Backoff | None = None
+    """Absent while nothing is wrong."""

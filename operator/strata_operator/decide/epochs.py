@@ -152,7 +152,7 @@ def highest_epoch(ledger: Ledger, seen: Observed) -> int:
     return max([ledger.newest.number if ledger.newest else 0, ledger.committed, *known])
 
 
-def _holds(epoch: Epoch, status: SlotStatus | None) -> bool:
+def holds(epoch: Epoch, status: SlotStatus | None) -> bool:
     if status is None:
         return False
     prepared = status.prepare.epoch == epoch.number and status.prepare.phase == "prepared"
@@ -181,7 +181,7 @@ def _prepares(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
 
 
 def _record(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
-    prepared = all(_holds(epoch, seen.slots.get(slot)) for slot in slots_of(epoch.plan))
+    prepared = all(holds(epoch, seen.slots.get(slot)) for slot in slots_of(epoch.plan))
     return (RecordCommit(epoch.number),) if prepared else ()
 
 
@@ -189,7 +189,7 @@ def _commits(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     return tuple(
         SendToSlot(slot, Commit(epoch=epoch.number))
         for slot in sorted(slots_of(epoch.plan) & set(seen.slots))
-        if _holds(epoch, seen.slots[slot]) and seen.slots[slot].committed_epoch != epoch.number
+        if holds(epoch, seen.slots[slot]) and seen.slots[slot].committed_epoch != epoch.number
     )
 
 

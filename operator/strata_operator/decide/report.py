@@ -4,7 +4,7 @@ Status says what is; events say what has just changed in it, in the same words.
 """
 
 from collections import Counter
-from datetime import UTC, datetime
+from dataclasses import dataclass
 
 from strata_operator.api import Condition, LLMDeploymentStatus, Phase
 from strata_operator.api.status import (
@@ -18,10 +18,16 @@ from strata_operator.api.status import (
 )
 from strata_operator.decide.actions import Action, Emit, SetStatus
 from strata_operator.decide.epochs import is_ready
+from strata_operator.decide.exclusions import Memory
+from strata_operator.decide.pod_troubles import PodTrouble
+from strata_operator.decide.troubles import progress
 from strata_operator.decide.view import View
+from strata_operator.decide.wishes import Wanted
 from strata_operator.render.names import gateway_url
-from strata_operator.render.records import EpochRecord
+from strata_operator.render.records import EpochRecord, stamp
 from strata_planner.contract.plan import Plan, Prediction, Stage
+
+MOST_MESSAGE = 32_768  # characters that a condition takes
 
 GOOD_NEWS = {"Planned", "Ready"}
 NEWS = {"Inventoried": {"False"}, "Planned": {"True", "False"}, "Ready": {"True"}, "Degraded": {"True"}}
@@ -29,54 +35,75 @@ NEWS = {"Inventoried": {"False"}, "Planned": {"True", "False"}, "Ready": {"True"
 Told = tuple[str, str, str]  # status, reason, message of a condition
 
 
-def report(view: View, committed: int) -> tuple[Action, ...]:
-    """The new status if it differs, and an event for every condition that turned. `committed`: as recorded from now on."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was decided. `committed`: as recorded from now on; `braked`: why a loss is not believed; `is_updating`: slots wait for
+    another template.
+    """
+
+    committed: int
+    memory: Memory
+    wanted: Wanted
+    braked: str = ""
+    is_updating: bool = False
+
+
+def report(view: View, outcome: Outcome) -> tuple[Action, ...]:
+    """The new status if it differs, and an event for every condition that turned."""
     old = view.deployment.status
-    new = status_of(view, committed)
+    new = status_of(view, outcome)
     if new == old:
         return ()
     return (SetStatus(new), *_events(old, new))
 
 
-def status_of(view: View, committed: int) -> LLMDeploymentStatus:
+def status_of(view: View, outcome: Outcome) -> LLMDeploymentStatus:
     newest = view.newest
-    ready = is_serving(view, committed)
+    ready = is_serving(view)
     stages = tuple(_stage_status(view, stage) for stage in view.stages()[:MAX_STAGES])
     serving = sum(stage.ready for stage in stages)
     return LLMDeploymentStatus(
-        phase=_phase(view, committed, ready=ready),
+        phase=_phase(view, outcome, ready=ready),
         observed_generation=view.deployment.metadata.generation,
         url=gateway_url(view.deployment),
-        committed_epoch=committed,
+        committed_epoch=outcome.committed,
         image=view.deployment.status.image,
         stages_ready=f"{serving}/{len(stages)}" if stages else None,
         devices=_devices(view),
-        conditions=_conditions(view, committed, ready=ready),
+        conditions=_conditions(view, outcome, ready=ready),
         plan=_plan_status(newest) if newest else None,
         stages=stages,
         replans=_replans(view, ready=ready),
+        exclusions=outcome.memory.exclusions,
+        backoff=outcome.memory.backoff,
     )
 
 
-def is_serving(view: View, committed: int) -> bool:
+def is_serving(view: View) -> bool:
     """Every slot serves the newest plan, every gateway has reached its leaders, and clients reach a gateway."""
     newest = view.newest
-    if newest is None or committed != newest.epoch.number or view.failure or not view.gateway_ready:
+    if newest is None or not view.is_committed or not view.gateway_ready:
         return False
     return is_ready(newest.epoch.plan, view.ledger, view.seen)
 
 
-def _phase(view: View, committed: int, *, ready: bool) -> Phase:
+def _phase(view: View, outcome: Outcome, *, ready: bool) -> Phase:
     newest = view.newest
     if view.deployment.spec.paused:
         return "Paused"
     if newest is None:
-        return "Failed" if view.failure else "Planning"
+        return "Failed" if outcome.wanted.failure else "Planning"
     if ready:
         return "Ready"
     if not _has_served(view):
-        return "Loading"
-    return "Replanning" if committed < newest.epoch.number and not view.failure else "Degraded"
+        return "Failed" if _is_stuck(outcome) else "Loading"
+    return "Replanning" if outcome.committed < newest.epoch.number and not _is_stuck(outcome) else "Degraded"
+
+
+def _is_stuck(outcome: Outcome) -> bool:
+    """What is needed cannot be planned. That another spec cannot stops nothing that runs or loads."""
+    wish = outcome.wanted.wish
+    return wish is not None and wish.reason not in {"SpecChanged", "Drain"}
 
 
 def _has_served(view: View) -> bool:
@@ -84,16 +111,17 @@ def _has_served(view: View) -> bool:
     return view.deployment.status.phase in {"Ready", "Replanning", "Degraded"}
 
 
-def _conditions(view: View, committed: int, *, ready: bool) -> tuple[Condition, ...]:
+def _conditions(view: View, outcome: Outcome, *, ready: bool) -> tuple[Condition, ...]:
     told = {
         "Inventoried": _inventoried(view),
-        "Planned": _planned(view),
+        "Planned": _planned(view, outcome),
         "Rendered": _rendered(view),
         "StagesReady": _stages_ready(view),
-        "Ready": ("True", "Serving", f"epoch {committed} serves at {gateway_url(view.deployment)}")
+        "Updated": _updated(view, outcome, ready=ready),
+        "Ready": ("True", "Serving", f"epoch {outcome.committed} serves at {gateway_url(view.deployment)}")
         if ready
-        else ("False", *_why_not_ready(view, committed)),
-        "Degraded": _degraded(view, committed, ready=ready),
+        else ("False", *_why_not_ready(view, outcome)),
+        "Degraded": _degraded(view, outcome, ready=ready),
     }
     before = {condition.type: condition for condition in view.deployment.status.conditions}
     return tuple(_condition(view, name, said, before.get(name)) for name, said in told.items())
@@ -114,10 +142,6 @@ def _condition(view: View, name: str, said: Told, before: Condition | None) -> C
     )
 
 
-def stamp(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _inventoried(view: View) -> Told:
     left_out = "".join(f"; {sentence}" for sentence in view.refused)
     if not view.devices:
@@ -125,13 +149,28 @@ def _inventoried(view: View) -> Told:
     return "True", "DevicesFound", f"{view.devices} devices may be used{left_out}"
 
 
-def _planned(view: View) -> Told:
-    if view.failure:
-        return "False", view.failure.reason, view.failure.message
+def _planned(view: View, outcome: Outcome) -> Told:
+    """Of the object as it is now: a plan that cannot be had leaves the last one in force."""
+    failure, wish = outcome.wanted.failure, outcome.wanted.wish
+    if failure and wish:
+        return "False", failure.reason, _not_planned(view, outcome, failure.message, wish.reason)
     if view.newest is None:
         return "Unknown", "Planning", "no plan has been made yet"
     epoch = view.newest.epoch
     return "True", view.newest.cause.reason or "Planned", f"epoch {epoch.number}: {summary(epoch.plan)}"
+
+
+def _not_planned(view: View, outcome: Outcome, message: str, reason: str) -> str:
+    """What failed, for what it was wanted, what goes on meanwhile, and which nodes are left out for a while."""
+    wanted_for = f"{reason}: {message}" if view.newest else message
+    goes_on = f"; epoch {outcome.committed} goes on" if outcome.committed and view.newest else ""
+    excluded = outcome.memory.excluded(view.now)
+    left_out = "".join(
+        f"; node {each.node} is left out until {each.until}: {each.message}"
+        for each in outcome.memory.exclusions
+        if each.node in excluded
+    )
+    return f"{wanted_for}{goes_on}{left_out}"[:MOST_MESSAGE]
 
 
 def summary(plan: Plan) -> str:
@@ -151,6 +190,18 @@ def _rendered(view: View) -> Told:
     return "True", "Applied", f"{len(view.manifests)} objects serve epoch {view.newest.epoch.number}"
 
 
+def _updated(view: View, outcome: Outcome, *, ready: bool) -> Told:
+    """False until all slots serve with the template that is asked for."""
+    before = next((each for each in view.deployment.status.conditions if each.type == "Updated"), None)
+    if outcome.is_updating or (before and before.status == "False" and not ready):
+        return (
+            "False",
+            "RollingOut",
+            "slots are ended and started again, to get what spec.runtime or the plan asks of their pods",
+        )
+    return "True", "UpToDate", "all slots have what is asked of their pods"
+
+
 def _stages_ready(view: View) -> Told:
     stages = view.stages()
     if not stages:
@@ -164,6 +215,8 @@ def _stages_ready(view: View) -> Told:
 def _stage_state(view: View, stage: Stage) -> str:
     status = view.seen.slots.get(stage.slot)
     pod = view.pod_of(stage.slot)
+    if pod and pod.trouble and pod.trouble.is_there(view.now):
+        return f"{stage.slot}: {pod.trouble.message}"
     if status is not None:
         prepare = status.prepare
         why = status.failure or prepare.reason
@@ -174,13 +227,23 @@ def _stage_state(view: View, stage: Stage) -> str:
     return f"{stage.slot}: {pod.waiting_for or f'does not answer on node {pod.node}'}"
 
 
-def _why_not_ready(view: View, committed: int) -> tuple[str, str]:
-    if view.failure:
-        return view.failure.reason, view.failure.message
-    if view.newest is None:
+def _why_not_ready(view: View, outcome: Outcome) -> tuple[str, str]:
+    newest, failure = view.newest, outcome.wanted.failure
+    if failure and (newest is None or _is_stuck(outcome)):
+        return failure.reason, failure.message
+    if newest is None:
         return "NoPlan", "no plan has been made yet"
-    if committed < view.newest.epoch.number:
-        return "Loading", f"epoch {view.newest.epoch.number} is being prepared"
+    if outcome.braked:
+        return "ManyNodesNotReady", outcome.braked
+    if trouble := _pod_trouble(view):
+        return trouble.reason, trouble.message
+    if outcome.committed < newest.epoch.number:
+        return "Loading", f"epoch {newest.epoch.number} is being prepared"
+    return _why_not_reached(view)
+
+
+def _why_not_reached(view: View) -> tuple[str, str]:
+    """The newest epoch is committed, and clients do not get to it."""
     status, _, message = _stages_ready(view)
     if status != "True":
         return "StagesNotReady", message
@@ -188,14 +251,19 @@ def _why_not_ready(view: View, committed: int) -> tuple[str, str]:
     return "GatewayNotReady", f"the gateway {what}"
 
 
-def _degraded(view: View, committed: int, *, ready: bool) -> Told:
+def _pod_trouble(view: View) -> PodTrouble | None:
+    """The first of a slot of the plan that does not serve, or of the gateway."""
+    pods = [view.pod_of(stage.slot) for stage in view.stages() if not _serves(view, stage)]
+    found = [pod.trouble for pod in pods if pod] + ([] if view.gateway_ready else [view.gateway_trouble])
+    return next((trouble for trouble in found if trouble and trouble.is_there(view.now)), None)
+
+
+def _degraded(view: View, outcome: Outcome, *, ready: bool) -> Told:
     newest = view.newest
     if ready or newest is None or not _has_served(view):
         return "False", "AsPlanned", "nothing that once served is missing"
-    if view.failure:
-        return "True", view.failure.reason, view.failure.message
-    reason, message = _why_not_ready(view, committed)
-    return "True", newest.cause.reason if committed < newest.epoch.number else reason, message
+    reason, message = _why_not_ready(view, outcome)
+    return "True", newest.cause.reason if reason == "Loading" else reason, message
 
 
 def _serves(view: View, stage: Stage) -> bool:
@@ -206,6 +274,7 @@ def _serves(view: View, stage: Stage) -> bool:
 def _stage_status(view: View, stage: Stage) -> StageStatus:
     status = view.seen.slots.get(stage.slot)
     pod = view.pod_of(stage.slot)
+    reached, since = progress(view, stage)
     replica = next(replica.replica for replica in view.plan.replicas if stage in replica.stages) if view.plan else 0
     return StageStatus(
         replica=replica,
@@ -219,6 +288,8 @@ def _stage_status(view: View, stage: Stage) -> StageStatus:
         memory_measured_bytes=_grown(view, stage) if status else None,
         ready=_serves(view, stage),
         restarts=pod.restarts if pod else 0,
+        progress=reached,
+        progress_at=stamp(since),
     )
 
 

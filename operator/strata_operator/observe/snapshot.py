@@ -12,6 +12,7 @@ from typing import Any
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.view import NodeView, node_views
 from strata_operator.observe.kube import (
+    CLAIMS,
     CONFIG_MAPS,
     DEPLOYMENTS_OF_STRATA,
     NODES,
@@ -47,6 +48,7 @@ class Snapshot:
     stateful_sets: tuple[Object, ...]
     config_maps: tuple[Object, ...]
     secrets: tuple[Object, ...]
+    claims: tuple[Object, ...] = ()  # volume claims
 
     def records_of(self, namespace: str, name: str) -> tuple[EpochRecord, ...]:
         """Epochs by number. Raises ContractError for a record of another release. One without its Secret is no epoch."""
@@ -101,7 +103,8 @@ async def take_snapshot(kube: Kube, namespaces: tuple[str, ...]) -> Snapshot:
         everywhere(CONFIG_MAPS, f"{OURS},{EPOCH_LABEL}"),
         everywhere(SECRETS, OURS),
     )
-    return Snapshot(deployments, tuple(nodes), tuple(pods), stateful_sets, config_maps, secrets)
+    claims = await everywhere(CLAIMS)
+    return Snapshot(deployments, tuple(nodes), tuple(pods), stateful_sets, config_maps, secrets, claims)
 
 
 def _is_away(node: NodeView | None) -> bool:
