@@ -1,5 +1,6 @@
 """What a deployment may use: every rule of the inventory by name, and laws over any cluster."""
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -343,3 +344,13 @@ def test_a_cpu_device_fits_beside_everything_else(taken: list[PodBuilder], cpu: 
         assert device.threads >= 1
         assert device.threads + sum(float(each["cpu"]) for each in used) <= cpu
         assert device.memory_bytes + SLOT_IDLE_BYTES + sum(int(each["memory"]) for each in used) <= memory * GIB
+
+
+def test_a_slot_that_is_to_hold_more_than_its_pod_does_has_claimed_the_rest() -> None:
+    """Its plan counts on two devices before its pod gets its new template."""
+    node = a_node().with_gpus("Tesla-T4", 2).build()
+    other = a_deployment("other").build()
+    pod = a_pod("other-a-0").on("a").of_slot(other, "other-a", Device("Tesla-T4", count=1)).build()
+    claim = Claim("default", "other", "other-a", "a", {"nvidia.com/gpu": Decimal(2)})
+    inventory = take_inventory(a_deployment().build(), [node], [pod], [claim])
+    assert not inventory.cluster.nodes

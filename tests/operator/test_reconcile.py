@@ -73,6 +73,7 @@ class Pretended:
             nodes={name: NodeView(name, self.away.get(name)) for name in self.nodes},
             pods=tuple(self.pods.values()),
             stateful_sets=dict(self.made),
+            templates={},
             seen=Observed(
                 slots={name: slot.status() for name, slot in alive.items() if name in planned},
                 gateways={"gateway": self.gateway.status()} if self.gateway else {},

@@ -173,6 +173,7 @@ class Controller:
             nodes=node_views(snapshot.nodes),
             pods=pod_views(deployment, snapshot.pods),
             stateful_sets=snapshot.stateful_sets_of(deployment),
+            templates=snapshot.templates_of(deployment),
             seen=_observe(deployment, plan, key, kept.links),
             inventory_digest=inventory.digest,
             devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),

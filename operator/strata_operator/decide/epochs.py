@@ -152,7 +152,15 @@ def highest_epoch(ledger: Ledger, seen: Observed) -> int:
     return max([ledger.newest.number if ledger.newest else 0, ledger.committed, *known])
 
 
+def progress_of(epoch: int, status: SlotStatus | None) -> int:
+    """How far a slot is with an epoch: 0 while it is silent, 1 for its answer, 1 more for every layer it has loaded."""
+    if status is None:
+        return 0
+    return 1 + (status.prepare.layers_loaded if status.prepare.epoch == epoch else 0)
+
+
 def holds(epoch: Epoch, status: SlotStatus | None) -> bool:
+    """Whether a slot has prepared an epoch, or serves it."""
     if status is None:
         return False
     prepared = status.prepare.epoch == epoch.number and status.prepare.phase == "prepared"

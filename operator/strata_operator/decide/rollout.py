@@ -25,8 +25,8 @@ def outdated(view: View) -> tuple[PodView, ...]:
 
 
 def replaced(view: View, *, ready: bool) -> tuple[DeletePod, ...]:
-    """The pods to end now. The StatefulSets are in the cluster with their new templates."""
-    old = [pod for pod in outdated(view) if not pod.is_ending and _is_reachable(view, pod)]
+    """The pods to end now: of those whose StatefulSet is in the cluster with its new template."""
+    old = [pod for pod in outdated(view) if _may_end(view, pod)]
     if of_another_image := [pod for pod in old if pod.image != _image(view)]:
         return _ended(of_another_image)
     silent = [pod for pod in old if not view.answers(pod.stateful_set)]
@@ -72,10 +72,13 @@ def _image(view: View) -> str:
     )
 
 
-def _is_reachable(view: View, pod: PodView) -> bool:
-    """A node that is away ends no pod: its loss is another matter."""
+def _may_end(view: View, pod: PodView) -> bool:
+    """A pod that would come back as it was is not ended. A node that is away ends no pod: its loss is another matter."""
+    wanted = next(each for each in view.manifests if _is_slot(each) and each["metadata"]["name"] == pod.stateful_set)
+    noted = wanted["spec"]["template"]["metadata"]["annotations"][TEMPLATE_ANNOTATION]
     node = view.nodes.get(pod.node)
-    return not pod.node or (node is not None and node.away_since is None)
+    reachable = not pod.node or (node is not None and node.away_since is None)
+    return reachable and not pod.is_ending and view.templates.get(pod.stateful_set) == noted
 
 
 def _holds(view: View, slot: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from strata_operator.decide.epochs import PlanWithout, Step
+from strata_operator.decide.epochs import PlanWithout, Step, progress_of
 from strata_operator.decide.view import View
 from strata_operator.render.records import moment
 from strata_planner.contract.plan import Stage
@@ -37,10 +37,11 @@ def troubles(view: View, steps: Iterable[Step]) -> tuple[Trouble, ...]:
 def progress(view: View, stage: Stage) -> tuple[int, datetime]:
     """The furthest that its slot has come with the newest epoch, and since when: as status keeps it, brought up to date."""
     before = _kept(view, stage)
-    reached = _reached(view, stage)
-    if before is not None and reached <= before[0]:
-        return before
-    return reached, view.now
+    reached = progress_of(view.newest.epoch.number, view.seen.slots.get(stage.slot)) if view.newest else 0
+    everything = 2 + stage.layers[1] - stage.layers[0]
+    if before is None or reached > before[0] or before[0] >= everything > reached:
+        return reached, view.now  # who had everything and was started anew begins anew
+    return before
 
 
 def _of(view: View, stage: Stage, refused: dict[str, str]) -> Iterator[Trouble]:
@@ -89,13 +90,3 @@ def _kept(view: View, stage: Stage) -> tuple[int, datetime] | None:
     place = (stage.slot, stage.stage)
     kept = next((each for each in status.stages if (each.slot, each.stage) == place and each.progress_at), None)
     return (kept.progress, moment(kept.progress_at)) if kept and kept.progress_at else None
-
-
-def _reached(view: View, stage: Stage) -> int:
-    status = view.seen.slots.get(stage.slot)
-    if status is None or view.newest is None:
-        return 0
-    epoch = view.newest.epoch.number
-    if status.committed_epoch == epoch:
-        return 2 + stage.layers[1] - stage.layers[0]
-    return 1 + (status.prepare.layers_loaded if status.prepare.epoch == epoch else 0)

@@ -80,6 +80,7 @@ class View:
     nodes: Mapping[str, NodeView]
     pods: tuple[PodView, ...]  # of this deployment's slots
     stateful_sets: Mapping[str, datetime]  # of this deployment's slots: name -> made at
+    templates: Mapping[str, str]  # of the same, as noted in them
     seen: Observed
     inventory_digest: str
     devices: int  # in the inventory

@@ -30,6 +30,7 @@ from strata_operator.render.names import (
     INSTANCE_LABEL,
     MANAGER_LABEL,
     SLOT,
+    TEMPLATE_ANNOTATION,
     control_secret,
 )
 from strata_operator.render.records import EpochRecord, moment, read_record
@@ -69,6 +70,16 @@ class Snapshot:
     def stateful_sets_of(self, deployment: LLMDeployment) -> dict[str, datetime]:
         return {
             _name(each): moment(each["metadata"]["creationTimestamp"])
+            for each in self.stateful_sets
+            if _belongs(each, deployment.namespace, deployment.name) and _label(each, COMPONENT_LABEL) == SLOT
+        }
+
+    def templates_of(self, deployment: LLMDeployment) -> dict[str, str]:
+        """What the StatefulSets of its slots would make pods of, as noted in their templates."""
+        return {
+            _name(each): str(
+                (each["spec"]["template"]["metadata"].get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")
+            )
             for each in self.stateful_sets
             if _belongs(each, deployment.namespace, deployment.name) and _label(each, COMPONENT_LABEL) == SLOT
         }
