@@ -390,7 +390,7 @@ class Operator:
             )
             self.failures.setdefault(deployment.name, {})[key] = failure
             return
-        self.failures.pop(deployment.name, None)
+        self.failures.get(deployment.name, {}).pop(plan_key(view, wish), None)
         number = 1 + highest_epoch(view.ledger, view.seen)
         without = without_digest(view, wish.without)
         digest = spec_digest(deployment)

@@ -245,7 +245,7 @@ class Controller:
                 kept, view, wish, PlanFailure("", "NotWorthIt", "the plan in force is as good", view.now, kept=True)
             )
             return
-        kept.failures.clear()
+        kept.failures.pop(plan_key(view, wish), None)
         cause = Cause(
             reason=wish.reason,
             spec_digest=spec_digest(deployment),

@@ -32,7 +32,7 @@ def reconcile(view: View) -> tuple[Action, ...]:
     found = troubles(view, steps)
     memory = remember(view, found)
     if view.deployment.spec.paused:
-        return report(view, Outcome(view.deployment.status.committed_epoch, memory, Wanted()))
+        return report(view, Outcome(view.deployment.status.committed_epoch, memory))
     wish = wanted(view, memory, found, steps)
     actions = (
         _plan(view, wish, memory)
@@ -42,7 +42,9 @@ def reconcile(view: View) -> tuple[Action, ...]:
         or _retire(view)
         or _forget(view)
     )
-    return (*actions, *report(view, _outcome(view, steps, memory, wish)))
+    committed = _committed(view, steps)
+    outcome = Outcome(committed, memory, wish, found, losses(view).braked, bool(outdated(view)))
+    return (*actions, *report(view, outcome))
 
 
 def _converse(view: View) -> tuple[Step, ...]:
@@ -50,10 +52,10 @@ def _converse(view: View) -> tuple[Step, ...]:
     return speakable(view, next_steps(view.plan, view.ledger, view.seen)) if view.plan else ()
 
 
-def _outcome(view: View, steps: tuple[Step, ...], memory: Memory, wish: Wanted) -> Outcome:
+def _committed(view: View, steps: tuple[Step, ...]) -> int:
+    """As it is to be recorded."""
     recorded = view.deployment.status.committed_epoch
-    committed = next((step.number for step in steps if isinstance(step, RecordCommit)), recorded)
-    return Outcome(committed, memory, wish, losses(view).braked, bool(outdated(view)))
+    return next((step.number for step in steps if isinstance(step, RecordCommit)), recorded)
 
 
 def _plan(view: View, wish: Wanted, memory: Memory) -> tuple[Action, ...]:

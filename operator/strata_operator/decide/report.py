@@ -4,7 +4,7 @@ Status says what is; events say what has just changed in it, in the same words.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from strata_operator.api import Condition, LLMDeploymentStatus, Phase
 from strata_operator.api.status import (
@@ -20,7 +20,7 @@ from strata_operator.decide.actions import Action, Emit, SetStatus
 from strata_operator.decide.epochs import is_ready
 from strata_operator.decide.exclusions import Memory
 from strata_operator.decide.pod_troubles import PodTrouble
-from strata_operator.decide.troubles import progress
+from strata_operator.decide.troubles import Trouble, progress
 from strata_operator.decide.view import View
 from strata_operator.decide.wishes import Wanted
 from strata_operator.render.names import gateway_url
@@ -43,7 +43,8 @@ class Outcome:
 
     committed: int
     memory: Memory
-    wanted: Wanted
+    wanted: Wanted = field(default_factory=Wanted)
+    found: tuple[Trouble, ...] = ()
     braked: str = ""
     is_updating: bool = False
 
@@ -101,9 +102,11 @@ def _phase(view: View, outcome: Outcome, *, ready: bool) -> Phase:
 
 
 def _is_stuck(outcome: Outcome) -> bool:
-    """What is needed cannot be planned. That another spec cannot stops nothing that runs or loads."""
+    """What is needed cannot be planned, or not yet. That another spec cannot stops nothing that runs or loads."""
     wish = outcome.wanted.wish
-    return wish is not None and wish.reason not in {"SpecChanged", "Drain"}
+    if wish is not None and wish.reason not in {"SpecChanged", "Drain"}:
+        return True
+    return bool(outcome.found) and outcome.wanted.plan is None
 
 
 def _has_served(view: View) -> bool:
@@ -156,6 +159,8 @@ def _planned(view: View, outcome: Outcome) -> Told:
         return "False", failure.reason, _not_planned(view, outcome, failure.message, wish.reason)
     if view.newest is None:
         return "Unknown", "Planning", "no plan has been made yet"
+    if view.newest.cause.spec_digest != view.spec_digest:
+        return "Unknown", "Planning", f"the spec has no plan yet; epoch {outcome.committed} goes on"
     epoch = view.newest.epoch
     return "True", view.newest.cause.reason or "Planned", f"epoch {epoch.number}: {summary(epoch.plan)}"
 
@@ -233,13 +238,28 @@ def _why_not_ready(view: View, outcome: Outcome) -> tuple[str, str]:
         return failure.reason, failure.message
     if newest is None:
         return "NoPlan", "no plan has been made yet"
-    if outcome.braked:
-        return "ManyNodesNotReady", outcome.braked
-    if trouble := _pod_trouble(view):
-        return trouble.reason, trouble.message
+    if hindrance := _hindrance(view, outcome):
+        return hindrance
     if outcome.committed < newest.epoch.number:
         return "Loading", f"epoch {newest.epoch.number} is being prepared"
     return _why_not_reached(view)
+
+
+def _hindrance(view: View, outcome: Outcome) -> tuple[str, str] | None:
+    """What keeps the newest epoch from being served, where it is more than time."""
+    if outcome.found:
+        return outcome.found[0].reason, _what_was_found(outcome)
+    if outcome.braked:
+        return "ManyNodesNotReady", outcome.braked
+    trouble = _pod_trouble(view)
+    return (trouble.reason, trouble.message) if trouble else None
+
+
+def _what_was_found(outcome: Outcome) -> str:
+    told = "; ".join(trouble.message for trouble in outcome.found)
+    backoff = outcome.memory.backoff
+    waits = f"; the next plan is made at {backoff.retry_at}" if backoff and not outcome.wanted.plan else ""
+    return f"{told}{waits}"[:MOST_MESSAGE]
 
 
 def _why_not_reached(view: View) -> tuple[str, str]:
