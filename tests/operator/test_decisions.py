@@ -102,8 +102,7 @@ def test_how_long_a_slot_got_no_further_outlasts_the_operator() -> None:
 def test_when_every_slot_refuses_plans_are_few_and_status_says_what_goes_on() -> None:
     world = World()
     world.cluster.faults.refuses |= {"a", "b", "c", "d"}
-    for _ in range(60):
-        world.passes(60, every=15)
+    world.passes(3600, every=40)
     assert len(world.operator.plans) <= 24
     assert len(world.cluster.all("ConfigMap")) <= 11
     assert world.status.phase == "Failed"
@@ -118,7 +117,7 @@ def test_when_every_slot_refuses_plans_are_few_and_status_says_what_goes_on() ->
 def test_an_edit_ends_what_was_remembered_of_the_last_spec() -> None:
     world = World()
     world.cluster.faults.refuses |= {"a", "b", "c", "d"}
-    world.passes(1200)
+    world.passes(1200, every=40)
     assert world.status.backoff
     world.cluster.faults.end()
     world.edit(precision={"allowed": [8]})
@@ -142,11 +141,10 @@ def test_when_a_quota_forbids_pods_plans_are_few() -> None:
     world = World("a", "b")
     world.edit(placement={"maxStages": 1})
     world.cluster.faults.quota = True
-    for _ in range(33):
-        world.passes(60, every=15)
+    world.passes(2000, every=40)
     assert len(world.operator.plans) <= 16
     world.cluster.faults.end()
-    world.passes(3600, every=30)
+    world.passes(3600, every=120)
     assert world.status.phase == "Ready"
 
 
@@ -164,7 +162,7 @@ def test_peace_ends_the_back_off(serving: World) -> None:
     serving.passes(30)
     assert serving.status.backoff
     assert serving.status.backoff.attempts == 1
-    serving.passes(700)
+    serving.passes(700, every=50)
     assert serving.status.backoff.attempts == 0
 
 
@@ -214,18 +212,18 @@ def test_a_deployment_goes_back_when_the_better_plan_is_possible_again(serving: 
 
 
 def test_a_flapping_node_does_not_make_a_deployment_flap(serving: World) -> None:
-    for _ in range(60):
+    for _ in range(15):
         serving.cluster.set_ready("b", "Unknown")
-        serving.passes(20)
+        serving.passes(20, every=10)
         serving.cluster.set_ready("b", "True")
-        serving.passes(40)
+        serving.passes(40, every=20)
     assert serving.reasons().count("NodeLost") <= 2
     assert serving.status.phase == "Ready"
 
 
 def test_what_is_no_better_is_looked_at_once_and_changes_nothing(serving: World) -> None:
     serving.cluster.add_node("e")
-    serving.passes(1200)
+    serving.passes(1200, every=60)
     assert serving.reasons() == ["Created", "BetterPlan"]
     assert (serving.status.phase, serving.status.committed_epoch) == ("Ready", 1)
     assert serving.condition("Planned").status == "True"

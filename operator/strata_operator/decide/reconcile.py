@@ -12,9 +12,10 @@ from typing import Any
 
 from strata_operator.decide.actions import Action, Apply, DeleteEpoch, DeletePod, DeleteStatefulSet, RenewEpoch
 from strata_operator.decide.brake import losses
+from strata_operator.decide.conditions import Outcome, is_serving
 from strata_operator.decide.epochs import CreateEpoch, PlanWithout, RecordCommit, Step, next_steps
 from strata_operator.decide.exclusions import PEACE, Memory, delay, remember
-from strata_operator.decide.report import Outcome, is_serving, report
+from strata_operator.decide.report import report
 from strata_operator.decide.rollout import outdated, replaced, speakable
 from strata_operator.decide.troubles import troubles
 from strata_operator.decide.view import View
