@@ -353,7 +353,8 @@ class Operator:
                 newest = view.newest
                 assert newest
                 cause = replace(newest.cause, reason=RENEWED, planned_in=newest.planned_in, renewals=renewals)
-                self._create(view, Epoch(number, f"key-{number}", newest.epoch.plan), newest.cluster, cause)
+                planned = replace(view, deployment=as_planned(view.deployment, newest))
+                self._create(planned, Epoch(number, f"key-{number}", newest.epoch.plan), newest.cluster, cause)
             case Apply(manifest=manifest, digest=digest):
                 if manifest["kind"] == "Deployment":
                     self.cluster.gateways.setdefault(name, FakeGateway())
