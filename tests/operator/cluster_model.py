@@ -125,7 +125,7 @@ class Kubernetes:
         """Not Ready is no power: its processes end, and their pods stay."""
         ready = {"type": "Ready", "status": status, "lastTransitionTime": stamp(self.now)}
         self.objects["Node", name]["status"]["conditions"] = [ready]
-        for pod in self._pods_on(name) if status != "True" else ():
+        for pod in self.pods_on(name) if status != "True" else ():
             self.slots.pop(pod["metadata"]["uid"], None)
 
     def is_up(self, name: str) -> bool:
@@ -133,8 +133,8 @@ class Kubernetes:
         return node is not None and node["status"]["conditions"][0]["status"] == "True"
 
     def remove_node(self, name: str) -> None:
-        for pod in self._pods_on(name):
-            self._end(pod)
+        for pod in self.pods_on(name):
+            self.end(pod)
         del self.objects["Node", name]
 
     def cordon(self, name: str, *, closed: bool) -> None:
@@ -184,14 +184,14 @@ class Kubernetes:
         if kind == "Pod" and not force:
             thing["metadata"]["deletionTimestamp"] = stamp(self.now)
         elif kind == "Pod":
-            self._end(thing)
+            self.end(thing)
         else:
             del self.objects[kind, name]
             pod = self.objects.get(("Pod", f"{name}-0")) if kind == "StatefulSet" else None
             if pod is not None:
                 pod["metadata"]["deletionTimestamp"] = stamp(self.now)
 
-    def _end(self, pod: Object) -> None:
+    def end(self, pod: Object) -> None:
         self.slots.pop(pod["metadata"]["uid"], None)
         self.objects.pop(("Pod", pod["metadata"]["name"]), None)
 
@@ -201,7 +201,7 @@ class Kubernetes:
         metadata = {**template["metadata"], "name": name, "namespace": stateful_set["metadata"]["namespace"]}
         return {"kind": "Pod", "metadata": metadata, "spec": dict(template["spec"]), "status": {}}
 
-    def _pods_on(self, node: str) -> list[Object]:
+    def pods_on(self, node: str) -> list[Object]:
         return [pod for pod in self.all("Pod") if pod["spec"].get("nodeName") == node]
 
     def _move(self, pod: Object) -> None:
@@ -211,7 +211,7 @@ class Kubernetes:
         if not node or not self.is_up(node):
             return
         if pod["metadata"].get("deletionTimestamp"):
-            self._end(pod)
+            self.end(pod)
             return
         slot = self.slots.setdefault(uid, FakeSlot(pod["metadata"]["name"].removesuffix("-0")))
         slot.refuses = "401 from the hub" if node in self.faults.refuses else ""
@@ -223,7 +223,7 @@ class Kubernetes:
     def _place(self, pod: Object) -> str:
         terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         (node,) = terms["nodeSelectorTerms"][0]["matchFields"][0]["values"]
-        fits = _gpus(pod) + sum(map(_gpus, self._pods_on(node))) <= GPUS
+        fits = _gpus(pod) + sum(map(_gpus, self.pods_on(node))) <= GPUS
         closed = self.objects.get(("Node", node), {"spec": {"unschedulable": True}})["spec"].get("unschedulable")
         placed = fits and not closed and self.is_up(node) and node not in self.faults.no_place
         before = next(iter(pod["status"].get("conditions") or ()), {})

@@ -7,8 +7,15 @@ import pytest
 
 from strata_operator.act.planner_call import CannotPlanError
 from strata_operator.api import Condition, LLMDeploymentStatus
+from strata_operator.api.status import Backoff
+from strata_operator.decide.actions import Action
 from strata_operator.decide.claims import check_claims
+from strata_operator.decide.epochs import SendToSlot
+from strata_operator.decide.exclusions import LONGEST_DELAY, Memory, delay
 from strata_operator.decide.pod_troubles import pod_trouble
+from strata_operator.decide.view import View
+from strata_operator.render.records import moment, stamp
+from strata_planner.contract.control import Prepare
 from tests.operator.builders import a_deployment
 from tests.operator.cluster_model import Kubernetes, Operator, a_served, status_of
 from tests.operator.fakes import a_plan
@@ -112,6 +119,46 @@ def test_when_every_slot_refuses_plans_are_few_and_status_says_what_goes_on() ->
     assert world.status.backoff.attempts >= 5
     assert world.condition("Ready").reason in {"PrepareRefused", "NoDevices", "Infeasible"}
     assert "401 from the hub" in world.condition("Ready").message + world.condition("Planned").message
+
+
+def test_the_second_plan_follows_at_once_and_each_further_one_waits_twice_as_long() -> None:
+    waits = [delay(attempts, LONGEST_DELAY).total_seconds() for attempts in range(10)]
+    assert waits == [0, 0, 10, 20, 40, 80, 160, 320, 600, 600]
+
+
+@pytest.mark.parametrize(
+    ("reason", "last", "seconds"),
+    [
+        pytest.param("PrepareRefused", "PrepareRefused: epoch 7", 600, id="of-itself"),
+        pytest.param("SpecChanged", "SpecChanged: not found at noon", 120, id="a-wish"),
+        pytest.param("NodeLost", "NodeLost: epoch 7", 60, id="losses-in-a-row"),
+        pytest.param("NodeLost", "SpecChanged: not found at noon", 0, id="a-loss-waits-for-no-wish"),
+    ],
+)
+def test_how_long_a_plan_waits_after_many(reason: str, last: str, seconds: int) -> None:
+    at = "2026-01-01T00:00:00Z"
+    memory = Memory((), Backoff(attempts=30, last=last, at=at, retry_at=at))
+    assert memory.may_plan(moment(at) + timedelta(seconds=seconds), reason)
+    assert not seconds or not memory.may_plan(moment(at) + timedelta(seconds=seconds - 1), reason)
+
+
+def test_while_it_waits_nothing_is_planned() -> None:
+    world = World()
+    world.cluster.faults.refuses |= {"a", "b", "c", "d"}
+    world.passes(20)
+    before = len(world.operator.plans)
+    status = world.status
+    assert status.backoff
+    waiting = status.backoff.model_copy(update={"attempts": 30, "at": stamp(world.cluster.now)})
+    thing = world.cluster.objects["LLMDeployment", "chat"]
+    thing["status"] = status.model_copy(update={"backoff": waiting}).model_dump(
+        mode="json", by_alias=True, exclude_none=True
+    )
+    world.passes(500, every=50)
+    assert len(world.operator.plans) == before
+    assert "the next plan is made at" in world.condition("Ready").message
+    world.passes(150, every=50)
+    assert len(world.operator.plans) > before
 
 
 def test_an_edit_ends_what_was_remembered_of_the_last_spec() -> None:
@@ -329,6 +376,19 @@ def test_another_image_reaches_all_slots_at_once_and_nothing_is_prepared_over_tw
     assert serving.status.phase == "Ready"
     assert {pod["spec"]["containers"][0]["image"] for pod in serving.cluster.all("Pod")} == {"runtime:2"}
     assert serving.status.committed_epoch == 2
+
+
+def test_a_slot_that_comes_with_another_image_waits_for_those_that_have_the_old_one(serving: World) -> None:
+    def check(view: View, action: Action) -> None:
+        if isinstance(action, SendToSlot) and isinstance(action.message, Prepare):
+            slots = {stage.slot for stage in view.stages()}
+            assert {pod.image for pod in view.pods if pod.stateful_set in slots} == {"runtime:2"}
+
+    serving.operator.on_action = check
+    serving.cluster.cordon("b", closed=True)
+    serving.edit(runtime={"image": "runtime:2"}, precision={"allowed": [8]})
+    serving.passes()
+    assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "c"])
 
 
 def test_a_slot_that_is_to_hold_more_devices_gets_them_before_it_prepares() -> None:
