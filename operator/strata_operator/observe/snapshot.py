@@ -5,12 +5,14 @@ Listed live instead of kept from watches: a decision never rests on an object th
 
 import asyncio
 import base64
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.view import NodeView, node_views
+from strata_operator.errors import NotReadyError
 from strata_operator.observe.kube import (
     CLAIMS,
     CONFIG_MAPS,
@@ -114,7 +116,9 @@ async def take_snapshot(kube: Kube, namespaces: tuple[str, ...]) -> Snapshot:
         everywhere(CONFIG_MAPS, f"{OURS},{EPOCH_LABEL}"),
         everywhere(SECRETS, OURS),
     )
-    claims = await everywhere(CLAIMS)
+    claims: tuple[Object, ...] = ()
+    with suppress(NotReadyError):  # who may not read them is only warned less: roles may be an older release's
+        claims = await everywhere(CLAIMS)
     return Snapshot(deployments, tuple(nodes), tuple(pods), stateful_sets, config_maps, secrets, claims)
 
 
