@@ -1,4 +1,7 @@
-"""A slot process that loads nothing. FAKE_SLOT_REFUSES="b: reason" makes slot b refuse, FAKE_SLOT_CRASHES=b makes it end."""
+"""A slot process that loads nothing. FAKE_SLOT_REFUSES="b: reason" makes slot b refuse, FAKE_SLOT_CRASHES=b makes it end.
+
+FAKE_SLOT_HANGS=b makes it load for ever.
+"""
 
 import os
 import sys
@@ -20,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     slot.refuses = reason if name == options.name else ""
 
     def settle() -> SlotStatus | None:
-        if slot.prepare.phase != "loading":
+        if slot.prepare.phase != "loading" or os.environ.get("FAKE_SLOT_HANGS") == slot.name:
             return None
         slot.finish_loading()
         return slot.status()

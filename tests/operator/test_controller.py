@@ -180,6 +180,19 @@ async def test_what_does_not_fit_is_said_in_status_and_by_an_event(api: FakeApi,
     assert "Infeasible" in [request.body["reason"] for request in api.wrote("POST", "/events")]
 
 
+async def test_a_claim_of_one_node_is_refused_for_slots_on_two(api: FakeApi, model: Path) -> None:
+    claim = {"metadata": {"name": "cache", "namespace": "ns"}, "status": {"accessModes": ["ReadWriteOnce"]}}
+    api.put("/api/v1/namespaces/ns/persistentvolumeclaims/cache", claim)
+    volumes = [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]
+    spread = {"placement": {"minStages": 2}, "runtime": {"pod": {"volumes": volumes}}}
+    api.put(f"{LLMDS}/chat", a_deployment("chat", model, **spread))
+    await looked(api, 2)
+    planned = next(c for c in api.objects[f"{LLMDS}/chat"]["status"]["conditions"] if c["type"] == "Planned")
+    assert (planned["status"], planned["reason"]) == ("False", "ClaimNotShared")
+    assert "the claim cache is ReadWriteOnce" in planned["message"]
+    assert not api.wrote("POST", "/configmaps")
+
+
 async def test_a_model_that_is_not_there_is_invalid_input(api: FakeApi) -> None:
     api.put(f"{LLMDS}/chat", a_deployment("chat", Path("/nowhere")))
     await looked(api, 2)

@@ -368,6 +368,7 @@ async def test_a_gated_models_token_reaches_the_planner_and_its_absence_is_said(
         {"metadata": {"name": "hf", "namespace": "ns"}, "data": {"token": "c2VjcmV0Cg=="}},
     )
     controller = Controller(kube_of(api.url), OPTIONS, lambda: True, Reading())
+    await controller.look()  # which writes down that nothing is waited for any more
     await look_and_plan(controller)
     assert "secret" in tokens
     await controller.close()
@@ -401,6 +402,7 @@ async def test_a_model_of_the_hub_is_resolved_once_and_by_a_change_of_the_spec_a
     del api.objects[f"/api/v1/nodes/{used}"]
     await look_and_plan(controller)
     spec["workload"]["concurrency"] = 1
+    await controller.look()  # which writes down that the loss was repaired
     await look_and_plan(controller)
     assert asked == [("chat", ""), ("chat", "hf://owner/name@" + "0" * 40), ("chat", "")]
     await controller.close()

@@ -1,5 +1,6 @@
 """What a deployment may use: every rule of the inventory by name, and laws over any cluster."""
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -410,3 +411,13 @@ def test_a_node_that_offers_more_than_any_has_is_named_and_the_others_go_on() ->
     assert [node.name for node in found.cluster.nodes] == ["b"]
     (reason,) = found.refused
     assert reason.startswith("node a: Tesla-T4.count: 1000000: 1 to 256 devices")
+
+
+def test_a_slot_that_is_to_hold_more_than_its_pod_does_has_claimed_the_rest() -> None:
+    """Its plan counts on two devices before its pod gets its new template."""
+    node = a_node().with_gpus("Tesla-T4", 2).build()
+    other = a_deployment("other").build()
+    pod = a_pod("other-a-0").on("a").of_slot(other, "other-a", Device("Tesla-T4", count=1)).build()
+    claim = Claim("default", "other", "other-a", "a", {"nvidia.com/gpu": Decimal(2)})
+    inventory = take_inventory(a_deployment().build(), [node], [pod], [claim])
+    assert not inventory.cluster.nodes

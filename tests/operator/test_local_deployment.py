@@ -14,11 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from strata_operator.decide.epochs import Epoch
 from strata_operator.local.deployment import LocalDeployment, LocalOptions, Programs
 from strata_operator.local.errors import CrashedError, PortInUseError, RefusedError
 from strata_operator.local.ports import free_port, free_ports
+from strata_operator.local.progress import Progress
+from strata_planner.contract.control import PrepareState, SlotStatus
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
-from tests.operator.fakes import a_plan
+from tests.operator.fakes import FakeSlot, a_plan
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = (
@@ -105,6 +108,39 @@ async def test_a_refused_prepare_is_said_with_its_reason(tmp_path: Path, monkeyp
         async with running(tmp_path):
             pass
     assert not started_since(before)
+
+
+async def test_a_slot_that_loads_for_ever_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    monkeypatch.setenv("FAKE_SLOT_HANGS", "b")
+    hurried = replace(options(tmp_path), prepare_timeout_seconds=0.8)
+    with pytest.raises(
+        RefusedError, match=r"made no progress in loading for 0.8 s \(replanning.prepareTimeoutSeconds\)"
+    ):
+        async with asyncio.timeout(30), LocalDeployment(a_plan("a", "b"), hurried) as deployment:
+            await deployment.ready()
+    assert not started_since(before)
+
+
+def test_a_slot_is_given_up_only_where_it_gets_no_further() -> None:
+    progress, plan = Progress(timeout_seconds=10), a_plan("a", "b")
+    epoch = Epoch(1, "key", plan)
+
+    def seen(loaded: int) -> dict[str, SlotStatus]:
+        prepared, loading = FakeSlot("a"), FakeSlot("b")
+        prepared.prepare = PrepareState(epoch=1, phase="prepared", layers_loaded=2, layers_total=2)
+        loading.prepare = PrepareState(epoch=1, phase="loading", layers_loaded=loaded, layers_total=2)
+        return {"a": prepared.status(), "b": loading.status()}
+
+    assert not progress.stalled(epoch, {}, now=0)
+    assert not progress.stalled(epoch, seen(0), now=9)  # they answer
+    assert not progress.stalled(epoch, seen(1), now=18)
+    assert not progress.stalled(epoch, {}, now=27)  # both are started anew; a had everything and begins anew
+    assert progress.stalled(epoch, {"b": seen(1)["b"]}, now=36).startswith(
+        "slot b made no progress in loading for 10 s"
+    )
+    assert not progress.stalled(Epoch(2, "key", plan), seen(1), now=36)
+    assert not progress.stalled(None, {}, now=1000)
 
 
 async def test_a_slot_that_cannot_stay_alive_is_given_up_with_its_log(

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from strata_operator.decide.planning import request_for
-from strata_planner.question.cluster import Cluster
+from strata_operator.act.planner_call import Question, answer_to
+from strata_operator.decide.planning import request_for, with_margin
+from strata_planner.contract.plan import Plan
+from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.builders import a_deployment
 
 CONFIG = json.loads((Path(__file__).parents[2] / "examples/models/strata-tiny/config.json").read_text(encoding="utf-8"))
@@ -39,3 +41,43 @@ def test_a_field_reaches_the_planner(name: str) -> None:
     for part in place.split("."):
         found = getattr(found, part)
     assert found == expected
+
+
+def test_a_margin_is_left_free_of_every_device_beside_what_the_user_said() -> None:
+    cluster = Cluster(
+        nodes=(Node("a", (Device("cpu", memory_bytes=8 << 30, threads=1), Device("Tesla-T4", memory_bytes=8 << 30))),)
+    )
+    usable = [each.usable_bytes for each in cluster.accelerators()]
+    deployment, less = with_margin(a_deployment().build(), cluster, 0.2)
+    assert [each.usable_bytes < before for each, before in zip(less.accelerators(), usable, strict=True)] == [
+        True,
+        True,
+    ]
+    assert deployment == a_deployment().build()
+    stated = a_deployment().with_spec(planning={"overrides": {"usableMemoryFraction": 0.5}}).build()
+    deployment, _ = with_margin(stated, cluster, 0.2)
+    assert deployment.spec.planning.overrides.usable_memory_fraction == pytest.approx(0.4)
+    assert with_margin(stated, cluster, 0.0) == (stated, cluster)
+
+
+def test_the_plan_in_force_is_kept_where_another_gains_less_than_min_gain(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    spec = {
+        "model": {"uri": f"file://{tmp_path}", "maxModelLen": 128},
+        "workload": {"promptTokens": 32, "outputTokens": 32},
+    }
+    deployment = a_deployment().with_spec(**spec).build()
+    slow = Node("a", (Device("cpu", memory_bytes=2 << 30, threads=1),))
+    fast = Node("b", (Device("Tesla-T4", memory_bytes=16 << 30),))
+    thing = deployment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"status"})
+
+    def planned(nodes: tuple[Node, ...], running: Plan | None = None) -> Plan:
+        plan = answer_to(Question(thing, Cluster(nodes=nodes), running=running)).plan
+        assert plan is not None
+        return plan
+
+    running = planned((slow,))
+    same = Node("c", (Device("cpu", memory_bytes=2 << 30, threads=1),))
+    assert planned((slow, same), running) == running
+    better = planned((slow, fast), running)
+    assert {stage.node for stage in better.stages} == {"b"}

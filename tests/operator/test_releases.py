@@ -14,13 +14,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from strata_operator.api import deployment_from_object
-from strata_operator.decide import digest
 from strata_operator.decide.actions import MakePlan
-from strata_operator.decide.digest import same_spec, spec_digest
 from strata_operator.decide.epochs import Observed
 from strata_operator.decide.reconcile import reconcile
 from strata_operator.decide.view import NodeView, View
 from strata_operator.observe.snapshot import Snapshot
+from strata_operator.render import digest
+from strata_operator.render.digest import same_spec, spec_digest
 from strata_operator.render.names import slot_address
 from strata_operator.render.records import EpochRecord, UnreadRecord
 from tests.operator.fakes import FakeGateway, FakeSlot
@@ -63,6 +63,7 @@ def serving_view(thing: Object) -> View:
         nodes={name: NodeView(name, None) for name in "abc"},
         pods=(),
         stateful_sets={name: datetime(2026, 11, 22, tzinfo=UTC) for name in names},
+        templates=dict.fromkeys(names, ""),
         seen=Observed(
             {name: slot.status() for name, slot in slots.items()},
             {"gateway": gateway.status()},
@@ -70,6 +71,8 @@ def serving_view(thing: Object) -> View:
         ),
         inventory_digest=records[-1].cause.inventory_digest,
         devices=3,
+        usable=frozenset("abc"),
+        failures={},
         refused=(),
         manifests=(),
         applied=frozenset(),

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from strata_operator.decide.view import given_the_control_key
 from strata_operator.errors import InvalidInputError
 from strata_operator.observe.inventory import take_inventory
 from strata_operator.render import RenderOptions, epoch_objects, image_for, read_epoch, render, slot_address
+from strata_operator.render.names import TEMPLATE_ANNOTATION
 from strata_operator.render.slots import SLOT_IDLE_BYTES, Slot, claims_of, slots_of
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.keys import gateway_secret, slot_secret
@@ -188,6 +190,42 @@ PLANS_OF_THE_SAME_SLOTS = {
     "other layers": a_plan("chat-a-t4", "chat-b-cpu", layers=8),
     "other bits": a_plan("chat-a-t4", "chat-b-cpu", bits=4),
 }
+
+
+def template_of(slot: Slot = GPU_SLOT, image: str = "runtime:1", **spec: Any) -> str:
+    deployment = a_deployment().with_spec(**spec).build()
+    (statefulset,) = of_kind(render(deployment, (slot,), replace(OPTIONS, image=image)), "StatefulSet")
+    return str(statefulset["spec"]["template"]["metadata"]["annotations"][TEMPLATE_ANNOTATION])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"image": "runtime:2"}, id="image"),
+        pytest.param({"runtime": {"pod": {"env": [{"name": "X", "value": "1"}]}}}, id="environment"),
+        pytest.param({"runtime": {"pod": {"resources": {"requests": {"cpu": "2"}}}}}, id="resources"),
+        pytest.param({"model": {"tokenSecretRef": {"name": "hub", "key": "token"}}}, id="token"),
+        pytest.param({"model": {"cache": {"persistentVolumeClaim": "models"}}}, id="cache"),
+        pytest.param(
+            {"slot": replace(GPU_SLOT, device=msgspec.structs.replace(GPU_SLOT.device, count=7))}, id="devices"
+        ),
+    ],
+)
+def test_what_is_asked_of_a_slots_pod_is_noted_in_its_template(changed: dict[str, Any]) -> None:
+    assert template_of(**changed) != template_of()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"precision": {"allowed": [8]}}, id="another-plan"),
+        pytest.param({"gateway": {"service": {"type": "NodePort"}}}, id="gateway"),
+        pytest.param({"runtime": {"pod": {"resources": {}}}}, id="a-default-spelt-out"),
+        pytest.param({"model": {"uri": "hf://owner/other"}}, id="another-model-in-the-same-place"),
+    ],
+)
+def test_what_its_pod_does_not_depend_on_is_not(changed: dict[str, Any]) -> None:
+    assert template_of(**changed) == template_of()
 
 
 @pytest.mark.parametrize("name", PLANS_OF_THE_SAME_SLOTS)

@@ -74,6 +74,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [delete]
+# Whether slots on several nodes can mount what a deployment names.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list]
 - apiGroups: ["", events.k8s.io]
   resources: [events]
   verbs: [create, patch]

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from strata_operator.act import metrics
-from strata_operator.act.kept import ASK_AGAIN_SECONDS, Asked, Kept, Refusal
+from strata_operator.act.kept import Asked, Kept, Refusal
 from strata_operator.act.lease import NotLeadingError
 from strata_operator.act.objects import event_object, status_object
 from strata_operator.act.observation import Look
@@ -35,11 +35,14 @@ from strata_operator.decide.actions import (
     SetStatus,
 )
 from strata_operator.decide.backoff import Backoff
+from strata_operator.decide.claims import unshared_claim
 from strata_operator.decide.epochs import Epoch, SendToGateway, SendToSlot, highest_epoch
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import Dealing, still_free
-from strata_operator.decide.reconcile import plan_key
+from strata_operator.decide.planning import with_margin
+from strata_operator.decide.reconcile import RUN_PODS
 from strata_operator.decide.view import PlanFailure, View
+from strata_operator.decide.wishes import plan_key, without_digest
 from strata_operator.errors import NotReadyError
 from strata_operator.observe.kube import (
     CONFIG_MAPS,
@@ -52,7 +55,7 @@ from strata_operator.observe.kube import (
     RefusedError,
 )
 from strata_operator.render.names import epoch_name, process_secret
-from strata_operator.render.records import RENEWED, Cause, record_objects
+from strata_operator.render.records import RENEWED, Cause, as_planned, record_objects
 from strata_operator.render.slots import claims_of
 from strata_planner.contract.keys import new_secret
 from strata_planner.contract.plan import Plan
@@ -72,9 +75,15 @@ class Hands:
         if not any(isinstance(action, MakePlan) for action in actions):
             self._want_no_plan(view, kept)
         kept.wants({_named(action, view) for action in actions})
-        changed = False
+        changed = unsafe = False
         for action in actions:
+            kind = action.manifest["kind"] if isinstance(action, Apply) else ""
+            if unsafe and kind in RUN_PODS:
+                continue
             changed |= await self._try(action, look, view, kept)
+            if changed and isinstance(action, MakePlan):
+                return True  # all else was decided before there was this plan
+            unsafe |= kind == "Secret" and _named(action, view) in kept.refusals
         return changed
 
     def _want_no_plan(self, view: View, kept: Kept) -> None:
@@ -139,8 +148,8 @@ class Hands:
             case DeleteStatefulSet(name=name):
                 await self._kube.delete(STATEFUL_SETS, namespace, name)
                 await self._kube.delete(SECRETS, namespace, process_secret(name))
-            case DeletePod(name=name, uid=uid):
-                await self._kube.delete(PODS, namespace, name, uid=uid, force=True)
+            case DeletePod(name=name, uid=uid, force=force):
+                await self._kube.delete(PODS, namespace, name, uid=uid, force=force)
             case DeleteEpoch(number=number):
                 name = epoch_name(deployment, number)
                 await self._kube.delete(CONFIG_MAPS, namespace, name)
@@ -149,57 +158,74 @@ class Hands:
     async def _plan(self, wish: MakePlan, look: Look, view: View, kept: Kept) -> bool:
         """Ask for a plan, or take one that is done. Never waits for it."""
         uid, asked = view.deployment.metadata.uid, kept.asked
-        wanted = f"{view.spec_digest}/{','.join(sorted(wish.without))}"
-        if asked is None or asked.question != wanted:
-            return await self._ask(wish, wanted, look, view, kept)
+        if asked is None or asked.question != _question_of(wish, view):
+            return await self._ask(wish, look, view, kept)
         answer = self._planners.take(uid)
         if answer is None:
             return False
         kept.asked = None
         if answer.plan is None:
-            self._note_failure(answer, asked, view, kept)
+            self._note_failure(answer, wish, asked, view, kept)
         else:
             await self._take(wish, answer.plan, asked, look, view, kept)
         return True
 
-    async def _ask(self, wish: MakePlan, wanted: str, look: Look, view: View, kept: Kept) -> bool:
+    async def _ask(self, wish: MakePlan, look: Look, view: View, kept: Kept) -> bool:
         """Whether there is an answer already: that the question cannot be asked."""
         if kept.conflicts.failures > 1 and kept.conflicts.waits(time.monotonic()):
             return False
-        inventory = look.inventory(view.deployment, self._dealing.ledger)
+        deployment = _wanted_deployment(wish, view)
+        inventory = look.inventory(deployment, self._dealing.ledger)
         cluster = _without(inventory.cluster, wish.without)
-        asked = Asked(wanted, plan_key(view, wish), cluster, inventory.digest, time.monotonic())
+        asked = Asked(_question_of(wish, view), plan_key(view, wish), cluster, inventory.digest, time.monotonic())
         try:
             question = await self._question(wish, view, cluster, inventory.refused)
         except NotReadyError as error:
-            self._note_failure(Answer(None, "ModelUnavailable", str(error), passing=True), asked, view, kept)
+            answer = Answer(None, "ModelUnavailable", str(error), passing=True)
+            self._note_failure(answer, wish, asked, view, kept)
             return True
         kept.asked = asked
         self._planners.want(view.deployment.metadata.uid, question, urgent=wish.reason in LOSSES)
         return False
 
     async def _take(self, wish: MakePlan, plan: Plan, asked: Asked, look: Look, view: View, kept: Kept) -> None:
-        """Only if all its devices can still be had."""
-        now = look.inventory(view.deployment, self._dealing.ledger)
+        """Only if all its devices can still be had, its volumes can be mounted there, and it is better where it is a wish."""
+        deployment = _wanted_deployment(wish, view)
+        now = look.inventory(deployment, self._dealing.ledger)
         if not still_free(plan, asked.cluster, _without(now.cluster, wish.without)):
             log.info("%s: what was planned on is not free any more: it is planned anew", view.deployment.name)
             kept.conflicts = kept.conflicts.failed(time.monotonic())
             return
-        kept.failure, kept.failing, kept.conflicts = None, Backoff(), Backoff()
-        seconds = time.monotonic() - asked.since
-        cause = Cause(wish.reason, view.spec_digest, asked.inventory_digest, wish.node, seconds_to_plan=seconds)
+        if unshared := unshared_claim(deployment, plan, look.snapshot.claims):
+            self._note_failure(Answer(None, "ClaimNotShared", unshared), wish, asked, view, kept)
+            return
+        if wish.optional and view.newest and plan == view.newest.epoch.plan:
+            kept.note_failure(_failure(asked, wish, view, "NotWorthIt", "the plan in force is as good", kept=True))
+            return
+        kept.failures.pop(asked.key, None)
+        kept.conflicts = Backoff()
+        cause = Cause(
+            reason=wish.reason,
+            spec_digest=_digest_of(wish, view),
+            inventory_digest=asked.inventory_digest,
+            node=wish.node,
+            seconds_to_plan=time.monotonic() - asked.since,
+            without=without_digest(view, wish.without),
+            margin=wish.margin,
+        )
         await self._create_epoch(view, kept, plan, asked.cluster, cause)
 
     async def _question(self, wish: MakePlan, view: View, cluster: Cluster, refused: tuple[str, ...]) -> Question:
         """An `hf://` model is resolved to a commit when it is first planned and whenever the spec changes, never by a loss."""
-        deployment, newest = view.deployment, view.newest
-        same_spec = newest is not None and newest.cause.spec_digest == view.spec_digest
+        newest = view.newest
+        deployment, devices = with_margin(_wanted_deployment(wish, view), cluster, wish.margin)
+        same_spec = newest is not None and newest.cause.spec_digest == _digest_of(wish, view)
         thing = deployment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"status"})
         return Question(
             deployment=thing,
-            cluster=cluster,
+            cluster=devices,
             refused=refused,
-            running=newest.epoch.plan if newest and wish.without else None,
+            running=newest.epoch.plan if newest and (wish.without or wish.optional) else None,
             model_uri=newest.epoch.plan.model_uri if newest and same_spec else "",
             token=await self._token(deployment),
         )
@@ -218,10 +244,9 @@ class Hands:
         except (KeyError, TypeError, ValueError) as error:
             raise NotReadyError(f"{where} has no text under the key {named.key}; add it") from error
 
-    def _note_failure(self, answer: Answer, asked: Asked, view: View, kept: Kept) -> None:
-        deployment, now = view.deployment, time.monotonic()
-        kept.failure = PlanFailure(asked.key, answer.reason, answer.message, passing=answer.passing)
-        kept.failing = kept.failing.failed(now, ASK_AGAIN_SECONDS) if answer.passing else Backoff()
+    def _note_failure(self, answer: Answer, wish: MakePlan, asked: Asked, view: View, kept: Kept) -> None:
+        deployment = view.deployment
+        kept.note_failure(_failure(asked, wish, view, answer.reason, answer.message, passing=answer.passing))
         log.warning("%s/%s: no plan (%s): %s", deployment.namespace, deployment.name, answer.reason, answer.message)
 
     async def _renew(self, action: RenewEpoch, view: View, kept: Kept) -> bool:
@@ -231,7 +256,14 @@ class Hands:
         if not await kept.links.all_answer(slots_in(newest.epoch.plan)):
             return True
         log.info("%s: epoch %d: %s", view.deployment.name, action.number, action.message)
-        cause = Cause(RENEWED, newest.cause.spec_digest, newest.cause.inventory_digest)
+        cause = replace(
+            newest.cause,
+            reason=RENEWED,
+            node="",
+            planned_in=newest.planned_in,
+            renewals=action.renewals,
+            seconds_to_plan=0.0,
+        )
         await self._create_epoch(view, kept, newest.epoch.plan, newest.cluster, cause)
         return True
 
@@ -239,7 +271,9 @@ class Hands:
         """The Secret first. Of two controllers that create the same epoch, the one whose ConfigMap is there has won."""
         uid = view.deployment.metadata.uid
         number = 1 + max(highest_epoch(view.ledger, view.seen), view.highest_number, kept.taken_number)
-        secret, config_map = record_objects(view.deployment, Epoch(number, new_secret(), plan), cluster, cause)
+        own = cause.spec_digest == view.spec_digest
+        deployment = view.deployment if own else as_planned(view.deployment, view.newest)
+        secret, config_map = record_objects(deployment, Epoch(number, new_secret(), plan), cluster, cause)
         self._dealing.deal(uid, number, claims_of(view.deployment, plan, cluster))
         try:
             if not await create_own(self._kube, view.deployment, secret):
@@ -260,9 +294,23 @@ class Hands:
         metrics.EPOCHS.labels(cause.reason).inc()
 
 
-def wishes_a_plan(decide: Callable[[View], tuple[Action, ...]], view: View) -> bool:
-    """Whether a plan would be wished if none had failed."""
-    return any(isinstance(action, MakePlan) for action in decide(replace(view, failure=None)))
+def _wanted_deployment(wish: MakePlan, view: View) -> LLMDeployment:
+    return as_planned(view.deployment, view.newest) if wish.recorded else view.deployment
+
+
+def _digest_of(wish: MakePlan, view: View) -> str:
+    return view.newest.cause.spec_digest if wish.recorded and view.newest else view.spec_digest
+
+
+def _question_of(wish: MakePlan, view: View) -> str:
+    """What a plan under way must still be the answer to. Not the inventory, which moves with every pod on a processor's node."""
+    return f"{_digest_of(wish, view)}/{','.join(sorted(wish.without))}/{wish.margin:g}/{wish.optional}"
+
+
+def _failure(  # noqa: PLR0913  a value's fields
+    asked: Asked, wish: MakePlan, view: View, reason: str, message: str, *, passing: bool = False, kept: bool = False
+) -> PlanFailure:
+    return PlanFailure(asked.key, reason, message, view.now, wish=wish.reason, passing=passing, kept=kept)
 
 
 def _named(action: Action, view: View) -> str:

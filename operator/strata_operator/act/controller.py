@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from strata_operator.act import metrics
-from strata_operator.act.carry_out import Hands, wishes_a_plan
+from strata_operator.act.carry_out import Hands
 from strata_operator.act.kept import Kept
 from strata_operator.act.objects import failed_status_object
 from strata_operator.act.observation import ControllerOptions, Look
@@ -160,9 +160,6 @@ class Controller:
         view = look.view(deployment, self._dealing.ledger, kept)
         if _is_too_early(view, kept):
             return
-        if view.failure and not wishes_a_plan(reconcile, view):
-            kept.failure = None  # what could not be planned is not needed any more
-            view = look.view(deployment, self._dealing.ledger, kept)
         actions = reconcile(view)
         outdated = tuple(DeleteEpoch(record.number) for record in look.outdated(deployment))
         if await self._hands.carry_out((*actions, *outdated), look, view, kept):

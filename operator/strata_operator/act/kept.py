@@ -15,7 +15,7 @@ from strata_planner.contract.keys import new_secret
 from strata_planner.question.cluster import Cluster
 
 APPLY_AGAIN_SECONDS = 120.0  # drift that no watch shows is repaired this late
-ASK_AGAIN_SECONDS = 5.0  # at first, before something outside that was missing is asked for again
+KEPT_FAILURES = 16  # plans that were not found, of a deployment
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,7 @@ class Kept:
         self.control_key = new_secret()  # used if the cluster has none yet
         self.applied: dict[str, tuple[str, float]] = {}  # kind and name -> what it was made last (digest), and when
         self.refusals: dict[str, Refusal] = {}  # by what was to be done
-        self.failure: PlanFailure | None = None
-        self.failing = Backoff()  # of plans that wait for something outside
+        self.failures: dict[str, PlanFailure] = {}  # of plans that were not found, by key, the last few
         self.asked: Asked | None = None
         self.conflicts = Backoff()  # of plans whose devices were gone when they were done
         self.errors = Backoff()  # of looks that ended in an error
@@ -75,12 +74,11 @@ class Kept:
     def postponed(self, now: float) -> frozenset[str]:
         return frozenset(each.digest for each in self.refusals.values() if each.digest and each.backoff.waits(now))
 
-    def shown_failure(self, now: float) -> PlanFailure | None:
-        """Why there is no plan. When it is time to try again it is still shown, but stands in nobody's way."""
-        failure = self.failure
-        if failure is None or not failure.passing or self.failing.waits(now):
-            return failure
-        return PlanFailure("", failure.reason, failure.message, passing=True)
+    def note_failure(self, failure: PlanFailure) -> None:
+        self.failures.pop(failure.key, None)
+        self.failures[failure.key] = failure
+        while len(self.failures) > KEPT_FAILURES:
+            self.failures.pop(next(iter(self.failures)))
 
     async def close(self) -> None:
         task, self.task = self.task, None

@@ -7,6 +7,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 from strata_operator.act.control_client import Endpoint, Links, as_kind
 from strata_operator.act.kept import Kept
@@ -17,12 +18,19 @@ from strata_operator.decide.epochs import Observed
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import DeviceLedger
 from strata_operator.decide.reconcile import manifest_digest
-from strata_operator.decide.view import View, gateway_is_ready, given_the_control_key, node_views, pod_views
+from strata_operator.decide.view import (
+    View,
+    gateway_is_ready,
+    gateway_trouble,
+    given_the_control_key,
+    node_views,
+    pod_views,
+)
 from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
 from strata_operator.observe.snapshot import Snapshot
 from strata_operator.render import RenderOptions, image_for, render
 from strata_operator.render.names import CONTROL_PORT, gateway_control_host, slot_address
-from strata_operator.render.records import UnreadRecord
+from strata_operator.render.records import EpochRecord, UnreadRecord, as_planned
 from strata_operator.render.slots import Claim, claims_of, slots_of
 from strata_planner.contract.control import GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, slot_secret
@@ -67,7 +75,7 @@ class Look:
         newest = records[-1] if records else None
         plan = newest.epoch.plan if newest else None
         options = RenderOptions(image, key, self.options.operator_namespace, plan.model_uri if plan else "")
-        manifests = tuple(render(deployment, slots_of(plan, newest.cluster), options)) if newest and plan else ()
+        manifests = _manifests(deployment, newest, options) if newest else ()
         number = newest.epoch.number if newest else 0
         return View(
             now=datetime.now(UTC),
@@ -76,14 +84,17 @@ class Look:
             nodes=node_views(snapshot.nodes),
             pods=pod_views(deployment, snapshot.pods),
             stateful_sets=snapshot.stateful_sets_of(deployment),
+            templates=snapshot.templates_of(deployment),
             seen=_observe(deployment, plan, key, snapshot, kept.links),
             inventory_digest=inventory.digest,
             devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
             refused=inventory.refused,
             manifests=manifests,
             applied=kept.still_applied(now),
-            failure=kept.shown_failure(now),
+            usable=frozenset(node.name for node in inventory.cluster.nodes),
+            failures=dict(kept.failures),
             gateway_ready=gateway_is_ready(deployment, snapshot.pods),
+            gateway_trouble=gateway_trouble(deployment, snapshot.pods),
             highest_number=max((number, *(each.number for each in unread))),
             troubles=tuple(f"{each.name}: {each.reason}" for each in unread if not 0 < each.number < number),
             refusals=kept.still_refused({manifest_digest(manifest) for manifest in manifests}),
@@ -112,6 +123,11 @@ class Look:
             except Exception as error:  # noqa: BLE001  whatever one deployment holds, the others' devices are still theirs
                 log.warning("%s/%s is left out of the ledger: %s", meta["namespace"], meta["name"], error)
         return DeviceLedger(claims)
+
+
+def _manifests(deployment: LLMDeployment, newest: EpochRecord, options: RenderOptions) -> tuple[dict[str, Any], ...]:
+    """What serves the newest plan, as it was planned for: another spec changes nothing before it has a plan."""
+    return tuple(render(as_planned(deployment, newest), slots_of(newest.epoch.plan, newest.cluster), options))
 
 
 def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:

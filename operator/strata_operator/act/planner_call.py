@@ -16,7 +16,7 @@ from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import Value
 from strata_planner.errors import InfeasibleError, InputError, PlannerError
 from strata_planner.question.cluster import Cluster
-from strata_planner.replan.decision import replan
+from strata_planner.replan.decision import ReplanWishes, replan
 from strata_planner.search.planning import PlanRequest, make_plan
 
 
@@ -85,10 +85,16 @@ def _plan(question: Question) -> Plan:
     check_shards(uri)
     found = read_beside(uri, model.config)
     request = request_for(deployment, question.cluster, model.config, model.uri, beside=found)
-    return _best(request, question.running)
+    return _best(request, question.running, deployment.spec.replanning.min_gain)
 
 
-def _best(request: PlanRequest, running: Plan | None) -> Plan:
+def _best(request: PlanRequest, running: Plan | None, min_gain: float) -> Plan:
+    """The running one where no other is enough better. A layout is planned from scratch, and compared by what it lets through."""
     if running is None:
         return with_alternatives(request, make_plan(request)).plan
-    return replan(request, running).plan
+    if request.layout is None:
+        return replan(request, running, ReplanWishes(min_gain=min_gain)).plan
+    plan = make_plan(request).plan
+    gone = any(request.cluster.group(stage.places) is None for stage in running.stages)
+    gains = plan.prediction.tokens_per_second >= (1 + min_gain) * running.prediction.tokens_per_second
+    return plan if gone or gains else running

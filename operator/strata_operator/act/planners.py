@@ -21,7 +21,13 @@ from strata_planner.contract.values import ContractError, from_json, to_json
 
 log = logging.getLogger(__name__)
 
-LOSSES = {"NodeLost", "Unschedulable", "PrepareRefused"}  # reasons: something that was planned cannot be had any more
+LOSSES = {
+    "NodeLost",
+    "Unschedulable",
+    "PrepareRefused",
+    "PrepareStalled",
+    "OutOfMemory",
+}  # reasons: something that was planned cannot be had any more
 # The stacks and buffers of a thread per processor would count as the plan's memory, and the solvers use one thread.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _BESIDE_SECONDS = 60.0  # starting, reading the model's files, comparing with alternatives

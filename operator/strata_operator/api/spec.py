@@ -219,6 +219,14 @@ class PlanningSpec(ApiType):
 class ReplanningSpec(ApiType):
     grace_period_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
     """How long a node may be away before a new plan is made without it."""
+    max_simultaneous_node_loss: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the cluster's nodes. While more of them, and at least two, are not Ready at once, that counts as a false alarm: nothing
+    is moved away from them. 1 turns this off."""
+    min_gain: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Where the cluster offers more than the plan was made for, a better plan is taken only if it gains this share."""
+    prepare_timeout_seconds: Annotated[int, Field(ge=10, le=86_400)] = 1800
+    """How long a slot may make no progress in loading its part of a new plan, the download of the model included, before it is
+    planned without."""
 
 
 class RuntimeSpec(ApiType):

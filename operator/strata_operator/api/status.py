@@ -15,10 +15,12 @@ from strata_operator.api.base import ApiType
 MAX_STAGES = 64
 MAX_REPLANS = 10
 RECONCILE_ERROR = "ReconcileError"  # a condition that is there only while something was not foreseen
+MAX_EXCLUSIONS = 32
 MAX_TEXT = 1024
 MAX_SENTENCE = 32_768  # of a condition's message, as Kubernetes' own conditions have it
 
 Phase = Literal["Pending", "Planning", "Loading", "Ready", "Degraded", "Replanning", "Failed", "Paused"]
+Moment = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 
 
 def shortened(text: Any, most: int) -> Any:
@@ -37,7 +39,7 @@ class StatusType(ApiType):
 
 
 class Condition(StatusType):
-    """A standard condition: one of Inventoried, Planned, Rendered, StagesReady, Ready, Degraded, ReconcileError."""
+    """A standard condition: one of Inventoried, Planned, Rendered, StagesReady, Updated, Ready, Degraded, ReconcileError."""
 
     type: Annotated[str, Field(max_length=316)]
     status: Literal["True", "False", "Unknown"]
@@ -101,6 +103,10 @@ class StageStatus(StatusType):
     memory_measured_bytes: Annotated[int, Field(ge=0)] | None = None
     ready: bool = False
     restarts: Annotated[int, Field(ge=0)] = 0
+    progress: Annotated[int, Field(ge=0)] = 0
+    """The furthest that its slot has come in the newest epoch: 1 for its first answer, 1 more for every layer it has loaded."""
+    progress_at: Moment | None = None
+    """Since when it is that far."""
 
 
 class Replan(StatusType):
@@ -113,6 +119,32 @@ class Replan(StatusType):
     node: Text | None = None
     seconds_to_plan: Annotated[float, Field(ge=0)] | None = None
     seconds_to_ready: Annotated[float, Field(ge=0)] | None = None
+
+
+class Exclusion(StatusType):
+    """A node that is planned without for a while, because a slot there did not come to serve."""
+
+    node: Text
+    reason: Text
+    """One word in CamelCase: PrepareRefused, PrepareStalled, Unschedulable."""
+    message: Text
+    epoch: Annotated[int, Field(ge=1)]
+    """The epoch in which it was seen last."""
+    strikes: Annotated[int, Field(ge=0)]
+    """How often it was seen; each time doubles how long it lasts."""
+    until: Moment
+    """The node may be planned with again from then on; the strikes are remembered longer."""
+
+
+class Backoff(StatusType):
+    """Plans that the operator made of itself since the deployment last served in peace, and when the next may be made."""
+
+    attempts: Annotated[int, Field(ge=0)]
+    last: Text
+    """The newest attempt: an epoch, or a plan that was not found."""
+    at: Moment
+    retry_at: Moment
+    """The next plan, unless the spec changes; after a node's loss within a minute."""
 
 
 class LLMDeploymentStatus(StatusType):
@@ -138,6 +170,10 @@ class LLMDeploymentStatus(StatusType):
     stages: Annotated[tuple[StageStatus, ...], Field(max_length=MAX_STAGES)] = ()
     replans: Annotated[tuple[Replan, ...], Field(max_length=MAX_REPLANS)] = ()
     """The last ten."""
+    exclusions: Annotated[tuple[Exclusion, ...], Field(max_length=MAX_EXCLUSIONS)] = ()
+    """Nodes that are planned without for a while. Any edit of the spec ends them."""
+    backoff: Backoff | None = None
+    """Absent while nothing is wrong."""
 
 
 def read_status(status: Any) -> dict[str, Any]:

@@ -130,6 +130,7 @@ def local_options(options: UpOptions, question: Question, plan: Plan, logs: Path
         host=options.host,
         port=options.port or free_port(options.host),
         api_keys_file=options.api_keys_file,
+        prepare_timeout_seconds=question.deployment.spec.replanning.prepare_timeout_seconds,
         threads=threads_of_slots(plan, question.cluster),
         verify=options.verify,
         programs=options.programs,

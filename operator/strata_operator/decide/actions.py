@@ -14,6 +14,9 @@ class MakePlan:
     reason: str  # CamelCase, for status
     without: frozenset[str] = frozenset()
     node: str = ""  # the node that is the reason
+    recorded: bool = False  # by the spec that the newest epoch was planned for, not by the object's
+    margin: float = 0.0  # share of each device's memory to leave free beyond the rules
+    optional: bool = False  # only a plan that gains `replanning.minGain` over the running one
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class RenewEpoch:
 
     number: int
     message: str
+    renewals: int = 1  # how many in a row did not last, this one included
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +43,11 @@ class DeleteStatefulSet:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """At once: its node is gone and nobody else can confirm its end. Only the pod with this uid."""
+    """Only the pod with this uid. `force`: at once, as its node is gone and nobody else can confirm its end."""
 
     name: str
     uid: str
+    force: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,15 @@ def highest_epoch(ledger: Ledger, seen: Observed) -> int:
     return max([ledger.newest.number if ledger.newest else 0, ledger.committed, *known])
 
 
-def _holds(epoch: Epoch, status: SlotStatus | None) -> bool:
+def progress_of(epoch: int, status: SlotStatus | None) -> int:
+    """How far a slot is with an epoch: 0 while it is silent, 1 for its answer, 1 more for every layer it has loaded."""
+    if status is None:
+        return 0
+    return 1 + (status.prepare.layers_loaded if status.prepare.epoch == epoch else 0)
+
+
+def holds(epoch: Epoch, status: SlotStatus | None) -> bool:
+    """Whether a slot has prepared an epoch, or serves it."""
     if status is None:
         return False
     prepared = status.prepare.epoch == epoch.number and status.prepare.phase == "prepared"
@@ -194,7 +202,7 @@ def _prepare(epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAdd
 
 
 def _record(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
-    prepared = all(_holds(epoch, seen.slots.get(slot)) for slot in slots_of(epoch.plan))
+    prepared = all(holds(epoch, seen.slots.get(slot)) for slot in slots_of(epoch.plan))
     return (RecordCommit(epoch.number),) if prepared else ()
 
 
@@ -202,7 +210,7 @@ def _commits(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     return tuple(
         SendToSlot(slot, Commit(epoch=epoch.number))
         for slot in sorted(slots_of(epoch.plan) & set(seen.slots))
-        if _holds(epoch, seen.slots[slot]) and seen.slots[slot].committed_epoch != epoch.number
+        if holds(epoch, seen.slots[slot]) and seen.slots[slot].committed_epoch != epoch.number
     )
 
 

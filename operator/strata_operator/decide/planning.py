@@ -12,7 +12,8 @@ from strata_operator.api import LLMDeployment
 from strata_planner.contract.calibration import Calibration
 from strata_planner.contract.formats import ComputeType, Method
 from strata_planner.errors import ClusterError, WorkloadError
-from strata_planner.question.cluster import Cluster
+from strata_planner.question.catalogue import CPU
+from strata_planner.question.cluster import CPU_USABLE_FRACTION, CUDA_USABLE_FRACTION, Cluster, Device
 from strata_planner.question.model import Model
 from strata_planner.question.request import LayoutWishes, PlanRequest
 from strata_planner.question.workload import Workload
@@ -143,6 +144,25 @@ def corrected(deployment: LLMDeployment, cluster: Cluster) -> Cluster:
         usable_memory_fraction=overrides.usable_memory_fraction,
         link_gbps=overrides.link_gbps,
     )
+
+
+def with_margin(deployment: LLMDeployment, cluster: Cluster, share: float) -> tuple[LLMDeployment, Cluster]:
+    """The question with this share of what plans may use of each device left free: what it was made from ran out of memory."""
+    if not share:
+        return deployment, cluster
+
+    def less(device: Device) -> Device:
+        rule = CPU_USABLE_FRACTION if device.type == CPU else CUDA_USABLE_FRACTION
+        fraction = rule if device.usable_fraction is None else device.usable_fraction
+        return msgspec.structs.replace(device, usable_fraction=fraction * (1 - share))
+
+    nodes = tuple(msgspec.structs.replace(n, devices=tuple(map(less, n.devices))) for n in cluster.nodes)
+    spec = deployment.spec
+    if (own := spec.planning.overrides.usable_memory_fraction) is not None:
+        overrides = spec.planning.overrides.model_copy(update={"usable_memory_fraction": own * (1 - share)})
+        planning = spec.planning.model_copy(update={"overrides": overrides})
+        deployment = deployment.model_copy(update={"spec": spec.model_copy(update={"planning": planning})})
+    return deployment, msgspec.structs.replace(cluster, nodes=nodes)
 
 
 def compute_type_for(cluster: Cluster) -> ComputeType:

@@ -1,12 +1,13 @@
 """The operator's decision: what is seen of a deployment -> what to do now. Pure and level-triggered.
 
 `reconcile` is called by the controller after every change and every few seconds; the first rule that has something to do
-wins, and status is reported in any case. Doing the actions twice, or by another controller, changes nothing.
+wins, and status is reported in any case. Doing the actions twice, or by another controller, changes nothing. What must be
+remembered is written into status first, and acted on at the next look.
 """
 
 import hashlib
 import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from strata_operator.decide.actions import (
@@ -18,104 +19,84 @@ from strata_operator.decide.actions import (
     MakePlan,
     RenewEpoch,
 )
+from strata_operator.decide.brake import losses
+from strata_operator.decide.conditions import Outcome, is_serving
 from strata_operator.decide.epochs import CreateEpoch, PlanWithout, RecordCommit, Step, next_steps
+from strata_operator.decide.exclusions import PEACE, Memory, delay, remember
 from strata_operator.decide.report import report
+from strata_operator.decide.rollout import outdated, replaced, speakable
+from strata_operator.decide.troubles import troubles
 from strata_operator.decide.view import View
-from strata_operator.render.records import RENEWED
+from strata_operator.decide.wishes import Wanted, wanted
 
-UNSCHEDULABLE = timedelta(seconds=60)  # so long a slot may wait for a place, or for its pod to be created
-RENEWALS, RENEWAL_PERIOD = 5, timedelta(seconds=60)  # at most so many epochs of an unchanged plan within this time
+RENEWALS_AT_ONCE = 3  # so many epochs of a plan in a row that did not last; further ones wait, each twice as long
+LONGEST_PAUSE = timedelta(seconds=300)
 KEPT_EPOCHS = 3  # records before the committed one that stay to be looked at
+MOST_EPOCHS = 10  # records in all, beside the committed one
+RUN_PODS = {"StatefulSet", "Deployment"}
+GOES_ON = {
+    "SpecChanged",
+    "Drain",
+    "BetterPlan",
+}  # while such plans are made, which may take minutes, the old one is served
 
 
 def reconcile(view: View) -> tuple[Action, ...]:
     """What to do, then what to say."""
-    if view.deployment.spec.paused:
-        return report(view, committed=view.deployment.status.committed_epoch)
     steps = _converse(view)
-    actions = _plan(view, steps) or _roll_out(view) or _carry_out(view, steps) or _retire(view) or _forget(view)
-    committed = next(
-        (step.number for step in steps if isinstance(step, RecordCommit)), view.deployment.status.committed_epoch
+    found = troubles(view, steps)
+    memory = remember(view, found)
+    if view.deployment.spec.paused:
+        return report(view, Outcome(view.deployment.status.committed_epoch, memory))
+    wish = wanted(view, memory, found, steps)
+    planning = _plan(view, wish, memory)
+    going_on = () if planning and planning[0].reason not in GOES_ON else _go_on(view, steps)
+    committed = _committed(view, steps)
+    outcome = Outcome(committed, memory, wish, found, losses(view).braked, bool(outdated(view)))
+    return (*planning, *going_on, *report(view, outcome))
+
+
+def _go_on(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
+    """With the plan in force."""
+    return (
+        _roll_out(view)
+        or _carry_out(view, steps)
+        or replaced(view, ready=is_serving(view))
+        or _retire(view)
+        or _forget(view)
     )
-    return (*actions, *report(view, committed))
 
 
 def _converse(view: View) -> tuple[Step, ...]:
     """The next steps of the epochs; nobody is told anything before its objects are in the cluster."""
-    return next_steps(view.plan, view.ledger, view.seen) if view.plan else ()
+    return speakable(view, next_steps(view.plan, view.ledger, view.seen)) if view.plan else ()
 
 
-def _plan(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
-    wish = _first_plan(view) or _spec_changed(view) or _node_lost(view) or _no_place(view) or _refused(view, steps)
-    if wish is None or (view.failure and view.failure.key == plan_key(view, wish)):
-        return ()
-    return (wish,)
+def _committed(view: View, steps: tuple[Step, ...]) -> int:
+    """As it is to be recorded."""
+    recorded = view.deployment.status.committed_epoch
+    return next((step.number for step in steps if isinstance(step, RecordCommit)), recorded)
 
 
-def plan_key(view: View, wish: MakePlan) -> str:
-    """Planning the same again would give the same."""
-    return f"{view.spec_digest}/{view.inventory_digest}/{','.join(sorted(wish.without))}"
-
-
-def _first_plan(view: View) -> MakePlan | None:
-    return MakePlan("Created") if view.newest is None else None
-
-
-def _spec_changed(view: View) -> MakePlan | None:
-    made_for = view.newest.cause.spec_digest if view.newest else ""
-    return MakePlan("SpecChanged") if made_for != view.spec_digest else None
-
-
-def _node_lost(view: View) -> MakePlan | None:
-    lost = lost_nodes(view)
-    return MakePlan("NodeLost", frozenset(lost), lost[0]) if lost else None
-
-
-def lost_nodes(view: View) -> list[str]:
-    """Nodes of the plan that are gone, or not Ready for longer than the grace period and silent: a slot that answers
-    its controller is not lost, whatever the node's condition says.
-    """
-    grace = timedelta(seconds=view.deployment.spec.replanning.grace_period_seconds)
-    lost = set()
-    for stage in view.stages():
-        node = view.nodes.get(stage.node)
-        overdue = node is not None and node.away_since is not None and view.now - node.away_since >= grace
-        if (node is None or overdue) and not view.answers(stage.slot):
-            lost.add(stage.node)
-    return sorted(lost)
-
-
-def _no_place(view: View) -> MakePlan | None:
-    """A slot that waits for a place too long, or for its pod to be created (a quota)."""
-    for stage in view.stages():
-        since = _waiting_since(view, stage.slot)
-        if since is not None and view.now - since >= UNSCHEDULABLE:
-            return MakePlan("Unschedulable", frozenset({stage.node}), stage.node)
-    return None
-
-
-def _waiting_since(view: View, slot: str) -> datetime | None:
-    """A pod that is missing for a moment in a served epoch is being replaced: that is no waiting."""
-    newest, pod, made = view.newest, view.pod_of(slot), view.stateful_sets.get(slot)
-    if pod is not None:
-        return pod.waiting_since
-    if newest is None or made is None or view.deployment.status.committed_epoch == newest.epoch.number:
-        return None
-    return max(newest.at, made)
-
-
-def _refused(view: View, steps: tuple[Step, ...]) -> MakePlan | None:
-    refusing = {step.slot for step in steps if isinstance(step, PlanWithout)}
-    nodes = sorted({stage.node for stage in view.stages() if stage.slot in refusing})
-    return MakePlan("PrepareRefused", frozenset(nodes), nodes[0]) if nodes else None
+def _plan(view: View, wish: Wanted, memory: Memory) -> tuple[MakePlan, ...]:
+    """Not before status says what is remembered: a plan that was made and not counted could be made again for ever."""
+    status = view.deployment.status
+    is_recorded = (memory.exclusions, memory.backoff) == (status.exclusions, status.backoff)
+    return (wish.plan,) if wish.plan and is_recorded else ()
 
 
 def _roll_out(view: View) -> tuple[Action, ...]:
-    return tuple(
+    """No pod is started that would read a key which somebody else has chosen (as the controller does where that shows only now)."""
+    missing = [
         Apply(manifest, digest)
         for manifest in view.manifests
-        if (digest := manifest_digest(manifest)) not in view.postponed
-        and (digest not in view.applied or _is_missing(view, manifest))
+        if (digest := manifest_digest(manifest)) not in view.applied or _is_missing(view, manifest)
+    ]
+    unsafe = any(each.manifest["kind"] == "Secret" and each.digest in view.postponed for each in missing)
+    return tuple(
+        each
+        for each in missing
+        if each.digest not in view.postponed and not (unsafe and each.manifest["kind"] in RUN_PODS)
     )
 
 
@@ -124,7 +105,7 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
 
 
 def _is_missing(view: View, manifest: dict[str, Any]) -> bool:
-    return manifest["kind"] == "StatefulSet" and manifest["metadata"]["name"] not in view.stateful_sets
+    return bool(manifest["kind"] == "StatefulSet" and manifest["metadata"]["name"] not in view.stateful_sets)
 
 
 def _carry_out(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
@@ -133,7 +114,8 @@ def _carry_out(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
     for step in steps:
         match step:
             case CreateEpoch(number=number, reason=reason):
-                actions += [RenewEpoch(number, reason)] if _may_renew(view) else []
+                renewals = _renewals(view)
+                actions += [RenewEpoch(number, reason, renewals)] if _may_renew(view, renewals) else []
             case RecordCommit() | PlanWithout():
                 pass
             case _:
@@ -141,32 +123,44 @@ def _carry_out(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def _may_renew(view: View) -> bool:
+def _renewals(view: View) -> int:
+    """How many epochs of this plan in a row did not last, with the one to be made. A slot that is ended to get another template
+    is no failure.
+    """
+    newest = view.newest
+    planned = any(each.type == "Updated" and each.status == "False" for each in view.deployment.status.conditions)
+    if newest is None or planned or view.now - newest.at >= PEACE:
+        return 1
+    return newest.cause.renewals + 1
+
+
+def _may_renew(view: View, renewals: int) -> bool:
     """Epochs that never last are made with pauses: each costs every slot its KV."""
-    recent = [record for record in view.records if view.now - record.at < RENEWAL_PERIOD]
-    return sum(record.cause.reason == RENEWED for record in recent) < RENEWALS
+    pause = delay(renewals - RENEWALS_AT_ONCE + 1, LONGEST_PAUSE)
+    return view.newest is None or view.now - view.newest.at >= pause
 
 
 def _retire(view: View) -> tuple[Action, ...]:
     """Slots without a role, once the plan that does without them serves: the StatefulSet first, then the pod that nobody
     else can end, because its node is away.
     """
-    newest = view.newest
-    if newest is None or view.deployment.status.committed_epoch != newest.epoch.number:
+    if not view.is_committed:
         return ()
-    wanted = {stage.slot for stage in view.stages()}
-    gone = tuple(DeleteStatefulSet(name) for name in sorted(set(view.stateful_sets) - wanted))
+    wanted_slots = {stage.slot for stage in view.stages()}
+    gone = tuple(DeleteStatefulSet(name) for name in sorted(set(view.stateful_sets) - wanted_slots))
     return gone or tuple(
         DeletePod(pod.name, pod.uid)
         for pod in view.pods
-        if pod.stateful_set not in wanted and (pod.node not in view.nodes or view.nodes[pod.node].away_since)
+        if pod.stateful_set not in wanted_slots and (pod.node not in view.nodes or view.nodes[pod.node].away_since)
     )
 
 
 def _forget(view: View) -> tuple[Action, ...]:
+    """By count as well as by commit: epochs that never come to serve are records too."""
     committed = view.deployment.status.committed_epoch
+    surplus = {record.epoch.number for record in view.records[:-MOST_EPOCHS]}
     return tuple(
-        DeleteEpoch(record.epoch.number)
-        for record in view.records
-        if record.epoch.number < committed - KEPT_EPOCHS and view.now - record.at >= RENEWAL_PERIOD
+        DeleteEpoch(number)
+        for number in (record.epoch.number for record in view.records)
+        if number < committed - KEPT_EPOCHS or (number in surplus and number != committed)
     )

@@ -4,9 +4,8 @@ Status says what is; events say what has just changed in it, in the same words.
 """
 
 from collections import Counter
-from datetime import UTC, datetime
 
-from strata_operator.api import Condition, LLMDeploymentStatus, Phase
+from strata_operator.api import Condition, LLMDeploymentStatus
 from strata_operator.api.status import (
     MAX_REPLANS,
     MAX_STAGES,
@@ -18,11 +17,12 @@ from strata_operator.api.status import (
     StageStatus,
 )
 from strata_operator.decide.actions import Action, Emit, SetStatus
-from strata_operator.decide.epochs import is_ready
+from strata_operator.decide.conditions import Outcome, conditions_of, is_serving, phase_of, serves
+from strata_operator.decide.troubles import progress
 from strata_operator.decide.view import View
 from strata_operator.render.names import gateway_url
-from strata_operator.render.records import EpochRecord
-from strata_planner.contract.plan import Plan, Prediction, Stage
+from strata_operator.render.records import EpochRecord, stamp
+from strata_planner.contract.plan import Prediction, Stage
 
 GOOD_NEWS = {"Planned", "Ready"}
 NEWS = {
@@ -33,190 +33,42 @@ NEWS = {
     RECONCILE_ERROR: {"True"},
 }
 
-Told = tuple[str, str, str]  # status, reason, message of a condition
 
-
-def report(view: View, committed: int) -> tuple[Action, ...]:
-    """The new status if it differs, and an event for every condition that turned. `committed`: as recorded from now on."""
+def report(view: View, outcome: Outcome) -> tuple[Action, ...]:
+    """The new status if it differs, and an event for every condition that turned."""
     old = view.deployment.status
-    new = status_of(view, committed)
+    new = status_of(view, outcome)
     if new == old:
         return ()
     return (SetStatus(new), *_events(old, new))
 
 
-def status_of(view: View, committed: int) -> LLMDeploymentStatus:
+def status_of(view: View, outcome: Outcome) -> LLMDeploymentStatus:
     newest = view.newest
-    ready = is_serving(view, committed)
+    ready = is_serving(view)
     stages = tuple(_stage_status(view, stage) for stage in view.stages()[:MAX_STAGES])
     serving = sum(stage.ready for stage in stages)
     return LLMDeploymentStatus(
-        phase=_phase(view, committed, ready=ready),
+        phase=phase_of(view, outcome, ready=ready),
         observed_generation=view.deployment.metadata.generation,
         url=gateway_url(view.deployment),
-        committed_epoch=committed,
+        committed_epoch=outcome.committed,
         image=view.deployment.status.image,
         stages_ready=f"{serving}/{len(stages)}" if stages else None,
         devices=_devices(view),
-        conditions=_conditions(view, committed, ready=ready),
+        conditions=conditions_of(view, outcome, ready=ready),
         plan=_plan_status(newest) if newest else None,
         stages=stages,
         replans=_replans(view, ready=ready),
+        exclusions=outcome.memory.exclusions,
+        backoff=outcome.memory.backoff,
     )
-
-
-def is_serving(view: View, committed: int) -> bool:
-    """Every slot serves the newest plan, every gateway has reached its leaders, and clients reach a gateway."""
-    newest = view.newest
-    if newest is None or committed != newest.epoch.number or view.failure or not view.gateway_ready:
-        return False
-    return is_ready(newest.epoch.plan, view.ledger, view.seen)
-
-
-def _phase(view: View, committed: int, *, ready: bool) -> Phase:
-    newest = view.newest
-    if view.deployment.spec.paused:
-        return "Paused"
-    if newest is None:
-        return "Failed" if view.failure and not view.failure.passing else "Planning"
-    if ready:
-        return "Ready"
-    if not _has_served(view):
-        return "Loading"
-    return "Replanning" if committed < newest.epoch.number and not view.failure else "Degraded"
-
-
-def _has_served(view: View) -> bool:
-    """Before it served for the first time it is loading, not degraded."""
-    return view.deployment.status.phase in {"Ready", "Replanning", "Degraded"}
-
-
-def _conditions(view: View, committed: int, *, ready: bool) -> tuple[Condition, ...]:
-    told = {
-        "Inventoried": _inventoried(view),
-        "Planned": _planned(view),
-        "Rendered": _rendered(view),
-        "StagesReady": _stages_ready(view),
-        "Ready": ("True", "Serving", f"epoch {committed} serves at {gateway_url(view.deployment)}")
-        if ready
-        else ("False", *_why_not_ready(view, committed)),
-        "Degraded": _degraded(view, committed, ready=ready),
-    }
-    if view.troubles:
-        told[RECONCILE_ERROR] = ("True", "Unreadable", "; ".join(view.troubles))
-    before = {condition.type: condition for condition in view.deployment.status.conditions}
-    return tuple(_condition(view, name, said, before.get(name)) for name, said in told.items())
-
-
-def _condition(view: View, name: str, said: Told, before: Condition | None) -> Condition:
-    status, reason, message = said
-    turned = before is None or before.status != status
-    return Condition.model_validate(
-        {
-            "type": name,
-            "status": status,
-            "reason": reason,
-            "message": message,
-            "last_transition_time": stamp(view.now) if turned or before is None else before.last_transition_time,
-            "observed_generation": view.deployment.metadata.generation,
-        }
-    )
-
-
-def stamp(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _inventoried(view: View) -> Told:
-    left_out = "".join(f"; {sentence}" for sentence in view.refused)
-    if not view.devices:
-        return "False", "NoDevices", f"no node has a device that may be used{left_out}"
-    return "True", "DevicesFound", f"{view.devices} devices may be used{left_out}"
-
-
-def _planned(view: View) -> Told:
-    if view.failure:
-        return "False", view.failure.reason, view.failure.message
-    if view.newest is None:
-        return "Unknown", "Planning", "no plan has been made yet"
-    epoch = view.newest.epoch
-    return "True", view.newest.cause.reason or "Planned", f"epoch {epoch.number}: {summary(epoch.plan)}"
-
-
-def summary(plan: Plan) -> str:
-    """One line: who runs which layers at which bits, and what is predicted."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    parts = [f"{stage.slot} layers {stage.layers[0]}-{stage.layers[1]} at {_bits_text(stage)} bits" for stage in stages]
-    return f"{'; '.join(parts)}; predicted {plan.prediction.tokens_per_second:.1f} tokens/s"
-
-
-def _bits_text(stage: Stage) -> str:
-    return "/".join(str(bits) for bits in sorted(set(stage.bits), reverse=True))
-
-
-def _rendered(view: View) -> Told:
-    if view.refusals:
-        return "False", "ApplyRefused", "; ".join(view.refusals)
-    if view.newest is None:
-        return "False", "NoPlan", "there is nothing to render before there is a plan"
-    return "True", "Applied", f"{len(view.manifests)} objects serve epoch {view.newest.epoch.number}"
-
-
-def _stages_ready(view: View) -> Told:
-    stages = view.stages()
-    if not stages:
-        return "False", "NoPlan", "there are no stages before there is a plan"
-    waiting = [stage for stage in stages if not _serves(view, stage)]
-    if not waiting:
-        return "True", "AllServing", f"all {len(stages)} stages serve"
-    return "False", "Loading", "; ".join(_stage_state(view, stage) for stage in waiting)
-
-
-def _stage_state(view: View, stage: Stage) -> str:
-    status = view.seen.slots.get(stage.slot)
-    pod = view.pod_of(stage.slot)
-    if status is not None:
-        prepare = status.prepare
-        why = status.failure or prepare.reason
-        done = f"{prepare.phase} epoch {prepare.epoch}, {prepare.layers_loaded}/{prepare.layers_total} layers"
-        return f"{stage.slot}: {why or done}"
-    if pod is None:
-        return f"{stage.slot}: has no pod yet"
-    return f"{stage.slot}: {pod.waiting_for or f'does not answer on node {pod.node}'}"
-
-
-def _why_not_ready(view: View, committed: int) -> tuple[str, str]:
-    if view.failure:
-        return view.failure.reason, view.failure.message
-    if view.newest is None:
-        return "NoPlan", "no plan has been made yet"
-    if committed < view.newest.epoch.number:
-        return "Loading", f"epoch {view.newest.epoch.number} is being prepared"
-    status, _, message = _stages_ready(view)
-    if status != "True":
-        return "StagesNotReady", message
-    what = "has not reached every leader yet" if view.gateway_ready else "has no pod that is ready yet"
-    return "GatewayNotReady", f"the gateway {what}"
-
-
-def _degraded(view: View, committed: int, *, ready: bool) -> Told:
-    newest = view.newest
-    if ready or newest is None or not _has_served(view):
-        return "False", "AsPlanned", "nothing that once served is missing"
-    if view.failure:
-        return "True", view.failure.reason, view.failure.message
-    reason, message = _why_not_ready(view, committed)
-    return "True", newest.cause.reason if committed < newest.epoch.number else reason, message
-
-
-def _serves(view: View, stage: Stage) -> bool:
-    status = view.seen.slots.get(stage.slot)
-    return status is not None and view.newest is not None and status.committed_epoch == view.newest.epoch.number
 
 
 def _stage_status(view: View, stage: Stage) -> StageStatus:
     status = view.seen.slots.get(stage.slot)
     pod = view.pod_of(stage.slot)
+    reached, since = progress(view, stage)
     replica = next(replica.replica for replica in view.plan.replicas if stage in replica.stages) if view.plan else 0
     return StageStatus(
         replica=replica,
@@ -228,8 +80,10 @@ def _stage_status(view: View, stage: Stage) -> StageStatus:
         bits={str(bits): count for bits, count in sorted(Counter(stage.bits).items(), reverse=True)},
         memory_predicted_bytes=stage.memory.total_bytes,
         memory_measured_bytes=_grown(view, stage) if status else None,
-        ready=_serves(view, stage),
+        ready=serves(view, stage),
         restarts=pod.restarts if pod else 0,
+        progress=reached,
+        progress_at=stamp(since),
     )
 
 
@@ -239,7 +93,7 @@ def _grown(view: View, stage: Stage) -> int | None:
     if before and before.ready and before.memory_measured_bytes:
         return before.memory_measured_bytes
     status = view.seen.slots[stage.slot]
-    return max(0, status.private_bytes - status.idle_bytes) if _serves(view, stage) else None
+    return max(0, status.private_bytes - status.idle_bytes) if serves(view, stage) else None
 
 
 def _plan_status(record: EpochRecord) -> PlanStatus:

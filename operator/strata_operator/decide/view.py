@@ -9,9 +9,18 @@ from datetime import datetime
 from typing import Any
 
 from strata_operator.api import LLMDeployment
-from strata_operator.decide.digest import same_spec, spec_digest
 from strata_operator.decide.epochs import Ledger, Observed
-from strata_operator.render.names import COMPONENT_LABEL, GATEWAY, INSTANCE_LABEL, SLOT_LABEL, control_secret
+from strata_operator.decide.pod_troubles import PodTrouble, out_of_memory_at, pod_trouble
+from strata_operator.render.digest import same_spec, spec_digest
+from strata_operator.render.names import (
+    COMPONENT_LABEL,
+    DEVICE_ANNOTATION,
+    GATEWAY,
+    INSTANCE_LABEL,
+    SLOT_LABEL,
+    TEMPLATE_ANNOTATION,
+    control_secret,
+)
 from strata_operator.render.records import EpochRecord, moment
 from strata_operator.render.slots import pod_label
 from strata_planner.contract.plan import Plan, Stage
@@ -21,10 +30,12 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node that exists. `away_since`: when it stopped being Ready; None while it is."""
+    """A node that exists. `away_since`: when it stopped being Ready; None while it is. `ready_since`: the other way round."""
 
     name: str
     away_since: datetime | None
+    ready_since: datetime | None = None
+    cordoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +49,27 @@ class PodView:
     restarts: int = 0
     waiting_since: datetime | None = None
     waiting_for: str = ""
+    trouble: PodTrouble | None = None
+    out_of_memory_at: datetime | None = None  # when the kernel last ended its process for taking more than its limit
+    is_ending: bool = False
+    image: str = ""
+    template: str = ""  # which template it was made of; empty: of a release that did not say
+    device: str = ""  # as annotated
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFailure:
-    """Planning this (`key`: spec, inventory and exclusions) gave nothing. It is not tried again before the key changes."""
+    """Planning this (`key`: spec, inventory and exclusions) gave nothing. It is not tried again before the key changes, unless
+    it is `passing`: then trying again may help although nothing changes. `kept`: the running plan was good enough.
+    """
 
     key: str
     reason: str  # CamelCase
     message: str
-    passing: bool = False  # something outside is missing: it is tried again although nothing changes
+    at: datetime
+    wish: str = ""  # what the plan was wanted for
+    passing: bool = False
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +82,17 @@ class View:
     nodes: Mapping[str, NodeView]
     pods: tuple[PodView, ...]  # of this deployment's slots
     stateful_sets: Mapping[str, datetime]  # of this deployment's slots: name -> made at
+    templates: Mapping[str, str]  # of the same, as noted in them
     seen: Observed
     inventory_digest: str
     devices: int  # in the inventory
+    usable: frozenset[str]  # nodes in the inventory
     refused: tuple[str, ...]  # nodes left out, as sentences
     manifests: tuple[Object, ...]  # what serves the newest plan
     applied: frozenset[str]  # digests of manifests that are in the cluster
-    failure: PlanFailure | None = None
+    failures: Mapping[str, PlanFailure]  # by key, the last few
     gateway_ready: bool = True  # a gateway's pod is behind the Service that clients use
+    gateway_trouble: PodTrouble | None = None
     highest_number: int = 0  # of all records, those included that this release cannot read
     troubles: tuple[str, ...] = ()  # what could not be read or done for reasons nobody foresaw, as sentences
     refusals: tuple[str, ...] = ()  # what the API server refused, as sentences that name the object
@@ -98,13 +123,27 @@ class View:
     def answers(self, slot: str) -> bool:
         return slot in self.seen.slots
 
+    @property
+    def is_committed(self) -> bool:
+        return self.newest is not None and self.newest.epoch.number == self.deployment.status.committed_epoch
+
     def pod_of(self, slot: str) -> PodView | None:
         """Its StatefulSet has the slot's name."""
         return next((pod for pod in self.pods if pod.stateful_set == slot), None)
 
 
 def node_views(nodes: Iterable[Mapping[str, Any]]) -> dict[str, NodeView]:
-    return {node["metadata"]["name"]: NodeView(node["metadata"]["name"], _away_since(node)) for node in nodes}
+    return {node["metadata"]["name"]: _node_view(node) for node in nodes}
+
+
+def _node_view(node: Mapping[str, Any]) -> NodeView:
+    away = _away_since(node)
+    return NodeView(
+        name=node["metadata"]["name"],
+        away_since=away,
+        ready_since=None if away else _ready_since(node),
+        cordoned=bool(node.get("spec", {}).get("unschedulable")),
+    )
 
 
 def pod_views(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> tuple[PodView, ...]:
@@ -122,10 +161,7 @@ def gateway_is_ready(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]
     """Whether a gateway's pod is Ready: only then the Service leads to it."""
     return any(
         condition["type"] == "Ready" and condition["status"] == "True"
-        for pod in pods
-        if pod["metadata"].get("namespace") == deployment.namespace
-        and pod_label(pod, INSTANCE_LABEL) == deployment.name
-        and pod_label(pod, COMPONENT_LABEL) == GATEWAY
+        for pod in _gateway_pods(deployment, pods)
         for condition in pod.get("status", {}).get("conditions") or ()
     )
 
@@ -151,9 +187,30 @@ def _secrets_read_by(pod: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _away_since(node: Mapping[str, Any]) -> datetime | None:
+def gateway_trouble(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> PodTrouble | None:
+    """What keeps a gateway's pod from starting, if anything does."""
+    return next(filter(None, map(pod_trouble, _gateway_pods(deployment, pods))), None)
+
+
+def _gateway_pods(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    for pod in pods:
+        ours = pod["metadata"].get("namespace") == deployment.namespace
+        if ours and pod_label(pod, INSTANCE_LABEL) == deployment.name and pod_label(pod, COMPONENT_LABEL) == GATEWAY:
+            yield pod
+
+
+def _ready(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
     conditions = node.get("status", {}).get("conditions") or ()
-    ready = next((condition for condition in conditions if condition["type"] == "Ready"), None)
+    return next((condition for condition in conditions if condition["type"] == "Ready"), None)
+
+
+def _ready_since(node: Mapping[str, Any]) -> datetime | None:
+    text = (_ready(node) or {}).get("lastTransitionTime")
+    return moment(text) if text else None
+
+
+def _away_since(node: Mapping[str, Any]) -> datetime | None:
+    ready = _ready(node)
     if ready is not None and ready["status"] == "True":
         return None
     since = (ready or {}).get("lastTransitionTime")  # which the API server does not insist on
@@ -164,6 +221,7 @@ def _pod_view(pod: Mapping[str, Any]) -> PodView:
     status = pod.get("status", {})
     place = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), None)
     waiting = place is not None and place["status"] == "False"
+    notes = pod["metadata"].get("annotations") or {}
     return PodView(
         name=pod["metadata"]["name"],
         uid=pod["metadata"]["uid"],
@@ -172,4 +230,10 @@ def _pod_view(pod: Mapping[str, Any]) -> PodView:
         restarts=sum(container.get("restartCount", 0) for container in status.get("containerStatuses") or ()),
         waiting_since=moment(place["lastTransitionTime"]) if place and waiting else None,
         waiting_for=place.get("message", "") if place and waiting else "",
+        trouble=pod_trouble(pod),
+        out_of_memory_at=out_of_memory_at(pod),
+        is_ending=bool(pod["metadata"].get("deletionTimestamp")),
+        image=next((each.get("image", "") for each in pod.get("spec", {}).get("containers") or ()), ""),
+        template=notes.get(TEMPLATE_ANNOTATION, ""),
+        device=notes.get(DEVICE_ANNOTATION, ""),
     )

@@ -33,6 +33,7 @@ from strata_operator.local import launcher as launching
 from strata_operator.local.errors import RefusedError
 from strata_operator.local.launcher import Launcher
 from strata_operator.local.ports import check_port
+from strata_operator.local.progress import Progress
 from strata_operator.local.services import GatewayService, Service, SlotService
 from strata_planner.contract.control import Commit, GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, new_secret, slot_secret
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 
 EPOCHS_AT_ONCE = 8  # so many new epochs of one plan in `EPOCH_SECONDS` are made without a pause
 EPOCH_SECONDS = 20.0
+LOOK_SECONDS = 5.0  # while slots load, whether they get any further
 REPEAT_SECONDS = 0.2  # before the same steps are tried once more
 
 
@@ -65,6 +67,7 @@ class LocalOptions:
     port: int = 8000
     api_keys_file: Path | None = None
     threads: Mapping[str, int] = field(default_factory=dict)  # by slot; absent: one
+    prepare_timeout_seconds: float = 1800.0  # so long a slot may load without getting any further
     programs: Programs = Programs()
     verify: bool = True  # what slots read of any-precision copies
 
@@ -84,6 +87,7 @@ class LocalDeployment:
         self._links = Links(self._changed.set)
         self._ledger = Ledger()
         self._epochs_made: list[float] = []
+        self._loading = Progress(options.prepare_timeout_seconds)
         self._ready = asyncio.Event()
         self._was_ready = False
         self._not_ready_since = time.monotonic()
@@ -163,6 +167,19 @@ class LocalDeployment:
                 await asyncio.sleep(REPEAT_SECONDS if steps == before else 0)
                 await asyncio.gather(*(self._do(step) for step in steps))
             else:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        """For a change; while slots load, not for long. Raises RefusedError for one that gets no further."""
+        newest = self._ledger.newest
+        is_loading = newest is not None and self._ledger.committed < newest.number
+        stalled = self._loading.stalled(newest if is_loading else None, self.slot_statuses, time.monotonic())
+        if stalled:
+            raise RefusedError(stalled)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(
+                min(LOOK_SECONDS, self.options.prepare_timeout_seconds / 4) if is_loading else None
+            ):
                 await self._changed.wait()
 
     def _observed(self) -> Observed:

@@ -274,18 +274,20 @@ def _taken_by_others(
 ) -> dict[str, Amounts]:
     """Node -> what is not this deployment's."""
     taken: dict[str, list[Amounts]] = {}
-    scheduled = set()
+    scheduled: dict[tuple[Any, str, str], Amounts] = {}
     for pod in pods:
         name = pod.get("spec", {}).get("nodeName")
         if not name or pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
             continue
-        scheduled.add((pod["metadata"].get("namespace"), pod_label(pod, INSTANCE_LABEL), pod_label(pod, SLOT_LABEL)))
+        slot = (pod["metadata"].get("namespace"), pod_label(pod, INSTANCE_LABEL), pod_label(pod, SLOT_LABEL))
+        scheduled[slot] = pod_requests(pod)
         if not _is_own(deployment, pod):
             taken.setdefault(name, []).append(pod_requests(pod))
     for claim in claims:
         is_own = (claim.namespace, claim.deployment) == (deployment.namespace, deployment.name)
-        if not is_own and (claim.namespace, claim.deployment, claim.slot) not in scheduled:
-            taken.setdefault(claim.node, []).append(claim.requests)
+        if not is_own:
+            held = scheduled.get((claim.namespace, claim.deployment, claim.slot), {})
+            taken.setdefault(claim.node, []).append(remaining(claim.requests, [held]))
     return {name: added(*parts) for name, parts in taken.items()}
 
 

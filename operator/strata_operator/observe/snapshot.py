@@ -5,6 +5,7 @@ Listed live instead of kept from watches: a decision never rests on an object th
 
 import asyncio
 import base64
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 from strata_operator.act.ownership import is_own
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.view import NodeView, node_views
+from strata_operator.errors import NotReadyError
 from strata_operator.observe.kube import (
+    CLAIMS,
     CONFIG_MAPS,
     DEPLOYMENTS_OF_STRATA,
     NODES,
@@ -30,6 +33,7 @@ from strata_operator.render.names import (
     INSTANCE_LABEL,
     MANAGER_LABEL,
     SLOT,
+    TEMPLATE_ANNOTATION,
     control_secret,
 )
 from strata_operator.render.records import EpochRecord, UnreadRecord, epoch_number, moment, read_record, usable_records
@@ -49,6 +53,7 @@ class Snapshot:
     stateful_sets: tuple[Object, ...]
     config_maps: tuple[Object, ...]
     secrets: tuple[Object, ...]
+    claims: tuple[Object, ...] = ()  # volume claims
 
     def records_of(self, namespace: str, name: str) -> tuple[tuple[EpochRecord, ...], tuple[UnreadRecord, ...]]:
         """Epochs by number, and what this release cannot read, each for itself. One without its Secret is no epoch."""
@@ -82,6 +87,16 @@ class Snapshot:
             and is_own(deployment, each)
         }
 
+    def templates_of(self, deployment: LLMDeployment) -> dict[str, str]:
+        """What the StatefulSets of its slots would make pods of, as noted in their templates."""
+        return {
+            _name(each): str(
+                (each["spec"]["template"]["metadata"].get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")
+            )
+            for each in self.stateful_sets
+            if _belongs(each, deployment.namespace, deployment.name) and _label(each, COMPONENT_LABEL) == SLOT
+        }
+
     def stranded_pods(self, namespaces: tuple[str, ...]) -> list[Object]:
         """Slot and gateway pods on their way out whose deployment and node are both gone: nobody else confirms their end."""
         known = {(each["metadata"]["namespace"], _name(each)) for each in self.deployments}
@@ -112,7 +127,10 @@ async def take_snapshot(kube: Kube, namespaces: tuple[str, ...]) -> Snapshot:
         everywhere(CONFIG_MAPS, f"{OURS},{EPOCH_LABEL}"),
         everywhere(SECRETS, OURS),
     )
-    return Snapshot(deployments, tuple(nodes), tuple(pods), stateful_sets, config_maps, secrets)
+    claims: tuple[Object, ...] = ()
+    with suppress(NotReadyError):  # who may not read them is only warned less: roles may be an older release's
+        claims = await everywhere(CLAIMS)
+    return Snapshot(deployments, tuple(nodes), tuple(pods), stateful_sets, config_maps, secrets, claims)
 
 
 def _is_away(node: NodeView | None) -> bool:

@@ -20,6 +20,7 @@ MANAGER_LABEL = "app.kubernetes.io/managed-by"
 SLOT_LABEL = "strata.dev/slot"
 EPOCH_LABEL = "strata.dev/epoch"
 DEVICE_ANNOTATION = "strata.dev/device"  # on slot pods: the planner's Device that the pod holds, as JSON
+TEMPLATE_ANNOTATION = "strata.dev/template"  # on slot pods: a digest of what the user and the plan ask of the pod
 
 APP = "strata"
 SLOT = "slot"

@@ -7,12 +7,16 @@ status. Knows no API client.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from strata_operator.api import LLMDeployment
+from pydantic import ValidationError
+
+from strata_operator.api import LLMDeployment, LLMDeploymentSpec
+from strata_operator.api.spec import RuntimeSpec
 from strata_operator.decide.epochs import Epoch
 from strata_operator.render import epoch_objects, read_epoch
+from strata_operator.render.digest import PLANNED_PARTS, same_spec
 from strata_operator.render.names import EPOCH_LABEL
 from strata_planner.contract.values import ContractError
 from strata_planner.question.cluster import Cluster
@@ -22,6 +26,11 @@ NODE = "strata.dev/node"
 SPEC_DIGEST = "strata.dev/spec-digest"
 INVENTORY_DIGEST = "strata.dev/inventory-digest"
 SECONDS_TO_PLAN = "strata.dev/seconds-to-plan"
+WITHOUT = "strata.dev/without"
+MARGIN = "strata.dev/memory-margin"
+PLANNED_IN = "strata.dev/planned-in"
+RENEWALS = "strata.dev/renewals"
+SPEC_FILE = "spec.json"
 RENEWED = "SlotLost"  # the reason of an epoch whose plan is that of the last one
 
 Object = dict[str, Any]
@@ -36,6 +45,10 @@ class Cause:
     inventory_digest: str
     node: str = ""
     seconds_to_plan: float = 0.0
+    without: str = ""  # digest of the nodes that were left out of the inventory
+    margin: float = 0.0  # share of each device's memory that was left free beyond the rules
+    planned_in: int = 0  # the epoch that this plan was made for; 0: this one
+    renewals: int = 0  # epochs of this plan in a row that did not last
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,11 @@ class EpochRecord:
     cluster: Cluster  # what its plan was made for
     cause: Cause
     at: datetime
+    spec: LLMDeploymentSpec | None = None  # the parts that the plan was made from; None: of a release that kept none
+
+    @property
+    def planned_in(self) -> int:
+        return self.cause.planned_in or self.epoch.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +75,32 @@ class UnreadRecord:
     reason: str
 
 
+def as_planned(deployment: LLMDeployment, record: EpochRecord | None) -> LLMDeployment:
+    """The deployment as this epoch was planned for: what is served, and what a loss is repaired by, while another spec has
+    no plan. Fields that no plan is made from are today's.
+    """
+    if record is None or record.spec is None or same_spec(deployment, record.cause.spec_digest):
+        return deployment
+    old, now = record.spec, deployment.spec
+    parts: dict[str, Any] = {name: getattr(old, name) for name in PLANNED_PARTS}
+    parts["runtime"] = now.runtime.model_copy(update={"compute_type": old.runtime.compute_type})
+    return deployment.model_copy(update={"spec": now.model_copy(update=parts)})
+
+
 def record_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster, cause: Cause) -> tuple[Object, Object]:
     """The Secret and the ConfigMap to create, in this order."""
     secret, config_map = epoch_objects(deployment, epoch, cluster)
+    config_map["data"][SPEC_FILE] = _planned_spec(deployment.spec).model_dump_json(by_alias=True, exclude_defaults=True)
     config_map["metadata"]["annotations"] = {
         REASON: cause.reason,
         NODE: cause.node,
         SPEC_DIGEST: cause.spec_digest,
         INVENTORY_DIGEST: cause.inventory_digest,
         SECONDS_TO_PLAN: f"{cause.seconds_to_plan:.3f}",
+        WITHOUT: cause.without,
+        MARGIN: f"{cause.margin:g}",
+        PLANNED_IN: str(cause.planned_in or epoch.number),
+        RENEWALS: str(cause.renewals),
     }
     return secret, config_map
 
@@ -96,8 +131,27 @@ def _read(secret: Object, config_map: Object) -> EpochRecord:
         inventory_digest=notes.get(INVENTORY_DIGEST, ""),
         node=notes.get(NODE, ""),
         seconds_to_plan=float(notes.get(SECONDS_TO_PLAN, "0")),
+        without=notes.get(WITHOUT, ""),
+        margin=float(notes.get(MARGIN, "0")),
+        planned_in=int(notes.get(PLANNED_IN, "0")),
+        renewals=int(notes.get(RENEWALS, "0")),
     )
-    return EpochRecord(epoch, cluster, cause, moment(meta["creationTimestamp"]))
+    spec = _read_spec(config_map["data"].get(SPEC_FILE))
+    return EpochRecord(epoch, cluster, cause, moment(meta["creationTimestamp"]), spec)
+
+
+def _planned_spec(spec: LLMDeploymentSpec) -> LLMDeploymentSpec:
+    """Only what plans are made from."""
+    parts: dict[str, Any] = {name: getattr(spec, name) for name in PLANNED_PARTS}
+    return LLMDeploymentSpec(**parts, runtime=RuntimeSpec(compute_type=spec.runtime.compute_type))
+
+
+def _read_spec(text: str | None) -> LLMDeploymentSpec | None:
+    """None where another release wrote what this one does not know: the object's spec then stands in."""
+    try:
+        return LLMDeploymentSpec.model_validate_json(text) if text else None
+    except ValidationError:
+        return None
 
 
 def usable_records(
@@ -115,3 +169,8 @@ def usable_records(
 
 def moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
+
+
+def stamp(at: datetime) -> str:
+    """As Kubernetes writes a time."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,5 +1,8 @@
 """A slot as a StatefulSet of one pod, bound to its node and holding its devices. Called by render."""
 
+import hashlib
+import json
+
 from strata_operator.api import LLMDeployment
 from strata_operator.render.names import (
     CONTROL_PORT,
@@ -7,13 +10,14 @@ from strata_operator.render.names import (
     DEVICE_ANNOTATION,
     REQUEST_PORT,
     SLOT,
+    TEMPLATE_ANNOTATION,
     slot_labels,
     slots_service,
 )
 from strata_operator.render.objects import Object, RenderOptions, metadata
-from strata_operator.render.pods import container, pod_spec, tolerations
+from strata_operator.render.pods import claim_of, container, pod_spec, tolerations
 from strata_operator.render.requests import MEMORY
-from strata_operator.render.slots import Slot, device_requests, encode_device
+from strata_operator.render.slots import Slot, device_requests, encode_asked, encode_device
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 
 # What a slot on GPUs asks of its host; `runtime.pod.resources` replaces it.
@@ -25,7 +29,11 @@ def slot_statefulset(deployment: LLMDeployment, slot: Slot, options: RenderOptio
     `OnDelete` leaves the moment to the controller.
     """
     own_labels = slot_labels(deployment, slot.name)
-    annotations = {**deployment.spec.runtime.pod.annotations, DEVICE_ANNOTATION: encode_device(slot.device)}
+    annotations = {
+        **deployment.spec.runtime.pod.annotations,
+        DEVICE_ANNOTATION: encode_device(slot.device),
+        TEMPLATE_ANNOTATION: _template(deployment, slot, options),
+    }
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -43,6 +51,24 @@ def slot_statefulset(deployment: LLMDeployment, slot: Slot, options: RenderOptio
             },
         },
     }
+
+
+def _template(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> str:
+    """A digest of what is asked of the pod, by the user and by the plan. How this release writes it down is left out: an upgrade
+    of the operator ends no slot.
+    """
+    model = deployment.spec.model
+    asked = {
+        "image": options.image,
+        "device": encode_asked(slot.device),
+        "pod": deployment.spec.runtime.pod.model_dump(mode="json", exclude_defaults=True),
+        "tolerations": [each.model_dump(exclude_defaults=True) for each in deployment.spec.placement.tolerations],
+        "token": model.token_secret_ref and model.token_secret_ref.model_dump(),
+        "cache": model.cache and model.cache.model_dump(),
+        "downloads": model.uri.startswith("hf://"),
+        "claim": claim_of(model.uri),
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Object:

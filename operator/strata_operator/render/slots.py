@@ -4,6 +4,7 @@ Called by render (pods), inventory (what other deployments have claimed) and the
 and devices: nothing else of a plan may reach its pod. Knows no Kubernetes object.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,17 @@ def decode_device(text: str) -> Device | None:
         return msgspec.json.decode(text, type=Device)
     except msgspec.MsgspecError:
         return None
+
+
+def asks_the_same(one: str, other: str) -> bool:
+    """Whether two annotations stand for devices that a pod must ask the same for."""
+    devices = [decode_device(text) for text in (one, other)]
+    return len({None if each is None else encode_asked(each) for each in devices}) == 1
+
+
+def encode_asked(device: Device) -> str:
+    """What a pod must ask for to hold these devices, and be told of them: a digest of a template rests on it."""
+    return json.dumps([device.type, device.threads, device_requests(device)], sort_keys=True)
 
 
 def pod_label(pod: Mapping[str, Any], name: str) -> str:

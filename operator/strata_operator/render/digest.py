@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from strata_operator.api import LLMDeployment
 
-_SPEC_PARTS = ("model", "workload", "objective", "precision", "placement", "planning")
+PLANNED_PARTS = ("model", "workload", "objective", "precision", "placement", "planning")  # of the spec
 
 # Every field that 0.1.0 hashed, in its own order of parts; None: a value, else the fields below. Never to be changed.
 _Fields = dict[str, "_Fields | None"]
@@ -44,7 +44,7 @@ _FIELDS_OF_0_1_0: _Fields = {
 def spec_digest(deployment: LLMDeployment) -> str:
     """Of the part of the spec that plans are made from."""
     spec = deployment.spec
-    said = {part: _said(getattr(spec, part)) for part in _SPEC_PARTS}
+    said = {part: _said(getattr(spec, part)) for part in PLANNED_PARTS}
     said["runtime"] = {"compute_type": spec.runtime.compute_type} if spec.runtime.compute_type else {}
     return _hashed({part: fields for part, fields in said.items() if fields})
 
@@ -58,7 +58,7 @@ def _digest_of_0_1_0(deployment: LLMDeployment) -> str | None:
     """None where the spec says something that 0.1.0 did not know."""
     spec = deployment.spec
     parts: list[Any] = []
-    for name in _SPEC_PARTS:
+    for name in PLANNED_PARTS:
         fields = _FIELDS_OF_0_1_0[name]
         assert fields is not None
         if not _knows(fields, _said(getattr(spec, name))):

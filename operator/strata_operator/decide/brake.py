@@ -1,0 +1,63 @@
+"""Which nodes of the plan are lost, which are about to go, and when so many are away at once that none is believed lost.
+
+Called by wishes and report. Pure. A false alarm that is believed costs every slot its KV and its node; one that is not believed
+costs a wait: so losses are believed slowly (the grace period), and many at once not at all.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from strata_operator.decide.view import View
+
+AT_LEAST = 2  # nodes away before the share of them is looked at: the only node of a plan may be lost
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """`lost`: nodes of the plan to do without, by name. `braked`: why nodes that are away do not count; empty: they do."""
+
+    lost: tuple[str, ...]
+    braked: str = ""
+
+
+def losses(view: View) -> Losses:
+    """Nodes of the plan that are gone, or not Ready for longer than the grace period and silent: a slot that answers its
+    controller is not lost, whatever the node's condition says.
+    """
+    silent = {stage.node for stage in view.stages() if not view.answers(stage.slot)}
+    gone = {node for node in silent if node not in view.nodes}
+    overdue = {node for node in silent - gone if _is_overdue(view, node)}
+    braked = _braked(view) if overdue else ""
+    return Losses(tuple(sorted(gone if braked else gone | overdue)), braked)
+
+
+def cordoned(view: View) -> tuple[str, ...]:
+    """Nodes of the plan that take no further pods: a drain starts so."""
+    return tuple(sorted({stage.node for stage in view.stages() if _is_cordoned(view, stage.node)}))
+
+
+def closed(view: View) -> frozenset[str]:
+    """All nodes that are cordoned: slots that still run there leave them, and none comes back."""
+    return frozenset(name for name, node in view.nodes.items() if node.cordoned)
+
+
+def _is_cordoned(view: View, name: str) -> bool:
+    node = view.nodes.get(name)
+    return node is not None and node.cordoned
+
+
+def _is_overdue(view: View, name: str) -> bool:
+    grace = timedelta(seconds=view.deployment.spec.replanning.grace_period_seconds)
+    away = view.nodes[name].away_since
+    return away is not None and view.now - away >= grace
+
+
+def _braked(view: View) -> str:
+    away = [node.name for node in view.nodes.values() if node.away_since]
+    most = view.deployment.spec.replanning.max_simultaneous_node_loss
+    if len(away) < AT_LEAST or len(away) <= most * len(view.nodes):
+        return ""
+    return (
+        f"{len(away)} of {len(view.nodes)} nodes are not Ready at once, more than replanning.maxSimultaneousNodeLoss {most:g}: "
+        "that counts as a false alarm, and nothing is moved. If they are lost, delete the Node objects or raise the share"
+    )

@@ -1,0 +1,92 @@
+"""Slots of the newest plan that cannot do what it asks of them: refused, stuck in loading, or without a place.
+
+Called by reconcile; what is found is remembered (exclusions) and leads to a plan without the slot's node. Pure.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from strata_operator.decide.epochs import PlanWithout, Step, progress_of
+from strata_operator.decide.view import View
+from strata_operator.render.records import moment
+from strata_planner.contract.plan import Stage
+
+UNSCHEDULABLE = timedelta(seconds=60)  # so long a slot may wait for a place, or for its pod to be created
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """`reason` in CamelCase; `message` says of which slot and what."""
+
+    node: str
+    reason: str
+    message: str
+
+
+def troubles(view: View, steps: Iterable[Step]) -> tuple[Trouble, ...]:
+    """At most one of a node, in the order of the plan."""
+    refused = {step.slot: step.reason for step in steps if isinstance(step, PlanWithout)}
+    found: dict[str, Trouble] = {}
+    for stage in view.stages():
+        for trouble in _of(view, stage, refused):
+            found.setdefault(stage.node, trouble)
+    return tuple(found.values())
+
+
+def progress(view: View, stage: Stage) -> tuple[int, datetime]:
+    """The furthest that its slot has come with the newest epoch, and since when: as status keeps it, brought up to date."""
+    before = _kept(view, stage)
+    reached = progress_of(view.newest.epoch.number, view.seen.slots.get(stage.slot)) if view.newest else 0
+    everything = 2 + stage.layers[1] - stage.layers[0]
+    if before is None or reached > before[0] or before[0] >= everything > reached:
+        return reached, view.now  # who had everything and was started anew begins anew
+    return before
+
+
+def _of(view: View, stage: Stage, refused: dict[str, str]) -> Iterator[Trouble]:
+    since = _waiting_since(view, stage.slot)
+    if since is not None and view.now - since >= UNSCHEDULABLE:
+        pod = view.pod_of(stage.slot)
+        why = (
+            pod.waiting_for if pod else ""
+        ) or "its pod is not created; a quota or an admission webhook may forbid it"
+        yield Trouble(stage.node, "Unschedulable", f"slot {stage.slot} finds no place: {why}")
+    if stage.slot in refused:
+        yield Trouble(stage.node, "PrepareRefused", f"slot {stage.slot} refused: {refused[stage.slot]}")
+    if not view.is_committed and (stalled := _stalled(view, stage)):
+        yield Trouble(stage.node, "PrepareStalled", stalled)
+
+
+def _waiting_since(view: View, slot: str) -> datetime | None:
+    """A pod that is missing for a moment in a served epoch is being replaced: that is no waiting."""
+    newest, pod, made = view.newest, view.pod_of(slot), view.stateful_sets.get(slot)
+    if pod is not None:
+        return pod.waiting_since
+    if newest is None or made is None or view.is_committed:
+        return None
+    return max(newest.at, made)
+
+
+def _stalled(view: View, stage: Stage) -> str:
+    status, newest = view.seen.slots.get(stage.slot), view.newest
+    if newest is None or (status and status.prepare.epoch == newest.epoch.number and status.prepare.phase != "loading"):
+        return ""
+    seconds = view.deployment.spec.replanning.prepare_timeout_seconds
+    reached, since = progress(view, stage)
+    if view.now - since < timedelta(seconds=seconds):
+        return ""
+    where = f"{reached - 1} layers are loaded" if reached else "it does not answer"
+    return (
+        f"slot {stage.slot} made no progress with epoch {newest.epoch.number} for {seconds} s "
+        f"(replanning.prepareTimeoutSeconds): {where}; see its log"
+    )
+
+
+def _kept(view: View, stage: Stage) -> tuple[int, datetime] | None:
+    status = view.deployment.status
+    if view.newest is None or status.plan is None or status.plan.epoch != view.newest.epoch.number:
+        return None
+    place = (stage.slot, stage.stage)
+    kept = next((each for each in status.stages if (each.slot, each.stage) == place and each.progress_at), None)
+    return (kept.progress, moment(kept.progress_at)) if kept and kept.progress_at else None

@@ -1,0 +1,132 @@
+"""Which plan is wanted now, if any: the wishes in their order, and which of them may be tried.
+
+Called by reconcile. A wish that gave nothing is not tried again before what it rests on changes, and does not mask those after
+it; plans that the operator makes of itself wait longer and longer (exclusions). Pure.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from strata_operator.decide.actions import MakePlan
+from strata_operator.decide.brake import closed, cordoned, losses
+from strata_operator.decide.epochs import CreateEpoch, Step
+from strata_operator.decide.exclusions import LOST, PEACE, Memory
+from strata_operator.decide.troubles import Trouble
+from strata_operator.decide.view import PlanFailure, View
+from strata_operator.render.records import moment
+
+STEADY = timedelta(seconds=60)  # so long a node is Ready, and an epoch serves, before a better plan is looked for
+LOOK_AGAIN = timedelta(seconds=300)  # between two looks for a better plan
+OOM_RENEWALS = 3  # epochs in a row that a lack of memory ended, before a plan leaves more of it free
+MARGIN_STEP, MOST_MARGIN = 0.1, 0.5  # shares of each device's memory
+BETTER = "BetterPlan"
+OUT_OF_MEMORY = "OutOfMemory"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`plan`: to be made now. `failure`: of the first wish that has none, for status; `wish`: that one."""
+
+    plan: MakePlan | None = None
+    failure: PlanFailure | None = None
+    wish: MakePlan | None = None
+
+
+def wanted(view: View, memory: Memory, found: tuple[Trouble, ...], steps: tuple[Step, ...]) -> Wanted:
+    """The first wish that may be tried now."""
+    failed: tuple[PlanFailure, MakePlan] | None = None
+    for wish in _wishes(view, memory, found, steps):
+        failure = view.failures.get(plan_key(view, wish))
+        if failure and not wish.optional:
+            failed = failed or (failure, wish)
+        if (failure is None or failure.passing) and memory.may_plan(view.now, wish.reason):
+            return Wanted(wish, *(failed or ()))
+    return Wanted(None, *(failed or ()))
+
+
+def plan_key(view: View, wish: MakePlan) -> str:
+    """Planning the same again would give the same."""
+    spec = view.newest.cause.spec_digest if wish.recorded and view.newest else view.spec_digest
+    parts = (spec, view.inventory_digest, without_digest(view, wish.without), f"{wish.margin:g}", wish.optional)
+    return "/".join(map(str, parts))
+
+
+def without_digest(view: View, without: frozenset[str]) -> str:
+    """Of those that the inventory has; empty for none."""
+    names = ",".join(sorted(without & view.usable))
+    return hashlib.sha256(names.encode()).hexdigest()[:16] if names else ""
+
+
+def _wishes(view: View, memory: Memory, found: tuple[Trouble, ...], steps: tuple[Step, ...]) -> Iterator[MakePlan]:
+    """A loss comes before a wish, and what must change before what could be better."""
+    lost = losses(view).lost
+    without = memory.excluded(view.now) | closed(view) | frozenset(lost)
+    if view.newest is None:
+        yield MakePlan("Created", without)
+        return
+    margin = view.newest.cause.margin
+    again = MakePlan("", without, recorded=True, margin=margin)
+    if lost:
+        yield replace(again, reason=LOST, node=lost[0])
+    if view.newest.cause.spec_digest != view.spec_digest:
+        yield MakePlan("SpecChanged", without)
+    if found:
+        yield replace(again, reason=found[0].reason, node=found[0].node)
+    if short := _short_of_memory(view, steps):
+        yield replace(again, reason=OUT_OF_MEMORY, node=short, margin=min(MOST_MARGIN, round(margin + MARGIN_STEP, 2)))
+    if leaving := cordoned(view):
+        yield replace(again, reason="Drain", node=leaving[0])
+    yield from _better(view, again)
+
+
+def _short_of_memory(view: View, steps: tuple[Step, ...]) -> str:
+    """A node whose slot was ended for more memory than it has, again and again, while its epoch lasted or was loaded."""
+    newest = view.newest
+    if newest is None or newest.cause.margin >= MOST_MARGIN:
+        return ""
+    if view.is_committed and (
+        newest.cause.renewals < OOM_RENEWALS or not any(isinstance(s, CreateEpoch) for s in steps)
+    ):
+        return ""
+    since = newest.at if not view.is_committed else view.now - PEACE
+    for stage in view.stages():
+        pod, status = view.pod_of(stage.slot), view.seen.slots.get(stage.slot)
+        killed = pod is not None and pod.out_of_memory_at is not None and pod.out_of_memory_at >= since
+        lasted = view.is_committed or view.now - newest.at >= STEADY
+        failed = status is not None and "out of memory" in status.failure.lower()
+        if (killed and lasted) or (failed and view.is_committed):
+            return stage.node
+    return ""
+
+
+def _better(view: View, again: MakePlan) -> Iterator[MakePlan]:
+    """When the cluster offers something else than the plan was made for, and all is at rest."""
+    newest = view.newest
+    if newest is None or not _is_steady(view):
+        return
+    unsteady = view.usable - {stage.node for stage in view.stages()}
+    unsteady = frozenset(name for name in unsteady if not _has_been_ready(view, name))
+    wish = replace(again, reason=BETTER, without=again.without | unsteady, optional=True)
+    offered = (view.inventory_digest, without_digest(view, wish.without))
+    if offered == (newest.cause.inventory_digest, newest.cause.without):
+        return
+    looked = max((each.at for each in view.failures.values() if each.wish == BETTER), default=None)
+    if looked is None or view.now - looked >= LOOK_AGAIN:
+        yield wish
+
+
+def _is_steady(view: View) -> bool:
+    conditions = view.deployment.status.conditions
+    ready = next((each for each in conditions if each.type == "Ready" and each.status == "True"), None)
+    if ready is None or not view.is_committed or view.newest is None:
+        return False
+    return view.now - max(view.newest.at, moment(ready.last_transition_time)) >= STEADY
+
+
+def _has_been_ready(view: View, name: str) -> bool:
+    node = view.nodes.get(name)
+    return (
+        node is not None and not node.away_since and (node.ready_since is None or view.now - node.ready_since >= STEADY)
+    )
