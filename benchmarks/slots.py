@@ -32,7 +32,7 @@ class SlotProcess(SlotClient):
 
     def __init__(self, name: str, threads: int = 1, core: int | None = None) -> None:
         address = free_address()
-        command = [sys.executable, "-m", "strata_runtime.slot.slot", "--name", name, "--threads", str(threads)]
+        command = [sys.executable, "-m", "strata_runtime.slot", "--name", name, "--threads", str(threads)]
         command += ["--control-port", str(address.control_port)]
         environment = {"STRATA_CONTROL_KEY": _CONTROL_KEY, "OMP_NUM_THREADS": str(threads), "STRATA_LOG_LEVEL": "ERROR"}
         self.process = subprocess.Popen(command, env={**SLOT_ENVIRONMENT, **os.environ, **environment})

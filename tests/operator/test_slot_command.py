@@ -3,7 +3,7 @@
 import pytest
 
 from strata_operator.render.names import CONTROL_PORT
-from strata_runtime.slot.slot import parse
+from strata_runtime.slot.__main__ import parse
 from tests.operator.builders import a_deployment
 from tests.operator.test_render import CPU_SLOT, slot_pod
 

@@ -53,7 +53,7 @@ class Programs:
     """What is started: the runtime's modules, by name. Tests put others here."""
 
     launcher: Sequence[str] = launching.COMMAND
-    slot: str = "strata_runtime.slot.slot"
+    slot: str = "strata_runtime.slot.__main__"
     gateway: str = "strata_runtime.gateway.__main__"
 
 

@@ -5,7 +5,7 @@ children share both. The parent runs no tensor operation: a child of one that ha
 
 Lines of JSON on stdin and stdout:
 
-    -> {"id": "a", "module": "strata_runtime.slot.slot", "arguments": ["--name", "a", ...], "log": "/path"}
+    -> {"id": "a", "module": "strata_runtime.slot.__main__", "arguments": ["--name", "a", ...], "log": "/path"}
     <- {"id": "a", "pid": 123}          and, when that process ends,          {"pid": 123, "exit": -9}
 
 The end of stdin ends every child.
@@ -25,7 +25,7 @@ import traceback
 from typing import Any
 
 PRELOADED = (
-    "strata_runtime.slot.slot",
+    "strata_runtime.slot.__main__",
     "strata_runtime.gateway.__main__",
     "transformers.models.llama.modeling_llama",
 )

@@ -1,23 +1,17 @@
 """A slot: the process that holds the devices of one product on one node and runs the roles it is given.
 
-Started without a role by the operator or the local supervisor: `python -m strata_runtime.slot.slot --name S ...`.
+Started without a role by the operator or the local supervisor: `python -m strata_runtime.slot --name S ...` (`__main__`).
 It learns its roles by `prepare`, serves them from `commit` on, and tells its whole status at every change. The main thread
 is the control loop; each role's worker computes in a thread of its own. Knows nothing of Kubernetes.
 """
 
-import argparse
 import logging
-import os
 import secrets
-import signal
 import socket as sockets
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import torch
 import zmq
 
 from strata_planner.contract.control import (
@@ -36,15 +30,12 @@ from strata_planner.contract.control import (
 )
 from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.values import ContractError
-from strata_runtime.allocator import set_up_heap
 from strata_runtime.errors import InputError, reason_of
-from strata_runtime.loading.warmup import warm_up
-from strata_runtime.logs import set_up_logs
 from strata_runtime.slot.epoch import RunningEpoch
 from strata_runtime.slot.memory import MemoryMeter
 from strata_runtime.slot.prepare import Held, Loading, same_weights
 from strata_runtime.slot.switching import Switches
-from strata_runtime.wire.transport import Keys, listen, take_all_files
+from strata_runtime.wire.transport import Keys, listen
 
 log = logging.getLogger(__name__)
 
@@ -317,49 +308,3 @@ def _summary(prepare: Prepare) -> str:
 def _bindable(host: str) -> str:
     """ZeroMQ binds to addresses, not to names."""
     return "*" if host in ("0.0.0.0", "::", "*") else sockets.gethostbyname(host)  # noqa: S104  compared, not bound
-
-
-def parse(arguments: Sequence[str] | None) -> SlotOptions:
-    parser = argparse.ArgumentParser(prog="strata-slot", description="One slot of a Strata pipeline.")
-    parser.add_argument("--name", required=True, help="the slot's name in the plan")
-    parser.add_argument("--host", default="127.0.0.1", help="address that all its ports listen at")
-    parser.add_argument("--control-port", type=int, required=True)
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with; 0: all")
-    parser.add_argument(
-        "--no-verify",
-        action="store_true",
-        help="do not compare planes of any-precision copies with their checks as they are read (also STRATA_NO_VERIFY=1)",
-    )
-    known = parser.parse_args(arguments)
-    key = os.environ.get("STRATA_CONTROL_KEY", "")
-    if not key:
-        parser.error("STRATA_CONTROL_KEY is empty: set it to the secret that the controller uses")
-    return SlotOptions(known.name, known.host, known.control_port, key, known.threads, verify=not _not_verifying(known))
-
-
-def _not_verifying(known: argparse.Namespace) -> bool:
-    return bool(known.no_verify) or os.environ.get("STRATA_NO_VERIFY", "") not in ("", "0")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    set_up_logs()
-    set_up_heap()
-    take_all_files()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    warm_up()
-    try:
-        slot = Slot(options)
-    except InputError as error:
-        print(f"strata-slot: {error}", file=sys.stderr)  # noqa: T201  the log may go elsewhere
-        return 2
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: slot.stop())
-    log.info("slot %s is process %d and waits for roles", options.name, os.getpid())
-    slot.run()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
