@@ -28,7 +28,7 @@ from strata_operator.decide.actions import (
     RenewEpoch,
     SetStatus,
 )
-from strata_operator.decide.epochs import Epoch, Observed, SendToGateway, SendToSlot, highest_epoch
+from strata_operator.decide.epochs import Observed, SendToGateway, SendToSlot, highest_epoch
 from strata_operator.decide.reconcile import reconcile
 from strata_operator.decide.view import PlanFailure, View, node_views, pod_views
 from strata_operator.decide.wishes import plan_key, without_digest
@@ -36,6 +36,7 @@ from strata_operator.observe.inventory import Inventory, take_inventory
 from strata_operator.observe.snapshot import Snapshot
 from strata_operator.render import RenderOptions, render
 from strata_operator.render.digest import spec_digest
+from strata_operator.render.epoch import Epoch
 from strata_operator.render.names import INSTANCE_LABEL, epoch_name, slot_address
 from strata_operator.render.records import (
     RENEWED,

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from strata_operator.decide.epochs import Epoch
 from strata_operator.local.deployment import LocalDeployment, LocalOptions, Programs
 from strata_operator.local.errors import CrashedError, PortInUseError, RefusedError
 from strata_operator.local.ports import free_port, free_ports
 from strata_operator.local.progress import Progress
+from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import PrepareState, SlotStatus
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from tests.operator.fakes import FakeSlot, a_plan

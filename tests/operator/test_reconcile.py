@@ -19,12 +19,13 @@ from strata_operator.decide.actions import (
     RenewEpoch,
     SetStatus,
 )
-from strata_operator.decide.epochs import Epoch, Observed, SendToGateway, SendToSlot, highest_epoch
+from strata_operator.decide.epochs import Observed, SendToGateway, SendToSlot, highest_epoch
 from strata_operator.decide.reconcile import reconcile
 from strata_operator.decide.troubles import UNSCHEDULABLE
 from strata_operator.decide.view import NodeView, PlanFailure, PodView, View
 from strata_operator.decide.wishes import plan_key, without_digest
 from strata_operator.render.digest import spec_digest
+from strata_operator.render.epoch import Epoch
 from strata_operator.render.records import RENEWED, Cause, EpochRecord, as_planned
 from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.fakes import FakeGateway, FakeSlot, a_plan, addresses_of

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from strata_operator.api import LLMDeployment
-from strata_operator.decide.epochs import Epoch
 from strata_operator.render.digest import spec_digest
+from strata_operator.render.epoch import Epoch
 from strata_operator.render.records import (
     SPEC_FILE,
     Cause,

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from strata_operator.api import LLMDeployment
-from strata_operator.decide.epochs import Epoch
 from strata_operator.decide.view import given_the_control_key
 from strata_operator.errors import InvalidInputError
 from strata_operator.observe.inventory import take_inventory
 from strata_operator.render import RenderOptions, epoch_objects, image_for, read_epoch, render, slot_address
+from strata_operator.render.epoch import Epoch
 from strata_operator.render.names import TEMPLATE_ANNOTATION
 from strata_operator.render.slots import SLOT_IDLE_BYTES, Slot, claims_of, slots_of
 from strata_planner.contract.environment import SLOT_ENVIRONMENT

@@ -15,7 +15,7 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pods_command_is_what_a_slot_reads() -> None:
     command = slot_pod(a_deployment().build(), CPU_SLOT)["containers"][0]["command"]
-    assert command[:3] == ["python", "-m", parse.__module__]
+    assert command[:3] == ["python", "-m", parse.__module__.removesuffix(".__main__")]
     options = parse(command[3:])
     assert (options.name, options.control_port, options.threads) == (CPU_SLOT.name, CONTROL_PORT, 2)
 

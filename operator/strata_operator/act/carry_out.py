@@ -36,7 +36,7 @@ from strata_operator.decide.actions import (
 )
 from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.claims import unshared_claim
-from strata_operator.decide.epochs import Epoch, SendToGateway, SendToSlot, highest_epoch
+from strata_operator.decide.epochs import SendToGateway, SendToSlot, highest_epoch
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import Dealing, still_free
 from strata_operator.decide.planning import with_margin
@@ -54,6 +54,7 @@ from strata_operator.observe.kube import (
     Kube,
     RefusedError,
 )
+from strata_operator.render.epoch import Epoch
 from strata_operator.render.names import epoch_name, process_secret
 from strata_operator.render.records import RENEWED, Cause, as_planned, record_objects
 from strata_operator.render.slots import claims_of

@@ -22,8 +22,8 @@ from strata_operator.act.controller import Controller, ControllerOptions
 from strata_operator.act.lease import Leadership, LeaseName
 from strata_operator.act.planners import PlanLimits
 from strata_operator.api import GROUP, PLURAL, VERSION
+from strata_operator.api.load import read_text
 from strata_operator.api.tenants import TenantRules
-from strata_operator.commands.inputs import read_text
 from strata_operator.observe.inventory import InventoryOptions
 from strata_operator.observe.kube import connect
 

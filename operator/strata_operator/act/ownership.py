@@ -10,7 +10,7 @@ from typing import Any
 from strata_operator.api import KIND, LLMDeployment
 from strata_operator.errors import NotReadyError
 from strata_operator.observe.kube import SECRETS, AlreadyExistsError, Kube, kind_of
-from strata_operator.render.names import APP, INSTANCE_LABEL, MANAGER_LABEL
+from strata_operator.render.objects import is_own, owners_of
 
 Object = dict[str, Any]
 
@@ -52,7 +52,7 @@ def check_owner(deployment: LLMDeployment, kind: str, thing: Mapping[str, Any]) 
     if is_own(deployment, thing):
         return
     name = thing["metadata"]["name"]
-    owner = next((each for each in _owners(thing) if each.get("controller")), None)
+    owner = next((each for each in owners_of(thing) if each.get("controller")), None)
     if owner and (owner.get("kind"), owner.get("name")) == (KIND, deployment.name):
         raise ForeignObjectError(
             f"{kind} {name} is of an earlier LLMDeployment '{deployment.name}' and has not been removed yet; wait until it is, "
@@ -63,15 +63,3 @@ def check_owner(deployment: LLMDeployment, kind: str, thing: Mapping[str, Any]) 
         f"{kind} {name}{of} is in the way: it is not of this LLMDeployment and was left as it is; give the LLMDeployment "
         f"another name than '{deployment.name}', or remove the object"
     )
-
-
-def is_own(deployment: LLMDeployment, thing: Mapping[str, Any]) -> bool:
-    owners = _owners(thing)
-    if owners:
-        return any(each.get("uid") == deployment.metadata.uid for each in owners)
-    labels = thing["metadata"].get("labels") or {}
-    return (labels.get(MANAGER_LABEL), labels.get(INSTANCE_LABEL)) == (APP, deployment.name)
-
-
-def _owners(thing: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return list(thing["metadata"].get("ownerReferences") or ())

@@ -6,6 +6,7 @@ Called by the command line for files and by the watchers for objects. Reads no f
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -17,6 +18,16 @@ from strata_operator.api.spec import LLMDeployment
 from strata_operator.api.status import read_status
 from strata_operator.errors import InvalidInputError
 from strata_planner.question.reading import StrictLoader, shown, suggestion
+
+
+def read_text(path: Path) -> str:
+    """A file that a person named. Raises InvalidInputError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(str(path), [f"{error.strerror}; name a file that can be read"]) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(str(path), [f"not UTF-8 text ({error.reason}); save it as UTF-8 YAML"]) from error
 
 
 def load_deployment(text: str, source: str = "deployment") -> LLMDeployment:

@@ -10,7 +10,7 @@ Knows the choices, not what the sources know.
 from collections.abc import Sequence
 from pathlib import Path
 
-from strata_operator.commands.inputs import read_text
+from strata_operator.api.load import read_text
 from strata_operator.errors import InvalidInputError
 from strata_planner.costs.operators import OperatorTables
 from strata_planner.costs.source import LatencySource

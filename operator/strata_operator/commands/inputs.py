@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from strata_operator.api import LLMDeployment, load_deployment
+from strata_operator.api.load import read_text
 from strata_operator.decide.planning import corrected, request_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.machine import check_threads, this_machine, with_measured_rates, with_threads
@@ -64,15 +65,6 @@ def _read_cluster(file: Path, *, to_run_here: bool) -> Cluster:
     except ClusterError as error:
         raise InvalidInputError(str(file), error.problems) from error
     return cluster
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInputError(str(path), [f"{error.strerror}; name a file that can be read"]) from error
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(str(path), [f"not UTF-8 text ({error.reason}); save it as UTF-8 YAML"]) from error
 
 
 def _say_what_is_for_kubernetes(deployment: LLMDeployment) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from strata_operator.api.load import read_text
 from strata_operator.commands.costs import latency_sources
-from strata_operator.commands.inputs import read_question, read_text
+from strata_operator.commands.inputs import read_question
 from strata_operator.commands.profile import profiles_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to

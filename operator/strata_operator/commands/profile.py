@@ -15,7 +15,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from strata_operator.commands.inputs import Question, read_question, read_text
+from strata_operator.api.load import read_text
+from strata_operator.commands.inputs import Question, read_question
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.errors import LocalError
 from strata_operator.local.machine import cores

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from strata_operator.api import LLMDeployment
-from strata_operator.commands.inputs import Question, measured, read_question, read_text
+from strata_operator.api.load import read_text
+from strata_operator.commands.inputs import Question, measured, read_question
 from strata_operator.commands.profile import profiles_for
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.deployment import LocalOptions, Programs

@@ -8,6 +8,7 @@ anew goes on where the last one stopped. Knows nothing of sockets, processes or 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import (
     Commit,
     GatewayStatus,
@@ -20,15 +21,6 @@ from strata_planner.contract.control import (
 from strata_planner.contract.keys import request_secret, role_keys
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import Role, roles_of
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """One plan with its number and the secret that those of its connections follow from."""
-
-    number: int
-    key: str
-    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)

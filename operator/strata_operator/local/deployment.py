@@ -18,7 +18,6 @@ from typing import Any, Self
 from strata_operator.act.control_client import Endpoint, Links, as_kind
 from strata_operator.decide.epochs import (
     CreateEpoch,
-    Epoch,
     Ledger,
     Observed,
     PlanWithout,
@@ -35,6 +34,7 @@ from strata_operator.local.launcher import Launcher
 from strata_operator.local.ports import check_port
 from strata_operator.local.progress import Progress
 from strata_operator.local.services import GatewayService, Service, SlotService
+from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import Commit, GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, new_secret, slot_secret
 from strata_planner.contract.plan import Plan

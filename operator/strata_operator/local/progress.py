@@ -5,7 +5,8 @@ The same rule as the operator's (`replanning.prepareTimeoutSeconds`), with memor
 
 from collections.abc import Mapping
 
-from strata_operator.decide.epochs import Epoch, progress_of, slots_of
+from strata_operator.decide.epochs import progress_of, slots_of
+from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import SlotStatus
 from strata_planner.contract.plan import Plan
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from strata_operator.act.ownership import is_own
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.view import NodeView, node_views
 from strata_operator.errors import NotReadyError
@@ -36,6 +35,7 @@ from strata_operator.render.names import (
     TEMPLATE_ANNOTATION,
     control_secret,
 )
+from strata_operator.render.objects import is_own
 from strata_operator.render.records import EpochRecord, UnreadRecord, epoch_number, moment, read_record, usable_records
 from strata_planner.contract.values import ContractError
 

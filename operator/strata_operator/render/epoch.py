@@ -5,10 +5,10 @@ applied. The Secret is made first; one that exists already, left by an attempt t
 """
 
 import base64
+from dataclasses import dataclass
 from typing import Any
 
 from strata_operator.api import LLMDeployment
-from strata_operator.decide.epochs import Epoch
 from strata_operator.render.names import APP, EPOCH_LABEL, epoch_name, labels
 from strata_operator.render.objects import Object, metadata
 from strata_planner.contract.plan import Plan
@@ -18,6 +18,15 @@ from strata_planner.question.cluster import Cluster
 PLAN_FILE = "plan.json"
 CLUSTER_FILE = "cluster.json"
 EPOCH_SECRET_KEY = "key"  # noqa: S105  the field's name
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One plan with its number and the secret that those of its connections follow from."""
+
+    number: int
+    key: str
+    plan: Plan
 
 
 def epoch_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster) -> tuple[Object, Object]:

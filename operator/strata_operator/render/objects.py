@@ -1,5 +1,6 @@
 """What every rendered object has in common, and the smallest objects. Called by the other modules of render."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ from strata_operator.render.names import (
     APP,
     CONTROL_SECRET_KEY,
     GATEWAY,
+    INSTANCE_LABEL,
+    MANAGER_LABEL,
     control_secret,
     gateway_name,
     labels,
@@ -97,3 +100,16 @@ def _secret(deployment: LLMDeployment, name: str, own_labels: dict[str, str], ke
         "type": "Opaque",
         "stringData": {CONTROL_SECRET_KEY: key},
     }
+
+
+def is_own(deployment: LLMDeployment, thing: Mapping[str, Any]) -> bool:
+    """Whether it is of this very deployment, or of nobody and labelled as its own (one that was deleted without its objects)."""
+    owners = owners_of(thing)
+    if owners:
+        return any(each.get("uid") == deployment.metadata.uid for each in owners)
+    said = thing["metadata"].get("labels") or {}
+    return (said.get(MANAGER_LABEL), said.get(INSTANCE_LABEL)) == (APP, deployment.name)
+
+
+def owners_of(thing: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list(thing["metadata"].get("ownerReferences") or ())

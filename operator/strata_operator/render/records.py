@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from strata_operator.api import LLMDeployment, LLMDeploymentSpec
 from strata_operator.api.spec import RuntimeSpec
-from strata_operator.decide.epochs import Epoch
 from strata_operator.render import epoch_objects, read_epoch
 from strata_operator.render.digest import PLANNED_PARTS, same_spec
+from strata_operator.render.epoch import Epoch
 from strata_operator.render.names import EPOCH_LABEL
 from strata_planner.contract.values import ContractError
 from strata_planner.question.cluster import Cluster
