@@ -190,7 +190,7 @@ def test_a_prepared_epoch_whose_ports_are_taken_is_not_read_again(tiny_llama: Pa
                 raise KeyError("no such worker")
 
             broken.setattr(slot, "RunningEpoch", fail)
-            assert thread.ask(Commit(epoch=1)).failure == "KeyError: 'no such worker'"
+            assert thread.ask(Commit(epoch=1)).failure == "epoch 1: KeyError: 'no such worker'"
         thread.ask(Prepare(epoch=2, key="k", roles=(role,), slots=slots))
         thread.until(lambda status: status.prepare.phase == "prepared")
         assert thread.ask(Commit(epoch=2)).committed_epoch == 2
