@@ -5,13 +5,13 @@ a tensor per plane, so that a plane that is dropped is returned. Reads are posit
 processes share the page cache. Who writes: `artefact_writer`.
 
 What is checked when: the manifest, version, model and finished layers at opening; size and header of a file before its first byte is used; each
-plane and table when it is read, by its check in the manifest, beside other work where `checked` says so. A file of an older release, which has no
-checks of its parts, is compared as a whole with its checksum once. `verify` takes a pass over all bytes (`strata quantize --verify`).
+plane and table when it is read, by its check in the manifest: as it is read where the library takes checks (`native_crc`), else by `checked`, beside
+other work where that says so, as is a part of which only a cut is read. A file of an older release, which has no checks of its parts, is compared as
+a whole with its checksum once. `verify` takes a pass over all bytes (`strata quantize --verify`).
 """
 
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
@@ -24,6 +24,7 @@ from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER, MANIFEST_
 from strata_runtime.errors import InputError
 from strata_runtime.formats.planes.planes import TILE_COLUMNS
 from strata_runtime.formats.weights import PlanesWeight
+from strata_runtime.kernels import native_crc
 from strata_runtime.loading.artefact_manifest import AGAIN, cache_folder, layer_of, part_names, read_manifest
 from strata_runtime.loading.cache_room import Claim, claimed
 from strata_runtime.loading.checkpoint import Entry, checked_header
@@ -102,10 +103,10 @@ class Artefact:
         first, last = self._rows(key, rows)
         entry = self._entry(key, f"table_{self._width(bits)}")
         stored = torch.empty(last - first, 1 << bits, dtype=torch.float16, pin_memory=self.pinned)
+        whole = last - first == self.shape(key)[0]
         with self._opened(key) as file:
-            file.fill([stored], entry.begin + 2 * first * stored.shape[1])
-        whole = [stored] if last - first == self.shape(key)[0] else None
-        self._check(key, [f"table_{bits}"], whole)
+            found = file.fill([stored], entry.begin + 2 * first * stored.shape[1], checked=whole and self._as_read(key))
+        self._check(key, [f"table_{bits}"], [stored] if whole else None, found)
         return stored.to(dtype)
 
     def verify(self) -> Iterator[int]:
@@ -128,27 +129,43 @@ class Artefact:
             file,
         )
 
-    def _check(self, key: str, names: Sequence[str], tensors: Sequence[Tensor] | None) -> None:
-        """Of parts of a linear that have been read into `tensors`; None: a cut of them was read, and all of each is read again."""
+    def _as_read(self, key: str) -> bool:
+        """Whether the checks of a linear's parts are taken while they are read: at the cost of a few instructions, as they lie in the cache."""
+        return native_crc.available() and self.checked is not never and bool(self._file(layer_of(key)).checks)
+
+    def _check(
+        self, key: str, names: Sequence[str], tensors: Sequence[Tensor] | None, found: Sequence[int] | None = None
+    ) -> None:
+        """Of parts of a linear that have been read into `tensors`; None: a cut of them was read, and all of each is read again. `found`: their checks,
+        where they were taken as they were read.
+        """
         if self.checked is never:
             return
         file = self._file(layer_of(key))
         entries = [self._entry(key, name) for name in names]
 
-        def compare() -> None:
-            if not file.checks:
-                with self._comparing:
-                    if file.sha256 not in self._whole:
-                        self._compare_whole(file)
-                        self._whole.add(file.sha256)
-                return
-            noted = dict(zip(part_names(self.manifest.recipe), file.checks[key], strict=True))
-            for place, (name, entry) in enumerate(zip(names, entries, strict=True)):
-                found = self._crc(file, entry) if tensors is None else zlib.crc32(_bytes_of(tensors[place]))
-                if found != noted[name]:
-                    raise self._damaged(file, f"{key}.{name}", f"the check {found:08x}", f"{noted[name]:08x}")
+        def take() -> Iterator[int]:
+            for place, entry in enumerate(entries):
+                yield self._crc(file, entry) if tensors is None else native_crc.crc32(_bytes_of(tensors[place]))
 
-        self.checked(compare)
+        if found is not None:
+            self._compare(file, key, names, found)
+        elif file.checks:
+            self.checked(lambda: self._compare(file, key, names, take()))
+        else:
+            self.checked(lambda: self._compare_whole_once(file))
+
+    def _compare(self, file: LayerFile, key: str, names: Sequence[str], found: Iterable[int]) -> None:
+        noted = dict(zip(part_names(self.manifest.recipe), file.checks[key], strict=True))
+        for name, check in zip(names, found, strict=True):
+            if check != noted[name]:
+                raise self._damaged(file, f"{key}.{name}", f"the check {check:08x}", f"{noted[name]:08x}")
+
+    def _compare_whole_once(self, file: LayerFile) -> None:
+        with self._comparing:
+            if file.sha256 not in self._whole:
+                self._compare_whole(file)
+                self._whole.add(file.sha256)
 
     def _crc(self, file: LayerFile, entry: Entry) -> int:
         path = self.folder / file.name
@@ -167,16 +184,17 @@ class Artefact:
         shape = (last - first, cut[1] - cut[0])
         planes = tuple(torch.empty(shape, dtype=torch.uint8, pin_memory=self.pinned) for _ in places)
         whole = cut == (0, row_bytes) and last - first == out_features
+        found = None
         with self._opened(key) as file:
-            if whole:
-                file.fill(planes, entries[0].begin)  # they lie one after the other
+            if whole:  # they lie one after the other
+                found = file.fill(planes, entries[0].begin, checked=self._as_read(key))
             elif cut == (0, row_bytes):
                 for plane, entry in zip(planes, entries, strict=True):
                     file.fill([plane], entry.begin + first * row_bytes)
             else:
                 for plane, entry in zip(planes, entries, strict=True):
                     file.fill_columns(plane, entry.begin + first * row_bytes, row_bytes, cut)
-        self._check(key, names, planes if whole else None)
+        self._check(key, names, planes if whole else None, found)
         return planes
 
     def _width(self, bits: int) -> int:
@@ -279,18 +297,27 @@ class _Opened:
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
-    def fill(self, tensors: Sequence[Tensor], offset: int) -> None:
-        """Contiguous tensors from neighbouring bytes: one call of the system where it gives all at once."""
+    def fill(self, tensors: Sequence[Tensor], offset: int, *, checked: bool = False) -> tuple[int, ...] | None:
+        """Contiguous tensors from neighbouring bytes: one call of the system where it gives all at once. checked: with the check of each."""
         left = [_bytes_of(tensor) for tensor in tensors]
+        if checked:
+            count, checks = native_crc.read_crc32(self._descriptor, left, offset)
+            if count < sum(map(len, left)):
+                raise self._cut_off(offset + count)
+            return checks
         while left:
             count = os.preadv(self._descriptor, left, offset)
             if not count:
-                raise InputError(f"{self._path} ends at byte {offset}: it was cut off while it was read; {AGAIN}")
+                raise self._cut_off(offset)
             offset += count
             while left and count >= len(left[0]):
                 count -= len(left.pop(0))
             if left:
                 left[0] = left[0][count:]
+        return None
+
+    def _cut_off(self, offset: int) -> InputError:
+        return InputError(f"{self._path} ends at byte {offset}: it was cut off while it was read; {AGAIN}")
 
     def fill_columns(self, target: Tensor, offset: int, row_bytes: int, cut: Range) -> None:
         """`target` [rows, bytes]: the bytes `cut` of each row of a plane whose first wanted row begins at `offset`."""

@@ -7,10 +7,10 @@ differ; it does not cover the other weights: a checkpoint in which only those we
 
 import hashlib
 import os
-import zlib
 from pathlib import Path
 
 from strata_runtime.errors import InputError
+from strata_runtime.kernels.native_crc import crc32
 from strata_runtime.loading.checkpoint import Checkpoint
 
 SAMPLE_BYTES = 64
@@ -57,15 +57,15 @@ def file_sha256(path: Path, chunk_bytes: int = 1 << 22) -> str:
     return digest.hexdigest()
 
 
-def crc_of(descriptor: int, begin: int, end: int, path: Path, chunk_bytes: int = 1 << 22) -> int:
+def crc_of(descriptor: int, begin: int, end: int, path: Path, chunk_bytes: int = 1 << 18) -> int:
     """CRC-32 of bytes begin..end-1 of an open file. Raises InputError where it ends before."""
-    crc = 0
+    crc, chunk = 0, memoryview(bytearray(min(chunk_bytes, end - begin)))
     while begin < end:
-        chunk = os.pread(descriptor, min(chunk_bytes, end - begin), begin)
-        if not chunk:
+        count = os.preadv(descriptor, [chunk[: end - begin]], begin)
+        if not count:
             raise InputError(f"{path} ends at byte {begin}: it was cut off while it was read")
-        crc = zlib.crc32(chunk, crc)
-        begin += len(chunk)
+        crc = crc32(chunk[:count], crc)
+        begin += count
     return crc
 
 

@@ -1,7 +1,8 @@
 """Comparing what was read of an any-precision copy with the checks of its manifest, beside the load that reads it.
 
-Used by `artefact`, which says what to compare, and by `load_stage`, which waits for all of it before a stage is whole. CRC-32 by zlib, which lets
-other threads go on: some 3 GB/s for each, beside a reader that is no faster. It finds every change of up to 32 bits in a row. Knows no weights.
+Used by `artefact`, which says what to compare, and by `load_stage`, which waits for all of it before a stage is whole. What comes here is what was not
+checked as it was read: all of it where checks are zlib's, some 3 GB/s for each thread, and files and cuts whose checks need another read. CRC-32 finds
+every change of up to 32 bits in a row. Knows no weights.
 """
 
 from collections import deque

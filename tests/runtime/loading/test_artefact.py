@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from strata_planner.contract.model_folder import MANIFEST_FILE, Recipe
 from strata_runtime.errors import InputError
 from strata_runtime.formats.any_precision import AnyParent, quantize_any
 from strata_runtime.formats.planes.any_linear import AnyLinear
+from strata_runtime.kernels import native_crc
 from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.artefact_manifest import read_manifest
 from strata_runtime.loading.artefact_writer import ArtefactWriter
@@ -104,15 +107,27 @@ def test_added_planes_make_the_wider_model(wide: tuple[Artefact, AnyParent]) -> 
         assert torch.equal(linear.dequantized(), parent.dequantized(bits))
 
 
-def test_only_the_wanted_planes_are_read(wide: tuple[Artefact, AnyParent], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["the library", "zlib"])
+def test_only_the_wanted_planes_are_read(
+    wide: tuple[Artefact, AnyParent], by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes the checks."""
     artefact, _ = wide
-    real, counts = os.preadv, []
+    counts: list[int] = []
 
-    def counted(*arguments: object) -> int:
-        counts.append(real(*arguments))  # type: ignore[arg-type]
+    def preadv(*arguments: Any, real: Callable[..., int] = os.preadv) -> int:
+        counts.append(real(*arguments))
         return counts[-1]
 
-    monkeypatch.setattr(os, "preadv", counted)
+    def read_crc32(*arguments: Any, real: Callable[..., tuple[int, Any]] = native_crc.read_crc32) -> tuple[int, Any]:
+        read, checks = real(*arguments)
+        counts.append(read)
+        return read, checks
+
+    if by == "zlib":
+        monkeypatch.setattr(native_crc, "available", lambda: False)
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(native_crc, "read_crc32", read_crc32)
     artefact.read(WIDE, 3, torch.float32)
     assert counts == [3 * 24 * 1600 // 8, 24 * 8 * 2]
 

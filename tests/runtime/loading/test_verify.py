@@ -16,6 +16,7 @@ from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER, MANIFEST_
 from strata_planner.contract.values import to_json
 from strata_runtime.errors import InputError
 from strata_runtime.formats.weights import PlanesWeight
+from strata_runtime.kernels import native_crc
 from strata_runtime.loading import load_cache
 from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.artefact_manifest import read_manifest
@@ -23,6 +24,7 @@ from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.load_cache import kept_by_loads
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.tools.quantize.any_copy import Job, make_copy
+from tests.laws import share
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.artefacts import CPU, write_artefact
 from tests.runtime.loading.stages import load, roles
@@ -96,7 +98,7 @@ def opened(model: Path) -> Artefact:
     return artefact
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flip=BYTES, bits=st.sampled_from([3, 5, 8]))
 def test_a_changed_byte_is_refused_by_name_or_is_none_that_is_served(model: Path, flip: Flip, bits: int) -> None:
     """And those that are not served now are found when a layer moves to where they would be."""
@@ -137,10 +139,18 @@ def read_all(artefact: Artefact) -> None:
                 artefact.table(key, width, torch.float32)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.fixture(params=["as they are read", "beside the load"])
+def checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """When they are taken: by the native library, or by zlib."""
+    if request.param == "beside the load":
+        monkeypatch.setattr(native_crc, "available", lambda: False)
+    return str(request.param)
+
+
+@settings(max_examples=share(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255), layer=st.integers(0, 1))
 def test_a_load_compares_all_that_it_reads_before_it_is_done(
-    model: Path, place: float, change: int, layer: int
+    model: Path, checks: str, place: float, change: int, layer: int
 ) -> None:
     """At the widest, whose tables of other widths are all that it does not read."""
     artefact = opened(model)
@@ -160,7 +170,7 @@ def test_a_load_compares_all_that_it_reads_before_it_is_done(
                 at(model, "any8")
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flip=BYTES)
 def test_what_the_node_keeps_heals_itself(plain: Path, cached: Path, flip: Flip) -> None:
     expected = at(plain, "any8")

@@ -9,6 +9,8 @@
 #define STRATA_AVX2 __attribute__((target("avx2,fma,f16c,bmi2")))
 #define STRATA_AVX512 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx512vnni,gfni,avx2,fma,f16c,bmi2")))
+#define STRATA_CLMUL __attribute__((target("pclmul,sse4.1")))
+#define STRATA_WIDE_CLMUL __attribute__((target("vpclmulqdq,avx512f,avx512vl,pclmul,sse4.1")))
 #else
 #define STRATA_X86 0
 #endif
