@@ -40,7 +40,7 @@ import sys
 from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from strata_runtime.loading.random_model import make_random_model
+from strata_runtime.model.random_model import make_random_model
 folder = Path(sys.argv[1])
 words = {f"w{number}": number for number in range(128)}
 tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))

@@ -40,7 +40,7 @@ info = object.__new__(DeviceInfo)
 info._index, info._value, current_device._value = 0, card, card
 DeviceInfo._instances[0] = info
 from humming.kernel.humming import HummingKernel
-from strata_runtime.precision import humming_kernels
+from strata_runtime.formats.gptq import humming_kernels
 humming_kernels.INTERVAL_ENDS = tuple(ends)
 library = humming_kernels.installed()
 assert not isinstance(library, str), library

@@ -23,9 +23,9 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-from strata_runtime.precision import triton_products
-from strata_runtime.precision.gptq.weight import GptqWeight
-from strata_runtime.precision.weights import PlanesWeight
+from strata_runtime.formats.planes import triton_products
+from strata_runtime.formats.gptq.weight import GptqWeight
+from strata_runtime.formats.weights import PlanesWeight
 
 class NoDevice:
     get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))

@@ -19,7 +19,7 @@ def library() -> ctypes.CDLL | None:
     from strata_runtime.kernels.native import build  # noqa: PLC0415 -- `python -m` runs that module, which nothing may have imported before
 
     found = _load(build.LIBRARY, build.digest())
-    in_checkout = (build.FOLDER.parents[2] / "pyproject.toml").is_file()
+    in_checkout = (build.FOLDER.parents[3] / "pyproject.toml").is_file()
     if found is None and in_checkout and build.compiler():
         found = _rebuilt()
     if found is None:

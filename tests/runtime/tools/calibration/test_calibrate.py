@@ -16,7 +16,7 @@ from strata_runtime.tools.calibration.text import Windows
 from tests.runtime.architectures import make_tiny_model
 
 torch.set_num_threads(1)
-TINY = Path(__file__).parents[3] / "examples" / "models" / "strata-tiny"
+TINY = Path(__file__).parents[4] / "examples" / "models" / "strata-tiny"
 WINDOWS = Windows(
     (torch.arange(3, 35), torch.arange(40, 72)),
     (torch.arange(20, 52), torch.arange(4, 68, 2)),

@@ -12,7 +12,7 @@ from strata_runtime.tools.quantize import __main__ as command
 from strata_runtime.tools.quantize.__main__ import main
 from tests.runtime.architectures import make_tiny_model
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "models" / "strata-tiny"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "models" / "strata-tiny"
 
 
 @pytest.fixture
