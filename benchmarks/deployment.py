@@ -7,6 +7,7 @@ ports that they listen at. Nothing here reaches into the supervisor.
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -134,6 +135,8 @@ def listening(process: psutil.Process) -> dict[int, str]:
 
 @contextlib.contextmanager
 def deployed(folder: Path, wishes: Wishes) -> Iterator[Deployment]:
+    """A deployment that ends with this process, when that is told to end too. Called in the main thread."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     deployment = Deployment(folder, wishes)
     try:
         yield deployment

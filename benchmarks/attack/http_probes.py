@@ -70,6 +70,42 @@ def arrays(target: Target) -> list[str]:
     return _told(send_all(target, attacks, at_once=2))
 
 
+def many_names(target: Target) -> list[str]:
+    """Bodies and messages of hundreds of thousands of unknown names, and as many messages."""
+    names = ",".join(f'"k{number}":0' for number in range(300_000))
+    model = f'"model":{json.dumps(target.model)},"max_tokens":1'
+    message = '{"role":"user","content":""}'
+    bodies = [
+        f'{{{model},"prompt":"a",{names}}}',
+        f'{{{model},"prompt":"a","stream":true,"stream_options":{{{names}}}}}',
+        f'{{{model},"messages":[{{"role":"user","content":"a",{names}}}]}}',
+        f'{{{model},"messages":[{{"role":"user","content":[{{"type":"text",{names}}}]}}]}}',
+        f'{{{model},"messages":[{",".join([message] * 300_000)}]}}',
+        f'{{{model},"prompt":"a","response_format":{{{names}}}}}',
+    ]
+    attacks = [HttpAttack(f"many names, {body[:60]}...", post(_path(body.encode()), body.encode())) for body in bodies]
+    return _told(send_all(target, attacks, at_once=2))
+
+
+def tiny_chunks(target: Target) -> list[str]:
+    """A body in chunks of a byte each, four clients at once."""
+    body = b'{"model":"' + b"x" * 300_000
+    data = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    data += b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    attacks = [HttpAttack("300,000 chunks of a byte", data)] * 8
+    return send_all(target, attacks, at_once=4).complaints
+
+
+def long_names(target: Target) -> list[str]:
+    """What a client wrote comes back in an error only as far as a person reads it."""
+    complaints = []
+    for body in ({"model": "m" * 4_000_000, "prompt": "a"}, {"prompt": "a", "x" * 1_000_000: 1}):
+        status, answer = ask(target.http_port, {"model": target.model, **body}, seconds=20)
+        if status[0] == "5" or len(answer) > 10_000:
+            complaints.append(f"a name of megabytes: {status} with {len(answer)} bytes")
+    return complaints
+
+
 def many_prompts(target: Target) -> list[str]:
     """20 kB that ask for up to 640,000 answers."""
     bodies: list[dict[str, Any]] = [{"prompt": [prompt] * 5000, "n": 128} for prompt in ("a", [5])]
@@ -170,6 +206,9 @@ PROBES: dict[str, Callable[[Target], list[str]]] = {
     "temperature": hardly_warm,
     "smuggling": smuggling,
     "arrays": arrays,
+    "many-names": many_names,
+    "tiny-chunks": tiny_chunks,
+    "long-names": long_names,
     "many-prompts": many_prompts,
     "long-texts": long_texts,
     "deep": deep,

@@ -9,7 +9,7 @@ import psutil
 from benchmarks.deployment import Deployment
 
 YOUNG_SECONDS = 30.0  # of each process: it loads, and its first full batches allocate
-_FEWEST = 10  # samples of one process that make a line
+_FEWEST = 30  # samples of one process that make a line
 
 Samples = Sequence[tuple[float, int]]  # seconds, bytes
 
