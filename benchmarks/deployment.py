@@ -7,6 +7,7 @@ ports that they listen at. Nothing here reaches into the supervisor.
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ class Wishes:
     concurrency: int = 2
     compute_type: str = "float32"
     device_bytes: int = 200_000_000
+    open_files: int | None = None  # the soft limit of each process; None: this one's
 
     def deployment(self) -> Mapping[str, object]:
         return {
@@ -74,6 +76,11 @@ class Deployment:
         command += ["--cluster", str(folder / "cluster.yaml"), "--port", str(self.port), "--logs", str(self.logs)]
         self._file = self.output.open("w")
         self.process = subprocess.Popen(command, stdout=self._file, stderr=subprocess.STDOUT)
+        if wishes.open_files:
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.prlimit(
+                self.process.pid, resource.RLIMIT_NOFILE, (wishes.open_files, most)
+            )  # it starts the others
         try:
             self._await_ready()
         except BaseException:

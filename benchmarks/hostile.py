@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
@@ -34,6 +34,11 @@ LONGEST_PAUSE_SECONDS = 1.0
 ATTACK_SECONDS = 900.0  # then the attacker itself is taken to hang
 SETTLE_SECONDS = 10.0  # for the stream beside to go on after an attack
 NICENESS = 10
+OPEN_FILES = 1024  # what a process may open by default on most systems: fewer than connections are held
+FLOOD_SECONDS = 20.0
+MOST_LOG_BYTES = 20_000_000  # of each: what strangers do must not fill a disk
+OWN_KILLS = "our own kills"
+RECOVERY_SECONDS = 60.0
 
 Attack = Callable[[Target], Outcome]
 
@@ -140,49 +145,82 @@ class Siege:
         for line in (*seen, *outcome.complaints[:20]):
             print(f"    ! {line}  (python -m benchmarks.hostile --only {name})", flush=True)
 
+    def flood(self) -> "Future[list[str]]":
+        """Connections are held from now on for a while, more than the gateway may open files."""
+        flood = partial(held.hold, connections=2 * OPEN_FILES, seconds=FLOOD_SECONDS)
+        return self._attacker.submit(flood, self._target)
+
     def _warm_up(self) -> None:
         """What a first full batch allocates is no growth."""
-        ask = partial(http_send.text, self._target.http_port, NAME, tokens=200)
+        ask = partial(http_send.text, self._target.http_port, NAME, tokens=60)
         with ThreadPoolExecutor(16) as threads:
-            list(threads.map(ask, [f"def {'a ' * length}" for length in range(16)] * 2))
-        http_send.fuzz(self._target, seed=-1, first=0, count=100)
+            list(threads.map(ask, [f"def {'a ' * length}" for length in range(16)]))
+        http_send.fuzz(self._target, seed=-1, first=0, count=50)
 
 
-def aftermath(beside: Beside, deployment: Deployment) -> list[str]:
-    """Whether all is as before: the same text now and in an epoch after this one, and no prompt in a log."""
+def aftermath(siege: Siege, beside: Beside, deployment: Deployment) -> list[str]:
+    """Whether all is as before: the same text now and in the epochs after this one, and no prompt in a log.
+
+    Two slots die, of us and not of a stranger: what lies poisoned in the journal is replayed then, and a gateway whose
+    files are used up by strangers' connections needs new ones.
+    """
+    beside.during = OWN_KILLS
     complaints = [f"afterwards: {wrong}"] if (wrong := beside.again()) else []
-    deployment.kill_slot(0)  # ours, not a stranger's: what lies poisoned in the journal is replayed
-    deployment.await_processes()
-    deadline = time.monotonic() + 60
-    while (wrong := beside.again()) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    complaints += [f"in the epoch after a killed slot: {wrong}"] if wrong else []
+    flood = siege.flood()
+    time.sleep(FLOOD_SECONDS / 4)
+    deployment.kill_slot(-1)
+    flood.result(ATTACK_SECONDS)
+    complaints += _recovered(beside, "while connections were held")
+    deployment.kill_slot(0)
+    complaints += _recovered(beside, "in a quiet deployment")
     logs = [*deployment.logs.glob("*.log"), deployment.output]
     complaints += [f"{log.name} holds text of a prompt" for log in logs if SENTINEL in log.read_text(errors="replace")]
+    sizes = {log.name: log.stat().st_size for log in logs}
+    complaints += [f"{name} has {size / 1e6:.0f} MB" for name, size in sizes.items() if size > MOST_LOG_BYTES]
     for line in complaints:
         print(f"    ! {line}", flush=True)
     return complaints
 
 
+def _recovered(beside: Beside, when: str) -> list[str]:
+    deadline = time.monotonic() + RECOVERY_SECONDS
+    while (wrong := beside.again()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return [f"{RECOVERY_SECONDS:g} s after a slot was killed {when}: {wrong}"] if wrong else []
+
+
+def insiders_of(deployment: Deployment, scale: Scale, seed: int) -> Iterator[tuple[str, Attack]]:
+    """Attacks on two slots of their own, under the plan of the deployment."""
+    for first in range(0, scale.insider_frames, INSIDER_CHUNK):
+        some = min(INSIDER_CHUNK, scale.insider_frames - first)
+        plan = deployment.record.plan
+        yield f"insiders/{first}", partial(insiders.fuzz, plan=plan, seed=seed, first=first, count=some)
+
+
+def _besiege(
+    siege: Siege, beside: Beside, deployment: Deployment, listed: Sequence[tuple[str, Attack]], only: Sequence[str]
+) -> None:
+    for name, attack in listed:
+        if _is_wanted(name, only):
+            siege.attack(name, attack)
+    complaints = aftermath(siege, beside, deployment)
+    siege.findings.outcome.complaints += complaints
+
+
 def measure(scale: Scale, seed: int, only: Sequence[str]) -> list[Row]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        wishes = Wishes(make_model(folder), max_model_len=1024, output_tokens=400, concurrency=8)
+        wishes = Wishes(make_model(folder), max_model_len=1024, output_tokens=400, concurrency=8, open_files=OPEN_FILES)
         deployment = stack.enter_context(deployed(folder, wishes))
         beside = stack.enter_context(Beside(deployment.port, NAME))
         attacker = ProcessPoolExecutor(1, get_context("spawn"), initializer=os.nice, initargs=(NICENESS,))
         stack.callback(attacker.shutdown, wait=False, cancel_futures=True)
         siege = Siege(deployment, beside, attacker)
-        for name, attack in attacks(scale, seed):
-            if _is_wanted(name, only):
-                siege.attack(name, attack)
-        complaints = aftermath(beside, deployment)
-        for first in range(0, scale.insider_frames, INSIDER_CHUNK):
-            some = min(INSIDER_CHUNK, scale.insider_frames - first)
-            if _is_wanted(name := f"insiders/{first}", only):
-                plan = deployment.record.plan
-                siege.attack(name, partial(insiders.fuzz, plan=plan, seed=seed, first=first, count=some))
-        siege.findings.outcome.complaints += complaints + [f"beside: {failure}" for failure in beside.failures]
+        try:
+            _besiege(siege, beside, deployment, [*attacks(scale, seed), *insiders_of(deployment, scale, seed)], only)
+        except (RuntimeError, OSError) as error:  # nothing is left to attack: what was found counts all the same
+            print(f"    ! the deployment is gone: {error}", flush=True)
+            siege.findings.outcome.complaints.append(f"the deployment is gone: {error}")
     return rows(siege, beside)
 
 
@@ -191,7 +229,8 @@ def rows(siege: Siege, beside: Beside) -> list[Row]:
     for failure in beside.failures[:20]:
         print(f"    ! the stream beside, during {failure}")
     worst, growth = max(siege.vitals.grown.items(), key=lambda item: item[1], default=("nothing", 0))
-    slowest, pause = max(beside.longest_gaps.items(), key=lambda item: item[1], default=("nothing", 0.0))
+    gaps = {during: gap for during, gap in beside.longest_gaps.items() if during != OWN_KILLS}
+    slowest, pause = max(gaps.items(), key=lambda item: item[1], default=("nothing", 0.0))
     waited, wait = max(beside.longest_waits.items(), key=lambda item: item[1], default=("nothing", 0.0))
     return [
         _limit("crashes", findings.crashes, "processes that ended", 0),
