@@ -18,8 +18,10 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks import known_up
 from benchmarks.slots import free_address
 from strata_operator.local.record import RunningDeployment, running_deployment
+from strata_planner.contract.keys import new_secret
 
 NAME = "bench"
 _PATIENCE_SECONDS = 60.0
@@ -72,10 +74,12 @@ class Deployment:
         (folder / "deployment.yaml").write_text(json.dumps(wishes.deployment()))
         (folder / "cluster.yaml").write_text(json.dumps(wishes.cluster()))
         os.environ["XDG_RUNTIME_DIR"] = str(folder)  # of this process too: `record` looks there
-        command = [sys.executable, "-m", "strata_operator.cli", "up", "-f", str(folder / "deployment.yaml")]
+        self.control_secret = new_secret()
+        command = [sys.executable, "-m", "benchmarks.known_up", "up", "-f", str(folder / "deployment.yaml")]
         command += ["--cluster", str(folder / "cluster.yaml"), "--port", str(self.port), "--logs", str(self.logs)]
         self._file = self.output.open("w")
-        self.process = subprocess.Popen(command, stdout=self._file, stderr=subprocess.STDOUT)
+        environment = {**os.environ, known_up.VARIABLE: self.control_secret}
+        self.process = subprocess.Popen(command, stdout=self._file, stderr=subprocess.STDOUT, env=environment)
         if wishes.open_files:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.prlimit(

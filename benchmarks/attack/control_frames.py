@@ -44,14 +44,14 @@ def fuzz(target: Target, seed: int, first: int, count: int) -> Outcome:
     outcome = Outcome()
     for start in range(first, first + count, _HELD):
         port = target.control_ports[start // _HELD % len(target.control_ports)]
-        with holder(zmq.DEALER, port, target.secret) as socket:
+        with holder(zmq.DEALER, port, target.secrets[port]) as socket:
             for number in range(start, min(start + _HELD, first + count)):
                 socket.send_multipart(make(seed, number))
                 outcome.attacks += 1
                 while socket.poll(0):
                     socket.recv_multipart()
                     outcome.answers["answered"] += 1
-        if ask_status(port, target.secret) is None:
+        if ask_status(port, target.secrets[port]) is None:
             who = "the gateway" if port == target.gateway_control else "a slot"
             outcome.complaints.append(
                 f"control frames {start}..{start + _HELD} of seed {seed}: {who}'s control port does not answer any more"

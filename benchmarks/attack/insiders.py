@@ -22,7 +22,6 @@ from benchmarks.slots import SlotProcess, slot_processes
 from strata_planner.contract.control import GetStatus
 from strata_planner.contract.frames import (
     Abort,
-    Fork,
     FrameHeader,
     Free,
     Hello,
@@ -34,7 +33,6 @@ from strata_planner.contract.frames import (
     Submit,
     TokenEvent,
     Tokens,
-    Truncate,
     encode,
 )
 from strata_planner.contract.plan import Plan
@@ -118,11 +116,13 @@ class Pair:
             (to_leader, self._slots[first].address.data_port, zmq.PUSH),
             (to_requests, self._slots[first].address.request_port, zmq.DEALER),
         ))  # fmt: skip
+        slot = first if kind is to_leader else last
         if socket == zmq.PUSH and not self._fresh:
             self._renew()  # a stage refuses a gap in the steps first: the mutant is step 0
         self._fresh = False
         what, frames = kind(rng, self._client.epoch)
-        with holder(socket, port, self._client.key, linger_milliseconds=2000) as sender:
+        secret = self._client.role_keys[slot].own if socket == zmq.PUSH else self._client.key
+        with holder(socket, port, secret, linger_milliseconds=2000) as sender:
             sender.send_multipart(frames)
         try:
             return what, self._aftermath()
@@ -190,11 +190,11 @@ def to_follower(rng: random.Random, epoch: int) -> tuple[str, Frames]:
     values = msgspec.to_builtins(header)
     if rng.random() < 0.3:
         extra = (
-            Fork(1, 2, 1),
-            Fork(7, 8, 2**40),
-            Truncate(1, -1),
-            Truncate(9, 5),
             Free(1),
+            Free(-1),
+            Free(2**40),
+            Open(1, Sampling()),
+            Open(2**40, Sampling(temperature=-1.0)),
             Free(99),
             Open(1, Sampling(logprobs=10**6)),
         )

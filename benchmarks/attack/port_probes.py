@@ -49,7 +49,7 @@ def huge(target: Target, start: bytes, flags: int) -> list[str]:
 
 def public_key(target: Target) -> list[str]:
     """Who has seen the server's public key, and holds no other secret, is a stranger."""
-    if any(ask_status(port, target.secret) is None for port in target.control_ports):
+    if any(ask_status(port, target.secrets[port]) is None for port in target.control_ports):
         return ["the control ports do not even answer the right keys: nothing can be said"]
     complaints = []
     for port in target.control_ports:
@@ -57,7 +57,7 @@ def public_key(target: Target) -> list[str]:
             client: zmq.Socket[Any] = context.socket(zmq.DEALER)
             client.linger = 0
             client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
-            client.curve_serverkey = server_public_key(target.secret)
+            client.curve_serverkey = server_public_key(target.secrets[port])
             if handshake_succeeds(client, port, 1.0, [encode(GetStatus())]) and client.poll(1000):
                 complaints.append(f"control port {port} answers a client that knows nothing but its public key")
             client.close()
@@ -77,10 +77,10 @@ def multipart(target: Target) -> list[str]:
     complaints = []
     for port in target.control_ports:
         for shape in shapes:
-            with holder(zmq.DEALER, port, target.secret) as client:
+            with holder(zmq.DEALER, port, target.secrets[port]) as client:
                 client.send_multipart(shape)
                 client.poll(300)
-            if ask_status(port, target.secret) is None:
+            if ask_status(port, target.secrets[port]) is None:
                 who = "the gateway" if port == target.gateway_control else "a slot"
                 complaints.append(f"{who}'s control port is silent after a message of {len(shape)} frames")
                 break
@@ -90,7 +90,7 @@ def multipart(target: Target) -> list[str]:
 def oversize(target: Target) -> list[str]:
     """200 MB in one message from the holder of the right key."""
     for port in target.control_ports:
-        with holder(zmq.DEALER, port, target.secret) as client:
+        with holder(zmq.DEALER, port, target.secrets[port]) as client:
             client.send(b'{"type":"getStatus","x":"' + bytes([0x61]) * _HUGE_BYTES + b'"}', copy=False)
             client.poll(3000)
     return unanswered(target)
@@ -99,7 +99,7 @@ def oversize(target: Target) -> list[str]:
 def broken_text(target: Target) -> list[str]:
     """Bytes that are no UTF-8, where a message has its type."""
     for port in target.control_ports:
-        with holder(zmq.DEALER, port, target.secret) as client:
+        with holder(zmq.DEALER, port, target.secrets[port]) as client:
             for payload in (
                 b'{"type":"\xff"}',
                 b'{"type":"getStatus","\xa3":1}',
@@ -115,7 +115,7 @@ def watchers(target: Target) -> list[str]:
     """Watchers that go away without a word."""
     for number in range(_WATCHERS):
         port = target.control_ports[number % len(target.control_ports)]
-        with holder(zmq.DEALER, port, target.secret) as client:
+        with holder(zmq.DEALER, port, target.secrets[port]) as client:
             client.send(encode(Watch()))
             client.poll(100)
     return unanswered(target)

@@ -90,6 +90,6 @@ def handshake_succeeds(
 
 def unanswered(target: Target) -> list[str]:
     """Complaints about control ports that no longer answer who holds the right key."""
-    silent = [port for port in target.control_ports if ask_status(port, target.secret) is None]
+    silent = [port for port in target.control_ports if ask_status(port, target.secrets[port]) is None]
     names = {target.gateway_control: "the gateway's control port"}
     return [f"{names.get(port, f'a slot control port ({port})')} does not answer any more" for port in silent]

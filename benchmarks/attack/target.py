@@ -11,7 +11,7 @@ SENTINEL = "xyzzy-plugh-4711"  # in every prompt of an attack: no log may hold i
 
 @dataclass(frozen=True)
 class Target:
-    """Ports of one deployment, the secret of its control ports, and the model that it serves."""
+    """Ports of one deployment, the secrets of its control ports, and the model that it serves."""
 
     model: str
     http_port: int
@@ -19,7 +19,7 @@ class Target:
     slot_controls: tuple[int, ...]
     inner_ports: tuple[int, ...]  # slots' data and request ports: what a stranger cannot tell apart
     addresses: dict[int, str]  # port -> the address that it is bound to
-    secret: str
+    secrets: dict[int, str]  # control port -> what opens it
 
     @property
     def control_ports(self) -> tuple[int, ...]:

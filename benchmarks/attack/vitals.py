@@ -12,6 +12,7 @@ from benchmarks.attack.target import Target
 from benchmarks.deployment import Deployment, listening
 from benchmarks.memory import Mark
 from strata_planner.contract.control import SlotStatus
+from strata_planner.contract.keys import gateway_secret
 
 _SLOT_PATIENCE_SECONDS = 10.0
 
@@ -43,7 +44,8 @@ class Vitals:
         """The highest that a slot has committed."""
         record = self.deployment.record
         statuses = [
-            ask_status(port, record.control_key, _SLOT_PATIENCE_SECONDS) for port in record.control_ports.values()
+            ask_status(port, record.control_keys[slot], _SLOT_PATIENCE_SECONDS)
+            for slot, port in record.control_ports.items()
         ]
         return max((status.committed_epoch for status in statuses if isinstance(status, SlotStatus)), default=0)
 
@@ -82,7 +84,10 @@ def target_of(deployment: Deployment, model: str) -> Target:
         slot_controls=tuple(slots.values()),
         inner_ports=tuple(port for name in slots for port in ports[name] if port != slots[name]),
         addresses={port: address for each in ports.values() for port, address in each.items()},
-        secret=record.control_key,
+        secrets={
+            **{port: record.control_keys[slot] for slot, port in slots.items()},
+            gateway_control: gateway_secret(deployment.control_secret),
+        },
     )
 
 
