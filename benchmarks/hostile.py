@@ -56,7 +56,7 @@ class Scale:
     silent_seconds: float = 45.0
 
 
-QUICK = Scale(500, 500, 200, 60, 400, 40.0, 35.0)
+QUICK = Scale(500, 500, 200, 60, 400, 75.0, 35.0)
 
 
 @dataclass

@@ -31,16 +31,27 @@ class Kind:
 
 
 def kinds(model: str) -> tuple[Kind, ...]:
-    body = written({"model": model, "prompt": "a", "max_tokens": 900, "n": 8, "stream": True, "ignore_eos": True})
+    # more than the kernel keeps for a client that does not read
+    body = written(
+        {"model": model, "prompt": "a", "max_tokens": 900, "n": 8, "stream": True, "ignore_eos": True, "logprobs": 20}
+    )
     whole = post("/v1/completions", body)
     return (
         Kind("idle", 0.7, b""),
         Kind("half a line", 0.05, b"POST /v1/comp"),
         Kind("half headers", 0.05, whole[: whole.index(b"Content-Length")]),
-        Kind("slow headers", 0.08, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n", drip=b"X: y\r\n"),
+        Kind(
+            "slow headers",
+            0.08,
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n",
+            drip=b"X: y\r\n",
+        ),
         Kind("half a body", 0.07, whole[:-10]),
         Kind(
-            "slow body", 0.04, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", drip=b" "
+            "slow body",
+            0.04,
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n",
+            drip=b" ",
         ),
         Kind("a stream that nobody reads", 0.01, whole, reads=False),
     )

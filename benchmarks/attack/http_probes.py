@@ -12,6 +12,8 @@ from benchmarks.attack.http_requests import HttpAttack, chunked, post, written
 from benchmarks.attack.http_send import ask, await_quiet, exchange, gauge, get, send_all, text
 from benchmarks.attack.target import BEYOND, HOST, ROWS, Outcome, Target
 
+_JSON = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+_ALWAYS_READ_BYTES = 256 << 10
 _PARALLEL = 2000
 _STORM = 300
 
@@ -88,7 +90,7 @@ def many_names(target: Target) -> list[str]:
 def tiny_chunks(target: Target) -> list[str]:
     """A body in chunks of a byte each, four clients at once."""
     body = b'{"model":"' + b"x" * 300_000
-    data = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    data = _JSON + b"Transfer-Encoding: chunked\r\n\r\n"
     data += b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
     attacks = [HttpAttack("300,000 chunks of a byte", data)] * 8
     return send_all(target, attacks, at_once=4).complaints
@@ -157,9 +159,22 @@ def smuggling(target: Target) -> list[str]:
     }  # fmt: skip
     complaints = []
     for name, (headers, rest) in shapes.items():
-        answer = _answer_to(target, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n" + rest)
+        answer = _answer_to(target, _JSON + headers + b"\r\n\r\n" + rest)
         if (count := answer.count(b"HTTP/1.1 ")) > 1 and b'"owned_by"' in answer:
             complaints.append(f"{name}: {count} answers, the second to the request inside the first")
+    return complaints
+
+
+def cross_origin(target: Target) -> list[str]:
+    """What a page of another site may post from a browser without being asked: text and forms, and bodies of no kind."""
+    body = written({"model": target.model, "prompt": "a", "max_tokens": 1})
+    kinds = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data; boundary=x", b"")
+    complaints = []
+    for kind in kinds:
+        headers = b"Origin: http://evil.example\r\nContent-Type: %s\r\n" % kind
+        answer = exchange(target.http_port, HttpAttack("cross origin", post("/v1/completions", body, headers)))
+        if answer not in {"400", "403", "415"}:
+            complaints.append(f"a post of another site as {kind!r} was answered {answer}")
     return complaints
 
 
@@ -203,6 +218,7 @@ PROBES: dict[str, Callable[[Target], list[str]]] = {
     "tool-choice": tool_choice,
     "temperature": hardly_warm,
     "smuggling": smuggling,
+    "cross-origin": cross_origin,
     "arrays": arrays,
     "many-names": many_names,
     "tiny-chunks": tiny_chunks,
@@ -231,6 +247,10 @@ def _refused(
     except OSError as error:
         return [f"{shown}: no answer: {error}"]
     took = time.monotonic() - started
+    if (
+        len(written(body)) > _ALWAYS_READ_BYTES and status == "closed"
+    ):  # refused unread: its answer is lost with what was on the way
+        return []
     complaints = [] if status in {"400", "413", "422", *also} else [f"{shown}: {status}, not 400: {answer[:120]!r}"]
     return complaints + ([f"{shown}: refused only after {took:.1f} s"] if took > 2 else [])
 

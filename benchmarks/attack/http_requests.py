@@ -115,7 +115,8 @@ def _method(rng: random.Random, model: str) -> HttpAttack:
     method, path = rng.choice(METHODS), rng.choice(PATHS)
     version = rng.choice(("HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/9", "HTP/1.1", ""))
     line = f"{method} {path} {version}\r\n".encode("utf-8", "surrogatepass")
-    data = line + b"Host: x\r\nConnection: close\r\n" + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    data = line + b"Host: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    data += f"Content-Length: {len(body)}\r\n\r\n".encode() + body
     return HttpAttack(
         f"{method[:20]!r} {path[:40]!r} {version}", data, whole=version == "HTTP/1.1" and method in METHODS[:6]
     )
@@ -192,6 +193,8 @@ WEIGHTS = (62, 14, 8, 10, 4, 2)
 def post(path: str, body: bytes, headers: bytes = b"") -> bytes:
     """A whole request that asks for the connection's end after its answer."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n".encode()
+    if b"content-type" not in headers.lower():
+        head += b"Content-Type: application/json\r\n"
     return head + headers + b"\r\n" + body
 
 

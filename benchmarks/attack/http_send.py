@@ -88,9 +88,10 @@ def status_of(answer: bytes) -> str:
 
 
 def ask(port: int, body: object, path: str = "/v1/completions", seconds: float = 60.0) -> tuple[str, bytes]:
-    """One ordinary request: its status code and its body."""
+    """One ordinary request: its status code and its body; "closed" if the answer was lost with the connection."""
     with socket.create_connection((HOST, port), timeout=seconds) as connection:
-        connection.sendall(post(path, written(body)))
+        with contextlib.suppress(ConnectionError):  # it may answer and close before it has all
+            connection.sendall(post(path, written(body)))
         answer = receive(connection, seconds)
     return status_of(answer), answer.partition(b"\r\n\r\n")[2]
 

@@ -153,3 +153,48 @@ async def test_unread_events_are_bounded(tokenizer: Tokenizer, leader: FakeLeade
         await leader.until(lambda: leader.aborts)
         assert generation.queue.qsize() == 7, "six events and the reason"
         assert gateway.dispatcher.status().running_requests == 0
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        pytest.param("Content-Length: 40\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", id="length and chunks"),
+        pytest.param("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", id="chunks and length"),
+        pytest.param("Content-Length: 0\r\nContent-Length: 40\r\n\r\n", id="two lengths"),
+        pytest.param("Content-Length: 0, 40\r\n\r\n", id="a list of lengths"),
+        pytest.param("Transfer-Encoding: xchunked\r\nContent-Length: 0\r\n\r\n", id="an odd coding"),
+        pytest.param("Transfer-Encoding : chunked\r\nContent-Length: 0\r\n\r\n", id="a space before the colon"),
+    ],
+)
+async def test_requests_of_two_lengths_get_one_answer(tokenizer: Tokenizer, leader: FakeLeader, framing: str) -> None:
+    async with serving(tokenizer, leader) as (_, url):
+        connection = await Connection().open(url)
+        connection.send(HEADERS + framing + "GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await connection.end()
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 501"))
+
+
+async def test_bodies_in_tiny_chunks_end_early(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    async with serving(tokenizer, leader) as (_, url):
+        connection = await Connection().open(url)
+        connection.send(HEADERS + "Transfer-Encoding: chunked\r\n\r\n" + "1\r\nx\r\n" * 3000)
+        assert (await connection.end()).startswith(b"HTTP/1.1 400")
+
+
+async def test_bodies_in_ordinary_chunks(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 1, "user": "x" * 100_000})
+    chunks = "".join(f"64\r\n{body[start : start + 100]:100}\r\n" for start in range(0, len(body), 100))
+    async with serving(tokenizer, leader) as (_, url):
+        connection = await Connection().open(url)
+        connection.send(HEADERS + f"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\n\r\n")
+        assert (await connection.end()).startswith(b"HTTP/1.1 200")
+
+
+async def test_what_is_no_http_behind_an_answer_under_way(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    async with serving(tokenizer, leader) as (_, url):
+        connection = await Connection().open(url)
+        connection.send("POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert (await connection.reader.readline()).startswith(b"HTTP/1.1 404")
+        connection.send("no chunk\r\n")
+        assert b"HTTP/1.1" not in await connection.end()

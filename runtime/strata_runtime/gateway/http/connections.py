@@ -22,6 +22,34 @@ def server_config(app: Any, limits: Limits) -> uvicorn.Config:
     return uvicorn.Config(app, http=protocol, ws="none", log_config=None, access_log=False, lifespan="off")
 
 
+FREE_CHUNKS = 1024  # of a body; a chunk costs 10 us whatever is in it
+LEAST_CHUNK_BYTES = 64  # on an average of those beyond that
+
+
+class StrictConnection(h11.Connection):  # type: ignore[misc]  # checked without h11's types
+    """Refuses what h11 takes: a request that tells its length in two ways (RFC 9112, 6.1: a proxy that goes by the other one takes
+    a part of it for the next request), and bodies in chunks so small that reading them keeps all others waiting.
+    """
+
+    _chunks = 0
+    _chunked_bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._chunked_bytes = 0
+            if {b"content-length", b"transfer-encoding"} <= dict(event.headers).keys():
+                raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding are both there: send one of them")
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_end
+            self._chunked_bytes += len(event.data)
+            if self._chunked_bytes < (self._chunks - FREE_CHUNKS) * LEAST_CHUNK_BYTES:
+                raise h11.RemoteProtocolError(
+                    f"{self._chunks} chunks have {self._chunked_bytes} bytes: send chunks of {LEAST_CHUNK_BYTES} bytes or more"
+                )
+        return event
+
+
 class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # checked without uvicorn's types
     """One connection. It waits for a request's headers, then for its body, then its answer is written."""
 
@@ -29,6 +57,7 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # checked without uvi
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self.conn.__class__ = StrictConnection  # uvicorn makes it, and has no setting for its kind
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
@@ -96,10 +125,17 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # checked without uvi
             f"the request's {part} took more than {seconds:g} s (--{part}-seconds): send it faster",
         )
 
+    def send_400_response(self, msg: str) -> None:
+        """Uvicorn's answer to what is no HTTP; also when another answer is on its way, which uvicorn does not expect."""
+        self._refuse(
+            HTTPStatus.BAD_REQUEST, f"{msg.rstrip('.')}: send a request as RFC 9112 has it, its length in one way"
+        )
+
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Say why, if nothing else has been said yet, and close."""
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE} and not (self.cycle and self.cycle.response_started):
-            error = {"message": message, "type": "server_error", "param": None, "code": None}
+            kind = "invalid_request_error" if status == HTTPStatus.BAD_REQUEST else "server_error"
+            error = {"message": message, "type": kind, "param": None, "code": None}
             body = msgspec.json.encode({"error": error})
             headers = [
                 ("content-type", "application/json"),
