@@ -241,14 +241,15 @@ def _refused(
     target: Target, body: dict[str, Any], path: str = "/v1/completions", also: Sequence[str] = ()
 ) -> list[str]:
     shown = str({name: value for name, value in body.items() if name != "model"})[:120]
+    data = written(body)
     started = time.monotonic()
     try:
-        status, answer = ask(target.http_port, body, path, seconds=20)
+        status, answer = ask(target.http_port, data, path, seconds=20)
     except OSError as error:
         return [f"{shown}: no answer: {error}"]
     took = time.monotonic() - started
     if (
-        len(written(body)) > _ALWAYS_READ_BYTES and status == "closed"
+        len(data) > _ALWAYS_READ_BYTES and status == "closed"
     ):  # refused unread: its answer is lost with what was on the way
         return []
     complaints = [] if status in {"400", "413", "422", *also} else [f"{shown}: {status}, not 400: {answer[:120]!r}"]

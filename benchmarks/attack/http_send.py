@@ -91,7 +91,7 @@ def ask(port: int, body: object, path: str = "/v1/completions", seconds: float =
     """One ordinary request: its status code and its body; "closed" if the answer was lost with the connection."""
     with socket.create_connection((HOST, port), timeout=seconds) as connection:
         with contextlib.suppress(ConnectionError):  # it may answer and close before it has all
-            connection.sendall(post(path, written(body)))
+            connection.sendall(post(path, body if isinstance(body, bytes) else written(body)))
         answer = receive(connection, seconds)
     return status_of(answer), answer.partition(b"\r\n\r\n")[2]
 

@@ -10,18 +10,15 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-
-import uvicorn
 
 from strata_runtime.errors import InputError
 from strata_runtime.gateway.control import ControlServer
 from strata_runtime.gateway.errors import StartError
 from strata_runtime.gateway.http.api_keys import read_api_keys
 from strata_runtime.gateway.http.app import Gateway, create_app
-from strata_runtime.gateway.http.connections import server_config
+from strata_runtime.gateway.http.connections import WAITING_CLIENTS, BoundedServer, server_config
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits, Settings, read_settings
@@ -31,8 +28,6 @@ from strata_runtime.logs import set_up_logs
 from strata_runtime.wire.transport import take_all_files
 
 log = logging.getLogger(__name__)
-
-BACKLOG = 2048
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +69,7 @@ async def _serve_http(
     """A control port that fails ends the process too: without it no epoch after this one would be heard of."""
     config = server_config(create_app(gateway), gateway.limits)
     config.timeout_graceful_shutdown = math.ceil(gateway.limits.drain_seconds) + 1
-    server = _Server(config)
+    server = BoundedServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     ending = asyncio.create_task(asked_to_end.wait())
     failing = asyncio.create_task(control.failed())
@@ -87,14 +82,6 @@ async def _serve_http(
     if failing.done():
         await failing
     failing.cancel()
-
-
-class _Server(uvicorn.Server):  # type: ignore[misc]  # checked without uvicorn's types
-    """Signals are handled here: uvicorn's own handling ends the process by the signal instead of with exit code 0."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _hear_signals() -> asyncio.Event:
@@ -126,7 +113,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(BACKLOG)  # early clients wait for the tokenizer, and the port is taken for all to see
+        listener.listen(WAITING_CLIENTS)  # early clients wait for the tokenizer, and the port is taken for all to see
     except OSError as error:
         listener.close()
         raise StartError(

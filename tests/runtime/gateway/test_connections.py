@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +14,7 @@ import pytest
 from uvicorn.server import ServerState
 
 from strata_planner.contract.frames import Sampling
-from strata_runtime.gateway.http.connections import server_config
+from strata_runtime.gateway.http.connections import ACCEPTED_AT_ONCE, BoundedServer, server_config
 from strata_runtime.gateway.routing.journal import GenerationRequest
 from strata_runtime.gateway.settings import Limits
 from strata_runtime.gateway.text.tokenizer import Tokenizer
@@ -198,3 +200,24 @@ async def test_what_is_no_http_behind_an_answer_under_way(tokenizer: Tokenizer, 
         assert (await connection.reader.readline()).startswith(b"HTTP/1.1 404")
         connection.send("no chunk\r\n")
         assert b"HTTP/1.1" not in await connection.end()
+
+
+async def test_a_rush_of_clients_leaves_turns_to_others() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = BoundedServer(server_config(app, Limits()))
+        serving = asyncio.create_task(server._serve(sockets=[listener]))
+        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+            await asyncio.sleep(0)
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(10 * ACCEPTED_AT_ONCE)]
+        counts = [0]
+        while counts[-1] < len(clients):
+            await asyncio.sleep(0)
+            counts.append(len(server.server_state.connections))
+        assert max(after - before for before, after in pairwise(counts)) <= ACCEPTED_AT_ONCE
+        for client in clients:
+            client.close()
+        server.should_exit = True
+        await serving

@@ -5,6 +5,9 @@ no routes.
 """
 
 import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -19,9 +22,27 @@ from strata_runtime.gateway.settings import Limits
 def server_config(app: Any, limits: Limits) -> uvicorn.Config:
     """Uvicorn's settings for an application behind these limits."""
     protocol = type("LimitedProtocol", (BoundedProtocol,), {"limits": limits})
-    return uvicorn.Config(app, http=protocol, ws="none", log_config=None, access_log=False, lifespan="off")
+    return uvicorn.Config(
+        app, http=protocol, ws="none", log_config=None, access_log=False, lifespan="off", backlog=ACCEPTED_AT_ONCE
+    )
 
 
+class BoundedServer(uvicorn.Server):  # type: ignore[misc]  # checked without uvicorn's types
+    """Accepts few clients at a turn of the event loop. asyncio has one number for that and for the clients that may wait."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(WAITING_CLIENTS)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled by the process: uvicorn's own handling ends it by the signal instead of with exit code 0."""
+        yield
+
+
+WAITING_CLIENTS = 2048  # of a connection that the kernel holds until it is accepted
+ACCEPTED_AT_ONCE = 16  # then running streams have their turn, and who is refused is gone before the next ones come
 FREE_CHUNKS = 1024  # of a body; a chunk costs 10 us whatever is in it
 LEAST_CHUNK_BYTES = 64  # on an average of those beyond that
 
