@@ -4,6 +4,7 @@ The product tells the gateway's secret to its own processes alone; who attacks a
 """
 
 import os
+from unittest import mock
 
 from strata_operator import cli
 from strata_operator.local import deployment
@@ -13,8 +14,10 @@ VARIABLE = "STRATA_BENCHMARK_CONTROL_SECRET"
 
 def main() -> None:
     make, secret = deployment._make_services, os.environ.pop(VARIABLE)  # noqa: SLF001  there is no other way in
-    deployment._make_services = lambda plan, options, _: make(plan, options, secret)  # noqa: SLF001
-    cli.main()
+    with mock.patch.object(
+        deployment, "_make_services", lambda plan, options, _: make(plan, options, control_secret=secret)
+    ):
+        cli.main()
 
 
 if __name__ == "__main__":

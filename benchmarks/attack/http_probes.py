@@ -248,9 +248,7 @@ def _refused(
     except OSError as error:
         return [f"{shown}: no answer: {error}"]
     took = time.monotonic() - started
-    if (
-        len(data) > _ALWAYS_READ_BYTES and status == "closed"
-    ):  # refused unread: its answer is lost with what was on the way
+    if status == "closed" and len(data) > _ALWAYS_READ_BYTES:  # its refusal is lost with what was on the way
         return []
     complaints = [] if status in {"400", "413", "422", *also} else [f"{shown}: {status}, not 400: {answer[:120]!r}"]
     return complaints + ([f"{shown}: refused only after {took:.1f} s"] if took > 2 else [])

@@ -18,6 +18,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strata_runtime.gateway.settings import Limits
 
+WAITING_CLIENTS = 2048  # of a connection that the kernel holds until it is accepted
+ACCEPTED_AT_ONCE = 16  # then running streams have their turn, and who is refused is gone before the next ones come
+FREE_CHUNKS = 1024  # of a body; a chunk costs 10 us whatever is in it
+LEAST_CHUNK_BYTES = 64  # on an average of those beyond that
+
 
 def server_config(app: Any, limits: Limits) -> uvicorn.Config:
     """Uvicorn's settings for an application behind these limits."""
@@ -41,13 +46,7 @@ class BoundedServer(uvicorn.Server):  # type: ignore[misc]  # checked without uv
         yield
 
 
-WAITING_CLIENTS = 2048  # of a connection that the kernel holds until it is accepted
-ACCEPTED_AT_ONCE = 16  # then running streams have their turn, and who is refused is gone before the next ones come
-FREE_CHUNKS = 1024  # of a body; a chunk costs 10 us whatever is in it
-LEAST_CHUNK_BYTES = 64  # on an average of those beyond that
-
-
-class StrictConnection(h11.Connection):  # type: ignore[misc]  # checked without h11's types
+class StrictConnection(h11.Connection):
     """Refuses what h11 takes: a request that tells its length in two ways (RFC 9112, 6.1: a proxy that goes by the other one takes
     a part of it for the next request), and bodies in chunks so small that reading them keeps all others waiting.
     """
