@@ -21,6 +21,8 @@ BENCHMARKS = (
     "partition",
     "communication",
     "published",
+    "hostile",
+    "soak",
 )
 FOLDER = Path("build/bench")
 

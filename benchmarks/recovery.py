@@ -5,14 +5,8 @@ In fp32 every text must be that of an undisturbed run; in bf16 the share of equa
 prefill rounds differently from decode.
 """
 
-import contextlib
 import json
-import os
-import re
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,8 +15,8 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.deployment import NAME, Deployment, Wishes, deployed
 from benchmarks.rows import Row, run
-from benchmarks.slots import free_address
 
 MODEL = Path("examples/models/strata-tiny").resolve()
 PROMPT = "def read(self, size=-1):"
@@ -40,68 +34,22 @@ class Stream:
     times: list[float]
 
 
-class Deployment:
-    """`strata up` over two CPU devices, in a process of its own."""
-
-    def __init__(self, folder: Path, compute_type: str) -> None:
-        self._logs = folder / "logs"
-        self.port = free_address().control_port
-        spec = {
-            "apiVersion": "strata.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": "bench"},
-            "spec": {
-                "model": {"uri": f"file://{MODEL}", "maxModelLen": 512},
-                "workload": {"promptTokens": 32, "outputTokens": TOKENS, "concurrency": 2},
-                "precision": {"allowed": [16]},
-                "placement": {"minStages": 2},
-                "runtime": {"computeType": compute_type},
-            },
-        }
-        nodes = [
-            {"name": name, "devices": [{"type": "cpu", "memoryBytes": 200_000_000, "threads": 1}]} for name in "ab"
-        ]
-        (folder / "deployment.yaml").write_text(json.dumps(spec))
-        (folder / "cluster.yaml").write_text(json.dumps({"nodes": nodes}))
-        command = [sys.executable, "-m", "strata_operator.cli", "up", "-f", str(folder / "deployment.yaml")]
-        command += ["--cluster", str(folder / "cluster.yaml"), "--port", str(self.port), "--logs", str(self._logs)]
-        self._output = (folder / "up.log").open("w+")
-        self.process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.STDOUT)
-        self._await_ready(folder / "up.log")
-
-    def _await_ready(self, log: Path) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while "ready: " not in log.read_text():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"`strata up` did not become ready:\n{log.read_text()}")
-            time.sleep(0.05)
-
-    def kill_slot(self, place: int) -> None:
-        """SIGKILL the slot of the first or last stage, as its newest log line names its process."""
-        logs = sorted(path for path in self._logs.glob("*.log") if path.stem.startswith("bench-"))
-        pids = re.findall(r"is process (\d+) and waits", logs[place].read_text())
-        os.kill(int(pids[-1]), signal.SIGKILL)
-
-    def stream(self) -> Iterator[str]:
-        body = {
-            "model": "bench",
-            "prompt": PROMPT,
-            "max_tokens": TOKENS,
-            "temperature": 0,
-            "stream": True,
-            "logprobs": 0,
-        }
-        url = f"http://127.0.0.1:{self.port}/v1/completions"
-        with httpx.stream("POST", url, json=body, timeout=_PATIENCE_SECONDS) as response:
-            response.raise_for_status()
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    yield from _tokens(json.loads(line[6:]))
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
-        self._output.close()
+def stream(port: int) -> Iterator[str]:
+    """The tokens of one answer as they come."""
+    body = {
+        "model": NAME,
+        "prompt": PROMPT,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "logprobs": 0,
+    }
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=_PATIENCE_SECONDS) as response:
+        response.raise_for_status()
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                yield from _tokens(json.loads(line[6:]))
 
 
 def _tokens(chunk: dict[str, list[dict[str, dict[str, list[str]] | None]]]) -> list[str]:
@@ -113,7 +61,7 @@ def record(deployment: Deployment, kill: int | None = None) -> Stream:
     """One answer; slot number `kill` is killed after some tokens."""
     tokens: list[str] = []
     times: list[float] = []
-    for token in deployment.stream():
+    for token in stream(deployment.port):
         tokens.append(token)
         times.append(time.monotonic())
         if len(tokens) == KILL_AFTER and kill is not None:
@@ -121,19 +69,10 @@ def record(deployment: Deployment, kill: int | None = None) -> Stream:
     return Stream(tokens, times)
 
 
-@contextlib.contextmanager
-def deployed(compute_type: str) -> Iterator[Deployment]:
-    with tempfile.TemporaryDirectory() as folder:
-        deployment = Deployment(Path(folder), compute_type)
-        try:
-            yield deployment
-        finally:
-            deployment.close()
-
-
 def measure_kills(compute_type: str, kills: int) -> tuple[list[float], list[float]]:
     """Per kill: the longest pause of the stream in seconds, and the share of tokens equal to an undisturbed run's."""
-    with deployed(compute_type) as deployment:
+    wishes = Wishes(MODEL, output_tokens=TOKENS, compute_type=compute_type)
+    with tempfile.TemporaryDirectory() as folder, deployed(Path(folder), wishes) as deployment:
         undisturbed = record(deployment)
         streams = []
         for number in range(kills):

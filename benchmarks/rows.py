@@ -69,6 +69,16 @@ LISTED: dict[str, tuple[str, ...]] = {
     ),
     "precision_switch": ("switch_milliseconds_per_layer", "switch_memory_returned"),
     "plan_clusters": ("plan_cluster_3", "plan_cluster_5"),
+    "hostile": (
+        "crashes",
+        "epochs_by_strangers",
+        "memory_growth_bytes",
+        "longest_pause_seconds",
+        "beside_failures",
+        "server_errors",
+        "complaints",
+    ),
+    "soak": ("tokens_lost_or_doubled", "requests_failed", "kv_left", "memory_bytes_per_minute"),
 }
 
 

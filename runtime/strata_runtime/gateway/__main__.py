@@ -7,32 +7,27 @@ reads the tokenizer, then serves until SIGTERM or SIGINT. Exit codes: 0 asked to
 import asyncio
 import logging
 import math
-import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
-import uvicorn
+from collections.abc import Sequence
+from dataclasses import replace
 
 from strata_runtime.errors import InputError
 from strata_runtime.gateway.control import ControlServer
 from strata_runtime.gateway.errors import StartError
 from strata_runtime.gateway.http.api_keys import read_api_keys
 from strata_runtime.gateway.http.app import Gateway, create_app
-from strata_runtime.gateway.http.connections import server_config
+from strata_runtime.gateway.http.connections import WAITING_CLIENTS, BoundedServer, server_config
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
-from strata_runtime.gateway.settings import Settings, read_settings
+from strata_runtime.gateway.settings import Limits, Settings, read_settings
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.logs import set_up_logs
+from strata_runtime.wire.transport import take_all_files
 
 log = logging.getLogger(__name__)
-
-BACKLOG = 2048
-OWN_FILES = 256  # beside connections of clients
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,16 +45,17 @@ async def serve(settings: Settings) -> None:
     asked_to_end = _hear_signals()
     api_keys = read_api_keys(settings.api_keys_file)
     listener = _listen(settings.host, settings.port)
+    limits = within_files(settings.limits, take_all_files())
     metrics = Metrics(settings.served_model_name)
-    dispatcher = Dispatcher(settings.limits, metrics)
+    dispatcher = Dispatcher(limits, metrics)
     control: ControlServer | None = None
     try:
         control = ControlServer(dispatcher, settings.control_host, settings.control_port, settings.control_key)
         tokenizer = await asyncio.to_thread(_load_tokenizer, settings.model_uri)
-        gateway = Gateway(settings.served_model_name, tokenizer, dispatcher, metrics, api_keys, settings.limits)
+        gateway = Gateway(settings.served_model_name, tokenizer, dispatcher, metrics, api_keys, limits)
         host, port = listener.getsockname()[:2]
         log.info("gateway of %s: http://%s:%d, control port %d", settings.served_model_name, host, port, control.port)
-        await _serve_http(gateway, listener, asked_to_end)
+        await _serve_http(gateway, listener, control, asked_to_end)
     finally:
         listener.close()
         if control is not None:
@@ -67,27 +63,25 @@ async def serve(settings: Settings) -> None:
         await dispatcher.close()
 
 
-async def _serve_http(gateway: Gateway, listener: socket.socket, asked_to_end: asyncio.Event) -> None:
-    _allow_files(gateway.limits.max_connections + OWN_FILES)
+async def _serve_http(
+    gateway: Gateway, listener: socket.socket, control: ControlServer, asked_to_end: asyncio.Event
+) -> None:
+    """A control port that fails ends the process too: without it no epoch after this one would be heard of."""
     config = server_config(create_app(gateway), gateway.limits)
     config.timeout_graceful_shutdown = math.ceil(gateway.limits.drain_seconds) + 1
-    server = _Server(config)
+    server = BoundedServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     ending = asyncio.create_task(asked_to_end.wait())
-    await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+    failing = asyncio.create_task(control.failed())
+    await asyncio.wait({serving, ending, failing}, return_when=asyncio.FIRST_COMPLETED)
     ending.cancel()
     log.info("gateway ends: no new requests, running ones have %g s", gateway.limits.drain_seconds)
     server.should_exit = True
     await gateway.dispatcher.drain()
     await serving
-
-
-class _Server(uvicorn.Server):  # type: ignore[misc]  # checked without uvicorn's types
-    """Signals are handled here: uvicorn's own handling ends the process by the signal instead of with exit code 0."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    if failing.done():
+        await failing
+    failing.cancel()
 
 
 def _hear_signals() -> asyncio.Event:
@@ -98,12 +92,15 @@ def _hear_signals() -> asyncio.Event:
     return asked_to_end
 
 
-def _allow_files(count: int) -> None:
-    """Every connection is a file: as many as the hard limit allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+def within_files(limits: Limits, files: int) -> Limits:
+    """Every connection is a file, and half of all files are for others: leaders, the controller, strangers at its port."""
+    if limits.max_connections <= files // 2:
+        return limits
+    log.warning(
+        "--max-connections %d: this process may open %d files, so it takes %d; raise the limit (ulimit -Hn)",
+        limits.max_connections, files, files // 2,
+    )  # fmt: skip
+    return replace(limits, max_connections=files // 2)
 
 
 def _load_tokenizer(model_uri: str) -> Tokenizer:
@@ -116,7 +113,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(BACKLOG)  # early clients wait for the tokenizer, and the port is taken for all to see
+        listener.listen(WAITING_CLIENTS)  # early clients wait for the tokenizer, and the port is taken for all to see
     except OSError as error:
         listener.close()
         raise StartError(

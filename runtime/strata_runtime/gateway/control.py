@@ -53,11 +53,17 @@ class ControlServer:
             asyncio.create_task(self._publish(), name="gateway status"),
         ]
 
+    async def failed(self) -> None:
+        """Waits for as long as the port is served; raises what ended that."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            await task
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, Exception):  # `failed` has told it
                 await task
         self._socket.close(linger=200)  # the last status may still be on its way
         self._context.term()

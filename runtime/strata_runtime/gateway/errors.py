@@ -8,6 +8,7 @@
         ├── UnauthorizedError       401  send a valid key
         ├── NotFoundError           404  ask for what exists
         ├── BodyTooLargeError       413  send less
+        ├── MediaTypeError          415  say that the body is JSON
         ├── TooManyRequestsError    429  send again later
         ├── RequestFailedError      500  report it
         └── UnavailableError        503  send again after `retry_after_seconds`
@@ -56,6 +57,10 @@ class NotFoundError(ApiError):
 
 class BodyTooLargeError(ApiError):
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+class MediaTypeError(ApiError):
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
 
 class TooManyRequestsError(ApiError):

@@ -23,7 +23,7 @@ from strata_planner.contract.control import (
 )
 from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.frames import Hello, LeaderHello, Rejected, Sampling, Submit, TokenEvent, Tokens
-from strata_planner.contract.keys import request_secret, role_keys
+from strata_planner.contract.keys import RoleKeys, request_secret, role_keys
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import roles_of
 from strata_runtime.errors import RequestRefusedError, RuntimeFaultError
@@ -141,6 +141,7 @@ class PipelineClient:
         self.slots = dict(slots)
         self.epoch = 0
         self.key = ""
+        self.role_keys: dict[str, RoleKeys] = {}  # of each slot's first role
         self._leaders: list[LeaderClient] = []
 
     def prepare(self, plan: Plan) -> dict[str, Prepare]:
@@ -159,6 +160,7 @@ class PipelineClient:
             )
             for name, roles in roles_of(plan).items()
         }
+        self.role_keys = {name: message.role_keys[0] for name, message in messages.items()}
         for name, message in messages.items():
             self.slots[name].ask(message)
         return messages

@@ -5,6 +5,7 @@ is silent for 1.5 s, also while the process computes; a socket's monitor tells o
 """
 
 import resource
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -72,10 +73,14 @@ def connect(socket: S, endpoint: str, keys: Keys, largest_bytes: int = SMALL_BYT
     return socket
 
 
-def take_all_files() -> None:
-    """Let this process have as many files open as the system lets it: each connection is one, a stranger's until it is shown out."""
+def take_all_files() -> int:
+    """Let this process have as many files open as the system lets it: each connection is one, a stranger's until it is shown out.
+
+    How many those are.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
 def _prepare(socket: zmq.Socket[Any], largest_bytes: int) -> None:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import uvicorn
 
 from strata_runtime.gateway.http.api_keys import ApiKeys
 from strata_runtime.gateway.http.app import Gateway, create_app
-from strata_runtime.gateway.http.connections import server_config
+from strata_runtime.gateway.http.connections import BoundedServer, server_config
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits
@@ -75,7 +74,7 @@ class Harness:
         """The same gateway behind real HTTP; yields its URL."""
         listener = socket.create_server(("127.0.0.1", 0))
         config = server_config(self.http._transport.app, self.gateway.limits)
-        server = uvicorn.Server(config)
+        server = BoundedServer(config)
         task = asyncio.create_task(server._serve(sockets=[listener]))
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"

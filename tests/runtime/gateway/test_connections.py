@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +14,7 @@ import pytest
 from uvicorn.server import ServerState
 
 from strata_planner.contract.frames import Sampling
-from strata_runtime.gateway.http.connections import server_config
+from strata_runtime.gateway.http.connections import ACCEPTED_AT_ONCE, BoundedServer, server_config
 from strata_runtime.gateway.routing.journal import GenerationRequest
 from strata_runtime.gateway.settings import Limits
 from strata_runtime.gateway.text.tokenizer import Tokenizer
@@ -153,3 +155,69 @@ async def test_unread_events_are_bounded(tokenizer: Tokenizer, leader: FakeLeade
         await leader.until(lambda: leader.aborts)
         assert generation.queue.qsize() == 7, "six events and the reason"
         assert gateway.dispatcher.status().running_requests == 0
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        pytest.param("Content-Length: 40\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", id="length and chunks"),
+        pytest.param("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", id="chunks and length"),
+        pytest.param("Content-Length: 0\r\nContent-Length: 40\r\n\r\n", id="two lengths"),
+        pytest.param("Content-Length: 0, 40\r\n\r\n", id="a list of lengths"),
+        pytest.param("Transfer-Encoding: xchunked\r\nContent-Length: 0\r\n\r\n", id="an odd coding"),
+        pytest.param("Transfer-Encoding : chunked\r\nContent-Length: 0\r\n\r\n", id="a space before the colon"),
+    ],
+)
+async def test_requests_of_two_lengths_get_one_answer(tokenizer: Tokenizer, leader: FakeLeader, framing: str) -> None:
+    async with serving(tokenizer, leader) as (_, url):
+        connection = await Connection().open(url)
+        connection.send(HEADERS + framing + "GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await connection.end()
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 501"))
+
+
+async def test_bodies_in_tiny_chunks_end_early(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    async with serving(tokenizer, leader) as (_, url):
+        connection = await Connection().open(url)
+        connection.send(HEADERS + "Transfer-Encoding: chunked\r\n\r\n" + "1\r\nx\r\n" * 3000)
+        assert (await connection.end()).startswith(b"HTTP/1.1 400")
+
+
+async def test_bodies_in_ordinary_chunks(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 1, "user": "x" * 100_000})
+    chunks = "".join(f"64\r\n{body[start : start + 100]:100}\r\n" for start in range(0, len(body), 100))
+    async with serving(tokenizer, leader) as (_, url):
+        connection = await Connection().open(url)
+        connection.send(HEADERS + f"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\n\r\n")
+        assert (await connection.end()).startswith(b"HTTP/1.1 200")
+
+
+async def test_what_is_no_http_behind_an_answer_under_way(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    async with serving(tokenizer, leader) as (_, url):
+        connection = await Connection().open(url)
+        connection.send("POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert (await connection.reader.readline()).startswith(b"HTTP/1.1 404")
+        connection.send("no chunk\r\n")
+        assert b"HTTP/1.1" not in await connection.end()
+
+
+async def test_a_rush_of_clients_leaves_turns_to_others() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = BoundedServer(server_config(app, Limits()))
+        serving = asyncio.create_task(server._serve(sockets=[listener]))
+        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+            await asyncio.sleep(0)
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(10 * ACCEPTED_AT_ONCE)]
+        counts = [0]
+        while counts[-1] < len(clients):
+            await asyncio.sleep(0)
+            counts.append(len(server.server_state.connections))
+        assert max(after - before for before, after in pairwise(counts)) <= ACCEPTED_AT_ONCE
+        for client in clients:
+            client.close()
+        server.should_exit = True
+        await serving

@@ -131,3 +131,15 @@ async def test_another_secret_gets_no_answer(control: ControlServer, controller:
 async def test_a_port_in_use(gateway: Harness, control: ControlServer) -> None:
     with pytest.raises(StartError, match=rf"--control-port {control.port}: .*free port"):
         ControlServer(gateway.dispatcher, "127.0.0.1", control.port, KEY)
+
+
+async def test_a_port_that_fails_says_so(
+    gateway: Harness, control: ControlServer, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> GatewayStatus:
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(gateway.dispatcher, "status", broken)
+    await controller.socket.send(encode(GetStatus()))
+    with pytest.raises(OSError, match="Too many open files"):
+        await asyncio.wait_for(control.failed(), 10)

@@ -203,7 +203,8 @@ async def test_a_client_that_leaves_ends_its_request(gateway: Harness, leader: F
         host, _, port = url.removeprefix("http://").partition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         data = msgspec.json.encode(body)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        headers = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\n" + headers + data)
         await leader.until(lambda: leader.submits)
         writer.close()
         with contextlib.suppress(ConnectionError):

@@ -16,6 +16,7 @@ from tests.runtime.gateway.fake_leader import FakeLeader
 from tests.runtime.gateway.harness import Harness, a_gateway
 from tests.runtime.gateway.models import write_model_folder
 
+JSON = {"Content-Type": "application/json"}
 USED = {  # for each unsupported parameter a value that asks for something
     "audio": {"voice": "alloy", "format": "wav"},
     "bad_words": ["x"],
@@ -166,7 +167,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 )
 async def test_bad_bodies(gateway: Harness, path: str, body: Any, param: str | None, words: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = await gateway.http.post(f"/v1/{path}", content=content)
+    response = await gateway.http.post(f"/v1/{path}", content=content, headers=JSON)
     error = response.json()["error"]
     assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
     assert words in error["message"]
@@ -288,3 +289,38 @@ async def test_a_body_that_is_too_large(tokenizer: Tokenizer) -> None:
     async with a_gateway(tokenizer, limits=Limits(max_body_bytes=100)) as gateway:
         response = await gateway.complete(prompt="x" * 100)
         assert (response.status_code, response.json()["error"]["type"]) == (413, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "", "text/plain; a=application/json"]
+)
+async def test_bodies_that_a_page_of_another_site_may_post(gateway: Harness, kind: str) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "hello"}).encode()
+    headers = {"Origin": "http://elsewhere.example", "Content-Type": kind}
+    response = await gateway.http.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code == 415
+    assert f"{kind!r} is not JSON's: send `Content-Type: application/json`" in response.json()["error"]["message"]
+
+
+async def test_json_with_a_charset(gateway: Harness) -> None:
+    headers = {"Content-Type": "Application/JSON; charset=utf-8"}
+    response = await gateway.http.post("/v1/completions", content=b'{"model": "x", "prompt": "a"}', headers=headers)
+    assert response.status_code == 404
+
+
+@pytest.mark.parametrize("place", ["model", "name", "path", "prompt", "role", "type"])
+async def test_errors_repeat_only_as_much_as_a_person_reads(gateway: Harness, place: str) -> None:
+    long = "m" * 50_000
+    match place:
+        case "path":
+            response = await gateway.http.get(f"/{long}")
+        case "role" | "type":
+            content: Any = "a" if place == "role" else [{"type": long}]
+            role = long if place == "role" else "user"
+            response = await gateway.chat(messages=[{"role": role, "content": content}])
+        case "name":
+            response = await gateway.complete(**{long: 1})
+        case _:
+            response = await gateway.complete(**{place: [long, 5] if place == "prompt" else long})
+    assert response.status_code in {400, 404}
+    assert len(response.content) < 1000

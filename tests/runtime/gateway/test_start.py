@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from strata_runtime.errors import InputError
-from strata_runtime.gateway.__main__ import serve
+from strata_runtime.gateway.__main__ import serve, within_files
 from strata_runtime.gateway.errors import StartError, UnauthorizedError
 from strata_runtime.gateway.http.api_keys import read_api_keys
-from strata_runtime.gateway.settings import read_settings
+from strata_runtime.gateway.settings import Limits, read_settings
 from strata_runtime.gateway.text.tokenizer import load_tokenizer
 
 FLAGS = ["--port", "0", "--control-port", "0", "--served-model-name", "tiny", "--model-uri"]
@@ -59,3 +59,8 @@ def test_an_api_keys_file(tmp_path: Path) -> None:
     with pytest.raises(UnauthorizedError):
         keys.check("Bearer three")
     read_api_keys(None).check(None)
+
+
+@pytest.mark.parametrize(("files", "connections"), [(1024, 512), (8192, 4096), (10**6, 4096)])
+def test_connections_leave_files_for_leaders_and_the_controller(files: int, connections: int) -> None:
+    assert within_files(Limits(), files).max_connections == connections

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from strata_runtime.gateway.errors import ApiError, BodyTooLargeError, NotFoundError
+from strata_runtime.gateway.errors import ApiError, BodyTooLargeError, MediaTypeError, NotFoundError
 from strata_runtime.gateway.http.answers import Answer
 from strata_runtime.gateway.http.api_keys import ApiKeys
 from strata_runtime.gateway.http.bodies import parse_body
@@ -34,6 +34,7 @@ from strata_runtime.gateway.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 READERS = 4
+MOST_SHOWN = 80  # characters of what a client wrote that an error repeats
 
 
 class ClientGoneError(Exception):
@@ -88,7 +89,8 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
         message = (
-            f"{request.method} {request.url.path}: {error.detail.lower()}; see docs/openai-api.md for what is served"
+            f"{request.method[:MOST_SHOWN]} {request.url.path[:MOST_SHOWN]}: {error.detail.lower()}; "
+            "see docs/openai-api.md for what is served"
         )
         body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
         return JSONResponse(body, error.status_code, error.headers)
@@ -165,8 +167,9 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
 
 
 async def _body(request: Request, gateway: Gateway) -> bytes:
-    """Key, then size; what says that it is too large is not read at all."""
+    """Key, then kind, then size; what says that it is too large is not read at all."""
     gateway.api_keys.check(request.headers.get("authorization"))
+    _check_media_type(request.headers.get("content-type", ""))
     limit = gateway.limits.body_bytes(gateway.dispatcher.max_tokens())
     announced = request.headers.get("content-length", "0")  # digits, h11 sees to that
     data = bytearray()
@@ -186,10 +189,18 @@ async def _body(request: Request, gateway: Gateway) -> bytes:
     )
 
 
+def _check_media_type(given: str) -> None:
+    """A page of any site may post text and forms to a server of its visitor's machine; JSON it may not without being allowed to."""
+    if given.partition(";")[0].strip().lower() != "application/json":
+        raise MediaTypeError(
+            f"Content-Type={given[:MOST_SHOWN]!r} is not JSON's: send `Content-Type: application/json`"
+        )
+
+
 def _check_model(gateway: Gateway, name: str) -> None:
     if name != gateway.model_name:
         raise NotFoundError(
-            f"model {name[:80]!r} does not exist here: this deployment serves {gateway.model_name!r}",
+            f"model {name[:MOST_SHOWN]!r} does not exist here: this deployment serves {gateway.model_name!r}",
             param="model",
             code="model_not_found",
         )

@@ -5,6 +5,9 @@ no routes.
 """
 
 import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -15,11 +18,56 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strata_runtime.gateway.settings import Limits
 
+WAITING_CLIENTS = 2048  # of a connection that the kernel holds until it is accepted
+ACCEPTED_AT_ONCE = 16  # then running streams have their turn, and who is refused is gone before the next ones come
+FREE_CHUNKS = 1024  # of a body; a chunk costs 10 us whatever is in it
+LEAST_CHUNK_BYTES = 64  # on an average of those beyond that
+
 
 def server_config(app: Any, limits: Limits) -> uvicorn.Config:
     """Uvicorn's settings for an application behind these limits."""
     protocol = type("LimitedProtocol", (BoundedProtocol,), {"limits": limits})
-    return uvicorn.Config(app, http=protocol, ws="none", log_config=None, access_log=False, lifespan="off")
+    return uvicorn.Config(
+        app, http=protocol, ws="none", log_config=None, access_log=False, lifespan="off", backlog=ACCEPTED_AT_ONCE
+    )
+
+
+class BoundedServer(uvicorn.Server):  # type: ignore[misc]  # checked without uvicorn's types
+    """Accepts few clients at a turn of the event loop. asyncio has one number for that and for the clients that may wait."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(WAITING_CLIENTS)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled by the process: uvicorn's own handling ends it by the signal instead of with exit code 0."""
+        yield
+
+
+class StrictConnection(h11.Connection):
+    """Refuses what h11 takes: a request that tells its length in two ways (RFC 9112, 6.1: a proxy that goes by the other one takes
+    a part of it for the next request), and bodies in chunks so small that reading them keeps all others waiting.
+    """
+
+    _chunks = 0
+    _chunked_bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._chunked_bytes = 0
+            if {b"content-length", b"transfer-encoding"} <= dict(event.headers).keys():
+                raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding are both there: send one of them")
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_end
+            self._chunked_bytes += len(event.data)
+            if self._chunked_bytes < (self._chunks - FREE_CHUNKS) * LEAST_CHUNK_BYTES:
+                raise h11.RemoteProtocolError(
+                    f"{self._chunks} chunks have {self._chunked_bytes} bytes: send chunks of {LEAST_CHUNK_BYTES} bytes or more"
+                )
+        return event
 
 
 class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # checked without uvicorn's types
@@ -29,6 +77,7 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # checked without uvi
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self.conn.__class__ = StrictConnection  # uvicorn makes it, and has no setting for its kind
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
@@ -96,10 +145,17 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # checked without uvi
             f"the request's {part} took more than {seconds:g} s (--{part}-seconds): send it faster",
         )
 
+    def send_400_response(self, msg: str) -> None:
+        """Uvicorn's answer to what is no HTTP; also when another answer is on its way, which uvicorn does not expect."""
+        self._refuse(
+            HTTPStatus.BAD_REQUEST, f"{msg.rstrip('.')}: send a request as RFC 9112 has it, its length in one way"
+        )
+
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Say why, if nothing else has been said yet, and close."""
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE} and not (self.cycle and self.cycle.response_started):
-            error = {"message": message, "type": "server_error", "param": None, "code": None}
+            kind = "invalid_request_error" if status == HTTPStatus.BAD_REQUEST else "server_error"
+            error = {"message": message, "type": kind, "param": None, "code": None}
             body = msgspec.json.encode({"error": error})
             headers = [
                 ("content-type", "application/json"),
