@@ -29,12 +29,15 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A plan under way. `question`: planning is begun anew when it changes; `key`: all that the answer depends on."""
+    """A plan under way. `question`: planning is begun anew when it changes; `key`: all that the answer depends on; `without`: the
+    digest of the nodes that it does without.
+    """
 
     question: str
     key: str
     cluster: Cluster
     inventory_digest: str
+    without: str
     since: float
 
 
