@@ -1,6 +1,6 @@
 """A slot: the process that holds the devices of one product on one node and runs the roles it is given.
 
-Started without a role by the operator or the local supervisor: `python -m strata_runtime.slot.slot --name S ...`.
+Started without a role by the operator (as `strata_runtime.pipeline.slot`) or by the local supervisor: `python -m strata_runtime.slot.slot --name S ...`.
 It learns its roles by `prepare`, serves them from `commit` on, and tells its whole status at every change. The main thread
 is the control loop; each role's worker computes in a thread of its own. Knows nothing of Kubernetes.
 """
