@@ -97,7 +97,7 @@ class Hands:
         what, now = _named(action, view), time.monotonic()
         refused = kept.refusals.get(what)
         if refused is not None and refused.backoff.waits(now):
-            return False
+            return isinstance(action, SetStatus) and kept.leave_unsaid(action.status)
         try:
             changed = await self._do(action, look, view, kept)
         except NotLeadingError:
@@ -110,6 +110,8 @@ class Hands:
             digest = action.digest if isinstance(action, Apply) else ""
             kept.refusals[what] = Refusal(f"{what}: {error}", digest, before.failed(now))
             log.warning("%s/%s: %s: %s", view.deployment.namespace, view.deployment.name, what, error)
+            if isinstance(action, SetStatus):
+                kept.leave_unsaid(action.status)
             return True
         kept.refusals.pop(what, None)
         return changed
@@ -130,6 +132,7 @@ class Hands:
                 await self._send(kept, name, message)
             case SetStatus(status=status):
                 await self._kube.apply(status_object(deployment, status), "status")
+                kept.unsaid = None
                 return False
             case Emit():
                 await self._kube.create(EVENTS, event_object(deployment, action))
