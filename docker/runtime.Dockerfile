@@ -20,5 +20,5 @@ FROM python:3.12-slim
 COPY --from=build /opt/strata /opt/strata
 ENV PATH=/opt/strata/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
-# The operator gives the command: python -m strata_runtime.slot, or python -m strata_runtime.gateway.
+# The operator gives the command: python -m strata_runtime.pipeline.slot, or python -m strata_runtime.gateway.
 CMD ["python", "-m", "strata_runtime.gateway", "--help"]

@@ -353,7 +353,7 @@ def _uids(chat: Deployed) -> dict[str, str]:
 
 def _process_of(slot: str) -> int:
     """The one process here that runs this slot."""
-    wanted = f"strata_runtime.slot\0--name\0{slot}\0"
+    wanted = f"strata_runtime.pipeline.slot\0--name\0{slot}\0"
     (process,) = [
         path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if wanted in path.read_text(errors="replace")
     ]

@@ -1,5 +1,6 @@
-"""Whatever the API server refuses, and however often: when it stops, everything is there, once, and nothing is complained of."""
+"""Whatever the API server refuses while nodes flap, and however often: when it stops, everything is there, once, and nothing is complained of."""
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,11 @@ async def test_when_faults_end_everything_is_there_once(
     controller = a_controller(api)
     api.refuse = at_will
     for _ in range(ROUNDS):
+        flapping = chance.choice("abc")
+        set_ready(api, flapping, "Unknown")  # long enough to count as lost
+        await look_and_plan(controller)
+        check_dealt_once(api)
+        set_ready(api, flapping, "True")
         await look_and_plan(controller)
     api.refuse = lambda _: None
     for _ in range(4):
@@ -64,3 +70,20 @@ async def test_when_faults_end_everything_is_there_once(
         made = {thing["kind"] for path, thing in api.objects.items() if f"/{name}" in path and "kind" in thing}
         assert made >= {"StatefulSet", "Deployment", "Service", "Secret", "NetworkPolicy", "ServiceAccount"}
     assert sorted(nodes) == ["a", "b", "c"]  # no device is dealt twice
+
+
+def set_ready(api: FakeApi, name: str, status: str) -> None:
+    api.objects[f"/api/v1/nodes/{name}"]["status"]["conditions"][0]["status"] = status
+
+
+def check_dealt_once(api: FakeApi) -> None:
+    """By the newest record of each deployment."""
+    newest: dict[str, tuple[int, str]] = {}
+    for path, thing in api.objects.items():
+        if "/configmaps/" in path:
+            labels, plan = thing["metadata"]["labels"], json.loads(thing["data"]["plan.json"])
+            (stage,) = plan["replicas"][0]["stages"]
+            of = labels["app.kubernetes.io/instance"]
+            newest[of] = max(newest.get(of, (0, "")), (int(labels["strata.dev/epoch"]), stage["slot"].split("-")[2]))
+    dealt = [node for _, node in newest.values()]
+    assert len(set(dealt)) == len(dealt), newest

@@ -73,7 +73,8 @@ class Hands:
 
     async def carry_out(self, actions: tuple[Action, ...], look: Look, view: View, kept: Kept) -> bool:
         """Whether something was changed, so that it is worth looking again at once."""
-        if not any(isinstance(action, MakePlan) for action in actions):
+        # Not while status is to be written: reconcile may withhold its wish for that look.
+        if not any(isinstance(action, MakePlan | SetStatus) for action in actions):
             self._want_no_plan(view, kept)
         kept.wants({_named(action, view) for action in actions})
         changed = unsafe = False
@@ -97,7 +98,7 @@ class Hands:
         what, now = _named(action, view), time.monotonic()
         refused = kept.refusals.get(what)
         if refused is not None and refused.backoff.waits(now):
-            return False
+            return isinstance(action, SetStatus) and kept.leave_unsaid(action.status)
         try:
             changed = await self._do(action, look, view, kept)
         except NotLeadingError:
@@ -110,6 +111,8 @@ class Hands:
             digest = action.digest if isinstance(action, Apply) else ""
             kept.refusals[what] = Refusal(f"{what}: {error}", digest, before.failed(now))
             log.warning("%s/%s: %s: %s", view.deployment.namespace, view.deployment.name, what, error)
+            if isinstance(action, SetStatus):
+                kept.leave_unsaid(action.status)
             return True
         kept.refusals.pop(what, None)
         return changed
@@ -130,6 +133,7 @@ class Hands:
                 await self._send(kept, name, message)
             case SetStatus(status=status):
                 await self._kube.apply(status_object(deployment, status), "status")
+                kept.unsaid = None
                 return False
             case Emit():
                 await self._kube.create(EVENTS, event_object(deployment, action))
@@ -159,8 +163,10 @@ class Hands:
     async def _plan(self, wish: MakePlan, look: Look, view: View, kept: Kept) -> bool:
         """Ask for a plan, or take one that is done. Never waits for it."""
         uid, asked = view.deployment.metadata.uid, kept.asked
-        if asked is None or asked.question != _question_of(wish, view):
+        if asked is None or not _still_asked(asked, wish, view):
             return await self._ask(wish, look, view, kept)
+        if wish.reason in LOSSES:
+            self._planners.hurry(uid)
         answer = self._planners.take(uid)
         if answer is None:
             return False
@@ -178,7 +184,14 @@ class Hands:
         deployment = _wanted_deployment(wish, view)
         inventory = look.inventory(deployment, self._dealing.ledger)
         cluster = _without(inventory.cluster, wish.without)
-        asked = Asked(_question_of(wish, view), plan_key(view, wish), cluster, inventory.digest, time.monotonic())
+        asked = Asked(
+            question=_question_of(wish, view),
+            key=plan_key(view, wish),
+            cluster=cluster,
+            inventory_digest=inventory.digest,
+            without=without_digest(view, wish.without),
+            since=time.monotonic(),
+        )
         try:
             question = await self._question(wish, view, cluster, inventory.refused)
         except NotReadyError as error:
@@ -211,7 +224,7 @@ class Hands:
             inventory_digest=asked.inventory_digest,
             node=wish.node,
             seconds_to_plan=time.monotonic() - asked.since,
-            without=without_digest(view, wish.without),
+            without=asked.without,
             margin=wish.margin,
         )
         await self._create_epoch(view, kept, plan, asked.cluster, cause)
@@ -305,7 +318,15 @@ def _digest_of(wish: MakePlan, view: View) -> str:
 
 def _question_of(wish: MakePlan, view: View) -> str:
     """What a plan under way must still be the answer to. Not the inventory, which moves with every pod on a processor's node."""
-    return f"{_digest_of(wish, view)}/{','.join(sorted(wish.without))}/{wish.margin:g}/{wish.optional}"
+    return f"{_digest_of(wish, view)}/{wish.margin:g}/{wish.optional}"
+
+
+def _still_asked(asked: Asked, wish: MakePlan, view: View) -> bool:
+    """A plan that takes minutes is not begun anew for nodes that may be used again, or that it does not know: only for those
+    that it counts on and must do without.
+    """
+    nodes = {node.name for node in asked.cluster.nodes}
+    return asked.question == _question_of(wish, view) and not nodes & wish.without
 
 
 def _failure(  # noqa: PLR0913  a value's fields

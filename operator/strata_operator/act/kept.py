@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from strata_operator.act.control_client import Links
+from strata_operator.api import LLMDeploymentStatus
 from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.view import PlanFailure
 from strata_planner.contract.keys import new_secret
@@ -29,12 +30,15 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A plan under way. `question`: planning is begun anew when it changes; `key`: all that the answer depends on."""
+    """A plan under way. `question`: planning is begun anew when it changes; `key`: all that the answer depends on; `without`: the
+    digest of the nodes that it does without.
+    """
 
     question: str
     key: str
     cluster: Cluster
     inventory_digest: str
+    without: str
     since: float
 
 
@@ -51,9 +55,22 @@ class Kept:
         self.conflicts = Backoff()  # of plans whose devices were gone when they were done
         self.errors = Backoff()  # of looks that ended in an error
         self.generation = -1  # of the spec that they were at
+        self.unsaid: LLMDeploymentStatus | None = None  # what the API server would not take as status
+        self._stored: LLMDeploymentStatus | None = None  # what it has instead
         self.taken_number = 0  # an epoch that somebody else has made
         self.task: asyncio.Task[None] | None = None
         self.since = time.monotonic()
+
+    def status_over(self, stored: LLMDeploymentStatus) -> LLMDeploymentStatus:
+        """What is to be gone on from: status, or what was to be written there and was refused, until somebody writes another."""
+        if stored != self._stored:
+            self.unsaid, self._stored = None, stored
+        return self.unsaid or stored
+
+    def leave_unsaid(self, status: LLMDeploymentStatus) -> bool:
+        """Whether it is news. Decisions rest on what status says; a service must not end because nobody may write it."""
+        is_news, self.unsaid = self.unsaid != status, status
+        return is_news
 
     def still_applied(self, now: float) -> frozenset[str]:
         """Digests of what is in the cluster as far as anybody knows."""

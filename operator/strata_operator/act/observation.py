@@ -70,7 +70,7 @@ class Look:
         inventory = self.inventory(deployment, ledger)
         key = snapshot.control_key_of(deployment) or kept.control_key
         image = image_for(deployment, self.options.runtime_image)
-        recorded = deployment.status.model_copy(update={"image": image})
+        recorded = kept.status_over(deployment.status).model_copy(update={"image": image})
         deployment = deployment.model_copy(update={"status": recorded})
         newest = records[-1] if records else None
         plan = newest.epoch.plan if newest else None
@@ -99,6 +99,7 @@ class Look:
             troubles=tuple(f"{each.name}: {each.reason}" for each in unread if not 0 < each.number < number),
             refusals=kept.still_refused({manifest_digest(manifest) for manifest in manifests}),
             postponed=kept.postponed(now),
+            is_unsaid=kept.unsaid is not None,
         )
 
     def outdated(self, deployment: LLMDeployment) -> tuple[UnreadRecord, ...]:

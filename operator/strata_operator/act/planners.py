@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -118,12 +118,21 @@ class Planners:
         self._orders[owner] = _Order(Ticket(owner, urgent, self._came), question)
         self._go_on()
 
+    def hurry(self, owner: str) -> None:
+        """What was a wish has become a loss."""
+        order = self._orders.get(owner)
+        if order is not None and not order.ticket.urgent:
+            order.ticket = replace(order.ticket, urgent=True)
+            self._go_on()
+
     def take(self, owner: str) -> Answer | None:
         """The answer, once; None while there is none."""
         order = self._orders.get(owner)
-        if order is None or order.task is None or not order.task.done() or order.task.cancelled():
+        if order is None or order.task is None or not order.task.done():
             return None
         del self._orders[owner]
+        if order.task.cancelled():  # not by `drop` or `put_back`, which forget the task
+            return Answer(None, "PlannerFault", "planning was broken off", passing=True)
         error = order.task.exception()
         if error is not None:
             log.error("a plan failed", exc_info=error)
@@ -161,7 +170,7 @@ class Planners:
             order.task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[Answer]) -> None:
-        if not task.cancelled():
+        if not task.cancelled() or any(order.task is task for order in self._orders.values()):
             self._go_on()
             self._changed()
 

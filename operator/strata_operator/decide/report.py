@@ -35,10 +35,10 @@ NEWS = {
 
 
 def report(view: View, outcome: Outcome) -> tuple[Action, ...]:
-    """The new status if it differs, and an event for every condition that turned."""
+    """The new status if it differs or still is to be written, and an event for every condition that turned."""
     old = view.deployment.status
     new = status_of(view, outcome)
-    if new == old:
+    if new == old and not view.is_unsaid:
         return ()
     return (SetStatus(new), *_events(old, new))
 

@@ -73,7 +73,7 @@ def _template(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> 
 
 def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Object:
     command = [
-        *("python", "-m", "strata_runtime.slot"),
+        *("python", "-m", "strata_runtime.pipeline.slot"),
         *("--name", slot.name, "--host", "0.0.0.0"),  # noqa: S104  the pod's own address, behind the NetworkPolicy
         *("--control-port", str(CONTROL_PORT), "--threads", str(slot.device.threads)),
     ]

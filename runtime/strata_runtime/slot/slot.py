@@ -1,6 +1,6 @@
 """A slot: the process that holds the devices of one product on one node and runs the roles it is given.
 
-Started without a role by the operator or the local supervisor: `python -m strata_runtime.slot --name S ...` (`__main__`).
+Started without a role: `python -m strata_runtime.slot --name S ...` (`__main__`), by pods under the name that every release has (`strata_runtime.pipeline.slot`).
 It learns its roles by `prepare`, serves them from `commit` on, and tells its whole status at every change. The main thread
 is the control loop; each role's worker computes in a thread of its own. Knows nothing of Kubernetes.
 """
