@@ -31,7 +31,7 @@ class Kind:
 
 
 def kinds(model: str) -> tuple[Kind, ...]:
-    # more than the kernel keeps for a client that does not read
+    # More than the kernel keeps for a client that does not read; one such answer, for more would rightly keep others waiting.
     body = written(
         {"model": model, "prompt": "a", "max_tokens": 900, "n": 8, "stream": True, "ignore_eos": True, "logprobs": 20}
     )
@@ -53,7 +53,7 @@ def kinds(model: str) -> tuple[Kind, ...]:
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n",
             drip=b" ",
         ),
-        Kind("a stream that nobody reads", 0.01, whole, reads=False),
+        Kind("a stream that nobody reads", 0.0003, whole, reads=False),
     )
 
 

@@ -7,6 +7,7 @@ frame, and then has to say why; processes live on, memory stays, and the next ep
 import contextlib
 import os
 import random
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ import zmq
 
 from benchmarks.attack.http_requests import turned
 from benchmarks.attack.keys import holder
-from benchmarks.attack.target import Outcome, Target
+from benchmarks.attack.target import HOST, Outcome, Target
 from benchmarks.memory import Mark
 from benchmarks.slots import SlotProcess, slot_processes
 from strata_planner.contract.control import GetStatus
@@ -40,6 +41,7 @@ from strata_runtime.errors import RuntimeFaultError
 from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
 MOST_GROWTH_BYTES = 50_000_000
+_START_SECONDS = 300.0
 _ANSWER_SECONDS = 5.0
 _NOTICE_SECONDS = 0.4
 _PROMPT, _ANSWER = (5, 9, 11, 40), 6
@@ -72,6 +74,8 @@ def fuzz(target: Target, plan: Plan, seed: int, first: int, count: int) -> Outco
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the slots' tracebacks are what is wanted here, not news
     outcome = Outcome()
     with slot_processes(plan) as slots:
+        for slot in slots.values():
+            _await_start(slot)
         pair = Pair(plan, slots)
         marks = {name: Mark(slot.process.pid) for name, slot in slots.items()}
         before = {name: mark.private_bytes for name, mark in marks.items()}
@@ -90,6 +94,18 @@ def fuzz(target: Target, plan: Plan, seed: int, first: int, count: int) -> Outco
                 if growth > MOST_GROWTH_BYTES:
                     outcome.complaints.append(f"insiders made {name} grow by {growth / 1e6:.0f} MB")
     return outcome
+
+
+def _await_start(slot: SlotProcess) -> None:
+    """At an attacker's low priority, on a busy machine, that takes longer than a client waits for an answer."""
+    deadline = time.monotonic() + _START_SECONDS
+    while slot.process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, slot.address.control_port)):
+            return
+        time.sleep(0.1)
+    raise RuntimeFaultError(
+        f"slot {slot.name} does not listen after {_START_SECONDS:g} s (exit code: {slot.process.poll()})"
+    )
 
 
 class Pair:
@@ -111,18 +127,18 @@ class Pair:
         """What was sent and what is wrong with what came of it, if anything."""
         first, last = self._plan.replicas[0].stages[0].slot, self._plan.replicas[0].stages[-1].slot
         kind: Callable[[random.Random, int], tuple[str, Frames]]
-        kind, port, socket = rng.choice((
+        kind, port, socket_kind = rng.choice((
             (to_follower, self._slots[last].address.data_port, zmq.PUSH),
             (to_leader, self._slots[first].address.data_port, zmq.PUSH),
             (to_requests, self._slots[first].address.request_port, zmq.DEALER),
         ))  # fmt: skip
         slot = first if kind is to_leader else last
-        if socket == zmq.PUSH and not self._fresh:
+        if socket_kind == zmq.PUSH and not self._fresh:
             self._renew()  # a stage refuses a gap in the steps first: the mutant is step 0
         self._fresh = False
         what, frames = kind(rng, self._client.epoch)
-        secret = self._client.role_keys[slot].own if socket == zmq.PUSH else self._client.key
-        with holder(socket, port, secret, linger_milliseconds=2000) as sender:
+        secret = self._client.role_keys[slot].own if socket_kind == zmq.PUSH else self._client.key
+        with holder(socket_kind, port, secret, linger_milliseconds=2000) as sender:
             sender.send_multipart(frames)
         try:
             return what, self._aftermath()

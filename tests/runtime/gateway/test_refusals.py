@@ -324,3 +324,10 @@ async def test_errors_repeat_only_as_much_as_a_person_reads(gateway: Harness, pl
             response = await gateway.complete(**{place: [long, 5] if place == "prompt" else long})
     assert response.status_code in {400, 404}
     assert len(response.content) < 1000
+
+
+@pytest.mark.parametrize("body", [b"-1e999", b"1e999", b"5", b"1.5", b"null", b"true", b'"a"', b"[]", b"1" * 400])
+async def test_bodies_that_are_no_object(gateway: Harness, body: bytes) -> None:
+    response = await gateway.http.post("/v1/completions", content=body, headers=JSON)
+    assert response.status_code == 400
+    assert "send a JSON object" in response.json()["error"]["message"]

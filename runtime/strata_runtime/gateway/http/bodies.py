@@ -98,7 +98,8 @@ def _taken_apart(data: bytes, kind: type[GenerationBody]) -> dict[str, Raw]:
                 param=name,
                 code="unknown_parameter",
             ) from error
-        raise InvalidRequestError(f"the body is a JSON {words[3]}: send a JSON object") from error
+        found = words[3] if len(words) > 3 else "value"  # a number out of range is told without its kind
+        raise InvalidRequestError(f"the body is a JSON {found}: send a JSON object") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not valid JSON: {error}; send a JSON object") from error
     given = ((name, getattr(fields, name)) for name in fields.__struct_fields__)
