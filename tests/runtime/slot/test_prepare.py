@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.control import Commit, Prepare, PrepareState, SlotAddress, Watch, encode
 from strata_planner.contract.roles import Role, roles_of
+from strata_runtime.slot import __main__ as entry
 from strata_runtime.slot import prepare as load
 from strata_runtime.slot import slot
 from strata_runtime.slot.memory import MemoryMeter
@@ -272,7 +273,7 @@ def test_planes_are_verified_unless_that_is_left_away(
 ) -> None:
     patch.setenv("STRATA_CONTROL_KEY", "k")
     patch.setenv("STRATA_NO_VERIFY", environment)
-    assert slot.parse(["--name", "s", "--control-port", "1", *flags]).verify is verify
+    assert entry.parse(["--name", "s", "--control-port", "1", *flags]).verify is verify
 
 
 def test_a_slot_hands_it_on_to_its_loads(tiny_llama: Path, patch: pytest.MonkeyPatch) -> None:
