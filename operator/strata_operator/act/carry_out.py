@@ -42,7 +42,7 @@ from strata_operator.decide.ledger import Dealing, still_free
 from strata_operator.decide.planning import with_margin
 from strata_operator.decide.reconcile import RUN_PODS
 from strata_operator.decide.view import PlanFailure, View
-from strata_operator.decide.wishes import plan_key, without_digest
+from strata_operator.decide.wishes import plan_key, planned_digest, without_digest
 from strata_operator.errors import NotReadyError
 from strata_operator.observe.kube import (
     CONFIG_MAPS,
@@ -214,13 +214,14 @@ class Hands:
             self._note_failure(Answer(None, "ClaimNotShared", unshared), wish, asked, view, kept)
             return
         if wish.optional and view.newest and plan == view.newest.epoch.plan:
-            kept.note_failure(_failure(asked, wish, view, "NotWorthIt", "the plan in force is as good", kept=True))
+            as_good = "the plan in force is as good"
+            kept.note_failure(PlanFailure(asked.key, "NotWorthIt", as_good, view.now, wish=wish.reason, kept=True))
             return
         kept.failures.pop(asked.key, None)
         kept.conflicts = Backoff()
         cause = Cause(
             reason=wish.reason,
-            spec_digest=_digest_of(wish, view),
+            spec_digest=planned_digest(view, wish),
             inventory_digest=asked.inventory_digest,
             node=wish.node,
             seconds_to_plan=time.monotonic() - asked.since,
@@ -233,7 +234,7 @@ class Hands:
         """An `hf://` model is resolved to a commit when it is first planned and whenever the spec changes, never by a loss."""
         newest = view.newest
         deployment, devices = with_margin(_wanted_deployment(wish, view), cluster, wish.margin)
-        same_spec = newest is not None and newest.cause.spec_digest == _digest_of(wish, view)
+        same_spec = newest is not None and newest.cause.spec_digest == planned_digest(view, wish)
         thing = deployment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"status"})
         return Question(
             deployment=thing,
@@ -260,7 +261,10 @@ class Hands:
 
     def _note_failure(self, answer: Answer, wish: MakePlan, asked: Asked, view: View, kept: Kept) -> None:
         deployment = view.deployment
-        kept.note_failure(_failure(asked, wish, view, answer.reason, answer.message, passing=answer.passing))
+        failure = PlanFailure(
+            asked.key, answer.reason, answer.message, view.now, wish=wish.reason, passing=answer.passing
+        )
+        kept.note_failure(failure)
         log.warning("%s/%s: no plan (%s): %s", deployment.namespace, deployment.name, answer.reason, answer.message)
 
     async def _renew(self, action: RenewEpoch, view: View, kept: Kept) -> bool:
@@ -312,13 +316,9 @@ def _wanted_deployment(wish: MakePlan, view: View) -> LLMDeployment:
     return as_planned(view.deployment, view.newest) if wish.recorded else view.deployment
 
 
-def _digest_of(wish: MakePlan, view: View) -> str:
-    return view.newest.cause.spec_digest if wish.recorded and view.newest else view.spec_digest
-
-
 def _question_of(wish: MakePlan, view: View) -> str:
     """What a plan under way must still be the answer to. Not the inventory, which moves with every pod on a processor's node."""
-    return f"{_digest_of(wish, view)}/{wish.margin:g}/{wish.optional}"
+    return f"{planned_digest(view, wish)}/{wish.margin:g}/{wish.optional}"
 
 
 def _still_asked(asked: Asked, wish: MakePlan, view: View) -> bool:
@@ -327,12 +327,6 @@ def _still_asked(asked: Asked, wish: MakePlan, view: View) -> bool:
     """
     nodes = {node.name for node in asked.cluster.nodes}
     return asked.question == _question_of(wish, view) and not nodes & wish.without
-
-
-def _failure(  # noqa: PLR0913  a value's fields
-    asked: Asked, wish: MakePlan, view: View, reason: str, message: str, *, passing: bool = False, kept: bool = False
-) -> PlanFailure:
-    return PlanFailure(asked.key, reason, message, view.now, wish=wish.reason, passing=passing, kept=kept)
 
 
 def _named(action: Action, view: View) -> str:

@@ -29,7 +29,7 @@ from strata_operator.decide.view import (
 from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
 from strata_operator.observe.snapshot import Snapshot
 from strata_operator.render import RenderOptions, image_for, render
-from strata_operator.render.names import CONTROL_PORT, gateway_control_host, slot_address
+from strata_operator.render.names import CONTROL_PORT, GATEWAY, gateway_control_host, slot_address
 from strata_operator.render.records import EpochRecord, UnreadRecord, as_planned
 from strata_operator.render.slots import Claim, claims_of, slots_of
 from strata_planner.contract.control import GatewayStatus, SlotStatus
@@ -37,8 +37,6 @@ from strata_planner.contract.keys import gateway_secret, slot_secret
 from strata_planner.contract.plan import Plan
 
 log = logging.getLogger(__name__)
-
-GATEWAY = "gateway"
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,19 @@ def wanted(view: View, memory: Memory, found: tuple[Trouble, ...], steps: tuple[
 
 def plan_key(view: View, wish: MakePlan) -> str:
     """Planning the same again would give the same."""
-    spec = view.newest.cause.spec_digest if wish.recorded and view.newest else view.spec_digest
-    parts = (spec, view.inventory_digest, without_digest(view, wish.without), f"{wish.margin:g}", wish.optional)
+    parts = (
+        planned_digest(view, wish),
+        view.inventory_digest,
+        without_digest(view, wish.without),
+        f"{wish.margin:g}",
+        wish.optional,
+    )
     return "/".join(map(str, parts))
+
+
+def planned_digest(view: View, wish: MakePlan) -> str:
+    """Of the spec that the plan is made from: the newest epoch's, or the object's as it is now."""
+    return view.newest.cause.spec_digest if wish.recorded and view.newest else view.spec_digest
 
 
 def without_digest(view: View, without: frozenset[str]) -> str:
