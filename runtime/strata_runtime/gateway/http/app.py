@@ -172,21 +172,27 @@ async def _body(request: Request, gateway: Gateway) -> bytes:
     _check_media_type(request.headers.get("content-type", ""))
     limit = gateway.limits.body_bytes(gateway.dispatcher.max_tokens())
     announced = request.headers.get("content-length", "0")  # digits, h11 sees to that
-    data = bytearray()
-    if len(announced) < 16 and int(announced) <= limit:
-        try:
-            async with aclosing(request.stream()) as chunks:
-                async for chunk in chunks:
-                    data += chunk
-                    if len(data) > limit:
-                        break
-                else:
-                    return bytes(data)
-        except ClientDisconnect as error:
-            raise ClientGoneError from error
+    fits = len(announced) < 16 and int(announced) <= limit
+    data = await _read(request, limit) if fits else None
+    if data is not None:
+        return data
     raise BodyTooLargeError(
         f"the body has more than {limit} bytes, the most this server reads (--max-body-bytes): send less"
     )
+
+
+async def _read(request: Request, limit: int) -> bytes | None:
+    """The body; None as soon as it is longer than `limit`."""
+    data = bytearray()
+    try:
+        async with aclosing(request.stream()) as chunks:
+            async for chunk in chunks:
+                data += chunk
+                if len(data) > limit:
+                    return None
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
+    return bytes(data)
 
 
 def _check_media_type(given: str) -> None:
