@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests start some fifty processes: what Python has compiled once is kept, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-all check cluster-test gpu-test bench generate clean
 
 setup: $(READY)  ## install everything into .venv
@@ -17,9 +20,9 @@ $(READY): pyproject.toml
 demo: $(READY)  ## plan the quickstart over unlike devices, run it, ask it something
 	@$(BIN)/python -m strata_operator.demo
 
-# Tests that share a running deployment stay in one worker (xdist_group).
+# A file stays in one worker: what its tests share, a running deployment say, is made once.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(READY)  ## unit tests: no cluster, no GPU, no network; two minutes on two cores
 	@$(PYTEST)

@@ -9,11 +9,14 @@ import tempfile
 from hypothesis import settings
 
 from tests.cluster.testbed import tools
-from tests.laws import ALL
+from tests.laws import ALL, share
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault(tools.DIRECTORY_VARIABLE, str(tools.cache_dir()))
 _cache = tempfile.TemporaryDirectory(prefix="strata-test-cache-")
 os.environ["XDG_CACHE_HOME"] = _cache.name  # of processes that tests start, too
-settings.register_profile(ALL, settings.get_profile(settings.get_current_profile_name()))
+_whole = settings.get_profile(settings.get_current_profile_name())
+settings.register_profile(ALL, _whole)
+settings.register_profile("few", _whole, max_examples=share(_whole.max_examples))
+settings.load_profile("few")

@@ -13,11 +13,11 @@ ALL = "all"
 
 
 def share(examples: int) -> int:
-    """Of a law whose examples each solve an integer program, or as much."""
+    """Of a law. Those that say no number have a quarter of hypothesis' own, by the profile."""
     return examples if settings.get_current_profile_name() == ALL else max(1, examples // 4)
 
 
-def swept(names: Iterable[str], always: Iterable[str]) -> list[Any]:
+def swept(names: Iterable[Any], always: Iterable[Any]) -> list[Any]:
     """Parameters of a sweep: those that always run, and the others marked as slow."""
     kept = set(always)
     return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in names]

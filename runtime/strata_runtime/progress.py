@@ -4,6 +4,7 @@ Used by the runtime's commands (quantize, calibration, GPTQ). Knows nothing of w
 """
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -37,7 +38,8 @@ def line(what: str, done: float, total: float, seconds: float) -> str:
     if total <= 0:
         return f"{what}: begins, {_duration(seconds)} so far"
     share = min(1.0, done / total)
-    left = f", about {_duration(seconds * (1 - share) / share)} left" if 0 < share < 1 else ""
+    rest = seconds * (1 - share) / share if 0 < share < 1 else math.inf
+    left = f", about {_duration(rest)} left" if math.isfinite(rest) else ""
     return f"{what}: {share:.0%} done in {_duration(seconds)}{left}"
 
 

@@ -127,6 +127,9 @@ def serving(api: FakeApi) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = (
+            True  # as the real one: else the body waits 40 ms for the acknowledgement of the headers
+        )
 
         def _handle(self) -> None:
             place = urlsplit(self.path)

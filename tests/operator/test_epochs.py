@@ -21,6 +21,7 @@ from strata_operator.decide.epochs import (
 )
 from strata_planner.contract.control import Commit, Prepare, encode
 from strata_planner.contract.plan import Plan
+from tests.laws import share
 from tests.operator.fakes import FakeGateway, FakeSlot, a_plan, addresses_of
 
 SLOTS = ("a", "b", "c")
@@ -174,7 +175,7 @@ class Epochs(RuleBasedStateMachine):
         assert is_ready(self.world.desired, self.world.ledger, self.world.seen())
 
 
-Epochs.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Epochs.TestCase.settings = settings(max_examples=share(150), stateful_step_count=30, deadline=None)
 TestEpochs = Epochs.TestCase
 
 

@@ -12,6 +12,7 @@ from strata_operator.observe.inventory import Inventory, InventoryOptions, LinkT
 from strata_operator.render.requests import amounts, parse_quantity, pod_requests
 from strata_operator.render.slots import SLOT_IDLE_BYTES, Claim
 from strata_planner.question.cluster import Device, Link
+from tests.laws import share
 from tests.operator.builders import NodeBuilder, PodBuilder, a_deployment, a_node, a_pod
 
 GIB = 1 << 30
@@ -381,7 +382,7 @@ label_values = st.sampled_from(["cpu", "Tesla-T4", "7", "15360MiB", "-1", "0", "
 quantities = st.sampled_from(["1", "0", "-3", "1e99", "1Gi", "two", "500m", 4]) | st.text(max_size=9)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=share(120), deadline=None)
 @given(
     st.dictionaries(st.sampled_from(LABELS), label_values),
     st.dictionaries(st.sampled_from(["cpu", "memory", "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"]), quantities),

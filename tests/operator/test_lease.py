@@ -22,6 +22,7 @@ from strata_operator.act.lease import (
 )
 from strata_operator.errors import NotReadyError
 from strata_operator.observe.kube import CONFIG_MAPS, THREADS
+from tests.laws import share
 from tests.operator.fake_api import FakeApi, serving
 from tests.operator.test_kube import CONFIG_MAP, kube_of
 
@@ -107,7 +108,7 @@ class InMemory:
         return self.lease
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([0, 1]), st.floats(0, 9), st.booleans()), min_size=5, max_size=40),
     st.floats(-1e6, 1e6),

@@ -22,6 +22,7 @@ from strata_operator.observe.inventory import take_inventory
 from strata_operator.render.slots import Claim, claims_of
 from strata_planner.contract.plan import DeviceRef, Plan
 from strata_planner.question.cluster import Cluster, Device, Node
+from tests.laws import share
 from tests.operator.builders import a_deployment, a_node
 from tests.operator.fakes import a_plan
 from tests.operator.test_cli import CONFIG
@@ -77,7 +78,7 @@ def taking(deployment: LLMDeployment, cluster: Cluster, chance: random.Random) -
     return msgspec.structs.replace(plan, replicas=(msgspec.structs.replace(plan.replicas[0], stages=stages),))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=2, max_size=24),

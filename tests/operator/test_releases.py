@@ -23,6 +23,7 @@ from strata_operator.render import digest
 from strata_operator.render.digest import same_spec, spec_digest
 from strata_operator.render.names import slot_address
 from strata_operator.render.records import EpochRecord, UnreadRecord
+from tests.laws import share
 from tests.operator.fakes import FakeGateway, FakeSlot
 
 FOLDER = Path(__file__).parent / "fixtures" / "0.1.0"
@@ -156,7 +157,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=share(100), deadline=None)
 @given(
     anything | st.dictionaries(st.sampled_from(["phase", "conditions", "plan", "stages", "replans", "new"]), anything)
 )

@@ -14,10 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from strata_operator.local.ports import free_port
-
-pytestmark = pytest.mark.xdist_group("up")  # one worker: the deployments are started once
+from strata_runtime.model.random_model import make_random_model
 
 ANSWER = 300
 KILL_AFTER = 20
@@ -37,20 +38,6 @@ nodes:
 - {name: a, devices: [{type: cpu, memoryBytes: 620000000, threads: 1, profile: {layerOverheadSeconds: 0.0002}}]}
 - {name: b, devices: [{type: cpu, memoryBytes: 620000000, threads: 1, profile: {layerOverheadSeconds: 0.0002}}]}
 """
-MAKE_MODEL = """
-import sys
-from pathlib import Path
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-from strata_runtime.model.random_model import make_random_model
-folder = Path(sys.argv[1])
-words = {f"w{number}": number for number in range(128)}
-tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w1").save_pretrained(folder)
-make_random_model(folder, "llama", vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=6,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, bos_token_id=0, eos_token_id=1)
-"""
 
 
 class Up:
@@ -60,7 +47,7 @@ class Up:
         self.name = name
         model = folder / "model"
         model.mkdir()
-        subprocess.run([sys.executable, "-c", MAKE_MODEL, str(model)], check=True, capture_output=True)
+        make_model(model)
         (folder / "tiny.yaml").write_text(DEPLOYMENT.format(model=model, how=how, name=name))
         (folder / "cluster.yaml").write_text(CLUSTER)
         self.port = free_port("127.0.0.1")
@@ -123,6 +110,26 @@ class Up:
             assert pipe
             pipe.close()
         return code
+
+
+def make_model(folder: Path) -> None:
+    words = {f"w{number}": number for number in range(128)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w1").save_pretrained(folder)
+    make_random_model(
+        folder,
+        "llama",
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +205,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         running.stop()
 
 
+@pytest.mark.slow  # runtime/gateway/test_recovery.py has the same law in one process
 def test_two_replicas_serve_and_the_loss_of_one_is_carried_by_the_other(replicas: Up, expected: str) -> None:
     streams = [replicas.stream([5, 9, 2]) for _ in range(2)]  # routed by load: one to each
     pieces = [[next(stream) for _ in range(KILL_AFTER)] for stream in streams]

@@ -11,6 +11,7 @@ from strata_planner.contract.architectures import SUPPORTED, UnsupportedModelErr
 from strata_planner.errors import InputError, ModelError
 from strata_planner.question.config_fields import LISTS, OBJECTS, WHOLE_NUMBERS
 from strata_planner.question.model import Model
+from tests.laws import share
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -52,7 +53,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share(150), deadline=None)
 @given(
     st.sampled_from(sorted(SUPPORTED)),
     st.dictionaries(st.sampled_from(READ), values, max_size=3),

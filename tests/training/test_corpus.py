@@ -1,9 +1,10 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.laws import share
 from training.corpus import HELDOUT_PERCENT, Explained, is_heldout, read_corpus
 
 MODULES = 150
@@ -54,6 +55,7 @@ def test_an_epoch_depends_on_its_seed_alone(library: Path) -> None:
     assert len(corpus.epoch(1, 2)) == len(corpus.library) + 2 * len(corpus.explained)
 
 
+@settings(max_examples=share(40))
 @given(st.lists(st.text(min_size=1), min_size=400, max_size=400, unique=True))
 def test_the_split_keeps_to_its_share(names: list[str]) -> None:
     assert sum(map(is_heldout, names)) < 400 * (HELDOUT_PERCENT / 100) * 3.5

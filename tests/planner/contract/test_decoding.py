@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from strata_planner.contract import control, frames
 from strata_planner.contract.decoding import decode_frame, decode_message
 from strata_planner.contract.values import ContractError
+from tests.laws import share
 
 MOST = 10_000
 KINDS: dict[str, tuple[Any, Any, Any]] = {
@@ -55,7 +56,7 @@ def test_what_is_encoded_is_decoded(kind: str, data: st.DataObject) -> None:
 
 @every_kind
 @given(data=st.data(), changes=CHANGES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_damaged_messages_decode_or_are_refused(
     kind: str, data: st.DataObject, changes: list[tuple[int, bytes]]
 ) -> None:
@@ -64,7 +65,7 @@ def test_damaged_messages_decode_or_are_refused(
 
 @every_kind
 @given(received=st.lists(st.binary(), max_size=3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_any_frames_decode_or_are_refused(kind: str, received: list[bytes]) -> None:
     refused_or_decoded(kind, received)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.latencies import LatencyProfile, row_sizes
 from strata_planner.contract.values import ContractError
+from tests.laws import share
 from tests.planner.latency_profiles import ROW_MULTIPLE, ROW_SIZES, a_latency_profile, rows_of
 
 NAMES: st.SearchStrategy[FormatName] = st.sampled_from(["dense", "int4", "any3", "any4", "any4_a8", "w8a8"])
@@ -21,7 +22,7 @@ def test_a_profile_comes_back_as_it_was_written() -> None:
     assert LatencyProfile.decode(profile.encode()) == profile
 
 
-@settings(deadline=None, max_examples=20)  # a busy machine is no failure
+@settings(deadline=None, max_examples=share(20))  # a busy machine is no failure
 @given(kept=st.sets(NAMES, min_size=1), added=st.sets(NAMES, min_size=1))
 def test_formats_that_are_added_leave_every_byte_of_the_others(kept: set[FormatName], added: set[FormatName]) -> None:
     earlier, more = a_latency_profile(formats=sorted(kept)), a_latency_profile(formats=sorted(added - kept), head=())

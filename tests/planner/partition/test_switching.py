@@ -20,6 +20,7 @@ from strata_planner.partition.switching import MEGATRON_ONLY, model_seconds, str
 from strata_planner.question.catalogue import catalogue
 from strata_planner.question.cluster import LinkRate
 from strata_planner.question.model import Model
+from tests.laws import share
 from tests.planner.builders import a_model
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
@@ -71,7 +72,7 @@ def test_a_collective_that_reaches_half_the_link_takes_twice_its_transfer() -> N
     assert slower.activations == pytest.approx(1.5 * whole.activations)  # a reduce-scatter and an all-gather
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=share(40))
 @given(tokens=st.integers(1, 60_000), bandwidth=st.floats(1, 300), overlap=st.sampled_from([0.0, 0.5, 1.0]))
 def test_the_table_names_the_fastest(tokens: int, bandwidth: float, overlap: float) -> None:
     model, group = the("llama-2-7b"), a_group(gigabytes_per_second=bandwidth, overlap=overlap)

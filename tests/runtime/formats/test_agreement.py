@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_runtime.formats.agreement import disagreement, size_of_sums
+from tests.laws import share
 
 torch.set_num_threads(1)
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -26,7 +27,7 @@ def size_of(tokens: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 def test_weights_partial_sums_and_results_may_be_rounded(
     count: int, rows: int, columns: int, dtype: torch.dtype, seed: int
 ) -> None:

@@ -10,6 +10,7 @@ from strata_runtime.formats import PrecisionError, stored_bytes_of
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.formats.planes.planes import pack_planes
 from strata_runtime.formats.weights import PlanesWeight
+from tests.laws import share
 
 torch.set_num_threads(1)
 
@@ -22,7 +23,7 @@ def a_planes_weight(out_features: int, in_features: int, bits: int, dtype: torch
 
 
 @given(out_features=st.integers(1, 40), in_features=st.integers(1, 700), bits=st.sampled_from(sorted(ANY_PRECISION)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 def test_it_multiplies_by_its_centroids_and_keeps_the_bytes_that_are_counted(
     out_features: int, in_features: int, bits: int
 ) -> None:

@@ -11,6 +11,7 @@ from strata_runtime.formats.float8 import float8_kernels
 from strata_runtime.formats.float8.float8 import E4M3, FLOAT8, LARGEST, decode, quantize_float8
 from strata_runtime.formats.float8.float8_linear import Float8Linear
 from strata_runtime.formats.kernels import FLOAT8_KERNELS, select
+from tests.laws import share
 
 torch.set_num_threads(1)
 FRACTION_BITS, LEAST_EXPONENT = 3, -6  # of e4m3
@@ -39,7 +40,7 @@ def test_every_code_decodes_to_torchs_value() -> None:
     spread=st.sampled_from([0.0, 1.0, 6.0]),
     power=st.integers(-100, 100),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_every_value_is_within_half_a_step_of_the_grid(rows: int, columns: int, spread: float, power: int) -> None:
     values = some_values(rows, columns, spread) * 2.0**power
     stored = quantize_float8(values)
@@ -71,7 +72,7 @@ def test_extremes_saturate_and_never_overflow(extreme: float) -> None:
     count=st.integers(0, 20),
     dtype=st.sampled_from(DTYPES),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=share(25), deadline=None)
 def test_a_linear_computes_what_is_defined(
     name: FormatName, rows: int, columns: int, count: int, dtype: torch.dtype
 ) -> None:

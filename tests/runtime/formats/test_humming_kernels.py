@@ -18,6 +18,7 @@ from strata_runtime.formats.gptq.gptq_linear import GptqLinear
 from strata_runtime.formats.gptq.humming_kernels import CHECKED_COUNTS, RepackedWeight, refusal, repack, uniform
 from strata_runtime.formats.gptq.kernels import HUMMING, dequantized
 from strata_runtime.formats.gptq.weight import GptqWeight
+from tests.laws import share
 from tests.runtime.formats.humming_libraries import (
     DoesNotCompile,
     OutOfMemory,
@@ -78,7 +79,7 @@ def put_in_charge(library: object, monkeypatch: pytest.MonkeyPatch, bits: int = 
     group=st.sampled_from([32, 64, 128]),
     centered=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 def test_words_and_zeros_are_the_streams_that_the_library_documents(
     *, rows: int, columns: int, bits: int, group: int, centered: bool
 ) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from strata_runtime.formats import features, kernels, make_linear, reference
 from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
 from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear
+from tests.laws import share
 
 torch.set_num_threads(1)
 ALL_KERNELS = {kernel.name: kernel for kernel in (*CHANNEL_KERNELS, *GROUP_KERNELS)}
@@ -41,7 +42,7 @@ def expected(kernel: Kernel, module: ChannelLinear | GroupLinear, tokens: torch.
     count=st.integers(1, 70),
     dtype=st.sampled_from(DTYPES),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 def test_a_kernel_computes_what_the_reference_defines(
     name: str, rows: int, columns: int, count: int, dtype: torch.dtype
 ) -> None:

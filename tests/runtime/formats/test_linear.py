@@ -14,6 +14,7 @@ from strata_runtime.formats import (
     make_linear,
     stored_bytes_of,
 )
+from tests.laws import share
 
 torch.set_num_threads(1)
 SHAPES = st.tuples(st.integers(1, 200), st.integers(1, 300))
@@ -29,7 +30,7 @@ def a_weight(out_features: int, in_features: int, seed: int = 0) -> torch.Tensor
     compute=st.sampled_from(sorted(COMPUTE_DTYPES)),
     bias_items=st.sampled_from([0, 1]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 def test_stored_bytes_are_what_the_contract_counts(
     shape: tuple[int, int], name: FormatName, compute: ComputeType, bias_items: int
 ) -> None:
@@ -99,7 +100,7 @@ def test_error_falls_with_bits(compute: ComputeType, kind: str) -> None:
 
 
 @given(shape=SHAPES, name=st.sampled_from(sorted(MAKERS)), count=st.integers(2, 80))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 def test_a_row_alone_equals_the_row_in_a_batch(shape: tuple[int, int], name: FormatName, count: int) -> None:
     module = make_linear(a_weight(*shape), a_weight(shape[0], 1)[:, 0], name, torch.float32)
     tokens = a_weight(count, shape[1], seed=2)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.reference.nested_uniform import WIDTHS, NestedUniform, quantize, sliced
 from strata_planner.contract.formats import stored_bytes
 from strata_runtime.formats import PrecisionError
+from tests.laws import share
 from tests.runtime.formats.any_precision.test_quantize import heavy_tailed, importances
 
 torch.set_num_threads(1)
@@ -20,7 +21,7 @@ def error(parent: NestedUniform, bits: int, weight: torch.Tensor, importance: to
 
 
 @given(shape=st.tuples(st.integers(1, 6), st.integers(1, 400)), bits=st.integers(1, 8), seed=st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 def test_the_top_bits_are_the_model(shape: tuple[int, int], bits: int, seed: int) -> None:
     parent = quantize(heavy_tailed(*shape, seed=seed))
     kept = parent.codes >> (8 - bits) << (8 - bits)

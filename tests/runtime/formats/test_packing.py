@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_runtime.formats import features, packing
+from tests.laws import share
 
 torch.set_num_threads(1)
 ROWS = st.integers(1, 200)
@@ -17,7 +18,7 @@ def some_codes(rows: int, columns: int, bits: int) -> torch.Tensor:
 
 
 @given(rows=ROWS, columns=COLUMNS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 def test_nibbles_come_back(rows: int, columns: int) -> None:
     codes = some_codes(rows, columns, bits=4)
     for part in packing.segments(rows):
@@ -28,7 +29,7 @@ def test_nibbles_come_back(rows: int, columns: int) -> None:
 
 
 @given(rows=ROWS, columns=COLUMNS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 def test_planes_of_three_bits_come_back(rows: int, columns: int) -> None:
     codes = some_codes(rows, columns, bits=3)
     for part in packing.segments(rows):

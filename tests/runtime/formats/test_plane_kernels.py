@@ -13,6 +13,7 @@ from strata_runtime.formats.planes.planes import TILE_COLUMNS, pack_planes
 from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.kernels import native_planes
 from strata_runtime.kernels.native import library
+from tests.laws import share
 
 torch.set_num_threads(1)
 SAME_LEVEL = [HealthCheck.function_scoped_fixture]  # all examples of a test take the one level
@@ -53,7 +54,7 @@ shapes = st.tuples(
     count=st.one_of(st.integers(1, 20), st.just(131)),
     dtype=st.sampled_from(DTYPES),
 )
-@settings(max_examples=30, deadline=None, suppress_health_check=SAME_LEVEL)
+@settings(max_examples=share(30), deadline=None, suppress_health_check=SAME_LEVEL)
 def test_the_native_product_is_the_reference(
     level: str, shape: tuple[int, int], bits: int, count: int, dtype: torch.dtype
 ) -> None:
@@ -68,7 +69,7 @@ def test_long_rows_are_the_reference(level: str, count: int) -> None:
 
 
 @given(shape=shapes, bits=st.integers(1, 8), dtype=st.sampled_from(DTYPES))
-@settings(max_examples=30, deadline=None, suppress_health_check=SAME_LEVEL)
+@settings(max_examples=share(30), deadline=None, suppress_health_check=SAME_LEVEL)
 def test_the_native_decoder_gives_every_value(
     level: str, shape: tuple[int, int], bits: int, dtype: torch.dtype
 ) -> None:
@@ -78,7 +79,7 @@ def test_the_native_decoder_gives_every_value(
 
 
 @given(shape=shapes, bits=st.sampled_from([3, 4, 8]), count=st.integers(1, 20), dtype=st.sampled_from(DTYPES))
-@settings(max_examples=30, deadline=None, suppress_health_check=SAME_LEVEL)
+@settings(max_examples=share(30), deadline=None, suppress_health_check=SAME_LEVEL)
 def test_8_bit_activations_agree_in_every_bit(
     level: str, shape: tuple[int, int], bits: int, count: int, dtype: torch.dtype
 ) -> None:
@@ -101,7 +102,7 @@ def test_8_bit_activations_over_several_sections_of_columns(level: str, shape: t
     group=st.sampled_from([1, 32, 64, 100, 128, 4096]),
     count=st.integers(1, 9),
 )
-@settings(max_examples=30, deadline=None, suppress_health_check=SAME_LEVEL)
+@settings(max_examples=share(30), deadline=None, suppress_health_check=SAME_LEVEL)
 def test_uniform_groups_are_the_reference(
     level: str, shape: tuple[int, int], bits: int, group: int, count: int
 ) -> None:

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_runtime.formats.planes.planes import TILE_COLUMNS, pack_planes, unpack_planes
+from tests.laws import share
 
 torch.set_num_threads(1)
 
@@ -15,7 +16,7 @@ def some_codes(out_features: int, in_features: int, bits: int, seed: int = 0) ->
 
 
 @given(out_features=st.integers(1, 9), in_features=st.integers(1, 1300), bits=st.integers(1, 8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 def test_planes_hold_the_codes(out_features: int, in_features: int, bits: int) -> None:
     codes = some_codes(out_features, in_features, bits)
     planes = pack_planes(codes, bits)

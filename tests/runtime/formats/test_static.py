@@ -18,6 +18,7 @@ from strata_runtime.formats.static8.activation_file import ActivationEntry, Acti
 from strata_runtime.formats.static8.static_kernels import reference_product
 from strata_runtime.formats.static8.static_linear import StaticLinear, static_linear
 from strata_runtime.formats.static8.static_weight import StaticWeight
+from tests.laws import share
 
 torch.set_num_threads(1)
 DTYPES = list(COMPUTE_DTYPES.values())
@@ -38,7 +39,7 @@ def a_linear(weight: torch.Tensor, inputs: torch.Tensor, dtype: torch.dtype = to
 
 @pytest.mark.parametrize("kernel", STATIC_KERNELS, ids=lambda kernel: kernel.name)
 @given(rows=st.integers(1, 80), columns=st.integers(1, 200), count=st.integers(0, 40), dtype=st.sampled_from(DTYPES))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_a_kernel_computes_what_is_defined(
     kernel: Kernel[StaticWeight], rows: int, columns: int, count: int, dtype: torch.dtype
 ) -> None:
@@ -49,7 +50,7 @@ def test_a_kernel_computes_what_is_defined(
 
 
 @given(rows=st.integers(1, 60), columns=st.integers(1, 200), compute=st.sampled_from(sorted(COMPUTE_DTYPES)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_stored_bytes_are_what_the_contract_counts(rows: int, columns: int, compute: ComputeType) -> None:
     module = a_linear(some(rows, columns), some(3, columns), COMPUTE_DTYPES[compute])
     assert stored_bytes_of(module) == stored_bytes("w8a8_static", rows, columns, compute)

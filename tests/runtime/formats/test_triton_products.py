@@ -9,10 +9,11 @@ from torch import Tensor
 from strata_runtime.formats.gptq.weight import GptqWeight
 from strata_runtime.formats.planes.planes import pack_planes
 from strata_runtime.formats.weights import PlanesWeight
+from tests.laws import share, swept
 from tests.runtime.formats.interpreted import products
 
 ROUNDING = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}  # the interpreter cuts bfloat16 off instead of rounding
-EXAMPLES = settings(max_examples=4, deadline=None)
+EXAMPLES = settings(max_examples=share(8), deadline=None)
 DTYPES = st.sampled_from(sorted(ROUNDING, key=str))
 SHAPES = st.tuples(st.sampled_from([1, 7, 32, 33]), st.sampled_from([1, 33, 64, 200, 500, 512, 577, 600]))
 
@@ -47,7 +48,7 @@ def assert_is_the_product(result: Tensor, tokens: Tensor, values: Tensor) -> Non
     assert ((result.double() - expected).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("bits", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("bits", swept([3, 4, 5, 6, 7, 8], [3, 4, 8]))
 @given(shape=SHAPES, count=st.integers(1, 16), dtype=DTYPES)
 @EXAMPLES
 def test_a_weight_of_any_precision_is_multiplied_by_its_centroids(
@@ -57,7 +58,7 @@ def test_a_weight_of_any_precision_is_multiplied_by_its_centroids(
     assert_is_the_product(products.product(tokens, weight), tokens, weight.dequantized())
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", swept([2, 3, 4, 8], [3, 4]))
 @given(shape=SHAPES, count=st.integers(1, 16), group=st.sampled_from([32, 64, 128, 1 << 20]))
 @EXAMPLES
 def test_a_gptq_weight_is_multiplied_as_the_reference_rounds_it(
@@ -74,7 +75,7 @@ def test_a_gptq_weight_in_bfloat16() -> None:
     assert_is_the_product(products.product(tokens, weight), tokens, values)
 
 
-@pytest.mark.parametrize("bits", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("bits", swept([3, 4, 5, 6, 7, 8], [3, 4, 8]))
 @given(shape=SHAPES, dtype=DTYPES)
 @EXAMPLES
 def test_decoding_gives_the_centroids_themselves(bits: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -82,7 +83,7 @@ def test_decoding_gives_the_centroids_themselves(bits: int, shape: tuple[int, in
     assert torch.equal(products.decoded(weight, dtype), weight.dequantized().to(dtype))
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", swept([2, 3, 4, 8], [3, 4]))
 @given(shape=SHAPES, group=st.sampled_from([32, 64, 128, 1 << 20]))
 @EXAMPLES
 def test_decoding_gptq_gives_the_references_values(bits: int, shape: tuple[int, int], group: int) -> None:

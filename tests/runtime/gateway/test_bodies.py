@@ -14,6 +14,7 @@ from strata_runtime.gateway.http.parameters import UNSUPPORTED, ChatBody, Comple
 from strata_runtime.gateway.http.prompts import Bounds, Prepared, prepare_chat, prepare_completion
 from strata_runtime.gateway.settings import Limits
 from strata_runtime.gateway.text.tokenizer import Tokenizer
+from tests.laws import share
 
 BOUNDS = Bounds(tokens=512, answers=64)
 NAMES = sorted({*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__, *UNSUPPORTED, "unknown"})
@@ -42,7 +43,7 @@ def prepare(data: bytes, kind: type[Any], tokenizer: Tokenizer) -> Prepared:
     return (prepare_chat if kind is ChatBody else prepare_completion)(body, tokenizer, BOUNDS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 @given(body=bodies, kind=st.sampled_from([CompletionBody, ChatBody]))
 def test_any_body_is_taken_within_bounds_or_refused_by_name(tokenizer: Tokenizer, body: Any, kind: type[Any]) -> None:
     try:
@@ -115,7 +116,7 @@ def test_text_that_cannot_fit_is_not_tokenized(tokenizer: Tokenizer, monkeypatch
         prepare(msgspec.json.encode(chat), ChatBody, tokenizer)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=share(50), deadline=None)
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_no_token_stands_for_more_bytes_than_that(tokenizer: Tokenizer, text: str) -> None:
     assert len(text.encode()) <= len(tokenizer.encode(text)) * tokenizer.most_bytes_per_token

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from strata_planner.contract.frames import Abort, Rejected, Sampling, Submit, TokenEvent, Tokens
 from strata_runtime.gateway.routing.journal import GenerationRequest, Journal, Outgoing
+from tests.laws import share
 
 REPLICAS = (0, 1)
 MAX_TOKENS = 6
@@ -147,7 +148,7 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 TestJournalLaw = JournalMachine.TestCase
-TestJournalLaw.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestJournalLaw.settings = settings(max_examples=share(150), stateful_step_count=40, deadline=None)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from strata_runtime.gateway.routing.journal import GenerationRequest, Journal, O
 from strata_runtime.gateway.routing.suspicion import MOST_FAILED_STEPS, Record
 from strata_runtime.scheduler.engine import Engine, Step
 from strata_runtime.scheduler.scheduler import Limits
+from tests.laws import share
 
 POISON = "poison"
 
@@ -90,7 +91,7 @@ class Deployment:
             self.carry(self.journal.replay(name, 0))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 @given(
     others=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), max_size=8),
     place=st.integers(0, 8),

@@ -9,6 +9,7 @@ from strata_runtime.formats import COMPUTE_DTYPES, reference
 from strata_runtime.formats.static8.static_kernels import reference_product
 from strata_runtime.formats.static8.static_weight import quantize_static
 from strata_runtime.kernels import native, native_channels, native_planes
+from tests.laws import share
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native library is here")
@@ -25,7 +26,7 @@ shapes = {
     "dtype": st.sampled_from(list(COMPUTE_DTYPES.values())),
     "seed": st.integers(0, 99),
 }
-laws = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+laws = settings(max_examples=share(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @given(**shapes)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strata_runtime.kernels import native_crc
 from strata_runtime.kernels.native import library
+from tests.laws import share
 
 MOST_BYTES = 1 << 20
 LENGTHS = st.integers(0, 700) | st.integers(0, MOST_BYTES // 4)
@@ -32,7 +33,7 @@ def file(noise: memoryview, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     os.close(descriptor)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=ANY_FIXTURE)
+@settings(deadline=None, max_examples=share(60), suppress_health_check=ANY_FIXTURE)
 @given(begin=st.integers(0, 130), length=LENGTHS, before=st.integers(0, 2**32 - 1))
 @example(begin=1, length=MOST_BYTES - 1, before=0)
 def test_a_check_is_that_of_zlib(noise: memoryview, level: str, begin: int, length: int, before: int) -> None:
@@ -48,7 +49,7 @@ def test_short_ones_of_every_length_too(noise: memoryview, level: str, begin: in
         assert native_crc.crc32(data) == zlib.crc32(data), length
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=ANY_FIXTURE)
+@settings(deadline=None, max_examples=share(30), suppress_health_check=ANY_FIXTURE)
 @given(offset=st.integers(0, 5000), lengths=st.lists(LENGTHS, max_size=6), begin=st.integers(0, 64))
 @example(offset=MOST_BYTES - 1000, lengths=[600, 0, 600, 5], begin=3)
 def test_what_a_file_gives_comes_with_its_checks(

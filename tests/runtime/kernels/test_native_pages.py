@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.kernels import native, native_pages
 from strata_runtime.model.kv.pool import Pool, PoolShape, RoundedPool, make_pool
+from tests.laws import share
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native library is here")
@@ -32,7 +33,7 @@ def both(shape: PoolShape) -> tuple[Pool, Pool]:
     power=st.integers(-20, 12),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_it_holds_and_restores_torchs_bits(
     level: str, heads: int, width: int, page_tokens: int, tokens: int, dtype: torch.dtype, power: int, seed: int
 ) -> None:

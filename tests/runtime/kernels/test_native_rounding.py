@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from strata_runtime.formats import quantizers
 from strata_runtime.kernels import native_rounding
 from strata_runtime.kernels.native import library
+from tests.laws import share
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no native library here")
@@ -19,7 +20,7 @@ def in_torch(weight: torch.Tensor, bits: int, group: int, scale_dtype: torch.dty
         return quantizers.quantize_groups(weight, bits, group, scale_dtype)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=share(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 40),
     groups=st.integers(1, 5),
@@ -54,7 +55,7 @@ def test_codes_scales_and_zeros_are_those_of_the_reference(
     assert equal[same].all()
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=share(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 40),
     columns=st.integers(1, 100),

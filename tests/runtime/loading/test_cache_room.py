@@ -14,6 +14,7 @@ from strata_runtime.loading import load_cache
 from strata_runtime.loading.artefact_manifest import cache_folder
 from strata_runtime.loading.cache_room import LIMIT_VARIABLE, Claim, limit_bytes, make_room
 from strata_runtime.loading.load_cache import kept_by_loads
+from tests.laws import share
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.stages import load, roles
 
@@ -29,7 +30,7 @@ def a_folder(root: Path, place: int, size: int) -> Path:
     return folder
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     models=st.lists(st.tuples(st.integers(1, 100), st.booleans()), max_size=6),
     needed=st.integers(0, 200),

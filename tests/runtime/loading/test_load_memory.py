@@ -15,6 +15,7 @@ from strata_runtime.loading import load_cache
 from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.load import ANY_FORMATS
 from strata_runtime.model.random_model import make_random_model
+from tests.laws import swept
 from tests.runtime.loading.artefacts import dense_weights
 from tests.runtime.loading.stages import load, roles
 
@@ -67,21 +68,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-KEPT = ("any3", 0.0), ("any3", 1.0)  # share of the disk that must stay free: the layers are kept, or they are not
+KEPT: tuple[tuple[FormatName, float], ...] = (
+    ("any3", 0.0),
+    ("any3", 1.0),
+)  # share of the disk that must stay free: the layers are kept, or they are not
+
+
+READ = {  # by what is read and how
+    f"{name}-{free:g}-{compute_type}": (name, free, compute_type)
+    for name, free in (*((name, 0.0) for name in ("int8", "w8a8", "int4", "int3", "fp8_e4m3")), *KEPT)
+    for compute_type in ("float32", "bfloat16")
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "free"), [*((name, 0.0) for name in ("int8", "w8a8", "int4", "int3", "fp8_e4m3")), *KEPT]
+    "case", swept(READ, ["int8-0-bfloat16", "any3-0-float32", "any3-1-bfloat16", "w8a8-0-float32"])
 )
-@pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
 def test_at_most_two_linears_are_held_as_they_were_read(
-    name: FormatName,
-    free: float,
-    compute_type: ComputeType,
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    case: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name, free, compute_type = READ[case]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(load_cache, "FREE_SHARE", free)
     held = Held()
@@ -96,7 +102,7 @@ def test_at_most_two_linears_are_held_as_they_were_read(
     assert len(stage.layers) == LAYERS // 3
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", swept(MAKERS, ["int8", "w8a8", "int4", "fp8_e4m3", "any4"]))
 @pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
 def test_what_is_stored_survives_that_its_memory_is_read_into_again(
     name: FormatName, compute_type: ComputeType, model: Path

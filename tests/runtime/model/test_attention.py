@@ -13,6 +13,7 @@ from strata_runtime.model import attention
 from strata_runtime.model.attention import AttentionRule, attend
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv import batch as batch_module
+from tests.laws import share
 
 WIDTH = 8
 LAYERS = range(3, 5)  # global numbers: a slot's layers need not start at 0
@@ -83,7 +84,7 @@ rules = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=share(60))
 @given(
     data=st.data(),
     heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]),

@@ -12,6 +12,7 @@ from strata_planner.contract.plan import MicroBatch
 from strata_runtime.errors import RequestRefusedError, StepError
 from strata_runtime.scheduler.engine import Engine, Step
 from strata_runtime.scheduler.scheduler import Limits
+from tests.laws import share
 
 STOP = 7
 
@@ -92,7 +93,7 @@ class Pipeline:
 requests = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 18), st.integers(0, 5)), min_size=1, max_size=8)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=share(80), deadline=None)
 @given(
     requests=requests,
     stages=st.integers(1, 4),

@@ -62,19 +62,13 @@ class LauncherProcess:
         return (self.folder / "child.log").read_text()
 
 
-pytestmark = pytest.mark.xdist_group("launcher")  # one worker: it imports torch once
-
-
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LauncherProcess]:
     launcher = LauncherProcess(tmp_path_factory.mktemp("launcher"))
     assert launcher.hear() == {"ready": True}
     yield launcher
-    assert launcher.process.stdin is not None
-    assert launcher.process.stdout is not None
-    launcher.process.stdin.close()
-    launcher.process.wait(30)
-    launcher.process.stdout.close()
+    if launcher.process.poll() is None:
+        launcher.process.communicate(timeout=30)
 
 
 def test_a_child_runs_its_module_and_its_exit_is_told(launcher: LauncherProcess) -> None:
@@ -95,9 +89,8 @@ def test_a_killed_child_is_told_with_its_signal(launcher: LauncherProcess) -> No
     assert launcher.hear() == {"pid": pid, "exit": -signal.SIGKILL}
 
 
-def test_the_end_of_stdin_ends_every_child(tmp_path: Path) -> None:
-    launcher = LauncherProcess(tmp_path)
-    assert launcher.hear() == {"ready": True}
+def test_the_end_of_stdin_ends_every_child(launcher: LauncherProcess) -> None:
+    """The last: it is the launcher's end, too."""
     pid = launcher.start("wait")
     output, _ = launcher.process.communicate(timeout=30)
     assert json.loads(output) == {"pid": pid, "exit": -signal.SIGTERM}

@@ -20,6 +20,7 @@ from strata_runtime.slot import slot
 from strata_runtime.slot.memory import MemoryMeter
 from strata_runtime.slot.prepare import Held, Loading
 from strata_runtime.wire.client import SlotClient
+from tests.laws import share
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import CONTROL_KEY, SlotThread
 
@@ -69,7 +70,7 @@ def ended(loading: Loading) -> PrepareState:
     return loading.state
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kind=st.sampled_from([*KINDS, UnspeakableError]), seam=st.sampled_from(SEAMS))
 def test_whatever_is_raised_anywhere_while_loading_is_a_refusal_that_can_be_sent(
     tiny_llama: Path, kind: type[BaseException], seam: str
@@ -130,7 +131,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
         yield found
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     wanted=st.lists(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=3, unique=True), min_size=2, max_size=4)
 )
@@ -219,7 +220,7 @@ def test_watchers_that_are_gone_are_forgotten_and_others_are_told(tiny_llama: Pa
         thread.close()
 
 
-@settings(max_examples=50)
+@settings(max_examples=share(50))
 @given(st.lists(st.floats(0.0, 0.5), min_size=1), st.floats(1e-4, 0.2))
 def test_reading_memory_takes_a_small_share_of_the_time(pauses: list[float], cost: float) -> None:
     now, reads = [0.0], [0]

@@ -35,6 +35,7 @@ from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.worker import Follower, Inlet, Outlet
 from strata_runtime.wire.client import greedy
 from strata_runtime.wire.transport import Keys, Link, connect
+from tests.laws import share
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import CONTROL_KEY, PipelineHarness, SlotThread
 from tests.runtime.slot.strangers import until
@@ -114,7 +115,7 @@ FRAMES = st.builds(
 
 
 @given(header=FRAMES, rows=st.none() | st.integers(0, 70), extra=st.lists(st.binary(max_size=9), max_size=2))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=share(100), deadline=None)
 def test_a_worker_computes_a_frame_or_refuses_it(
     last: Last, header: FrameHeader, rows: int | None, extra: list[bytes]
 ) -> None:
@@ -127,7 +128,7 @@ def test_a_worker_computes_a_frame_or_refuses_it(
 
 
 @given(frames=st.lists(st.binary(max_size=40), min_size=1, max_size=3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_a_worker_refuses_what_is_no_frame(last: Last, frames: list[bytes]) -> None:
     with pytest.raises(StepError):
         run(last, *frames)
@@ -249,7 +250,7 @@ REQUESTS = (
 
 
 @given(sent=st.lists(st.binary(max_size=20) | REQUESTS.map(control.encode), min_size=1, max_size=3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=share(25), deadline=None)
 def test_a_slot_answers_whatever_came_to_its_control_port(pipeline: PipelineHarness, sent: list[bytes]) -> None:
     """Frames of one message: more than one is no message."""
     slot = pipeline.slots["s0"]

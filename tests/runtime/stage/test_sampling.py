@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from strata_planner.contract.frames import Sampling
 from strata_runtime.stage import sampling as module
 from strata_runtime.stage.sampling import choose, log_probabilities, uniform
+from tests.laws import share
 
 
 def rows(count: int, vocabulary: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=share(50), deadline=None)
 @given(seed=st.integers(0, 2**63), position=st.integers(0, 100_000), others=st.integers(0, 5))
 def test_a_draw_depends_on_seed_and_position_alone(seed: int, position: int, others: int) -> None:
     logits = rows(others + 1, 50)
@@ -58,8 +59,8 @@ def test_filters_keep_the_most_likely(sampling: Sampling, kept: set[int]) -> Non
 def test_frequencies_follow_the_distribution() -> None:
     logits = torch.tensor([[math.log(0.7), math.log(0.2), math.log(0.1)]])
     draws = [choose(logits, [Sampling(seed=seed)], [3])[0] for seed in range(4000)]
-    for token, share in enumerate((0.7, 0.2, 0.1)):
-        assert draws.count(token) / len(draws) == pytest.approx(share, abs=0.03)
+    for token, chance in enumerate((0.7, 0.2, 0.1)):
+        assert draws.count(token) / len(draws) == pytest.approx(chance, abs=0.03)
 
 
 def test_log_probabilities_are_sorted_and_normalised() -> None:
@@ -99,7 +100,7 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 @given(
     rows_of=st.lists(samplings, min_size=1, max_size=5),
     spread=st.sampled_from([0.01, 0.3, 1.0, 4.0, 30.0]),
@@ -122,7 +123,7 @@ def test_what_is_drawn_is_what_sorting_all_would_give(
         assert drawn[position] in sorted_whole(row, sampling, uniform(sampling.seed, position))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 @given(seed=st.integers(0, 2**63 - 1), temperature=st.floats(0.05, 2.0), vocabulary=st.integers(1, 400))
 def test_without_a_filter_the_vocabulary_is_not_sorted(seed: int, temperature: float, vocabulary: int) -> None:
     logits = rows(1, vocabulary, seed % 1000)
@@ -135,7 +136,7 @@ def test_without_a_filter_the_vocabulary_is_not_sorted(seed: int, temperature: f
     }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 @given(
     sampling=samplings.filter(lambda each: each.top_p < 1 or each.top_k > 0),
     companion=samplings,

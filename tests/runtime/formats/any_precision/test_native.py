@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from strata_runtime.formats.any_precision import native
 from strata_runtime.formats.any_precision.quantize import cluster_rows
 from strata_runtime.formats.any_precision.refit import curved
+from tests.laws import share
 from tests.runtime.formats.any_precision.test_quantize import DEGENERATE, heavy_tailed, importances
 
 torch.set_num_threads(1)
@@ -32,7 +33,7 @@ def same(weight: torch.Tensor, importance: torch.Tensor | None, seed_bits: int =
     weighted=st.booleans(),
     values=st.sampled_from([2, 50, 1 << 20]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=share(80), deadline=None)
 def test_any_rows(shape: tuple[int, int], widths: list[int], seed: int, values: int, *, weighted: bool) -> None:
     weight = (heavy_tailed(*shape, seed=seed) * values).round() / values
     same(weight, importances(*shape, seed=seed + 9) if weighted else None, *widths)
@@ -78,7 +79,7 @@ def sums_to(columns: int, bits: int, rows: int = 3, seed: int = 0) -> tuple[torc
 
 
 @given(columns=st.integers(1, 300), bits=st.integers(1, 8), rows=st.integers(1, 5), seed=st.integers(0, 9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_sums_of_hessians(columns: int, bits: int, rows: int, seed: int) -> None:
     codes, missed, hessian = sums_to(columns, bits, rows, seed)
     found, expected = native.curved(codes, missed, hessian, 1 << bits), curved(codes, missed, hessian, 1 << bits)

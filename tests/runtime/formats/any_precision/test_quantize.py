@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from strata_runtime.formats import PrecisionError
 from strata_runtime.formats.any_precision import AnyParent, quantize_any
+from tests.laws import share
 
 torch.set_num_threads(1)
 WIDTHS = range(3, 9)
@@ -40,7 +41,7 @@ def error(parent: AnyParent, bits: int, weight: torch.Tensor, importance: torch.
     weighted=st.booleans(),
     values=st.sampled_from([3, 40, 1 << 20]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=share(80), deadline=None)
 def test_a_parent_holds_every_narrower_model(
     shape: tuple[int, int], bits: int, seed: int, values: int, *, weighted: bool
 ) -> None:

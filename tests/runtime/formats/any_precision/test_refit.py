@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from strata_runtime.formats import PrecisionError
 from strata_runtime.formats.any_precision import AnyParent, native, quantize_any, refit
+from tests.laws import share
 from tests.runtime.formats.any_precision.test_quantize import DEGENERATE, heavy_tailed
 
 torch.set_num_threads(1)
@@ -36,7 +37,7 @@ def errors(parent: AnyParent, bits: int, weight: torch.Tensor, tokens: torch.Ten
     widths=st.sets(st.integers(2, 7), max_size=4).map(sorted),
     seed=st.integers(0, 5),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 def test_no_error_grows_and_codes_stay(shape: tuple[int, int], tokens: int, widths: list[int], seed: int) -> None:
     """At any width, with a hundredth of the mean added to H as the fit adds it; what is not asked for stays."""
     weight, seen = heavy_tailed(*shape, seed=seed), inputs(tokens, shape[1], seed)

@@ -10,6 +10,7 @@ from strata_runtime.formats import PrecisionError, stored_bytes_of
 from strata_runtime.formats.gptq import GptqCodes, store
 from strata_runtime.formats.gptq.gptq_linear import GptqLinear
 from strata_runtime.formats.gptq.kernels import GPTQ_KERNELS
+from tests.laws import share
 
 torch.set_num_threads(1)
 
@@ -41,7 +42,7 @@ def some_codes(
     group=st.one_of(st.none(), st.integers(1, 700)),
     ordered=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 def test_it_multiplies_by_its_weights_and_keeps_the_bytes_that_are_counted(
     *, out_features: int, in_features: int, bits: int, group: int | None, ordered: bool
 ) -> None:
@@ -65,7 +66,7 @@ def test_it_multiplies_by_its_weights_and_keeps_the_bytes_that_are_counted(
     dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
     skipped=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 def test_every_kernel_that_runs_here_gives_the_product_of_the_stored_weight(
     shape: tuple[int, int, int], bits: int, group: int | None, dtype: torch.dtype, skipped: int
 ) -> None:

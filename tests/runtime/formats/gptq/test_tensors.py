@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from strata_planner.contract.quantization import ModuleQuantization, Zeros
 from strata_runtime.formats import PrecisionError
 from strata_runtime.formats.gptq import GptqTensors, decode, encode
+from tests.laws import share, swept
 from tests.runtime.formats.gptq import reference
 
 torch.set_num_threads(1)
@@ -61,7 +62,7 @@ def read(checkpoint: reference.Checkpoint, how: ModuleQuantization, zeros: Zeros
     return decode("layer.q_proj", GptqTensors.of("layer.q_proj", parts), how, zeros, checkpoint.codes.shape)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", swept([2, 3, 4, 8], [3, 4]))
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
@@ -81,7 +82,7 @@ def test_every_variant_is_read_bit_for_bit(bits: int, convention: Zeros, groupin
     group=st.integers(1, 80),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 def test_any_shape_is_read_and_written_back_as_it_was(
     bits: int, convention: Zeros, grouping: str, shape: tuple[int, int], group: int, seed: int
 ) -> None:

@@ -177,6 +177,7 @@ def test_handling_counts_what_the_steps_of_a_load_carry(requests: int, prompt: i
             assert 1 <= handled.sequences <= min(requests, handled.tokens)
 
 
+@pytest.mark.slow  # a process that imports torch and quantizes
 def test_company_works_until_the_block_ends() -> None:
     before = set(psutil.Process().children())
     with in_company(1, FIELDS, "int8", "bfloat16"):

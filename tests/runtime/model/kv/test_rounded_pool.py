@@ -14,6 +14,7 @@ from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.model.attention import AttentionRule, attend
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.rounding import restore, round_entries
+from tests.laws import share
 
 torch.set_num_threads(1)
 WIDTH, KV_HEADS, HEADS = 8, 2, 4
@@ -51,7 +52,7 @@ def rounded(entries: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", list(COMPUTE_DTYPES.values()))
 @given(power=st.integers(-12, 12), spread=st.sampled_from([0.0, 3.0]), seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_an_entry_is_off_by_half_a_step_at_most(dtype: torch.dtype, power: int, spread: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     entries = (
@@ -71,7 +72,7 @@ def test_zeros_stay_zero_and_large_values_finite() -> None:
 
 
 @given(cuts=st.sets(st.integers(1, 29)), seed=st.integers(0, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 def test_however_tokens_arrive_attention_sees_the_same_rounded_entries(cuts: set[int], seed: int) -> None:
     query, key, value = a_text(30, seed)
     edges = [0, *sorted(cuts), 30]
@@ -89,7 +90,7 @@ def test_however_tokens_arrive_attention_sees_the_same_rounded_entries(cuts: set
 
 
 @given(seed=st.integers(0, 30), power=st.integers(-2, 2))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_the_error_of_attention_is_bounded(seed: int, power: int) -> None:
     """Scores move by at most e = scale |q|_1 step_k / 2, so weights by a factor within exp(+-2e), and values by step_v / 2."""
     query, key, value = a_text(20, seed)

@@ -21,6 +21,7 @@ from strata_runtime.model.attention import (
 )
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.batch import Batch
+from tests.laws import share
 
 RULE = AttentionRule(scale=0.125, soft_cap=30.0)
 SHAPES = {  # sequences, new tokens, keys
@@ -64,7 +65,7 @@ def test_a_growing_sequence_meets_few_shapes() -> None:
 Shapes = set[tuple[torch.Size, torch.Size]]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=share(25))
 @given(
     steps=st.lists(
         st.dictionaries(st.integers(0, 3), st.sampled_from([1, 2, 17, 70, 300]), min_size=1), min_size=2, max_size=8

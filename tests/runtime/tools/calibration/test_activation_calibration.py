@@ -15,6 +15,7 @@ from strata_runtime.model.random_model import make_random_model
 from strata_runtime.tools.calibration.activation_calibration import Recipe, calibrate_activations, main
 from strata_runtime.tools.calibration.activation_histogram import BINS, MagnitudeHistogram, entropy_threshold, scale_of
 from strata_runtime.tools.calibration.smoothing import best_smoothing, smoothing_factors
+from tests.laws import share
 
 torch.set_num_threads(1)
 
@@ -47,7 +48,7 @@ def windows(count: int = 3, length: int = 24) -> list[torch.Tensor]:
     cuts=st.lists(st.integers(0, 60), max_size=4),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=share(80), deadline=None)
 def test_a_histogram_is_of_the_values_however_they_come(values: list[float], cuts: list[int], seed: int) -> None:
     whole = torch.tensor(values)
     mixed = whole[torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))]
@@ -74,7 +75,7 @@ def test_entropy_clips_what_is_rare_and_keeps_what_is_common() -> None:
 
 
 @given(st.integers(1, 300), st.integers(0, 99), st.floats(0.001, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_a_threshold_lies_within_the_values_and_grows_with_them(count: int, seed: int, factor: float) -> None:
     values = some(count, seed)
     threshold = entropy_threshold(a_histogram(values))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from strata_runtime.formats import PrecisionError, WeightNotFiniteError
 from strata_runtime.formats.gptq import GptqCodes, store
 from strata_runtime.tools.gptq.solver import GptqSettings, quantize_gptq, round_to_nearest
+from tests.laws import share
 
 torch.set_num_threads(1)
 
@@ -39,7 +40,7 @@ def error(codes: GptqCodes, weight: torch.Tensor, hessian: torch.Tensor) -> torc
     flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
     tokens=st.integers(1, 400),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 def test_its_error_is_at_most_that_of_rounding_to_nearest(
     bits: int, shape: tuple[int, int], group: int | None, flags: tuple[bool, bool, bool], tokens: int
 ) -> None:
