@@ -6,7 +6,16 @@ import kubernetes.client
 import pytest
 
 from strata_operator.errors import NotReadyError
-from strata_operator.observe.kube import CONFIG_MAPS, PODS, STATEFUL_SETS, AlreadyExistsError, Kube
+from strata_operator.observe.kube import (
+    CONFIG_MAPS,
+    PODS,
+    STATEFUL_SETS,
+    AlreadyExistsError,
+    HttpWire,
+    Kube,
+    RefusedError,
+    StaleError,
+)
 from tests.operator.fake_api import FakeApi, serving
 
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": "ns"}, "data": {"a": "b"}}
@@ -29,7 +38,7 @@ def kube_of(url: str) -> Kube:
     configuration = kubernetes.client.Configuration()
     configuration.host = url
     configuration.retries = False
-    return Kube(kubernetes.client.ApiClient(configuration))
+    return Kube(HttpWire(kubernetes.client.ApiClient(configuration)))
 
 
 async def test_apply_is_a_server_side_apply(api: FakeApi, kube: Kube) -> None:
@@ -86,3 +95,32 @@ async def test_lists_select_by_label_over_namespaces_or_in_one(api: FakeApi, kub
 async def test_a_server_that_is_away_is_not_ready() -> None:
     with pytest.raises(NotReadyError, match="no answer from the API server"):
         await kube_of("http://127.0.0.1:1").list(PODS)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (401, RefusedError),
+        (403, RefusedError),
+        (404, StaleError),
+        (409, AlreadyExistsError),
+        (410, RefusedError),
+        (422, RefusedError),
+        (429, RefusedError),
+        (500, RefusedError),
+        (503, RefusedError),
+        (504, RefusedError),
+    ],
+)
+@pytest.mark.parametrize("verb", ["list", "create", "replace", "apply"])
+async def test_every_answer_is_the_error_that_its_code_stands_for_and_is_asked_for_once(
+    api: FakeApi, kube: Kube, code: int, error: type[NotReadyError], verb: str
+) -> None:
+    """What lives on a wire without sockets lives with the same errors: `Kube` makes them of the code, whatever the wire."""
+    api.refuse = lambda _: (code, "the reason")
+    ask = {"list": lambda: kube.list(CONFIG_MAPS), "create": lambda: kube.create(CONFIG_MAPS, CONFIG_MAP),
+           "replace": lambda: kube.replace(CONFIG_MAPS, CONFIG_MAP), "apply": lambda: kube.apply(CONFIG_MAP)}[verb]  # fmt: skip
+    with pytest.raises(error, match="the reason") as raised:
+        await ask()
+    assert raised.type is error
+    assert len(api.requests) == 1

@@ -7,7 +7,6 @@ still be taken.
 
 import base64
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from strata_operator.act import metrics
+from strata_operator.act.clock import Clock
 from strata_operator.act.kept import Asked, Kept, Refusal
 from strata_operator.act.lease import NotLeadingError
 from strata_operator.act.objects import event_object, status_object
@@ -68,8 +68,11 @@ log = logging.getLogger(__name__)
 class Hands:
     """Carries out actions. `leading`: asked before messages, as the fence is before writes."""
 
-    def __init__(self, kube: Kube, planners: Planners, dealing: Dealing, leading: Callable[[], bool]) -> None:
-        self._kube, self._planners, self._dealing, self._leading = kube, planners, dealing, leading
+    def __init__(
+        self, kube: Kube, planners: Planners, dealing: Dealing, leading: Callable[[], bool], clock: Clock
+    ) -> None:
+        self._kube, self._planners, self._dealing = kube, planners, dealing
+        self._leading, self._clock = leading, clock
 
     async def carry_out(self, actions: tuple[Action, ...], look: Look, view: View, kept: Kept) -> bool:
         """Whether something was changed, so that it is worth looking again at once."""
@@ -95,7 +98,7 @@ class Hands:
 
     async def _try(self, action: Action, look: Look, view: View, kept: Kept) -> bool:
         """What the API server refuses stops nothing else."""
-        what, now = _named(action, view), time.monotonic()
+        what, now = _named(action, view), self._clock.seconds()
         refused = kept.refusals.get(what)
         if refused is not None and refused.backoff.waits(now):
             return isinstance(action, SetStatus) and kept.leave_unsaid(action.status)
@@ -126,7 +129,7 @@ class Hands:
                 return await self._renew(action, view, kept)
             case Apply(manifest=manifest, digest=digest):
                 await apply_own(self._kube, deployment, manifest)
-                kept.applied[f"{manifest['kind']} {manifest['metadata']['name']}"] = (digest, time.monotonic())
+                kept.applied[f"{manifest['kind']} {manifest['metadata']['name']}"] = (digest, self._clock.seconds())
             case SendToSlot(slot=name, message=message):
                 await self._send(kept, name, message)
             case SendToGateway(gateway=name, message=message):
@@ -136,7 +139,7 @@ class Hands:
                 kept.unsaid = None
                 return False
             case Emit():
-                await self._kube.create(EVENTS, event_object(deployment, action))
+                await self._kube.create(EVENTS, event_object(deployment, action, self._clock.now()))
                 return False
             case _:
                 await self._delete(action, deployment)
@@ -179,7 +182,7 @@ class Hands:
 
     async def _ask(self, wish: MakePlan, look: Look, view: View, kept: Kept) -> bool:
         """Whether there is an answer already: that the question cannot be asked."""
-        if kept.conflicts.failures > 1 and kept.conflicts.waits(time.monotonic()):
+        if kept.conflicts.failures > 1 and kept.conflicts.waits(self._clock.seconds()):
             return False
         deployment = _wanted_deployment(wish, view)
         inventory = look.inventory(deployment, self._dealing.ledger)
@@ -190,7 +193,7 @@ class Hands:
             cluster=cluster,
             inventory_digest=inventory.digest,
             without=without_digest(view, wish.without),
-            since=time.monotonic(),
+            since=self._clock.seconds(),
         )
         try:
             question = await self._question(wish, view, cluster, inventory.refused)
@@ -208,7 +211,7 @@ class Hands:
         now = look.inventory(deployment, self._dealing.ledger)
         if not still_free(plan, asked.cluster, _without(now.cluster, wish.without)):
             log.info("%s: what was planned on is not free any more: it is planned anew", view.deployment.name)
-            kept.conflicts = kept.conflicts.failed(time.monotonic())
+            kept.conflicts = kept.conflicts.failed(self._clock.seconds())
             return
         if unshared := unshared_claim(deployment, plan, look.snapshot.claims):
             self._note_failure(Answer(None, "ClaimNotShared", unshared), wish, asked, view, kept)
@@ -224,7 +227,7 @@ class Hands:
             spec_digest=planned_digest(view, wish),
             inventory_digest=asked.inventory_digest,
             node=wish.node,
-            seconds_to_plan=time.monotonic() - asked.since,
+            seconds_to_plan=self._clock.seconds() - asked.since,
             without=asked.without,
             margin=wish.margin,
         )
@@ -243,6 +246,7 @@ class Hands:
             running=newest.epoch.plan if newest and (wish.without or wish.optional) else None,
             model_uri=newest.epoch.plan.model_uri if newest and same_spec else "",
             token=await self._token(deployment),
+            reason=wish.reason,
         )
 
     async def _token(self, deployment: LLMDeployment) -> str:
@@ -307,7 +311,7 @@ class Hands:
             self._dealing.take_back(uid)
             raise
         except BaseException:  # no answer: it may be there all the same
-            self._dealing.doubt(uid, time.monotonic())
+            self._dealing.doubt(uid, self._clock.seconds())
             raise
         metrics.EPOCHS.labels(cause.reason).inc()
 

@@ -4,8 +4,6 @@ What the API server refused, plans that failed and looks that broke are remember
 """
 
 import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from strata_operator.act.control_client import Links
@@ -45,8 +43,8 @@ class Asked:
 class Kept:
     """One deployment's."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self.links = Links(changed)
+    def __init__(self, links: Links, since: float) -> None:
+        self.links = links
         self.control_key = new_secret()  # used if the cluster has none yet
         self.applied: dict[str, tuple[str, float]] = {}  # kind and name -> what it was made last (digest), and when
         self.refusals: dict[str, Refusal] = {}  # by what was to be done
@@ -59,7 +57,7 @@ class Kept:
         self._stored: LLMDeploymentStatus | None = None  # what it has instead
         self.taken_number = 0  # an epoch that somebody else has made
         self.task: asyncio.Task[None] | None = None
-        self.since = time.monotonic()
+        self.since = since
 
     def status_over(self, stored: LLMDeploymentStatus) -> LLMDeploymentStatus:
         """What is to be gone on from: status, or what was to be written there and was refused, until somebody writes another."""

@@ -4,11 +4,10 @@ Starts to listen to the slots of the newest plan; decides nothing.
 """
 
 import logging
-import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
+from strata_operator.act.clock import Clock
 from strata_operator.act.control_client import Endpoint, Links, as_kind
 from strata_operator.act.kept import Kept
 from strata_operator.act.planners import PlanLimits
@@ -57,13 +56,14 @@ class Look:
 
     snapshot: Snapshot
     options: ControllerOptions
+    clock: Clock
 
     def inventory(self, deployment: LLMDeployment, ledger: DeviceLedger) -> Inventory:
         claims = ledger.others(deployment.metadata.uid)
         return take_inventory(deployment, self.snapshot.nodes, self.snapshot.pods, claims, self.options.inventory)
 
     def view(self, deployment: LLMDeployment, ledger: DeviceLedger, kept: Kept) -> View:
-        snapshot, now = self.snapshot, time.monotonic()
+        snapshot, seconds = self.snapshot, self.clock.seconds()
         records, unread = snapshot.records_of(deployment.namespace, deployment.name)
         inventory = self.inventory(deployment, ledger)
         key = snapshot.control_key_of(deployment) or kept.control_key
@@ -76,7 +76,7 @@ class Look:
         manifests = _manifests(deployment, newest, options) if newest else ()
         number = newest.epoch.number if newest else 0
         return View(
-            now=datetime.now(UTC),
+            now=self.clock.now(),
             deployment=deployment,
             records=records,
             nodes=node_views(snapshot.nodes),
@@ -88,7 +88,7 @@ class Look:
             devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
             refused=inventory.refused,
             manifests=manifests,
-            applied=kept.still_applied(now),
+            applied=kept.still_applied(seconds),
             usable=frozenset(node.name for node in inventory.cluster.nodes),
             failures=dict(kept.failures),
             gateway_ready=gateway_is_ready(deployment, snapshot.pods),
@@ -96,7 +96,7 @@ class Look:
             highest_number=max((number, *(each.number for each in unread))),
             troubles=tuple(f"{each.name}: {each.reason}" for each in unread if not 0 < each.number < number),
             refusals=kept.still_refused({manifest_digest(manifest) for manifest in manifests}),
-            postponed=kept.postponed(now),
+            postponed=kept.postponed(seconds),
             is_unsaid=kept.unsaid is not None,
         )
 

@@ -214,6 +214,8 @@ class PlanProcess:
         return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=os.environ | _ONE_THREAD)
 
     async def _ask(self, process: asyncio.subprocess.Process, question: Question) -> Answer:
+        name = question.deployment.get("metadata", {}).get("name", "")
+        log.info("%s is planned on %d nodes: %s", name, len(question.cluster.nodes), question.reason)
         question = msgspec.structs.replace(question, time_limit_seconds=self._limits.time_limit_seconds)
         seconds, began = self._limits.deadline_seconds(question), time.monotonic()
         try:
