@@ -151,17 +151,18 @@ class Hands:
         await kept.links.send(name, message)
 
     async def _delete(self, action: DeleteStatefulSet | DeletePod | DeleteEpoch, deployment: LLMDeployment) -> None:
+        """Secrets first: what is looked for again, should the second deletion fail, is what they belong to."""
         namespace = deployment.namespace
         match action:
             case DeleteStatefulSet(name=name):
-                await self._kube.delete(STATEFUL_SETS, namespace, name)
                 await self._kube.delete(SECRETS, namespace, process_secret(name))
+                await self._kube.delete(STATEFUL_SETS, namespace, name)
             case DeletePod(name=name, uid=uid, force=force):
                 await self._kube.delete(PODS, namespace, name, uid=uid, force=force)
             case DeleteEpoch(number=number):
                 name = epoch_name(deployment, number)
-                await self._kube.delete(CONFIG_MAPS, namespace, name)
                 await self._kube.delete(SECRETS, namespace, name)
+                await self._kube.delete(CONFIG_MAPS, namespace, name)
 
     async def _plan(self, wish: MakePlan, look: Look, view: View, kept: Kept) -> bool:
         """Ask for a plan, or take one that is done. Never waits for it."""

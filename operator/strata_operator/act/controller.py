@@ -174,7 +174,7 @@ class Controller:
         if _is_too_early(view, self._clock.seconds() - kept.since):
             return
         actions = reconcile(view)
-        outdated = tuple(DeleteEpoch(record.number) for record in look.outdated(deployment))
+        outdated = tuple(DeleteEpoch(number) for number in look.outdated(deployment))
         if await self._hands.carry_out((*actions, *outdated), look, view, kept):
             self.wake()
 

@@ -29,7 +29,7 @@ from strata_operator.observe.inventory import Inventory, InventoryOptions, take_
 from strata_operator.observe.snapshot import Snapshot
 from strata_operator.render import RenderOptions, image_for, render
 from strata_operator.render.names import CONTROL_PORT, GATEWAY, gateway_control_host, slot_address
-from strata_operator.render.records import EpochRecord, UnreadRecord, as_planned
+from strata_operator.render.records import EpochRecord, as_planned
 from strata_operator.render.slots import Claim, claims_of, slots_of
 from strata_planner.contract.control import GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, slot_secret
@@ -100,12 +100,14 @@ class Look:
             is_unsaid=kept.unsaid is not None,
         )
 
-    def outdated(self, deployment: LLMDeployment) -> tuple[UnreadRecord, ...]:
-        """Records of another release that are behind a committed epoch of this one."""
+    def outdated(self, deployment: LLMDeployment) -> tuple[int, ...]:
+        """Epochs behind a committed one that are none: another release's records, and what attempts that ended early have left."""
         records, unread = self.snapshot.records_of(deployment.namespace, deployment.name)
         newest = records[-1].epoch.number if records else 0
-        committed = deployment.status.committed_epoch == newest
-        return tuple(each for each in unread if committed and 0 < each.number < newest)
+        if deployment.status.committed_epoch != newest:
+            return ()
+        numbers = self.snapshot.lone_keys_of(deployment.namespace, deployment.name) | {each.number for each in unread}
+        return tuple(number for number in sorted(numbers) if 0 < number < newest)
 
     def ledger(self) -> DeviceLedger:
         """What the newest plans of all deployments take, whether their pods exist yet or not."""
