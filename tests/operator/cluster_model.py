@@ -39,11 +39,20 @@ class Faults:
     out_of_memory: set[str] = field(default_factory=set)
     unreachable: set[str] = field(default_factory=set)  # from the operator: between each other they speak
     mute: set[str] = field(default_factory=set)  # they do what they are told, and their answer is lost
+    stuck: set[str] = field(default_factory=set)  # pods, by name: their kubelet gets no further
     quota: bool = False
 
     def end(self) -> None:
-        for nodes in (self.refuses, self.hangs, self.no_place, self.out_of_memory, self.unreachable, self.mute):
-            nodes.clear()
+        for which in (
+            self.refuses,
+            self.hangs,
+            self.no_place,
+            self.out_of_memory,
+            self.unreachable,
+            self.mute,
+            self.stuck,
+        ):
+            which.clear()
         self.quota = False
 
 
@@ -146,7 +155,7 @@ class Kubernetes(FakeApi):
         node["status"]["conditions"] = [{"type": "Ready", "status": status, "lastTransitionTime": stamp(self.now())}]
         node["metadata"]["powerless"] = not power
         for pod in self.pods_on(name) if not power else ():
-            self._stop(pod)
+            self.stop(pod)
 
     def remove_node(self, name: str) -> None:
         for pod in self.pods_on(name):
@@ -161,7 +170,7 @@ class Kubernetes(FakeApi):
 
     def end(self, pod: Object) -> None:
         """Its process and the pod itself, at once."""
-        self._stop(pod)
+        self.stop(pod)
         self.objects.pop(PODS.path(NAMESPACE, pod["metadata"]["name"]), None)
 
     # What goes on in it.
@@ -173,7 +182,8 @@ class Kubernetes(FakeApi):
         for made in (*self._missing("statefulsets", _slot_pod), *self._missing("deployments", _gateway_pod)):
             self.put(PODS.path(NAMESPACE, made["metadata"]["name"]), made)
         for pod in self.all("pods"):
-            self._move(pod)
+            if pod["metadata"]["name"] not in self.faults.stuck:
+                self._move(pod)
         self.told()
         self.time.passes(0.01)  # whoever listens has heard of it
 
@@ -264,7 +274,8 @@ class Kubernetes(FakeApi):
         self._is_missed(pod, slot)
         slot.restart()
 
-    def _stop(self, pod: Object) -> None:
+    def stop(self, pod: Object) -> None:
+        """Its process ends, and the pod stays."""
         process = self.processes.pop(pod["metadata"]["uid"], None)
         if process and isinstance(process.speaks, FakeSlot):
             self._is_missed(pod, process.speaks)

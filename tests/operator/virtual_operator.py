@@ -137,14 +137,11 @@ class ModelControl:
         return answer
 
     async def watch(self, endpoint: Endpoint) -> AsyncGenerator[Status | None]:
-        before: Status | None = None
+        """As the real one, which asks again and again, it tells what has not changed, too."""
         while True:
             moved = self._cluster.moved
             process, _ = self._reached(endpoint)
-            status = process.status() if process is not None else None
-            if status != before:
-                before = status
-                yield status
+            yield process.status() if process is not None else None
             await moved.wait()
 
     def _reached(self, endpoint: Endpoint) -> tuple[Any, str]:
