@@ -40,19 +40,13 @@ class Faults:
     unreachable: set[str] = field(default_factory=set)  # from the operator: between each other they speak
     mute: set[str] = field(default_factory=set)  # they do what they are told, and their answer is lost
     stuck: set[str] = field(default_factory=set)  # pods, by name: their kubelet gets no further
+    pruned: set[str] = field(default_factory=set)  # fields of status, by an admission webhook
     quota: bool = False
 
     def end(self) -> None:
-        for which in (
-            self.refuses,
-            self.hangs,
-            self.no_place,
-            self.out_of_memory,
-            self.unreachable,
-            self.mute,
-            self.stuck,
-        ):
-            which.clear()
+        for which in vars(self).values():
+            if isinstance(which, set):
+                which.clear()
         self.quota = False
 
 
@@ -286,6 +280,12 @@ class Kubernetes(FakeApi):
             neighbour = self.slot_of(other)
             if neighbour is not None and neighbour is not lost and neighbour.committed == lost.committed:
                 neighbour.lose(lost.name)
+
+    def _apply(self, request: Request) -> tuple[int, Object]:
+        if request.path.endswith("/status"):
+            kept = {name: part for name, part in request.body["status"].items() if name not in self.faults.pruned}
+            request.body["status"] = kept
+        return super()._apply(request)
 
     def _delete(self, request: Request) -> tuple[int, Object]:
         """A pod has its grace period: its kubelet ends it, if there is one."""

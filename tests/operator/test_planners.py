@@ -192,10 +192,11 @@ async def test_two_are_planned_side_by_side_and_a_loss_takes_a_wishs_place() -> 
     while len(answers) < 4:
         await asyncio.wait_for(woken.wait(), 10)
         woken.clear()
-        answers |= {name: answer for name in ("one", "two", "three", "lost") if (answer := planners.take(name))}
+        answers |= {name: answer for name in ("one", "two", "three", "lost") if (answer := planners.answer(name))}
     assert {name: answer.message for name, answer in answers.items()} == {name: name for name in answers}
     assert counting.most == 2
-    assert planners.take("one") is None  # each answer is taken once
+    planners.drop("one")
+    assert planners.answer("one") is None  # it is there until nobody wants it any more
     await planners.close()
 
 

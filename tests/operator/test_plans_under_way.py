@@ -155,7 +155,7 @@ async def test_a_plan_that_somebody_else_broke_off_is_tried_again() -> None:
     assert order is not None
     order.cancel()
     await told.wait()
-    answer = planners.take("chat")
+    answer = planners.answer("chat")
     assert answer is not None
     assert answer.passing
     await planners.close()

@@ -46,13 +46,17 @@ class World:
         """Time, with a look every few seconds; then until there is nothing more to do."""
         end = self.cluster.now() + timedelta(seconds=seconds)
         while self.cluster.now() < end:
-            self.look()
-            self.cluster.tick(every)
+            self.looks(1, every=every)
         for _ in range(40):
             if not self.look() and not self.look():  # a plan that failed is said at the look after
                 return
             self.cluster.tick(1)
         raise AssertionError("it acts without end")
+
+    def looks(self, times: int, *, every: float = 5) -> None:
+        for _ in range(times):
+            self.look()
+            self.cluster.tick(every)
 
     def condition(self, name: str) -> Condition:
         return next(each for each in self.status.conditions if each.type == name)

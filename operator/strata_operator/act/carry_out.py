@@ -23,6 +23,7 @@ from strata_operator.act.ownership import apply_own, create_own
 from strata_operator.act.planner_call import Answer, Question
 from strata_operator.act.planners import LOSSES, Planners
 from strata_operator.api import LLMDeployment
+from strata_operator.api.status import read_status
 from strata_operator.decide.actions import (
     Action,
     Apply,
@@ -40,7 +41,7 @@ from strata_operator.decide.epochs import SendToGateway, SendToSlot, highest_epo
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import Dealing, still_free
 from strata_operator.decide.planning import with_margin
-from strata_operator.decide.reconcile import RUN_PODS
+from strata_operator.decide.reconcile import GOES_ON, RUN_PODS
 from strata_operator.decide.view import PlanFailure, View
 from strata_operator.decide.wishes import plan_key, planned_digest, without_digest
 from strata_operator.errors import NotReadyError
@@ -79,7 +80,8 @@ class Hands:
         # Not while status is to be written: reconcile may withhold its wish for that look.
         if not any(isinstance(action, MakePlan | SetStatus) for action in actions):
             self._want_no_plan(view, kept)
-        kept.wants({_named(action, view) for action in actions})
+        if all(_named(each, view) in kept.refusals for each in actions if _comes_first(each)):
+            kept.wants({_named(action, view) for action in actions})
         changed = unsafe = False
         for action in actions:
             kind = action.manifest["kind"] if isinstance(action, Apply) else ""
@@ -135,8 +137,8 @@ class Hands:
             case SendToGateway(gateway=name, message=message):
                 await self._send(kept, name, message)
             case SetStatus(status=status):
-                await self._kube.apply(status_object(deployment, status), "status")
-                kept.unsaid = None
+                stored = await self._kube.apply(status_object(deployment, status), "status")
+                kept.note_said(status, read_status(stored.get("status")))
                 return False
             case Emit():
                 await self._kube.create(EVENTS, event_object(deployment, action, self._clock.now()))
@@ -171,14 +173,16 @@ class Hands:
             return await self._ask(wish, look, view, kept)
         if wish.reason in LOSSES:
             self._planners.hurry(uid)
-        answer = self._planners.take(uid)
+        answer = self._planners.answer(uid)
         if answer is None:
             return False
-        kept.asked = None
+        if not asked.seconds:
+            asked = kept.asked = replace(asked, seconds=self._clock.seconds() - asked.since)
         if answer.plan is None:
             self._note_failure(answer, wish, asked, view, kept)
         else:
             await self._take(wish, answer.plan, asked, look, view, kept)
+        self._want_no_plan(view, kept)  # not before: an epoch that is refused is tried again with the same plan
         return True
 
     async def _ask(self, wish: MakePlan, look: Look, view: View, kept: Kept) -> bool:
@@ -228,7 +232,7 @@ class Hands:
             spec_digest=planned_digest(view, wish),
             inventory_digest=asked.inventory_digest,
             node=wish.node,
-            seconds_to_plan=self._clock.seconds() - asked.since,
+            seconds_to_plan=asked.seconds,
             without=asked.without,
             margin=wish.margin,
         )
@@ -332,6 +336,11 @@ def _still_asked(asked: Asked, wish: MakePlan, view: View) -> bool:
     """
     nodes = {node.name for node in asked.cluster.nodes}
     return asked.question == _question_of(wish, view) and not nodes & wish.without
+
+
+def _comes_first(action: Action) -> bool:
+    """What would be done after it is not said yet: of that, nobody knows whether it is still wanted."""
+    return not isinstance(action, SetStatus | Emit) and not (isinstance(action, MakePlan) and action.reason in GOES_ON)
 
 
 def _named(action: Action, view: View) -> str:

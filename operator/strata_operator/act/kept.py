@@ -4,7 +4,9 @@ What the API server refused, plans that failed and looks that broke are remember
 """
 
 import asyncio
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from strata_operator.act.control_client import Links
 from strata_operator.api import LLMDeploymentStatus
@@ -38,6 +40,7 @@ class Asked:
     inventory_digest: str
     without: str
     since: float
+    seconds: float = 0.0  # that it took, once it is there
 
 
 class Kept:
@@ -54,16 +57,24 @@ class Kept:
         self.errors = Backoff()  # of looks that ended in an error
         self.generation = -1  # of the spec that they were at
         self.unsaid: LLMDeploymentStatus | None = None  # what the API server would not take as status
+        self._meant: LLMDeploymentStatus | None = None  # what somebody on its way made something else of
         self._stored: LLMDeploymentStatus | None = None  # what it has instead
         self.taken_number = 0  # an epoch that somebody else has made
         self.task: asyncio.Task[None] | None = None
         self.since = since
 
     def status_over(self, stored: LLMDeploymentStatus) -> LLMDeploymentStatus:
-        """What is to be gone on from: status, or what was to be written there and was refused, until somebody writes another."""
+        """What is to be gone on from: status, or what was to be written there and was refused or changed on its way, until somebody
+        writes another.
+        """
         if stored != self._stored:
-            self.unsaid, self._stored = None, stored
-        return self.unsaid or stored
+            self.unsaid, self._meant, self._stored = None, None, stored
+        return self.unsaid or self._meant or stored
+
+    def note_said(self, status: LLMDeploymentStatus, stored: dict[str, Any]) -> None:
+        """It was written, and this is what became of it. An admission webhook may cut or change it: saying it again would not help."""
+        self.unsaid, self._stored = None, LLMDeploymentStatus.model_validate_json(json.dumps(stored), by_alias=True)
+        self._meant = None if self._stored == status else status
 
     def leave_unsaid(self, status: LLMDeploymentStatus) -> bool:
         """Whether it is news. Decisions rest on what status says; a service must not end because nobody may write it."""
