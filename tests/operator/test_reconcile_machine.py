@@ -133,6 +133,11 @@ class Life(RuleBasedStateMachine):
         self.cluster.faults.quota = quota
         self.looks()
 
+    @rule(field=st.sampled_from(["stages", "conditions", "replans", "url"]), pruned=st.booleans())
+    def a_webhook_prunes_status(self, field: str, pruned: bool) -> None:  # noqa: FBT001
+        self.cluster.faults.pruned.add(field) if pruned else self.cluster.faults.pruned.discard(field)
+        self.looks()
+
     @rule(name=names, slot=st.integers(0, 1), within=within)
     def a_pod_is_deleted(self, name: str, slot: int, within: int) -> None:
         for pod in self.cluster.pods_of(name)[slot : slot + 1]:

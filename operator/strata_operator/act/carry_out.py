@@ -138,7 +138,7 @@ class Hands:
                 await self._send(kept, name, message)
             case SetStatus(status=status):
                 stored = await self._kube.apply(status_object(deployment, status), "status")
-                kept.note_said(status, read_status(stored.get("status")))
+                kept.note_said(status, read_status(stored.get("status")), self._clock.seconds())
                 return False
             case Emit():
                 await self._kube.create(EVENTS, event_object(deployment, action, self._clock.now()))

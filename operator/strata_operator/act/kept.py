@@ -16,6 +16,7 @@ from strata_planner.contract.keys import new_secret
 from strata_planner.question.cluster import Cluster
 
 APPLY_AGAIN_SECONDS = 120.0  # drift that no watch shows is repaired this late
+SAY_AGAIN_SECONDS = 300.0  # a status that somebody on its way made something else of
 KEPT_FAILURES = 16  # plans that were not found, of a deployment
 
 
@@ -59,6 +60,7 @@ class Kept:
         self.unsaid: LLMDeploymentStatus | None = None  # what the API server would not take as status
         self._meant: LLMDeploymentStatus | None = None  # what somebody on its way made something else of
         self._stored: LLMDeploymentStatus | None = None  # what it has instead
+        self._said_at = since
         self.taken_number = 0  # an epoch that somebody else has made
         self.task: asyncio.Task[None] | None = None
         self.since = since
@@ -71,10 +73,17 @@ class Kept:
             self.unsaid, self._meant, self._stored = None, None, stored
         return self.unsaid or self._meant or stored
 
-    def note_said(self, status: LLMDeploymentStatus, stored: dict[str, Any]) -> None:
-        """It was written, and this is what became of it. An admission webhook may cut or change it: saying it again would not help."""
+    def note_said(self, status: LLMDeploymentStatus, stored: dict[str, Any], now: float) -> None:
+        """It was written, and this is what became of it. An admission webhook may cut or change it: saying it at once again would
+        not help.
+        """
+        self._said_at = now
         self.unsaid, self._stored = None, LLMDeploymentStatus.model_validate_json(json.dumps(stored), by_alias=True)
         self._meant = None if self._stored == status else status
+
+    def is_to_be_said(self, now: float) -> bool:
+        """Although it is what was meant before."""
+        return self.unsaid is not None or (self._meant is not None and now - self._said_at >= SAY_AGAIN_SECONDS)
 
     def leave_unsaid(self, status: LLMDeploymentStatus) -> bool:
         """Whether it is news. Decisions rest on what status says; a service must not end because nobody may write it."""

@@ -97,7 +97,7 @@ class Look:
             troubles=tuple(f"{each.name}: {each.reason}" for each in unread if not 0 < each.number < number),
             refusals=kept.still_refused({manifest_digest(manifest) for manifest in manifests}),
             postponed=kept.postponed(seconds),
-            is_unsaid=kept.unsaid is not None,
+            is_unsaid=kept.is_to_be_said(seconds),
         )
 
     def outdated(self, deployment: LLMDeployment) -> tuple[int, ...]:
