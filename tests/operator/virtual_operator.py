@@ -64,7 +64,7 @@ class ModelWire:
 
     def __init__(self, cluster: Kubernetes, faults: ApiFaults) -> None:
         self._cluster, self._faults = cluster, faults
-        self._late: list[asyncio.TimerHandle] = []
+        self._late: list[tuple[asyncio.TimerHandle, Sent]] = []
         self.on_request: Callable[[Sent], None] = lambda _: None
         self.writes = 0
 
@@ -86,7 +86,7 @@ class ModelWire:
                 raise ConnectionResetError("the answer was lost")
             case "late":
                 loop = asyncio.get_running_loop()
-                self._late.append(loop.call_later(limit + LATE_SECONDS, self._answer, request))
+                self._late.append((loop.call_later(limit + LATE_SECONDS, self._answer, request), request))
                 await asyncio.sleep(limit)
                 raise TimeoutError
             case "silent":
@@ -96,10 +96,10 @@ class ModelWire:
 
     def land(self) -> None:
         """What is late arrives now: whoever sent it has ended, and the next one waits for that."""
-        for handle in self._late:
-            if not handle.cancelled() and handle.when() > self._cluster.time.time():
+        for handle, request in self._late:
+            if handle.when() > self._cluster.time.time():
                 handle.cancel()
-                handle._run()
+                self._answer(request)
         self._late.clear()
 
     def _answer(self, request: Sent) -> tuple[int, Any]:
