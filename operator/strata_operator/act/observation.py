@@ -26,7 +26,7 @@ from strata_operator.decide.view import (
     pod_views,
 )
 from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
-from strata_operator.observe.snapshot import Snapshot
+from strata_operator.observe.snapshot import Records, Snapshot
 from strata_operator.render import RenderOptions, image_for, render
 from strata_operator.render.names import CONTROL_PORT, GATEWAY, gateway_control_host, slot_address
 from strata_operator.render.records import EpochRecord, as_planned
@@ -57,6 +57,13 @@ class Look:
     snapshot: Snapshot
     options: ControllerOptions
     clock: Clock
+    _read: dict[tuple[str, str], Records] = field(default_factory=dict)  # each deployment's records are read once
+
+    def records_of(self, deployment: LLMDeployment) -> Records:
+        name = (deployment.namespace, deployment.name)
+        if name not in self._read:
+            self._read[name] = self.snapshot.records_of(*name)
+        return self._read[name]
 
     def inventory(self, deployment: LLMDeployment, ledger: DeviceLedger) -> Inventory:
         claims = ledger.others(deployment.metadata.uid)
@@ -64,7 +71,7 @@ class Look:
 
     def view(self, deployment: LLMDeployment, ledger: DeviceLedger, kept: Kept) -> View:
         snapshot, seconds = self.snapshot, self.clock.seconds()
-        records, unread = snapshot.records_of(deployment.namespace, deployment.name)
+        records, unread = self.records_of(deployment)
         inventory = self.inventory(deployment, ledger)
         key = snapshot.control_key_of(deployment) or kept.control_key
         image = image_for(deployment, self.options.runtime_image)
@@ -102,7 +109,7 @@ class Look:
 
     def outdated(self, deployment: LLMDeployment) -> tuple[int, ...]:
         """Epochs behind a committed one that are none: another release's records, and what attempts that ended early have left."""
-        records, unread = self.snapshot.records_of(deployment.namespace, deployment.name)
+        records, unread = self.records_of(deployment)
         newest = records[-1].epoch.number if records else 0
         if deployment.status.committed_epoch != newest:
             return ()
@@ -118,7 +125,7 @@ class Look:
                 continue
             try:
                 deployment = deployment_from_object(thing)
-                records, _ = self.snapshot.records_of(deployment.namespace, deployment.name)
+                records, _ = self.records_of(deployment)
                 if records:
                     claims[meta["uid"]] = claims_of(deployment, records[-1].epoch.plan, records[-1].cluster)
             except Exception as error:  # noqa: BLE001  whatever one deployment holds, the others' devices are still theirs

@@ -40,6 +40,7 @@ from strata_operator.render.records import EpochRecord, UnreadRecord, epoch_numb
 from strata_planner.contract.values import ContractError
 
 Object = dict[str, Any]
+Records = tuple[tuple[EpochRecord, ...], tuple[UnreadRecord, ...]]
 OURS = f"{MANAGER_LABEL}={APP}"
 
 
@@ -55,7 +56,7 @@ class Snapshot:
     secrets: tuple[Object, ...]
     claims: tuple[Object, ...] = ()  # volume claims
 
-    def records_of(self, namespace: str, name: str) -> tuple[tuple[EpochRecord, ...], tuple[UnreadRecord, ...]]:
+    def records_of(self, namespace: str, name: str) -> Records:
         """Epochs by number, and what this release cannot read, each for itself. One without its Secret is no epoch, but nobody may
         take its number: with a new Secret its plan would come back.
         """
