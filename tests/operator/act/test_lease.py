@@ -23,7 +23,7 @@ from strata_operator.act.lease import (
 from strata_operator.errors import NotReadyError
 from strata_operator.observe.kube import CONFIG_MAPS, THREADS
 from tests.operator.fake_api import FakeApi, serving
-from tests.operator.test_kube import CONFIG_MAP, kube_of
+from tests.operator.observe.test_kube import CONFIG_MAP, kube_of
 
 NAME = LeaseName("ns", "strata")
 

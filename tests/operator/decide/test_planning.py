@@ -12,7 +12,7 @@ from strata_planner.contract.plan import Plan
 from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.builders import a_deployment
 
-CONFIG = json.loads((Path(__file__).parents[2] / "examples/models/strata-tiny/config.json").read_text(encoding="utf-8"))
+CONFIG = json.loads((Path(__file__).parents[3] / "examples/models/strata-tiny/config.json").read_text(encoding="utf-8"))
 CLUSTER = Cluster.from_yaml("nodes: [{name: a, devices: [{type: cpu, count: 2, memoryBytes: 900000000}]}]")
 
 REACHES: dict[str, tuple[dict[str, Any], str, Any]] = {

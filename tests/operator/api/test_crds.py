@@ -10,7 +10,7 @@ from strata_operator import crds
 from strata_operator.api import deployment_from_object
 from tests.operator.builders import a_deployment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCHEMA = crds.structural_schema()
 
 

@@ -23,8 +23,8 @@ from strata_operator.render.slots import Claim, claims_of
 from strata_planner.contract.plan import DeviceRef, Plan
 from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.builders import a_deployment, a_node
+from tests.operator.commands.test_cli import CONFIG
 from tests.operator.fakes import a_plan
-from tests.operator.test_cli import CONFIG
 
 tickets = st.lists(st.booleans(), max_size=8).map(
     lambda urgent: [Ticket(f"d{order}", each, order) for order, each in enumerate(urgent)]

@@ -27,7 +27,7 @@ from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.builders import a_deployment, a_node, a_pod
 from tests.operator.fakes import a_plan
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
 OPTIONS = RenderOptions(image="strata-runtime:1", control_key="secret", operator_namespace="strata-system")
 GPU_SLOT = Slot("chat-a-tesla-t4", "gpu-a.example", Device(type="Tesla-T4", count=2, memory_bytes=15 * GIB))

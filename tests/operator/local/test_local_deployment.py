@@ -23,7 +23,7 @@ from strata_planner.contract.control import PrepareState, SlotStatus
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from tests.operator.fakes import FakeSlot, a_plan
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LAUNCHER = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r}); import strata_runtime.slot.launcher as launcher; "
     "launcher.PRELOADED = (); sys.exit(launcher.main())"
@@ -172,7 +172,7 @@ async def test_everything_ends_when_the_supervisor_is_killed(tmp_path: Path) -> 
 import asyncio, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from tests.operator.test_local_deployment import *
+from tests.operator.local.test_local_deployment import *
 async def main():
     async with running(Path({str(tmp_path)!r})) as deployment:
         print(*deployment.pids.values(), flush=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.operator.act.test_controller import LLMDS, a_controller, a_deployment, a_node, look_and_plan
+from tests.operator.commands.test_cli import CONFIG
 from tests.operator.fake_api import FakeApi, Request, serving
-from tests.operator.test_cli import CONFIG
-from tests.operator.test_controller import LLMDS, a_controller, a_deployment, a_node, look_and_plan
 
 RECORDS = "/api/v1/namespaces/ns/configmaps/chat-epoch-"
 

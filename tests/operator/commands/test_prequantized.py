@@ -19,7 +19,7 @@ from strata_planner.contract.model_folder import (
 )
 from strata_planner.errors import WorkloadError
 from tests.operator.builders import a_deployment
-from tests.operator.test_sensitivity import CLUSTER, deployment, folder  # noqa: F401  the fixture
+from tests.operator.commands.test_sensitivity import CLUSTER, deployment, folder  # noqa: F401  the fixture
 
 
 def manifest_of(finished: int) -> Manifest:

@@ -47,7 +47,7 @@ def deployment(tmp_path: Path) -> Path:
 
 def _header(text: str) -> str:
     """The API version that this checkout serves."""
-    example = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
+    example = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
     version = next(line for line in example.read_text().splitlines() if line.startswith("apiVersion"))
     return text.replace("apiVersion: strata.dev/v1alpha1", version)
 

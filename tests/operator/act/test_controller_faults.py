@@ -13,9 +13,7 @@ from strata_operator.act.controller import Controller
 from strata_operator.act.lease import NotLeadingError
 from strata_operator.act.planner_call import Answer, Question
 from strata_operator.decide.backoff import Backoff
-from tests.operator.fake_api import FakeApi, Request, serving
-from tests.operator.test_cli import CONFIG
-from tests.operator.test_controller import (
+from tests.operator.act.test_controller import (
     LLMDS,
     OPTIONS,
     InThread,
@@ -25,7 +23,9 @@ from tests.operator.test_controller import (
     look_and_plan,
     looked,
 )
-from tests.operator.test_kube import kube_of
+from tests.operator.commands.test_cli import CONFIG
+from tests.operator.fake_api import FakeApi, Request, serving
+from tests.operator.observe.test_kube import kube_of
 
 Refuse = Callable[[Request], tuple[int, str] | None]
 

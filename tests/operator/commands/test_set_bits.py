@@ -16,8 +16,8 @@ from strata_operator.commands.set_bits import SetBitsOptions, Wish, parse_layers
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.local.errors import RefusedError
 from strata_operator.local.record import RunningDeployment, folder, recorded, running_deployment
+from tests.operator.act.test_control_client import SECRET, serving
 from tests.operator.fakes import FakeSlot, a_plan
-from tests.operator.test_control_client import SECRET, serving
 
 PLAN = a_plan("a", "b", layers=6)
 

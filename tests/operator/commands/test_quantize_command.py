@@ -12,7 +12,7 @@ from strata_operator.commands import quantize as command
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.errors import LocalError
 
-TINY = Path(__file__).parents[2] / "examples" / "models" / "strata-tiny"
+TINY = Path(__file__).parents[3] / "examples" / "models" / "strata-tiny"
 MADE = {
     "folder": "/models/m/strata-any",
     "calibration_tokens": 512,

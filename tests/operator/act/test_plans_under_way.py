@@ -12,10 +12,10 @@ from strata_operator.act.planner_call import Answer, Question
 from strata_operator.act.planners import Planners
 from strata_operator.render.records import stamp
 from strata_planner.question.cluster import Cluster
+from tests.operator.act.test_controller import LLMDS, OPTIONS, InThread, a_deployment, a_node, look_and_plan
+from tests.operator.commands.test_cli import CONFIG
 from tests.operator.fake_api import FakeApi, serving
-from tests.operator.test_cli import CONFIG
-from tests.operator.test_controller import LLMDS, OPTIONS, InThread, a_deployment, a_node, look_and_plan
-from tests.operator.test_kube import kube_of
+from tests.operator.observe.test_kube import kube_of
 
 NOT_LONG_AGO = stamp(datetime.now(UTC) - timedelta(seconds=5))
 EPOCH = "/api/v1/namespaces/ns/configmaps/chat-epoch-1"

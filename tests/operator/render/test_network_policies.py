@@ -12,7 +12,7 @@ from strata_operator.render.slots import Slot
 from strata_planner.question.cluster import Device
 from tests.operator.builders import a_deployment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OPTIONS = RenderOptions(image="strata-runtime:1", control_key="secret", operator_namespace="strata-system")
 SLOTS = (
     Slot("chat-a-tesla-t4", "gpu-a.example", Device(type="Tesla-T4", count=2, memory_bytes=15 << 30)),

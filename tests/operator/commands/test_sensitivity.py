@@ -32,7 +32,7 @@ from strata_planner.question.cluster import Cluster
 from strata_planner.question.model import Model
 from strata_planner.sensitivity import Sensitivity
 
-TINY = Path(__file__).parents[2] / "examples" / "models" / "strata-tiny"
+TINY = Path(__file__).parents[3] / "examples" / "models" / "strata-tiny"
 CLUSTER = Cluster.from_yaml("nodes: [{name: a, devices: [{type: cpu, count: 1, memoryBytes: 900000000}]}]")
 
 

@@ -6,8 +6,8 @@ from strata_operator.render.names import CONTROL_PORT
 from strata_runtime.pipeline import slot as entry
 from strata_runtime.pipeline.slot import parse
 from tests.operator.builders import a_deployment
-from tests.operator.test_releases import stored
-from tests.operator.test_render import CPU_SLOT, slot_pod
+from tests.operator.render.test_releases import stored
+from tests.operator.render.test_render import CPU_SLOT, slot_pod
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ nodes:
 - {name: a, devices: [{type: cpu, memoryBytes: 1Gi, profile: {layerOverheadSeconds: 0.001}}]}
 - {name: b, devices: [{type: cpu, memoryBytes: 1Gi, profile: {layerOverheadSeconds: 0.001}}]}
 """  # rates are given, so that none are measured
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from strata_operator.decide.actions import DeleteStatefulSet
 from strata_operator.observe.snapshot import take_snapshot
 from strata_operator.render.names import labels
 from strata_operator.render.objects import metadata
+from tests.operator.commands.test_cli import CONFIG
 from tests.operator.fake_api import FakeApi, serving
-from tests.operator.test_cli import CONFIG
-from tests.operator.test_kube import kube_of
+from tests.operator.observe.test_kube import kube_of
 
 LLMDS = "/apis/strata.dev/v1alpha1/namespaces/ns/llmdeployments"
 OPTIONS = ControllerOptions(namespaces=(), runtime_image="strata-runtime:1", operator_namespace="strata")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 from strata_operator import cli
 from strata_operator.commands.errors import exit_code
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 INPUTS = (
     "-f",
     str(ROOT / "examples/quickstart.yaml"),
