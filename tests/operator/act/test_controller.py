@@ -17,18 +17,11 @@ from strata_operator.decide.actions import DeleteStatefulSet
 from strata_operator.observe.snapshot import take_snapshot
 from strata_operator.render.names import labels
 from strata_operator.render.objects import metadata
-from tests.operator.commands.test_cli import CONFIG
 from tests.operator.fake_api import FakeApi, serving
 from tests.operator.observe.test_kube import kube_of
 
 LLMDS = "/apis/strata.dev/v1alpha1/namespaces/ns/llmdeployments"
 OPTIONS = ControllerOptions(namespaces=(), runtime_image="strata-runtime:1", operator_namespace="strata")
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(CONFIG)
-    return tmp_path
 
 
 @pytest.fixture
@@ -144,7 +137,7 @@ async def test_a_slots_key_goes_with_it(api: FakeApi) -> None:
     await controller._hands._delete(
         DeleteStatefulSet(path.rpartition("/")[2]), deployment_from_object(api.objects[f"{LLMDS}/chat"])
     )
-    assert [each.path for each in api.wrote("DELETE", "/")] == [path, key]
+    assert [each.path for each in api.wrote("DELETE", "/")] == [key, path]  # what is looked for again goes last
     await controller.close()
 
 
