@@ -1,431 +1,301 @@
-"""A small Kubernetes in memory with a virtual clock: its objects, its scheduler and kubelets, and slots that only speak.
+"""A small Kubernetes in memory that lives by virtual time: behind a FakeApi its controllers, scheduler and kubelets, and processes
+that only speak.
 
-`Kubernetes` holds objects in their real shape and answers the operator's verbs, each of which a fault may refuse or lose.
-`Operator` is the controller's shell without threads and sockets: it looks, asks `reconcile`, does. Whoever drives the
-real controller gives it `Kubernetes` in place of the API client.
+Objects are in their real shape, by path. `tick` is one step of everybody who is not the operator; what is wrong with nodes and
+slots is said by `faults`. Knows no operator: `virtual_operator` lets the real one act on it.
 """
 
+import asyncio
 import base64
-import functools
 import itertools
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
-
-from strata_operator.act.objects import status_object
-from strata_operator.api import LLMDeployment, LLMDeploymentStatus, deployment_from_object
-from strata_operator.decide.actions import (
-    Action,
-    Apply,
-    DeleteEpoch,
-    DeletePod,
-    DeleteStatefulSet,
-    MakePlan,
-    RenewEpoch,
-    SetStatus,
-)
-from strata_operator.decide.epochs import Observed, SendToGateway, SendToSlot, highest_epoch
-from strata_operator.decide.reconcile import reconcile
-from strata_operator.decide.view import PlanFailure, View, node_views, pod_views
-from strata_operator.decide.wishes import plan_key, without_digest
-from strata_operator.observe.inventory import Inventory, take_inventory
-from strata_operator.observe.snapshot import Snapshot
-from strata_operator.render import RenderOptions, render
-from strata_operator.render.digest import spec_digest
-from strata_operator.render.epoch import Epoch
-from strata_operator.render.names import INSTANCE_LABEL, epoch_name, slot_address
-from strata_operator.render.records import (
-    RENEWED,
-    Cause,
-    EpochRecord,
-    as_planned,
-    read_record,
-    record_objects,
-    stamp,
-)
-from strata_operator.render.slots import claims_of, slots_of
-from strata_planner.contract.plan import DeviceRef, Plan
-from strata_planner.question.cluster import Cluster
+from strata_operator.api import LLMDeploymentStatus, deployment_from_object
+from strata_operator.observe.kube import PODS, SECRETS, kind_of
+from strata_operator.render.names import COMPONENT_LABEL, GATEWAY, INSTANCE_LABEL, SLOT_LABEL
+from strata_operator.render.records import MARGIN, stamp
 from tests.operator.builders import a_deployment, a_node
-from tests.operator.fakes import FakeGateway, FakeSlot, a_plan
+from tests.operator.fake_api import FakeApi, Request
+from tests.operator.fakes import FakeGateway, FakeSlot
+from tests.operator.virtual_time import VirtualTime
 
 Object = dict[str, Any]
+NAMESPACE = "default"
 GPUS = 2  # of every node
-WIDEST = 2  # nodes that the pretended planner uses at most
 HEALED_BY = 0.2  # share of memory left free that ends a lack of memory
-
-
-class WriteError(Exception):
-    """The API server refused a write, or its answer was lost."""
+BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
 class Faults:
-    """What is wrong now, by node; `writes`: what becomes of the next writes."""
+    """What is wrong with slots now, by node."""
 
     refuses: set[str] = field(default_factory=set)
     hangs: set[str] = field(default_factory=set)
     no_place: set[str] = field(default_factory=set)
     out_of_memory: set[str] = field(default_factory=set)
+    unreachable: set[str] = field(default_factory=set)  # from the operator: between each other they speak
+    mute: set[str] = field(default_factory=set)  # they do what they are told, and their answer is lost
+    stuck: set[str] = field(default_factory=set)  # pods, by name: their kubelet gets no further
+    pruned: set[str] = field(default_factory=set)  # fields of status, by an admission webhook
     quota: bool = False
-    writes: list[Literal["refused", "lost"]] = field(default_factory=list)
 
     def end(self) -> None:
-        for nodes in (self.refuses, self.hangs, self.no_place, self.out_of_memory, self.writes):
-            nodes.clear()
+        for which in vars(self).values():
+            if isinstance(which, set):
+                which.clear()
         self.quota = False
 
 
-class Kubernetes:
-    """API server, scheduler and kubelets. Objects by (kind, name), all in one namespace."""
+@dataclass(frozen=True)
+class Process:
+    """What runs in a pod. `key`: opens its control port, as its Secret was when it started."""
+
+    key: str
+    speaks: FakeSlot | FakeGateway
+
+
+class Kubernetes(FakeApi):
+    """API server, controllers, scheduler and kubelets."""
 
     def __init__(self, *nodes: str) -> None:
-        self.now = datetime(2026, 1, 1, tzinfo=UTC)
-        self.objects: dict[tuple[str, str], Object] = {}
+        super().__init__()
+        self.time = VirtualTime()
+        self.now = lambda: BEGINNING + timedelta(seconds=self.time.time())
         self.faults = Faults()
-        self.slots: dict[str, FakeSlot] = {}  # by pod's uid
-        self.gateways: dict[str, FakeGateway] = {}  # by deployment
-        self._uids = itertools.count(1)
+        self.processes: dict[str, Process] = {}  # by pod's uid
+        self.moved = asyncio.Event()  # of the moment: the next tick has another one
+        self._pods = itertools.count(1)
         for name in nodes:
             self.add_node(name)
 
-    # What the operator may ask of it.
+    # What there is.
 
-    def all(self, kind: str) -> tuple[Object, ...]:
-        return tuple(thing for (each, _), thing in sorted(self.objects.items()) if each == kind)
+    def all(self, plural: str) -> list[Object]:
+        return [thing for path, thing in sorted(self.objects.items()) if path.split("/")[-2] == plural]
 
-    def apply(self, manifest: Object) -> None:
-        self._write(lambda: self._merge(manifest))
+    def one(self, plural: str, name: str) -> Object | None:
+        return next((each for each in self.all(plural) if each["metadata"]["name"] == name), None)
 
-    def create(self, *manifests: Object) -> None:
-        """Raises WriteError where the last of them exists; a Secret that is there already is an earlier attempt's."""
-        for manifest in manifests:
-            if (manifest["kind"], manifest["metadata"]["name"]) not in self.objects:
-                self._write(functools.partial(self._put, manifest))
-            elif manifest is manifests[-1]:
-                raise WriteError
+    def pods_of(self, name: str) -> list[Object]:
+        """Of the slots of a deployment."""
+        return [pod for pod in self.all("pods") if _label(pod, INSTANCE_LABEL) == name and _label(pod, SLOT_LABEL)]
 
-    def set_status(self, body: Object) -> None:
-        self._write(lambda: self.objects["LLMDeployment", body["metadata"]["name"]].update(status=body["status"]))
+    def pods_on(self, node: str) -> list[Object]:
+        return [pod for pod in self.all("pods") if pod["spec"].get("nodeName") == node]
 
-    def delete(self, kind: str, name: str, *, uid: str = "", force: bool = True) -> None:
-        self._write(lambda: self._delete(kind, name, uid, force=force))
+    def slot_of(self, pod: Object) -> FakeSlot | None:
+        process = self.processes.get(pod["metadata"]["uid"])
+        return process.speaks if process and isinstance(process.speaks, FakeSlot) else None
 
-    # What happens in it.
+    def spec_of(self, name: str) -> Object:
+        return dict(self.objects[_deployment_path(name)]["spec"])
+
+    def uid_of(self, name: str) -> str:
+        return str(self.objects[_deployment_path(name)]["metadata"]["uid"])
+
+    def generation_of(self, name: str) -> int:
+        return int(self.objects[_deployment_path(name)]["metadata"]["generation"])
+
+    def is_owned_by(self, thing: Object, name: str) -> bool:
+        return self.uid_of(name) in {each["uid"] for each in thing["metadata"].get("ownerReferences") or ()}
+
+    def is_ready(self, node: str) -> bool:
+        thing = self.one("nodes", node)
+        return thing is not None and thing["status"]["conditions"][0]["status"] == "True"
+
+    def is_up(self, node: str) -> bool:
+        """With power: its condition may say otherwise."""
+        thing = self.one("nodes", node)
+        return thing is not None and not thing["metadata"].get("powerless")
+
+    # What people and machines do to it.
+
+    def serve(self, name: str) -> None:
+        thing = a_served(name)
+        self.put(
+            _deployment_path(name), {**thing, "metadata": {**thing["metadata"], "uid": f"{name}-{next(self._pods)}"}}
+        )
+
+    def edit(self, name: str, **parts: Any) -> bool:
+        """Fields of `spec`, as a person does; whether that changes anything."""
+        thing = self.objects[_deployment_path(name)]
+        if all(thing["spec"].get(part) == value for part, value in parts.items()):
+            return False
+        meta = {**thing["metadata"], "generation": thing["metadata"]["generation"] + 1}
+        self.put(_deployment_path(name), {**thing, "metadata": meta, "spec": {**thing["spec"], **parts}})
+        return True
+
+    def set_status(self, name: str, status: LLMDeploymentStatus) -> None:
+        """As somebody else would write it."""
+        told = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        self.put(_deployment_path(name), {**self.objects[_deployment_path(name)], "status": told})
+
+    def abandon(self, name: str) -> None:
+        """The deployment is deleted: what it owns is removed by and by."""
+        self.objects.pop(_deployment_path(name), None)
 
     def add_node(self, name: str) -> None:
-        node = a_node(name).with_gpus("Tesla-T4", GPUS).build()
-        self.objects["Node", name] = {"kind": "Node", **node}
+        self.put(f"/api/v1/nodes/{name}", a_node(name).with_gpus("Tesla-T4", GPUS).build())
         self.set_ready(name, "True")
 
-    def set_ready(self, name: str, status: str) -> None:
-        """Not Ready is no power: its processes end, and their pods stay."""
-        ready = {"type": "Ready", "status": status, "lastTransitionTime": stamp(self.now)}
-        self.objects["Node", name]["status"]["conditions"] = [ready]
-        for pod in self.pods_on(name) if status != "True" else ():
-            self.slots.pop(pod["metadata"]["uid"], None)
-
-    def is_up(self, name: str) -> bool:
-        node = self.objects.get(("Node", name))
-        return node is not None and node["status"]["conditions"][0]["status"] == "True"
+    def set_ready(self, name: str, status: str, *, power: bool | None = None) -> None:
+        """Not Ready is no power, unless said otherwise: its processes end, and their pods stay."""
+        node = self.objects[f"/api/v1/nodes/{name}"]
+        power = status == "True" if power is None else power
+        node["status"]["conditions"] = [{"type": "Ready", "status": status, "lastTransitionTime": stamp(self.now())}]
+        node["metadata"]["powerless"] = not power
+        for pod in self.pods_on(name) if not power else ():
+            self.stop(pod)
 
     def remove_node(self, name: str) -> None:
         for pod in self.pods_on(name):
             self.end(pod)
-        del self.objects["Node", name]
+        del self.objects[f"/api/v1/nodes/{name}"]
 
     def cordon(self, name: str, *, closed: bool) -> None:
-        self.objects["Node", name]["spec"]["unschedulable"] = closed
+        self.objects[f"/api/v1/nodes/{name}"]["spec"]["unschedulable"] = closed
+
+    def allow_gpus(self, name: str, count: int) -> None:
+        self.objects[f"/api/v1/nodes/{name}"]["status"]["allocatable"]["nvidia.com/gpu"] = str(count)
+
+    def end(self, pod: Object) -> None:
+        """Its process and the pod itself, at once."""
+        self.stop(pod)
+        self.objects.pop(PODS.path(NAMESPACE, pod["metadata"]["name"]), None)
+
+    # What goes on in it.
 
     def tick(self, seconds: float = 0) -> None:
         """Time passes; controllers, scheduler and kubelets do what they have to."""
-        self.now += timedelta(seconds=seconds)
-        for stateful_set in self.all("StatefulSet"):
-            if ("Pod", f"{stateful_set['metadata']['name']}-0") not in self.objects and not self.faults.quota:
-                self._put(self._pod_of(stateful_set))
-        for pod in self.all("Pod"):
-            self._move(pod)
+        self.time.passes(seconds)
+        self._collect()
+        for made in (*self._missing("statefulsets", _slot_pod), *self._missing("deployments", _gateway_pod)):
+            self.put(PODS.path(NAMESPACE, made["metadata"]["name"]), made)
+        for pod in self.all("pods"):
+            if pod["metadata"]["name"] not in self.faults.stuck:
+                self._move(pod)
+        self.told()
+        self.time.passes(0.01)  # whoever listens has heard of it
 
-    def slot_of(self, name: str) -> FakeSlot | None:
-        """The process that answers for a slot now."""
-        pod = self.objects.get(("Pod", f"{name}-0"))
-        return self.slots.get(pod["metadata"]["uid"]) if pod else None
+    def told(self) -> None:
+        """Something has moved: whoever listens looks again."""
+        before, self.moved = self.moved, asyncio.Event()
+        before.set()
 
-    def _write(self, do: Callable[[], None]) -> None:
-        fault = self.faults.writes.pop() if self.faults.writes else None
-        if fault == "refused":
-            raise WriteError
-        do()
-        if fault == "lost":
-            raise WriteError
+    def _collect(self) -> None:
+        """What has lost its owner goes; the pods of a workload that is gone end."""
+        owners = {thing["metadata"]["uid"] for thing in self.objects.values()}
+        for path, thing in list(self.objects.items()):
+            owned = [each["uid"] for each in thing["metadata"].get("ownerReferences") or ()]
+            if owned and not set(owned) & owners:
+                self.mark(thing) if "/pods/" in path else self.objects.pop(path)
+        if any(MARGIN in (notes := each["metadata"]["annotations"]) and float(notes[MARGIN]) >= HEALED_BY
+               for each in self.all("configmaps")):  # fmt: skip
+            self.faults.out_of_memory.clear()
 
-    def _put(self, manifest: Object) -> None:
-        own = {"uid": f"uid-{next(self._uids)}", "creationTimestamp": stamp(self.now)}
-        thing = {**manifest, "metadata": {**manifest["metadata"], **own}}
-        if "stringData" in thing:
-            thing["data"] = {k: base64.b64encode(v.encode()).decode() for k, v in thing.pop("stringData").items()}
-        self.objects[thing["kind"], thing["metadata"]["name"]] = thing
+    def mark(self, pod: Object) -> None:
+        """It is to end; its kubelet sees to that."""
+        pod["metadata"].setdefault("deletionTimestamp", stamp(self.now()))
 
-    def _merge(self, manifest: Object) -> None:
-        there = self.objects.get((manifest["kind"], manifest["metadata"]["name"]))
-        self._put(manifest)
-        if there:
-            self.objects[manifest["kind"], manifest["metadata"]["name"]]["metadata"] |= {
-                name: there["metadata"][name] for name in ("uid", "creationTimestamp")
-            }
-
-    def _delete(self, kind: str, name: str, uid: str, *, force: bool) -> None:
-        thing = self.objects.get((kind, name))
-        if thing is None or (uid and thing["metadata"]["uid"] != uid):
-            return
-        if kind == "Pod" and not force:
-            thing["metadata"]["deletionTimestamp"] = stamp(self.now)
-        elif kind == "Pod":
-            self.end(thing)
-        else:
-            del self.objects[kind, name]
-            pod = self.objects.get(("Pod", f"{name}-0")) if kind == "StatefulSet" else None
-            if pod is not None:
-                pod["metadata"]["deletionTimestamp"] = stamp(self.now)
-
-    def end(self, pod: Object) -> None:
-        self.slots.pop(pod["metadata"]["uid"], None)
-        self.objects.pop(("Pod", pod["metadata"]["name"]), None)
-
-    def _pod_of(self, stateful_set: Object) -> Object:
-        template = stateful_set["spec"]["template"]
-        name = f"{stateful_set['metadata']['name']}-0"
-        metadata = {**template["metadata"], "name": name, "namespace": stateful_set["metadata"]["namespace"]}
-        return {"kind": "Pod", "metadata": metadata, "spec": dict(template["spec"]), "status": {}}
-
-    def pods_on(self, node: str) -> list[Object]:
-        return [pod for pod in self.all("Pod") if pod["spec"].get("nodeName") == node]
+    def _missing(self, plural: str, pod_of: Callable[[Object], Object]) -> Iterator[Object]:
+        for workload in self.all(plural) if not self.faults.quota else ():
+            pod = pod_of(workload)
+            if PODS.path(NAMESPACE, pod["metadata"]["name"]) not in self.objects:
+                yield pod
 
     def _move(self, pod: Object) -> None:
         """Scheduled, started, loaded, ended: one step of each."""
+        if _label(pod, COMPONENT_LABEL) == GATEWAY:
+            return self._move_gateway(pod)
         node = pod["spec"].get("nodeName") or self._place(pod)
-        uid = pod["metadata"]["uid"]
         if not node or not self.is_up(node):
-            return
+            return None
         if pod["metadata"].get("deletionTimestamp"):
-            self.end(pod)
-            return
-        slot = self.slots.setdefault(uid, FakeSlot(pod["metadata"]["name"].removesuffix("-0")))
+            return self.end(pod)
+        slot = self._started(pod, lambda: FakeSlot(_label(pod, SLOT_LABEL)))
+        if slot is None:
+            return None
+        assert isinstance(slot, FakeSlot)
         slot.refuses = "401 from the hub" if node in self.faults.refuses else ""
         if node not in self.faults.hangs:
             slot.finish_loading()
         if node in self.faults.out_of_memory and slot.committed:
             self._kill(pod, slot)
+        return None
+
+    def _move_gateway(self, pod: Object) -> None:
+        """It is on a node that never fails. Recreated where its template is another one."""
+        of = self.one("deployments", f"{_label(pod, INSTANCE_LABEL)}-gateway")
+        if of is None or pod["metadata"].get("deletionTimestamp") or pod["spec"] != of["spec"]["template"]["spec"]:
+            self.end(pod)
+        elif self._started(pod, FakeGateway):
+            pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+
+    def _started(self, pod: Object, make: Callable[[], FakeSlot | FakeGateway]) -> FakeSlot | FakeGateway | None:
+        """None while the Secret that it reads is not there."""
+        uid = pod["metadata"]["uid"]
+        if uid not in self.processes:
+            workload = _label(pod, SLOT_LABEL) or f"{_label(pod, INSTANCE_LABEL)}-gateway"
+            secret = self.objects.get(SECRETS.path(NAMESPACE, f"{workload}-key"))
+            if secret is None:
+                return None
+            self.processes[uid] = Process(base64.b64decode(secret["data"]["key"]).decode(), make())
+        return self.processes[uid].speaks
 
     def _place(self, pod: Object) -> str:
         terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-        (node,) = terms["nodeSelectorTerms"][0]["matchFields"][0]["values"]
-        fits = _gpus(pod) + sum(map(_gpus, self.pods_on(node))) <= GPUS
-        closed = self.objects.get(("Node", node), {"spec": {"unschedulable": True}})["spec"].get("unschedulable")
-        placed = fits and not closed and self.is_up(node) and node not in self.faults.no_place
+        (name,) = terms["nodeSelectorTerms"][0]["matchFields"][0]["values"]
+        node = self.one("nodes", name)
+        fits = node is not None and _gpus(pod) + sum(map(_gpus, self.pods_on(name))) <= GPUS
+        closed = node is None or node["spec"].get("unschedulable")
+        placed = fits and not closed and self.is_up(name) and name not in self.faults.no_place
         before = next(iter(pod["status"].get("conditions") or ()), {})
         if before.get("status") != str(placed):
-            condition = {"type": "PodScheduled", "status": str(placed), "lastTransitionTime": stamp(self.now)}
+            condition = {"type": "PodScheduled", "status": str(placed), "lastTransitionTime": stamp(self.now())}
             pod["status"]["conditions"] = [{**condition, "message": "" if placed else "0/3 nodes are available"}]
         if placed:
-            pod["spec"]["nodeName"] = node
-        return node if placed else ""
+            pod["spec"]["nodeName"] = name
+        return name if placed else ""
 
     def _kill(self, pod: Object, slot: FakeSlot) -> None:
-        ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": stamp(self.now)}
+        ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": stamp(self.now())}
         statuses = pod["status"].setdefault("containerStatuses", [{"restartCount": 0}])
         statuses[0] = {"restartCount": statuses[0]["restartCount"] + 1, "lastState": {"terminated": ended}}
+        self._is_missed(pod, slot)
         slot.restart()
-        deployment = pod["metadata"]["labels"]["app.kubernetes.io/instance"]
-        for other in self.all("Pod"):
-            if other["metadata"]["labels"]["app.kubernetes.io/instance"] == deployment and other is not pod:
-                neighbour = self.slots.get(other["metadata"]["uid"])
-                if neighbour is not None:
-                    neighbour.lose(slot.name)
 
+    def stop(self, pod: Object) -> None:
+        """Its process ends, and the pod stays."""
+        process = self.processes.pop(pod["metadata"]["uid"], None)
+        if process and isinstance(process.speaks, FakeSlot):
+            self._is_missed(pod, process.speaks)
 
-def _gpus(pod: Object) -> int:
-    return int(pod["spec"]["containers"][0]["resources"]["requests"].get("nvidia.com/gpu", 0))
+    def _is_missed(self, pod: Object, lost: FakeSlot) -> None:
+        """The others of its epoch see their connections close."""
+        for other in self.pods_of(_label(pod, INSTANCE_LABEL)):
+            neighbour = self.slot_of(other)
+            if neighbour is not None and neighbour is not lost and neighbour.committed == lost.committed:
+                neighbour.lose(lost.name)
 
+    def _apply(self, request: Request) -> tuple[int, Object]:
+        if request.path.endswith("/status"):
+            kept = {name: part for name, part in request.body["status"].items() if name not in self.faults.pruned}
+            request.body["status"] = kept
+        return super()._apply(request)
 
-@dataclass(frozen=True)
-class Planned:
-    """A plan that was asked for."""
-
-    at: datetime
-    deployment: str
-    wish: MakePlan
-    found: bool
-
-
-class Operator:
-    """Looks and acts. What it keeps in memory ends with it; `plans` and `told` are the tests'."""
-
-    def __init__(self, cluster: Kubernetes) -> None:
-        self.cluster = cluster
-        self.failures: dict[str, dict[str, PlanFailure]] = {}
-        self.applied: dict[str, dict[str, str]] = {}  # by deployment, by kind and name
-        self.plans: list[Planned] = []
-        self._records: dict[str, EpochRecord] = {}  # by uid
-        self.on_action: Callable[[View, Action], None] = lambda _view, _action: None
-
-    def look(self) -> bool:
-        """Once at every deployment; whether anything was done or said."""
-        snapshot = self.snapshot()
-        acted = False
-        for thing in snapshot.deployments:
-            view = self.view(_deployment(thing), snapshot)
-            for action in reconcile(view):
-                acted = True
-                self.on_action(view, action)
-                try:
-                    self._do(action, view)
-                except WriteError:
-                    continue  # one object's failure stops no other
-                if isinstance(action, MakePlan):
-                    break  # all else was decided before there was this plan
-        return acted
-
-    def snapshot(self) -> Snapshot:
-        kinds = ("LLMDeployment", "Node", "Pod", "StatefulSet", "ConfigMap", "Secret")
-        return Snapshot(*(self.cluster.all(kind) for kind in kinds))
-
-    def view(self, deployment: LLMDeployment, snapshot: Snapshot) -> View:
-        name, cluster = deployment.name, self.cluster
-        records = self.records(snapshot, name)
-        newest = records[-1] if records else None
-        inventory = self.inventory(deployment, snapshot)
-        planned = sorted({stage.slot for stage in newest.epoch.plan.stages}) if newest else []
-        manifests = _manifests(deployment, newest) if newest else ()
-        gateway = cluster.gateways.get(name)
-        running = {slot: process for slot in planned if (process := cluster.slot_of(slot))}
-        return View(
-            now=cluster.now,
-            deployment=deployment,
-            records=records,
-            nodes=node_views(snapshot.nodes),
-            pods=pod_views(deployment, snapshot.pods),
-            stateful_sets=snapshot.stateful_sets_of(deployment),
-            templates=snapshot.templates_of(deployment),
-            seen=Observed(
-                slots={slot: process.status() for slot, process in running.items()},
-                gateways={"gateway": gateway.status()} if gateway else {},
-                addresses={slot: slot_address(deployment, slot) for slot in planned},
-            ),
-            inventory_digest=inventory.digest,
-            devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
-            usable=frozenset(node.name for node in inventory.cluster.nodes),
-            refused=inventory.refused,
-            manifests=manifests,
-            applied=frozenset(self.applied.get(name, {}).values()),
-            failures=self.failures.get(name, {}),
-        )
-
-    def records(self, snapshot: Snapshot, name: str) -> tuple[EpochRecord, ...]:
-        """They never change: each is read once."""
-        mine = [each for each in snapshot.config_maps if each["metadata"]["labels"][INSTANCE_LABEL] == name]
-        secrets = {each["metadata"]["name"]: each for each in snapshot.secrets}
-        for each in mine:
-            uid = each["metadata"]["uid"]
-            if uid not in self._records:
-                self._records[uid] = read_record(secrets[each["metadata"]["name"]], each)
-        found = [self._records[each["metadata"]["uid"]] for each in mine]
-        return tuple(sorted(found, key=lambda record: record.epoch.number))
-
-    def inventory(self, deployment: LLMDeployment, snapshot: Snapshot) -> Inventory:
-        others = [_deployment(each) for each in snapshot.deployments]
-        claims = [
-            claim
-            for other in others
-            if other.name != deployment.name
-            for record in self.records(snapshot, other.name)[-1:]
-            for claim in claims_of(other, record.epoch.plan, record.cluster)
-        ]
-        return take_inventory(deployment, snapshot.nodes, snapshot.pods, claims)
-
-    def _do(self, action: Action, view: View) -> None:  # noqa: C901  one case per action
-        name = view.deployment.name
-        match action:
-            case MakePlan():
-                self._plan(action, view)
-            case RenewEpoch(number=number, renewals=renewals):
-                newest = view.newest
-                assert newest
-                cause = replace(newest.cause, reason=RENEWED, planned_in=newest.planned_in, renewals=renewals)
-                planned = replace(view, deployment=as_planned(view.deployment, newest))
-                self._create(planned, Epoch(number, f"key-{number}", newest.epoch.plan), newest.cluster, cause)
-            case Apply(manifest=manifest, digest=digest):
-                if manifest["kind"] == "Deployment":
-                    self.cluster.gateways.setdefault(name, FakeGateway())
-                self.cluster.apply(manifest)
-                what = f"{manifest['kind']} {manifest['metadata']['name']}"
-                self.applied.setdefault(name, {})[what] = digest
-            case SendToSlot(slot=slot, message=message):
-                process = self.cluster.slot_of(slot)
-                if process:
-                    process.handle(message)
-            case SendToGateway(message=route):
-                self.cluster.gateways[name].handle(route)
-            case DeleteStatefulSet(name=slot):
-                self.cluster.delete("StatefulSet", slot)
-            case DeletePod(name=pod, uid=uid, force=force):
-                self.cluster.delete("Pod", pod, uid=uid, force=force)
-            case DeleteEpoch(number=number):
-                for kind in ("ConfigMap", "Secret"):
-                    self.cluster.delete(kind, epoch_name(view.deployment, number))
-            case SetStatus(status=status):
-                self.cluster.set_status(status_object(view.deployment, status))
-
-    def _plan(self, wish: MakePlan, view: View) -> None:
-        deployment = as_planned(view.deployment, view.newest) if wish.recorded else view.deployment
-        inventory = self.inventory(deployment, self.snapshot())
-        plan = plan_of(deployment, inventory.cluster, wish.without)
-        running = view.newest.epoch.plan if view.newest else None
-        nothing_gained = wish.optional and plan == running
-        self.plans.append(Planned(view.now, deployment.name, wish, plan is not None))
-        if plan is None or nothing_gained:
-            key = plan_key(view, wish)
-            failure = PlanFailure(
-                key, "Infeasible", "there are too few nodes", view.now, wish.reason, kept=nothing_gained
-            )
-            self.failures.setdefault(deployment.name, {})[key] = failure
-            return
-        self.failures.get(deployment.name, {}).pop(plan_key(view, wish), None)
-        number = 1 + highest_epoch(view.ledger, view.seen)
-        without = without_digest(view, wish.without)
-        digest = spec_digest(deployment)
-        cause = Cause(wish.reason, digest, inventory.digest, wish.node, 0.1, without, wish.margin)
-        self._create(
-            replace(view, deployment=deployment), Epoch(number, f"key-{number}", plan), inventory.cluster, cause
-        )
-        if wish.margin >= HEALED_BY:
-            self.cluster.faults.out_of_memory.clear()
-
-    def _create(self, view: View, epoch: Epoch, cluster: Cluster, cause: Cause) -> None:
-        self.cluster.create(*record_objects(view.deployment, epoch, cluster, cause))
-
-
-def plan_of(deployment: LLMDeployment, cluster: Cluster, without: frozenset[str]) -> Plan | None:
-    """All free GPUs of the first nodes by name: a pretended planner that always gives the same for the same."""
-    nodes = [node for node in cluster.nodes if node.name not in without][:WIDEST]
-    if len(nodes) < deployment.spec.placement.min_stages:
-        return None
-    plan = a_plan(*(f"{deployment.name}-{node.name}" for node in nodes), bits=deployment.spec.precision.allowed[0])
-    stages = tuple(
-        msgspec.structs.replace(
-            stage,
-            node=node.name,
-            devices=tuple(
-                DeviceRef(device.type, index, 1 << 30) for device in node.devices for index in range(device.count)
-            ),
-        )
-        for stage, node in zip(plan.replicas[0].stages, nodes, strict=True)
-    )
-    return msgspec.structs.replace(plan, replicas=(msgspec.structs.replace(plan.replicas[0], stages=stages),))
+    def _delete(self, request: Request) -> tuple[int, Object]:
+        """A pod has its grace period: its kubelet ends it, if there is one."""
+        pod, options = self.objects.get(request.path), request.body or {}
+        if pod is None or "/pods/" not in request.path:
+            return super()._delete(request)
+        if options.get("preconditions", {}).get("uid") not in {None, pod["metadata"]["uid"]}:
+            return super()._delete(request)
+        self.end(pod) if options.get("gracePeriodSeconds") == 0 else self.mark(pod)
+        return 200, pod
 
 
 def a_served(name: str) -> Object:
@@ -433,29 +303,32 @@ def a_served(name: str) -> Object:
     return {**thing, "spec": {**thing["spec"], "runtime": {"image": "runtime:1"}}}
 
 
-def _deployment(thing: Object) -> LLMDeployment:
-    """What has not changed is not read again."""
-    text = json.dumps(thing)
-    if text not in _READ:
-        _READ.clear() if len(_READ) > READ else None
-        _READ[text] = deployment_from_object(thing)
-    return _READ[text]
-
-
 def status_of(cluster: Kubernetes, name: str) -> LLMDeploymentStatus:
-    return deployment_from_object(cluster.objects["LLMDeployment", name]).status
+    return deployment_from_object(cluster.objects[_deployment_path(name)]).status
 
 
-READ = 1000
-_READ: dict[str, LLMDeployment] = {}
-_RENDERED: dict[tuple[Any, ...], tuple[Object, ...]] = {}
+def _deployment_path(name: str) -> str:
+    return kind_of({"kind": "LLMDeployment"}).path(NAMESPACE, name)
 
 
-def _manifests(deployment: LLMDeployment, newest: EpochRecord) -> tuple[Object, ...]:
-    key = (repr(deployment.spec), newest.cause, newest.epoch.plan.encode())
-    if (deployment.name, *key) not in _RENDERED:
-        image = deployment.spec.runtime.image or ""
-        slots = slots_of(newest.epoch.plan, newest.cluster)
-        planned = as_planned(deployment, newest)
-        _RENDERED[deployment.name, *key] = tuple(render(planned, slots, RenderOptions(image, "key", "strata")))
-    return _RENDERED[deployment.name, *key]
+def _slot_pod(stateful_set: Object) -> Object:
+    return _pod(stateful_set, f"{stateful_set['metadata']['name']}-0")
+
+
+def _gateway_pod(deployment: Object) -> Object:
+    return _pod(deployment, f"{deployment['metadata']['name']}-x")
+
+
+def _pod(workload: Object, name: str) -> Object:
+    template = workload["spec"]["template"]
+    owner = {"kind": workload["kind"], "name": workload["metadata"]["name"], "uid": workload["metadata"]["uid"]}
+    metadata = {**template["metadata"], "name": name, "namespace": NAMESPACE, "ownerReferences": [owner]}
+    return {"kind": "Pod", "metadata": metadata, "spec": dict(template["spec"]), "status": {}}
+
+
+def _label(thing: Object, name: str) -> str:
+    return str((thing["metadata"].get("labels") or {}).get(name, ""))
+
+
+def _gpus(pod: Object) -> int:
+    return int(pod["spec"]["containers"][0]["resources"].get("requests", {}).get("nvidia.com/gpu", 0))

@@ -16,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from strata_operator.render.records import stamp
+
 Object = dict[str, Any]
 
 
@@ -36,6 +38,7 @@ class FakeApi:
         self.requests: list[Request] = []
         self.refuse: Callable[[Request], tuple[int, str] | None] = lambda _: None  # an answer instead of what is asked
         self._versions = itertools.count(1)
+        self.now: Callable[[], datetime] = lambda: datetime.now(UTC)
         self._lock = threading.Lock()
         self.url = ""
 
@@ -102,7 +105,11 @@ class FakeApi:
         if path != request.path:
             thing = {**(there or request.body), "status": request.body["status"]}
         else:
-            thing = {**request.body, "metadata": {**there.get("metadata", {}), **request.body["metadata"]}}
+            thing = {
+                **_status(there),
+                **request.body,
+                "metadata": {**there.get("metadata", {}), **request.body["metadata"]},
+            }
         self.objects[path] = self._kept(thing)
         return 200, self.objects[path]
 
@@ -117,7 +124,7 @@ class FakeApi:
 
     def _kept(self, thing: Object) -> Object:
         number = next(self._versions)
-        own = {"uid": f"uid-{number}", "creationTimestamp": _now(), **thing["metadata"]}
+        own = {"uid": f"uid-{number}", "creationTimestamp": stamp(self.now()), **thing["metadata"]}
         return {**_with_encoded_data(thing), "metadata": {**own, "resourceVersion": str(number)}}
 
 
@@ -174,6 +181,10 @@ def _is_in(path: str, collection: str) -> bool:
     )
 
 
+def _status(thing: Object) -> Object:
+    return {"status": thing["status"]} if "status" in thing else {}
+
+
 def _has_labels(thing: Object, wanted: dict[str, str | None]) -> bool:
     labels = thing["metadata"].get("labels") or {}
     return all(name in labels and value in {None, labels[name]} for name, value in wanted.items())
@@ -185,10 +196,6 @@ def _with_encoded_data(thing: Object) -> Object:
         return thing
     data = {name: base64.b64encode(text.encode()).decode() for name, text in thing["stringData"].items()}
     return {**{name: part for name, part in thing.items() if name != "stringData"}, "data": data}
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _refusal(code: int, message: str) -> Object:

@@ -7,7 +7,6 @@ still be taken.
 
 import base64
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from strata_operator.act import metrics
+from strata_operator.act.clock import Clock
 from strata_operator.act.kept import Asked, Kept, Refusal
 from strata_operator.act.lease import NotLeadingError
 from strata_operator.act.objects import event_object, status_object
@@ -23,6 +23,7 @@ from strata_operator.act.ownership import apply_own, create_own
 from strata_operator.act.planner_call import Answer, Question
 from strata_operator.act.planners import LOSSES, Planners
 from strata_operator.api import LLMDeployment
+from strata_operator.api.status import read_status
 from strata_operator.decide.actions import (
     Action,
     Apply,
@@ -40,7 +41,7 @@ from strata_operator.decide.epochs import SendToGateway, SendToSlot, highest_epo
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import Dealing, still_free
 from strata_operator.decide.planning import with_margin
-from strata_operator.decide.reconcile import RUN_PODS
+from strata_operator.decide.reconcile import GOES_ON, RUN_PODS
 from strata_operator.decide.view import PlanFailure, View
 from strata_operator.decide.wishes import plan_key, planned_digest, without_digest
 from strata_operator.errors import NotReadyError
@@ -68,15 +69,19 @@ log = logging.getLogger(__name__)
 class Hands:
     """Carries out actions. `leading`: asked before messages, as the fence is before writes."""
 
-    def __init__(self, kube: Kube, planners: Planners, dealing: Dealing, leading: Callable[[], bool]) -> None:
-        self._kube, self._planners, self._dealing, self._leading = kube, planners, dealing, leading
+    def __init__(
+        self, kube: Kube, planners: Planners, dealing: Dealing, leading: Callable[[], bool], clock: Clock
+    ) -> None:
+        self._kube, self._planners, self._dealing = kube, planners, dealing
+        self._leading, self._clock = leading, clock
 
     async def carry_out(self, actions: tuple[Action, ...], look: Look, view: View, kept: Kept) -> bool:
         """Whether something was changed, so that it is worth looking again at once."""
         # Not while status is to be written: reconcile may withhold its wish for that look.
         if not any(isinstance(action, MakePlan | SetStatus) for action in actions):
             self._want_no_plan(view, kept)
-        kept.wants({_named(action, view) for action in actions})
+        if all(_named(each, view) in kept.refusals for each in actions if _comes_first(each)):
+            kept.wants({_named(action, view) for action in actions})
         changed = unsafe = False
         for action in actions:
             kind = action.manifest["kind"] if isinstance(action, Apply) else ""
@@ -95,7 +100,7 @@ class Hands:
 
     async def _try(self, action: Action, look: Look, view: View, kept: Kept) -> bool:
         """What the API server refuses stops nothing else."""
-        what, now = _named(action, view), time.monotonic()
+        what, now = _named(action, view), self._clock.seconds()
         refused = kept.refusals.get(what)
         if refused is not None and refused.backoff.waits(now):
             return isinstance(action, SetStatus) and kept.leave_unsaid(action.status)
@@ -126,17 +131,17 @@ class Hands:
                 return await self._renew(action, view, kept)
             case Apply(manifest=manifest, digest=digest):
                 await apply_own(self._kube, deployment, manifest)
-                kept.applied[f"{manifest['kind']} {manifest['metadata']['name']}"] = (digest, time.monotonic())
+                kept.applied[f"{manifest['kind']} {manifest['metadata']['name']}"] = (digest, self._clock.seconds())
             case SendToSlot(slot=name, message=message):
                 await self._send(kept, name, message)
             case SendToGateway(gateway=name, message=message):
                 await self._send(kept, name, message)
             case SetStatus(status=status):
-                await self._kube.apply(status_object(deployment, status), "status")
-                kept.unsaid = None
+                stored = await self._kube.apply(status_object(deployment, status), "status")
+                kept.note_said(status, read_status(stored.get("status")), self._clock.seconds())
                 return False
             case Emit():
-                await self._kube.create(EVENTS, event_object(deployment, action))
+                await self._kube.create(EVENTS, event_object(deployment, action, self._clock.now()))
                 return False
             case _:
                 await self._delete(action, deployment)
@@ -148,17 +153,18 @@ class Hands:
         await kept.links.send(name, message)
 
     async def _delete(self, action: DeleteStatefulSet | DeletePod | DeleteEpoch, deployment: LLMDeployment) -> None:
+        """Secrets first: what is looked for again, should the second deletion fail, is what they belong to."""
         namespace = deployment.namespace
         match action:
             case DeleteStatefulSet(name=name):
-                await self._kube.delete(STATEFUL_SETS, namespace, name)
                 await self._kube.delete(SECRETS, namespace, process_secret(name))
+                await self._kube.delete(STATEFUL_SETS, namespace, name)
             case DeletePod(name=name, uid=uid, force=force):
                 await self._kube.delete(PODS, namespace, name, uid=uid, force=force)
             case DeleteEpoch(number=number):
                 name = epoch_name(deployment, number)
-                await self._kube.delete(CONFIG_MAPS, namespace, name)
                 await self._kube.delete(SECRETS, namespace, name)
+                await self._kube.delete(CONFIG_MAPS, namespace, name)
 
     async def _plan(self, wish: MakePlan, look: Look, view: View, kept: Kept) -> bool:
         """Ask for a plan, or take one that is done. Never waits for it."""
@@ -167,19 +173,21 @@ class Hands:
             return await self._ask(wish, look, view, kept)
         if wish.reason in LOSSES:
             self._planners.hurry(uid)
-        answer = self._planners.take(uid)
+        answer = self._planners.answer(uid)
         if answer is None:
             return False
-        kept.asked = None
+        if not asked.seconds:
+            asked = kept.asked = replace(asked, seconds=self._clock.seconds() - asked.since)
         if answer.plan is None:
             self._note_failure(answer, wish, asked, view, kept)
         else:
             await self._take(wish, answer.plan, asked, look, view, kept)
+        self._want_no_plan(view, kept)  # not before: an epoch that is refused is tried again with the same plan
         return True
 
     async def _ask(self, wish: MakePlan, look: Look, view: View, kept: Kept) -> bool:
         """Whether there is an answer already: that the question cannot be asked."""
-        if kept.conflicts.failures > 1 and kept.conflicts.waits(time.monotonic()):
+        if kept.conflicts.failures > 1 and kept.conflicts.waits(self._clock.seconds()):
             return False
         deployment = _wanted_deployment(wish, view)
         inventory = look.inventory(deployment, self._dealing.ledger)
@@ -190,7 +198,7 @@ class Hands:
             cluster=cluster,
             inventory_digest=inventory.digest,
             without=without_digest(view, wish.without),
-            since=time.monotonic(),
+            since=self._clock.seconds(),
         )
         try:
             question = await self._question(wish, view, cluster, inventory.refused)
@@ -208,7 +216,7 @@ class Hands:
         now = look.inventory(deployment, self._dealing.ledger)
         if not still_free(plan, asked.cluster, _without(now.cluster, wish.without)):
             log.info("%s: what was planned on is not free any more: it is planned anew", view.deployment.name)
-            kept.conflicts = kept.conflicts.failed(time.monotonic())
+            kept.conflicts = kept.conflicts.failed(self._clock.seconds())
             return
         if unshared := unshared_claim(deployment, plan, look.snapshot.claims):
             self._note_failure(Answer(None, "ClaimNotShared", unshared), wish, asked, view, kept)
@@ -224,7 +232,7 @@ class Hands:
             spec_digest=planned_digest(view, wish),
             inventory_digest=asked.inventory_digest,
             node=wish.node,
-            seconds_to_plan=time.monotonic() - asked.since,
+            seconds_to_plan=asked.seconds,
             without=asked.without,
             margin=wish.margin,
         )
@@ -243,6 +251,7 @@ class Hands:
             running=newest.epoch.plan if newest and (wish.without or wish.optional) else None,
             model_uri=newest.epoch.plan.model_uri if newest and same_spec else "",
             token=await self._token(deployment),
+            reason=wish.reason,
         )
 
     async def _token(self, deployment: LLMDeployment) -> str:
@@ -307,7 +316,7 @@ class Hands:
             self._dealing.take_back(uid)
             raise
         except BaseException:  # no answer: it may be there all the same
-            self._dealing.doubt(uid, time.monotonic())
+            self._dealing.doubt(uid, self._clock.seconds())
             raise
         metrics.EPOCHS.labels(cause.reason).inc()
 
@@ -327,6 +336,11 @@ def _still_asked(asked: Asked, wish: MakePlan, view: View) -> bool:
     """
     nodes = {node.name for node in asked.cluster.nodes}
     return asked.question == _question_of(wish, view) and not nodes & wish.without
+
+
+def _comes_first(action: Action) -> bool:
+    """What would be done after it is not said yet: of that, nobody knows whether it is still wanted."""
+    return not isinstance(action, SetStatus | Emit) and not (isinstance(action, MakePlan) and action.reason in GOES_ON)
 
 
 def _named(action: Action, view: View) -> str:

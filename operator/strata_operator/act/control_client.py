@@ -8,7 +8,7 @@ the messages of contract/control.py.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -164,14 +164,25 @@ def _connect(endpoint: Endpoint) -> "zmq.asyncio.Socket":
     return socket
 
 
+@dataclass(frozen=True, slots=True)
+class Control:
+    """How control ports are spoken with: over ZeroMQ, unless somebody brings something else."""
+
+    ask: Callable[[Endpoint, Message, float], Awaitable[Status]] = ask
+    watch: Callable[[Endpoint], AsyncGenerator[Status | None]] = watch
+
+
+OVER_ZEROMQ = Control()
+
+
 class Links:
     """Watches many control ports at once and keeps the last status of each; `changed` is called after every change.
 
     A name whose endpoint changes is watched anew; a name that is gone is forgotten. `statuses` holds only who answers.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
+    def __init__(self, changed: Callable[[], None], control: Control = OVER_ZEROMQ) -> None:
+        self._changed, self._control = changed, control
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._endpoints: dict[str, Endpoint] = {}
         self.statuses: dict[str, Status] = {}
@@ -199,7 +210,7 @@ class Links:
         if endpoint is None:
             return
         try:
-            status = await ask(endpoint, message)
+            status = await self._control.ask(endpoint, message, ANSWER_SECONDS)
         except NoAnswerError as error:
             log.warning("%s: %s", name, error)
             return
@@ -211,7 +222,8 @@ class Links:
         """Ask them now; who does not answer has no status any more. An accused process is asked before it is given up."""
         asked = {name: self._endpoints[name] for name in names if name in self._endpoints}
         answers = await asyncio.gather(
-            *(ask(endpoint, GetStatus(), timeout_seconds) for endpoint in asked.values()), return_exceptions=True
+            *(self._control.ask(endpoint, GetStatus(), timeout_seconds) for endpoint in asked.values()),
+            return_exceptions=True,
         )
         for name, answer in zip(asked, answers, strict=True):
             if isinstance(answer, NoAnswerError):
@@ -224,7 +236,7 @@ class Links:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, name: str, endpoint: Endpoint) -> None:
-        async for status in watch(endpoint):
+        async for status in self._control.watch(endpoint):
             if status is None and self.statuses.pop(name, None) is None:
                 continue
             if status is not None:

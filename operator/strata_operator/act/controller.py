@@ -7,14 +7,14 @@ ReconcileError of that deployment, which is left alone for a while; what is kept
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from strata_operator.act import metrics
 from strata_operator.act.carry_out import Hands
+from strata_operator.act.clock import SYSTEM_CLOCK, Clock
+from strata_operator.act.control_client import OVER_ZEROMQ, Control, Links
 from strata_operator.act.kept import Kept
 from strata_operator.act.objects import failed_status_object
 from strata_operator.act.observation import ControllerOptions, Look
@@ -47,17 +47,25 @@ class Controller:
     """`wake` it after every change; `run` looks and acts while `leading()`."""
 
     def __init__(
-        self, kube: Kube, options: ControllerOptions, leading: Callable[[], bool], planner: Planner | None = None
+        self,
+        kube: Kube,
+        options: ControllerOptions,
+        leading: Callable[[], bool],
+        planner: Planner | None = None,
+        *,
+        control: Control = OVER_ZEROMQ,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._kube = kube
         self._options = options
         self._leading = leading
+        self._control, self._clock = control, clock
         self._woken = asyncio.Event()
         self._kept: dict[str, Kept] = {}  # by uid
         self._dealing = Dealing()
         limits = options.limits
         self._planners = Planners(planner or PlanProcess(limits), limits.side_by_side, self.wake)
-        self._hands = Hands(kube, self._planners, self._dealing, leading)
+        self._hands = Hands(kube, self._planners, self._dealing, leading, clock)
 
     def wake(self) -> None:
         self._woken.set()
@@ -85,14 +93,14 @@ class Controller:
     async def look(self) -> None:
         """One look at everything, one round of actions for each deployment that is not still busy with its last one."""
         snapshot = await take_snapshot(self._kube, self._options.namespaces)
-        look = Look(snapshot, self._options)
-        self._dealing.refresh(look.ledger(), _newest_numbers(snapshot), time.monotonic())
+        look = Look(snapshot, self._options, self._clock)
+        self._dealing.refresh(look.ledger(), _newest_numbers(snapshot), self._clock.seconds())
         served: dict[str, asyncio.Task[None]] = {}
         for thing in snapshot.deployments:
             uid = thing["metadata"]["uid"]
             if thing["metadata"].get("deletionTimestamp"):
                 continue
-            kept = self._kept.setdefault(uid, Kept(self.wake))
+            kept = self._kept_of(uid)
             if kept.task is None or kept.task.done():
                 kept.task = asyncio.create_task(self._serve_safely(thing, look, kept))
             served[uid] = kept.task
@@ -109,6 +117,11 @@ class Controller:
                 log.warning("the pod %s/%s, whose node is gone, stays: %s", meta["namespace"], meta["name"], error)
         metrics.count_phases(snapshot.deployments)
 
+    def _kept_of(self, uid: str) -> Kept:
+        if uid not in self._kept:
+            self._kept[uid] = Kept(Links(self.wake, self._control), self._clock.seconds())
+        return self._kept[uid]
+
     async def _look_safely(self) -> None:
         """A look that fails is a look that comes again; an error of ours must not end the operator."""
         with metrics.LOOKS.time():
@@ -122,7 +135,7 @@ class Controller:
 
     async def _serve_safely(self, thing: Object, look: Look, kept: Kept) -> None:
         """Never raises. After an error the deployment is left alone, longer each time, until its spec changes."""
-        meta, now = thing["metadata"], time.monotonic()
+        meta, now = thing["metadata"], self._clock.seconds()
         generation = int(meta.get("generation") or 0)
         if kept.errors.waits(now) and kept.generation == generation:
             return
@@ -146,7 +159,7 @@ class Controller:
             log.error("%s/%s: a look at it failed", meta["namespace"], meta["name"], exc_info=error)
         reason = type(error).__name__.removesuffix("Error")
         sentence = str(error) if isinstance(error, InvalidInputError) else f"{type(error).__name__}: {error}"
-        status = failed_status_object(thing, reason, sentence, datetime.now(UTC))
+        status = failed_status_object(thing, reason, sentence, self._clock.now())
         if status is None:
             return
         try:
@@ -158,19 +171,19 @@ class Controller:
         deployment = deployment_from_object(thing)
         self._options.tenants.check(deployment, self._options.runtime_image)
         view = look.view(deployment, self._dealing.ledger, kept)
-        if _is_too_early(view, kept):
+        if _is_too_early(view, self._clock.seconds() - kept.since):
             return
         actions = reconcile(view)
-        outdated = tuple(DeleteEpoch(record.number) for record in look.outdated(deployment))
+        outdated = tuple(DeleteEpoch(number) for number in look.outdated(deployment))
         if await self._hands.carry_out((*actions, *outdated), look, view, kept):
             self.wake()
 
 
-def _is_too_early(view: View, kept: Kept) -> bool:
+def _is_too_early(view: View, listened_seconds: float) -> bool:
     """Whether what serves has not been heard by this operator only because it has just started to listen."""
     unheard = any(not view.answers(stage.slot) for stage in view.stages()) or not view.seen.gateways
     serving = view.deployment.status.committed_epoch > 0
-    return serving and unheard and time.monotonic() - kept.since < FIRST_ANSWERS_SECONDS
+    return serving and unheard and listened_seconds < FIRST_ANSWERS_SECONDS
 
 
 def _newest_numbers(snapshot: Snapshot) -> dict[str, int]:

@@ -4,9 +4,9 @@ What the API server refused, plans that failed and looks that broke are remember
 """
 
 import asyncio
-import time
-from collections.abc import Callable
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from strata_operator.act.control_client import Links
 from strata_operator.api import LLMDeploymentStatus
@@ -16,6 +16,7 @@ from strata_planner.contract.keys import new_secret
 from strata_planner.question.cluster import Cluster
 
 APPLY_AGAIN_SECONDS = 120.0  # drift that no watch shows is repaired this late
+SAY_AGAIN_SECONDS = 300.0  # a status that somebody on its way made something else of
 KEPT_FAILURES = 16  # plans that were not found, of a deployment
 
 
@@ -40,13 +41,14 @@ class Asked:
     inventory_digest: str
     without: str
     since: float
+    seconds: float = 0.0  # that it took, once it is there
 
 
 class Kept:
     """One deployment's."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self.links = Links(changed)
+    def __init__(self, links: Links, since: float) -> None:
+        self.links = links
         self.control_key = new_secret()  # used if the cluster has none yet
         self.applied: dict[str, tuple[str, float]] = {}  # kind and name -> what it was made last (digest), and when
         self.refusals: dict[str, Refusal] = {}  # by what was to be done
@@ -56,16 +58,32 @@ class Kept:
         self.errors = Backoff()  # of looks that ended in an error
         self.generation = -1  # of the spec that they were at
         self.unsaid: LLMDeploymentStatus | None = None  # what the API server would not take as status
+        self._meant: LLMDeploymentStatus | None = None  # what somebody on its way made something else of
         self._stored: LLMDeploymentStatus | None = None  # what it has instead
+        self._said_at = since
         self.taken_number = 0  # an epoch that somebody else has made
         self.task: asyncio.Task[None] | None = None
-        self.since = time.monotonic()
+        self.since = since
 
     def status_over(self, stored: LLMDeploymentStatus) -> LLMDeploymentStatus:
-        """What is to be gone on from: status, or what was to be written there and was refused, until somebody writes another."""
+        """What is to be gone on from: status, or what was to be written there and was refused or changed on its way, until somebody
+        writes another.
+        """
         if stored != self._stored:
-            self.unsaid, self._stored = None, stored
-        return self.unsaid or stored
+            self.unsaid, self._meant, self._stored = None, None, stored
+        return self.unsaid or self._meant or stored
+
+    def note_said(self, status: LLMDeploymentStatus, stored: dict[str, Any], now: float) -> None:
+        """It was written, and this is what became of it. An admission webhook may cut or change it: saying it at once again would
+        not help.
+        """
+        self._said_at = now
+        self.unsaid, self._stored = None, LLMDeploymentStatus.model_validate_json(json.dumps(stored), by_alias=True)
+        self._meant = None if self._stored == status else status
+
+    def is_to_be_said(self, now: float) -> bool:
+        """Although it is what was meant before."""
+        return self.unsaid is not None or (self._meant is not None and now - self._said_at >= SAY_AGAIN_SECONDS)
 
     def leave_unsaid(self, status: LLMDeploymentStatus) -> bool:
         """Whether it is news. Decisions rest on what status says; a service must not end because nobody may write it."""

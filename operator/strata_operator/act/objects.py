@@ -1,7 +1,7 @@
 """The two objects that the operator writes about a deployment beside what it renders: its status and its events. Pure."""
 
 import uuid
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from strata_operator.api import API_VERSION, KIND, LLMDeployment, LLMDeploymentStatus
@@ -48,12 +48,12 @@ def _status_of(meta: Object, status: Object) -> Object:
     }
 
 
-def event_object(deployment: LLMDeployment, event: Emit) -> Object:
+def event_object(deployment: LLMDeployment, event: Emit, now: datetime) -> Object:
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
         "metadata": {"name": f"{deployment.name}.{uuid.uuid4().hex[:16]}", "namespace": deployment.namespace},
-        "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": REPORTER,
         "reportingInstance": "strata-operator",
         "action": "Reconcile",

@@ -4,11 +4,10 @@ Starts to listen to the slots of the newest plan; decides nothing.
 """
 
 import logging
-import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
+from strata_operator.act.clock import Clock
 from strata_operator.act.control_client import Endpoint, Links, as_kind
 from strata_operator.act.kept import Kept
 from strata_operator.act.planners import PlanLimits
@@ -27,10 +26,10 @@ from strata_operator.decide.view import (
     pod_views,
 )
 from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
-from strata_operator.observe.snapshot import Snapshot
+from strata_operator.observe.snapshot import Records, Snapshot
 from strata_operator.render import RenderOptions, image_for, render
 from strata_operator.render.names import CONTROL_PORT, GATEWAY, gateway_control_host, slot_address
-from strata_operator.render.records import EpochRecord, UnreadRecord, as_planned
+from strata_operator.render.records import EpochRecord, as_planned
 from strata_operator.render.slots import Claim, claims_of, slots_of
 from strata_planner.contract.control import GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, slot_secret
@@ -57,14 +56,22 @@ class Look:
 
     snapshot: Snapshot
     options: ControllerOptions
+    clock: Clock
+    _read: dict[tuple[str, str], Records] = field(default_factory=dict)  # each deployment's records are read once
+
+    def records_of(self, deployment: LLMDeployment) -> Records:
+        name = (deployment.namespace, deployment.name)
+        if name not in self._read:
+            self._read[name] = self.snapshot.records_of(*name)
+        return self._read[name]
 
     def inventory(self, deployment: LLMDeployment, ledger: DeviceLedger) -> Inventory:
         claims = ledger.others(deployment.metadata.uid)
         return take_inventory(deployment, self.snapshot.nodes, self.snapshot.pods, claims, self.options.inventory)
 
     def view(self, deployment: LLMDeployment, ledger: DeviceLedger, kept: Kept) -> View:
-        snapshot, now = self.snapshot, time.monotonic()
-        records, unread = snapshot.records_of(deployment.namespace, deployment.name)
+        snapshot, seconds = self.snapshot, self.clock.seconds()
+        records, unread = self.records_of(deployment)
         inventory = self.inventory(deployment, ledger)
         key = snapshot.control_key_of(deployment) or kept.control_key
         image = image_for(deployment, self.options.runtime_image)
@@ -76,7 +83,7 @@ class Look:
         manifests = _manifests(deployment, newest, options) if newest else ()
         number = newest.epoch.number if newest else 0
         return View(
-            now=datetime.now(UTC),
+            now=self.clock.now(),
             deployment=deployment,
             records=records,
             nodes=node_views(snapshot.nodes),
@@ -88,7 +95,7 @@ class Look:
             devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
             refused=inventory.refused,
             manifests=manifests,
-            applied=kept.still_applied(now),
+            applied=kept.still_applied(seconds),
             usable=frozenset(node.name for node in inventory.cluster.nodes),
             failures=dict(kept.failures),
             gateway_ready=gateway_is_ready(deployment, snapshot.pods),
@@ -96,16 +103,18 @@ class Look:
             highest_number=max((number, *(each.number for each in unread))),
             troubles=tuple(f"{each.name}: {each.reason}" for each in unread if not 0 < each.number < number),
             refusals=kept.still_refused({manifest_digest(manifest) for manifest in manifests}),
-            postponed=kept.postponed(now),
-            is_unsaid=kept.unsaid is not None,
+            postponed=kept.postponed(seconds),
+            is_unsaid=kept.is_to_be_said(seconds),
         )
 
-    def outdated(self, deployment: LLMDeployment) -> tuple[UnreadRecord, ...]:
-        """Records of another release that are behind a committed epoch of this one."""
-        records, unread = self.snapshot.records_of(deployment.namespace, deployment.name)
+    def outdated(self, deployment: LLMDeployment) -> tuple[int, ...]:
+        """Epochs behind a committed one that are none: another release's records, and what attempts that ended early have left."""
+        records, unread = self.records_of(deployment)
         newest = records[-1].epoch.number if records else 0
-        committed = deployment.status.committed_epoch == newest
-        return tuple(each for each in unread if committed and 0 < each.number < newest)
+        if deployment.status.committed_epoch != newest:
+            return ()
+        numbers = self.snapshot.lone_keys_of(deployment.namespace, deployment.name) | {each.number for each in unread}
+        return tuple(number for number in sorted(numbers) if 0 < number < newest)
 
     def ledger(self) -> DeviceLedger:
         """What the newest plans of all deployments take, whether their pods exist yet or not."""
@@ -116,7 +125,7 @@ class Look:
                 continue
             try:
                 deployment = deployment_from_object(thing)
-                records, _ = self.snapshot.records_of(deployment.namespace, deployment.name)
+                records, _ = self.records_of(deployment)
                 if records:
                     claims[meta["uid"]] = claims_of(deployment, records[-1].epoch.plan, records[-1].cluster)
             except Exception as error:  # noqa: BLE001  whatever one deployment holds, the others' devices are still theirs

@@ -9,7 +9,7 @@ from typing import Any
 
 from strata_operator.api import KIND, LLMDeployment
 from strata_operator.errors import NotReadyError
-from strata_operator.observe.kube import SECRETS, AlreadyExistsError, Kube, kind_of
+from strata_operator.observe.kube import SECRETS, AlreadyExistsError, Kube, RefusedError, kind_of
 from strata_operator.render.objects import is_own, owners_of
 
 Object = dict[str, Any]
@@ -35,14 +35,17 @@ async def apply_own(kube: Kube, deployment: LLMDeployment, manifest: Object) -> 
 
 
 async def create_own(kube: Kube, deployment: LLMDeployment, manifest: Object) -> bool:
-    """Whether it was created; False: our own is there already. Raises ForeignObjectError."""
+    """Whether it was created; False: our own is there already. Raises ForeignObjectError, and RefusedError for a conflict that is
+    about something else, as one about a quota is.
+    """
     try:
         await kube.create(kind_of(manifest), manifest)
-    except AlreadyExistsError:
+    except AlreadyExistsError as error:
         meta = manifest["metadata"]
         there = await kube.get(kind_of(manifest), meta["namespace"], meta["name"])
-        if there is not None:
-            check_owner(deployment, manifest["kind"], there)
+        if there is None:
+            raise RefusedError(f"{error}; and it is not there") from error
+        check_owner(deployment, manifest["kind"], there)
         return False
     return True
 

@@ -33,6 +33,7 @@ class Question(Value, frozen=True):
     model_uri: str = ""
     token: str = ""
     time_limit_seconds: float = 3600.0
+    reason: str = ""  # why it is asked, in CamelCase: for logs
 
 
 class Answer(Value, frozen=True):

@@ -125,12 +125,11 @@ class Planners:
             order.ticket = replace(order.ticket, urgent=True)
             self._go_on()
 
-    def take(self, owner: str) -> Answer | None:
-        """The answer, once; None while there is none."""
+    def answer(self, owner: str) -> Answer | None:
+        """None while there is none. It stays until it is dropped: what it leads to may have to be tried again."""
         order = self._orders.get(owner)
         if order is None or order.task is None or not order.task.done():
             return None
-        del self._orders[owner]
         if order.task.cancelled():  # not by `drop` or `put_back`, which forget the task
             return Answer(None, "PlannerFault", "planning was broken off", passing=True)
         error = order.task.exception()
@@ -214,6 +213,8 @@ class PlanProcess:
         return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=os.environ | _ONE_THREAD)
 
     async def _ask(self, process: asyncio.subprocess.Process, question: Question) -> Answer:
+        name = question.deployment.get("metadata", {}).get("name", "")
+        log.info("%s is planned on %d nodes: %s", name, len(question.cluster.nodes), question.reason)
         question = msgspec.structs.replace(question, time_limit_seconds=self._limits.time_limit_seconds)
         seconds, began = self._limits.deadline_seconds(question), time.monotonic()
         try:

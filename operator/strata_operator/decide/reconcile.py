@@ -50,7 +50,8 @@ def reconcile(view: View) -> tuple[Action, ...]:
         return report(view, Outcome(view.deployment.status.committed_epoch, memory))
     wish = wanted(view, memory, found, steps)
     planning = _plan(view, wish, memory)
-    going_on = () if planning and planning[0].reason not in GOES_ON else _go_on(view, steps)
+    replaces = planning and planning[0].reason not in GOES_ON  # nobody is told anything of the plan in force any more
+    going_on = _roll_out(view) if replaces else _go_on(view, steps)
     committed = _committed(view, steps)
     outcome = Outcome(committed, memory, wish, found, losses(view).braked, bool(outdated(view)))
     return (*planning, *going_on, *report(view, outcome))

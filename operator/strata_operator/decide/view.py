@@ -97,7 +97,7 @@ class View:
     troubles: tuple[str, ...] = ()  # what could not be read or done for reasons nobody foresaw, as sentences
     refusals: tuple[str, ...] = ()  # what the API server refused, as sentences that name the object
     postponed: frozenset[str] = frozenset()  # digests of manifests that were refused and wait to be tried again
-    is_unsaid: bool = False  # `deployment.status` is known here alone: the API server would not take it
+    is_unsaid: bool = False  # `deployment.status` is known here alone: the API server would not take it as it is
 
     @property
     def newest(self) -> EpochRecord | None:

@@ -35,19 +35,33 @@ class Wanted:
 
 
 def wanted(view: View, memory: Memory, found: tuple[Trouble, ...], steps: tuple[Step, ...]) -> Wanted:
-    """The first wish that may be tried now."""
+    """The first wish that may be tried now. What failed is told until the same wish has another answer: not every move of the
+    cluster is news.
+    """
     failed: tuple[PlanFailure, MakePlan] | None = None
     for wish in _wishes(view, memory, found, steps):
         failure = view.failures.get(plan_key(view, wish))
-        if failure and not wish.optional:
-            failed = failed or (failure, wish)
+        if not wish.optional and (told := failure or _last_failure(view, wish)):
+            failed = failed or (told, wish)
         if (failure is None or failure.passing) and memory.may_plan(view.now, wish.reason):
             return Wanted(wish, *(failed or ()))
     return Wanted(None, *(failed or ()))
 
 
+def _last_failure(view: View, wish: MakePlan) -> PlanFailure | None:
+    """Of the same question, whatever the cluster was then."""
+    asked = _but_for_the_inventory(plan_key(view, wish))
+    failures = (each for each in view.failures.values() if _but_for_the_inventory(each.key) == asked)
+    return max((each for each in failures if each.wish == wish.reason), key=lambda each: each.at, default=None)
+
+
+def _but_for_the_inventory(key: str) -> list[str]:
+    planned, _, *rest = key.split("/")
+    return [planned, *rest]
+
+
 def plan_key(view: View, wish: MakePlan) -> str:
-    """Planning the same again would give the same."""
+    """Planning the same again would give the same. What it is planned on is the second part."""
     parts = (
         planned_digest(view, wish),
         view.inventory_digest,

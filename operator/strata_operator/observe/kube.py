@@ -6,15 +6,16 @@ given a field manager, so that a field dropped from a manifest would stay in the
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import kubernetes.client
 import kubernetes.config
 from kubernetes.dynamic import DynamicClient
-from kubernetes.dynamic.exceptions import ConflictError, DynamicApiError, NotFoundError
+from kubernetes.dynamic.exceptions import DynamicApiError
 
 from strata_operator.errors import NotReadyError
 
@@ -93,41 +94,94 @@ def kind_of(manifest: Mapping[str, Any]) -> Kind:
     return _RENDERED[manifest["kind"]]
 
 
-class Kube:
-    """One API server. Every call runs in a thread; raises NotReadyError where the server does not answer or refuses.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """As it goes to the API server."""
 
-    Behind a fence, every write asks it last: between a decision and its request a lease may have ended. Each has threads of its
-    own, so that requests that hang (an admission webhook that is away takes its whole time-out) hold up nobody else's.
+    method: str  # GET, POST, ...
+    path: str
+    query: tuple[tuple[str, str], ...] = ()
+    body: Object | None = None
+    content_type: str = ""
+
+
+class Wire(Protocol):
+    """Carries requests to one API server and its answers back."""
+
+    async def send(self, request: Request, seconds: Callable[[], float]) -> tuple[int, Any]:
+        """The answer's code and body. Whatever is raised means that nobody answered: the request may have been done.
+
+        `seconds` is asked last, right before the request goes out: so long it may take. What it raises keeps the request back.
+        """
+        ...
+
+    def beside(self) -> "Wire":
+        """One more to the same server, which never waits for this one."""
+        ...
+
+
+class HttpWire:
+    """Over the official client, each request in a thread: those that hang (an admission webhook that is away takes its whole
+    time-out) hold up none that go another wire.
     """
 
-    def __init__(self, client: kubernetes.client.ApiClient, fence: Fence | None = None) -> None:
+    def __init__(self, client: kubernetes.client.ApiClient) -> None:
         self._api = client
         self._threads = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="kube")
         self._client = DynamicClient(client, discoverer=lambda *_: None)
+
+    def beside(self) -> "HttpWire":
+        return HttpWire(self._api)
+
+    async def send(self, request: Request, seconds: Callable[[], float]) -> tuple[int, Any]:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._send, request, seconds)
+
+    def _send(self, request: Request, seconds: Callable[[], float]) -> tuple[int, Any]:
+        more: Object = {"query_params": list(request.query)}
+        more |= {"body": request.body} if request.body is not None else {}
+        more |= {"content_type": request.content_type} if request.content_type else {}
+        whole = max(1, int(seconds()))  # older clients take no fractions
+        try:
+            answer = self._client.request(request.method, request.path, serialize=False, _request_timeout=whole, **more)
+        except DynamicApiError as error:
+            if not error.status:  # no answer of the server's, but the client's own trouble with TLS
+                raise
+            return int(error.status), {"message": _why(error)}
+        return int(answer.status), json.loads(answer.data)
+
+
+class Kube:
+    """One API server. Raises NotReadyError where it does not answer or refuses.
+
+    Behind a fence, every write asks it last: between a decision and its request a lease may have ended.
+    """
+
+    def __init__(self, wire: Wire, fence: Fence | None = None) -> None:
+        self._wire = wire
         self._fence = fence or _NoFence()
 
     def behind(self, fence: Fence) -> "Kube":
-        """The same server for whoever may only write while `fence` says so."""
-        return Kube(self._api, fence)
+        """The same server for whoever may only write while `fence` says so; held up by no request of this one."""
+        return Kube(self._wire.beside(), fence)
 
     async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Object]:
-        answer = await self._call("get", kind.path(namespace), **({"label_selector": labels} if labels else {}))
+        answer = await self._call("GET", kind.path(namespace), query=(("labelSelector", labels),) if labels else ())
         return list(answer.get("items") or ())
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         try:
-            return await self._call("get", kind.path(namespace, name))
+            return await self._call("GET", kind.path(namespace, name))
         except StaleError:
             return None
 
     async def create(self, kind: Kind, manifest: Object) -> Object:
         """Raises AlreadyExistsError."""
-        return await self._call("post", kind.path(manifest["metadata"].get("namespace", "")), body=manifest)
+        return await self._call("POST", kind.path(manifest["metadata"].get("namespace", "")), body=manifest)
 
     async def replace(self, kind: Kind, manifest: Object) -> Object:
         """With the resource version it was read at. Raises AlreadyExistsError (another version) and StaleError (gone)."""
         meta = manifest["metadata"]
-        return await self._call("put", kind.path(meta.get("namespace", ""), meta["name"]), body=manifest)
+        return await self._call("PUT", kind.path(meta.get("namespace", ""), meta["name"]), body=manifest)
 
     async def apply(self, manifest: Object, subresource: str = "", *, force: bool = True) -> Object:
         """Server-side apply as the one owner of the fields in `manifest`; fields it no longer holds disappear.
@@ -137,8 +191,8 @@ class Kube:
         """
         meta = manifest["metadata"]
         path = kind_of(manifest).path(meta.get("namespace", ""), meta["name"], subresource)
-        query = [("fieldManager", FIELD_MANAGER), ("force", str(force).lower())]
-        return await self._call("patch", path, body=manifest, content_type=APPLY, query_params=query)
+        query = (("fieldManager", FIELD_MANAGER), ("force", str(force).lower()))
+        return await self._call("PATCH", path, query=query, body=manifest, content_type=APPLY)
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str = "", force: bool = False) -> None:
         """Gone already is as good. `uid`: only that object, not another of its name. `force`: without a grace period."""
@@ -148,30 +202,37 @@ class Kube:
         if force:
             options["gracePeriodSeconds"] = 0
         try:
-            await self._call("delete", kind.path(namespace, name), body=options)
+            await self._call("DELETE", kind.path(namespace, name), body=options)
         except (StaleError, AlreadyExistsError):
             return
 
     async def _call(self, method: str, path: str, **more: Any) -> Object:
-        def call() -> Object:
-            seconds = REQUEST_SECONDS if method == "get" else min(REQUEST_SECONDS, self._fence.seconds_left())
-            answer = self._client.request(
-                method, path, serialize=False, _request_timeout=max(1, int(seconds)), **more
-            )  # whole seconds: older clients take no others
-            return dict(json.loads(answer.data))
+        request = Request(method, path, **more)
+
+        def seconds() -> float:
+            return REQUEST_SECONDS if method == "GET" else min(REQUEST_SECONDS, self._fence.seconds_left())
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            code, answer = await self._wire.send(request, seconds)
         except NotReadyError:
             raise  # the fence's
-        except ConflictError as error:
-            raise AlreadyExistsError(f"{method} {path}: {_why(error)}") from error
-        except NotFoundError as error:
-            raise StaleError(f"{method} {path}: {_why(error)}") from error
-        except DynamicApiError as error:
-            raise RefusedError(f"the API server answers {error.status} to {method} {path}: {_why(error)}") from error
-        except Exception as error:  # urllib3's, without importing it
+        except Exception as error:  # the client's, without importing what it is made of
             raise NotReadyError(f"{method} {path}: no answer from the API server: {error}") from error
+        if code >= _REFUSALS:
+            raise refusal(code, f"{method} {path}", str(answer.get("message") or "it gives no reason"))
+        return dict(answer)
+
+
+_REFUSALS = 400  # HTTP's codes from here on
+
+
+def refusal(code: int, what: str, why: str) -> NotReadyError:
+    """What an answer means for whoever asked: the one table of it."""
+    if code == HTTPStatus.CONFLICT:
+        return AlreadyExistsError(f"{what}: {why}")
+    if code == HTTPStatus.NOT_FOUND:
+        return StaleError(f"{what}: {why}")
+    return RefusedError(f"the API server answers {code} to {what}: {why}")
 
 
 def connect() -> Kube:
@@ -187,7 +248,7 @@ def connect() -> Kube:
     configuration.retries = (
         False  # a write that is sent again by itself would pass the fence: whoever wants it looks again
     )
-    return Kube(kubernetes.client.ApiClient(configuration))
+    return Kube(HttpWire(kubernetes.client.ApiClient(configuration)))
 
 
 def _why(error: DynamicApiError) -> str:

@@ -40,6 +40,7 @@ from strata_operator.render.records import EpochRecord, UnreadRecord, epoch_numb
 from strata_planner.contract.values import ContractError
 
 Object = dict[str, Any]
+Records = tuple[tuple[EpochRecord, ...], tuple[UnreadRecord, ...]]
 OURS = f"{MANAGER_LABEL}={APP}"
 
 
@@ -55,19 +56,35 @@ class Snapshot:
     secrets: tuple[Object, ...]
     claims: tuple[Object, ...] = ()  # volume claims
 
-    def records_of(self, namespace: str, name: str) -> tuple[tuple[EpochRecord, ...], tuple[UnreadRecord, ...]]:
-        """Epochs by number, and what this release cannot read, each for itself. One without its Secret is no epoch."""
+    def records_of(self, namespace: str, name: str) -> Records:
+        """Epochs by number, and what this release cannot read, each for itself. One without its Secret is no epoch, but nobody may
+        take its number: with a new Secret its plan would come back.
+        """
         secrets = {_name(secret): secret for secret in self.secrets if _belongs(secret, namespace, name)}
         read: list[EpochRecord] = []
         unread: list[UnreadRecord] = []
+        halves: list[UnreadRecord] = []
         for config_map in self.config_maps:
-            if not _belongs(config_map, namespace, name) or _name(config_map) not in secrets:
+            if not _belongs(config_map, namespace, name):
+                continue
+            key, number = _name(config_map), epoch_number(config_map)
+            if key not in secrets:
+                halves.append(
+                    UnreadRecord(key, number, "the Secret of the same name is not there; delete the ConfigMap")
+                )
                 continue
             try:
-                read.append(read_record(secrets[_name(config_map)], config_map))
+                read.append(read_record(secrets[key], config_map))
             except ContractError as error:
-                unread.append(UnreadRecord(_name(config_map), epoch_number(config_map), str(error)))
-        return usable_records(read, unread)
+                unread.append(UnreadRecord(key, number, str(error)))
+        records, passed = usable_records(read, unread)
+        return records, (*passed, *halves)
+
+    def lone_keys_of(self, namespace: str, name: str) -> set[int]:
+        """Numbers of epochs that have a Secret alone: of attempts that ended early."""
+        recorded = {_name(each) for each in self.config_maps if _belongs(each, namespace, name)}
+        keys = [each for each in self.secrets if _belongs(each, namespace, name) and _name(each) not in recorded]
+        return {number for each in keys if (number := epoch_number(each))}
 
     def control_key_of(self, deployment: LLMDeployment) -> str | None:
         for secret in self.secrets:
@@ -119,13 +136,12 @@ async def take_snapshot(kube: Kube, namespaces: tuple[str, ...]) -> Snapshot:
         lists = await asyncio.gather(*(kube.list(kind, namespace, labels) for namespace in namespaces or ("",)))
         return tuple(item for items in lists for item in items)
 
-    deployments, nodes, pods, stateful_sets, config_maps, secrets = await asyncio.gather(
-        everywhere(DEPLOYMENTS_OF_STRATA),
-        kube.list(NODES),
-        kube.list(PODS),
-        everywhere(STATEFUL_SETS, OURS),
-        everywhere(CONFIG_MAPS, f"{OURS},{EPOCH_LABEL}"),
-        everywhere(SECRETS, OURS),
+    async def records() -> tuple[tuple[Object, ...], tuple[Object, ...]]:
+        """Of an epoch the Secret is made first, so it is listed last: no epoch that is being recorded is seen without it."""
+        return await everywhere(CONFIG_MAPS, f"{OURS},{EPOCH_LABEL}"), await everywhere(SECRETS, OURS)
+
+    deployments, nodes, pods, stateful_sets, (config_maps, secrets) = await asyncio.gather(
+        everywhere(DEPLOYMENTS_OF_STRATA), kube.list(NODES), kube.list(PODS), everywhere(STATEFUL_SETS, OURS), records()
     )
     claims: tuple[Object, ...] = ()
     with suppress(NotReadyError):  # who may not read them is only warned less: roles may be an older release's

@@ -105,9 +105,9 @@ def record_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster, ca
     return secret, config_map
 
 
-def epoch_number(config_map: Object) -> int:
-    """As its label says; 0 where that is no number of an epoch."""
-    text = str((config_map["metadata"].get("labels") or {}).get(EPOCH_LABEL, ""))
+def epoch_number(thing: Object) -> int:
+    """As the label of its ConfigMap or Secret says; 0 where that is no number of an epoch."""
+    text = str((thing["metadata"].get("labels") or {}).get(EPOCH_LABEL, ""))
     return int(text) if re.fullmatch(r"[1-9][0-9]{0,8}", text) else 0
 
 

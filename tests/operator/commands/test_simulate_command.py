@@ -1,0 +1,69 @@
+"""`strata simulate`: arrivals from numbers or a file, tables or JSON, and what it says about wrong input."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from strata_operator import cli
+from strata_operator.commands.errors import exit_code
+
+ROOT = Path(__file__).resolve().parents[3]
+INPUTS = (
+    "-f",
+    str(ROOT / "examples/quickstart.yaml"),
+    "--cluster",
+    str(ROOT / "examples/clusters/two-unlike-cpus.yaml"),
+)
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,40,8\n2023-11-16 18:15:48.0,9000,16\n"
+
+
+@pytest.fixture(autouse=True)
+def _no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata_operator.commands.simulate.leave_on_signals", lambda: None)
+    monkeypatch.setattr("strata_operator.commands.simulate.log_to", lambda _: None)
+
+
+def simulated(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["simulate", *INPUTS, *arguments])
+
+
+def test_json_is_the_figures_and_nothing_else() -> None:
+    result = simulated("--rate", "2", "--requests", "20", "--slo", "100", "10", "--json", "--costs", "roofline")
+    figures = json.loads(result.stdout)
+    assert (figures["requests"], figures["finished"], figures["refused"]) == (20, 20, 0)
+    assert figures["attainment"] == 1.0
+    assert figures["costs"] == ["roofline, assumed"]
+    assert figures["latencySeconds"]["p50"] > figures["ttftSeconds"]["p50"] > 0
+    assert len(figures["replicas"][0]["utilisation"]) == 2
+
+
+def test_the_same_seed_shows_the_same(tmp_path: Path) -> None:
+    first, again, other = (simulated("--rate", "2", "--requests", "20", "--json", "--seed", seed) for seed in "112")
+    assert first.stdout == again.stdout != other.stdout
+
+
+def test_tables_say_what_was_refused_and_where_seconds_are_from(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(TRACE, encoding="utf-8")
+    shown = simulated("--trace", str(file), "--slo", "100", "10").stdout
+    assert "2 requests in" in shown
+    assert "1 requests refused: longer than the plan's maxModelLen" in shown
+    assert "50.0% of the requests within 100 s to the first token" in shown
+    assert "seconds from: roofline" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing arrives: give --trace FILE, or --rate R"),
+        (("--rate", "0"), "a rate above 0"),
+        (("--trace", "/nowhere.csv"), "name a csv file that can be read"),
+    ],
+)
+def test_wrong_arrivals_are_wrong_input(arguments: tuple[str, ...], message: str) -> None:
+    error = simulated(*arguments).exception
+    assert error is not None
+    assert message in str(error)
+    assert exit_code(error) == 2

@@ -1,0 +1,87 @@
+"""What nodes that are away, flap, come back or are cordoned lead to."""
+
+from tests.operator.world import AWorld, World
+
+
+def test_many_nodes_away_at_once_are_a_false_alarm(serving: World) -> None:
+    for node in ("a", "b", "c"):
+        serving.cluster.set_ready(node, "Unknown")
+    serving.passes(300)
+    assert serving.reasons() == ["Created"]
+    assert (serving.status.phase, serving.condition("Degraded").reason) == ("Degraded", "ManyNodesNotReady")
+    assert "3 of 4 nodes are not Ready at once" in serving.condition("Degraded").message
+    assert "maxSimultaneousNodeLoss 0.5" in serving.condition("Ready").message
+    for node in ("a", "b", "c"):
+        serving.cluster.set_ready(node, "True")
+    serving.passes(10)
+    assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "b"])
+
+
+def test_the_brake_is_the_users_to_set(serving: World) -> None:
+    serving.edit(replanning={"maxSimultaneousNodeLoss": 1.0})
+    for node in ("a", "b", "c"):
+        serving.cluster.set_ready(node, "Unknown")
+    serving.passes(30)
+    assert (serving.status.phase, serving.nodes()) == ("Ready", ["d"])
+
+
+def test_a_node_that_was_removed_is_lost_also_while_many_are_away(serving: World) -> None:
+    for node in ("b", "c", "d"):
+        serving.cluster.set_ready(node, "Unknown")
+    serving.cluster.remove_node("a")
+    serving.passes(30)
+    assert "NodeLost" in serving.reasons()
+
+
+def test_a_deployment_goes_back_when_the_better_plan_is_possible_again(serving: World) -> None:
+    serving.cluster.set_ready("b", "Unknown")
+    serving.passes(20)
+    assert serving.nodes() == ["a", "c"]
+    serving.cluster.set_ready("b", "True")
+    serving.passes(30)
+    assert serving.nodes() == ["a", "c"]  # it may go again: not before it has stayed
+    serving.passes(60)
+    assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "b"])
+    assert serving.reasons() == ["Created", "NodeLost", "BetterPlan"]
+
+
+def test_a_flapping_node_does_not_make_a_deployment_flap(serving: World) -> None:
+    for _ in range(15):
+        serving.cluster.set_ready("b", "Unknown")
+        serving.passes(20, every=10)
+        serving.cluster.set_ready("b", "True")
+        serving.passes(40, every=20)
+    assert serving.reasons().count("NodeLost") <= 2
+    assert serving.status.phase == "Ready"
+
+
+def test_what_is_no_better_is_looked_at_once_and_changes_nothing(serving: World) -> None:
+    serving.cluster.add_node("e")
+    serving.passes(1200, every=60)
+    assert serving.reasons() == ["Created", "BetterPlan"]
+    assert (serving.status.phase, serving.status.committed_epoch) == ("Ready", 1)
+    assert serving.condition("Planned").status == "True"
+
+
+def test_a_cordoned_node_is_left_while_the_old_epoch_serves(serving: World) -> None:
+    serving.cluster.cordon("b", closed=True)
+    serving.look()
+    assert serving.reasons() == ["Created", "Drain"]
+    serving.passes()
+    assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "c"])
+    assert set(serving.pods()) == {"chat-a-0", "chat-c-0"}
+    serving.cluster.cordon("b", closed=False)
+    serving.passes(400)
+    assert serving.nodes() == ["a", "b"]
+
+
+def test_a_drain_that_cannot_be_planned_is_said_and_stops_nothing(a_world: AWorld) -> None:
+    world = a_world("a", "b")
+    world.edit(placement={"minStages": 2})
+    world.passes()
+    world.cluster.cordon("b", closed=True)
+    world.passes(60)
+    assert (world.status.phase, world.condition("Ready").status) == ("Ready", "True")
+    assert (world.condition("Planned").status, world.condition("Planned").reason) == ("False", "Infeasible")
+    assert world.condition("Planned").message.startswith("Drain: ")
+    assert world.reasons().count("Drain") == 1

@@ -1,0 +1,83 @@
+"""Every field of the spec that planning consumes reaches the planner's question."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strata_operator.act.planner_call import Question, answer_to
+from strata_operator.decide.planning import request_for, with_margin
+from strata_planner.contract.plan import Plan
+from strata_planner.question.cluster import Cluster, Device, Node
+from tests.operator.builders import a_deployment
+
+CONFIG = json.loads((Path(__file__).parents[3] / "examples/models/strata-tiny/config.json").read_text(encoding="utf-8"))
+CLUSTER = Cluster.from_yaml("nodes: [{name: a, devices: [{type: cpu, count: 2, memoryBytes: 900000000}]}]")
+
+REACHES: dict[str, tuple[dict[str, Any], str, Any]] = {
+    "promptTokens": ({"workload": {"promptTokens": 40}}, "workload.prompt_tokens", 40),
+    "outputTokens": ({"workload": {"outputTokens": 30}}, "workload.output_tokens", 30),
+    "concurrency": ({"workload": {"concurrency": 5}}, "workload.concurrency", 5),
+    "maxModelLen": ({"model": {"uri": "hf://a/b", "maxModelLen": 200}}, "max_model_len", 200),
+    "qualityWeight": ({"objective": {"qualityWeight": 7.0}}, "theta", 7.0),
+    "allowed": ({"precision": {"allowed": [4, 16]}}, "allowed_bits", (4, 16)),
+    "method": ({"precision": {"method": "float8", "allowed": [8]}}, "formats", {8: ("fp8_e4m3",)}),
+    "activationBits": ({"precision": {"allowed": [8], "activationBits": [8, 16]}}, "activation_bits", (8, 16)),
+    "kvCacheBits": ({"precision": {"kvCacheBits": 8}}, "kv_bits", 8),
+    "minStages": ({"placement": {"minStages": 2}}, "min_stages", 2),
+    "maxStages": ({"placement": {"maxStages": 3}}, "max_stages", 3),
+    "solver": ({"planning": {"solver": "transfer"}}, "solver", "transfer"),
+    "timeLimitSeconds": ({"planning": {"timeLimitSeconds": 9}}, "time_limit_seconds", 9),
+    "computeType": ({"runtime": {"computeType": "float32"}}, "compute_type", "float32"),
+}
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_a_field_reaches_the_planner(name: str) -> None:
+    spec, place, expected = REACHES[name]
+    short = {"workload": {"promptTokens": 64, "outputTokens": 32}}
+    found: Any = request_for(a_deployment().with_spec(**short).with_spec(**spec).build(), CLUSTER, CONFIG)
+    for part in place.split("."):
+        found = getattr(found, part)
+    assert found == expected
+
+
+def test_a_margin_is_left_free_of_every_device_beside_what_the_user_said() -> None:
+    cluster = Cluster(
+        nodes=(Node("a", (Device("cpu", memory_bytes=8 << 30, threads=1), Device("Tesla-T4", memory_bytes=8 << 30))),)
+    )
+    usable = [each.usable_bytes for each in cluster.accelerators()]
+    deployment, less = with_margin(a_deployment().build(), cluster, 0.2)
+    assert [each.usable_bytes < before for each, before in zip(less.accelerators(), usable, strict=True)] == [
+        True,
+        True,
+    ]
+    assert deployment == a_deployment().build()
+    stated = a_deployment().with_spec(planning={"overrides": {"usableMemoryFraction": 0.5}}).build()
+    deployment, _ = with_margin(stated, cluster, 0.2)
+    assert deployment.spec.planning.overrides.usable_memory_fraction == pytest.approx(0.4)
+    assert with_margin(stated, cluster, 0.0) == (stated, cluster)
+
+
+def test_the_plan_in_force_is_kept_where_another_gains_less_than_min_gain(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    spec = {
+        "model": {"uri": f"file://{tmp_path}", "maxModelLen": 128},
+        "workload": {"promptTokens": 32, "outputTokens": 32},
+    }
+    deployment = a_deployment().with_spec(**spec).build()
+    slow = Node("a", (Device("cpu", memory_bytes=2 << 30, threads=1),))
+    fast = Node("b", (Device("Tesla-T4", memory_bytes=16 << 30),))
+    thing = deployment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"status"})
+
+    def planned(nodes: tuple[Node, ...], running: Plan | None = None) -> Plan:
+        plan = answer_to(Question(thing, Cluster(nodes=nodes), running=running)).plan
+        assert plan is not None
+        return plan
+
+    running = planned((slow,))
+    same = Node("c", (Device("cpu", memory_bytes=2 << 30, threads=1),))
+    assert planned((slow, same), running) == running
+    better = planned((slow, fast), running)
+    assert {stage.node for stage in better.stages} == {"b"}

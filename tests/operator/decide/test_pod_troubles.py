@@ -1,0 +1,76 @@
+"""What keeps a pod from running is told with the remedy."""
+
+from typing import Any
+
+import pytest
+
+from strata_operator.decide.pod_troubles import pod_trouble
+from tests.operator.world import World
+
+
+def a_waiting_pod(reason: str, **status: Any) -> dict[str, Any]:
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    waiting = {"state": {"waiting": {"reason": reason, "message": "back-off 40s"}}, "restartCount": 3, **status}
+    return {"metadata": {"name": "chat-a-0"}, "status": {"conditions": [placed], "containerStatuses": [waiting]}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "told"),
+    [
+        pytest.param(
+            a_waiting_pod("ImagePullBackOff", image="runtime:9"),
+            "pod chat-a-0: ImagePullBackOff of runtime:9; check spec.runtime.image, and that its node may pull it",
+            id="image",
+        ),
+        pytest.param(
+            a_waiting_pod("CreateContainerConfigError"),
+            "pod chat-a-0: CreateContainerConfigError (back-off 40s); a Secret or ConfigMap that it names is missing or lacks a key: "
+            "create it, or correct spec.runtime.pod",
+            id="secret",
+        ),
+        pytest.param(
+            a_waiting_pod("CrashLoopBackOff", lastState={"terminated": {"reason": "Error", "exitCode": 2}}),
+            "pod chat-a-0: CrashLoopBackOff: its process ends again and again (exit code 2); see kubectl logs --previous chat-a-0",
+            id="crash",
+        ),
+        pytest.param(
+            a_waiting_pod("CrashLoopBackOff", lastState={"terminated": {"reason": "OOMKilled", "exitCode": 137}}),
+            "pod chat-a-0: CrashLoopBackOff: its process ends again and again (OOMKilled); raise its memory, or plan less for it",
+            id="out-of-memory",
+        ),
+    ],
+)
+def test_what_keeps_a_pod_from_running_is_told_with_the_remedy(pod: dict[str, Any], told: str) -> None:
+    trouble = pod_trouble(pod)
+    assert trouble is not None
+    assert trouble.message == told
+
+
+def stuck(world: World, name: str) -> dict[str, Any]:
+    """A pod whose process has ended and whose kubelet gets no further with it."""
+    pod = world.cluster.one("pods", name)
+    assert pod is not None
+    world.cluster.stop(pod)
+    world.cluster.faults.stuck.add(name)
+    return pod
+
+
+def test_a_pod_in_trouble_is_named_in_the_conditions(serving: World) -> None:
+    pod = stuck(serving, "chat-b-0")
+    pod["status"]["containerStatuses"] = a_waiting_pod("ImagePullBackOff", image="runtime:9")["status"][
+        "containerStatuses"
+    ]
+    serving.passes(10)
+    assert serving.condition("Ready").reason == "ImagePullBackOff"
+    assert "check spec.runtime.image" in serving.condition("Degraded").message
+    assert "check spec.runtime.image" in serving.condition("StagesReady").message
+
+
+def test_a_pod_that_is_created_for_long_names_the_mounts(serving: World) -> None:
+    pod = stuck(serving, "chat-b-0")
+    pod["status"]["containerStatuses"] = [{"state": {"waiting": {"reason": "ContainerCreating"}}}]
+    serving.passes(20)
+    assert serving.condition("Ready").reason == "StagesNotReady"
+    serving.passes(60)
+    assert serving.condition("Ready").reason == "ContainerCreating"
+    assert "FailedMount" in serving.condition("Ready").message

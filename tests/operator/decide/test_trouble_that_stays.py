@@ -1,0 +1,139 @@
+"""What a slot that gets no further leads to: plans without its node, fewer and fewer of them."""
+
+from datetime import timedelta
+
+import pytest
+
+from strata_operator.api.status import Backoff
+from strata_operator.decide.exclusions import LONGEST_DELAY, Memory, delay
+from strata_operator.render.records import MARGIN, moment, stamp
+from tests.operator.world import AWorld, World
+
+
+def test_a_slot_that_loads_for_ever_is_planned_without_after_the_timeout(a_world: AWorld) -> None:
+    world = a_world()
+    world.edit(replanning={"prepareTimeoutSeconds": 300})
+    world.cluster.faults.hangs.add("b")
+    world.passes(295)
+    assert world.reasons() == ["Created"]
+    world.passes(20)
+    assert world.reasons() == ["Created", "PrepareStalled"]
+    assert (world.status.phase, world.nodes()) == ("Ready", ["a", "c"])
+    (exclusion,) = world.status.exclusions
+    assert (exclusion.node, exclusion.reason, exclusion.strikes) == ("b", "PrepareStalled", 1)
+    assert "slot chat-b made no progress with epoch 1 for 300 s (replanning.prepareTimeoutSeconds)" in exclusion.message
+
+
+def test_how_long_a_slot_got_no_further_outlasts_the_operator(a_world: AWorld) -> None:
+    world = a_world()
+    world.edit(replanning={"prepareTimeoutSeconds": 300})
+    world.cluster.faults.hangs.add("b")
+    world.passes(200)
+    world.operator_starts_anew()
+    world.passes(120)
+    assert "PrepareStalled" in world.reasons()
+
+
+def test_when_every_slot_refuses_plans_are_few_and_status_says_what_goes_on(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.refuses |= {"a", "b", "c", "d"}
+    world.passes(3600, every=40)
+    assert len(world.plans) <= 24
+    assert len(world.cluster.all("configmaps")) <= 11
+    assert world.status.phase == "Failed"
+    assert {each.node for each in world.status.exclusions} == {"a", "b", "c", "d"}
+    assert max(each.strikes for each in world.status.exclusions) >= 3
+    assert world.status.backoff
+    assert world.status.backoff.attempts >= 5
+    assert world.condition("Ready").reason in {"PrepareRefused", "NoDevices", "Infeasible"}
+    assert "401 from the hub" in world.condition("Ready").message + world.condition("Planned").message
+
+
+def test_the_second_plan_follows_at_once_and_each_further_one_waits_twice_as_long() -> None:
+    waits = [delay(attempts, LONGEST_DELAY).total_seconds() for attempts in range(10)]
+    assert waits == [0, 0, 10, 20, 40, 80, 160, 320, 600, 600]
+
+
+@pytest.mark.parametrize(
+    ("reason", "last", "seconds"),
+    [
+        pytest.param("PrepareRefused", "PrepareRefused: epoch 7", 600, id="of-itself"),
+        pytest.param("SpecChanged", "SpecChanged: not found at noon", 120, id="a-wish"),
+        pytest.param("NodeLost", "NodeLost: epoch 7", 60, id="losses-in-a-row"),
+        pytest.param("NodeLost", "SpecChanged: not found at noon", 0, id="a-loss-waits-for-no-wish"),
+    ],
+)
+def test_how_long_a_plan_waits_after_many(reason: str, last: str, seconds: int) -> None:
+    at = "2026-01-01T00:00:00Z"
+    memory = Memory((), Backoff(attempts=30, last=last, at=at, retry_at=at))
+    assert memory.may_plan(moment(at) + timedelta(seconds=seconds), reason)
+    assert not seconds or not memory.may_plan(moment(at) + timedelta(seconds=seconds - 1), reason)
+
+
+def test_while_it_waits_nothing_is_planned(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.refuses |= {"a", "b", "c", "d"}
+    world.passes(20)
+    before = len(world.plans)
+    status = world.status
+    assert status.backoff
+    waiting = status.backoff.model_copy(update={"attempts": 30, "at": stamp(world.cluster.now())})
+    world.cluster.set_status("chat", status.model_copy(update={"backoff": waiting}))
+    world.passes(500, every=50)
+    assert len(world.plans) == before
+    assert "the next plan is made at" in world.condition("Ready").message
+    world.passes(150, every=50)
+    assert len(world.plans) > before
+
+
+def test_an_edit_ends_what_was_remembered_of_the_last_spec(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.refuses |= {"a", "b", "c", "d"}
+    world.passes(1200, every=40)
+    assert world.status.backoff
+    world.cluster.faults.end()
+    world.edit(precision={"allowed": [8]})
+    world.passes(5)
+    assert (world.status.phase, world.nodes()) == ("Ready", ["a", "b"])
+
+
+def test_an_exclusion_ends_and_the_node_is_used_again(a_world: AWorld) -> None:
+    world = a_world("a", "b")
+    world.edit(placement={"minStages": 2})
+    world.cluster.faults.refuses.add("b")
+    world.passes(10)
+    assert (world.status.phase, world.condition("Planned").reason) == ("Failed", "Infeasible")
+    assert "node b is left out until" in world.condition("Planned").message
+    world.cluster.faults.end()
+    world.passes(90)
+    assert (world.status.phase, world.nodes()) == ("Ready", ["a", "b"])
+
+
+def test_when_a_quota_forbids_pods_plans_are_few(a_world: AWorld) -> None:
+    world = a_world("a", "b")
+    world.edit(placement={"maxStages": 1})
+    world.cluster.faults.quota = True
+    world.passes(2000, every=40)
+    assert len(world.plans) <= 16
+    world.cluster.faults.end()
+    world.passes(3600, every=120)
+    assert world.status.phase == "Ready"
+
+
+def test_a_slot_that_runs_out_of_memory_again_and_again_is_planned_with_more_left_free(serving: World) -> None:
+    serving.cluster.faults.out_of_memory.add("b")
+    serving.passes(600)
+    assert "OutOfMemory" in serving.reasons()
+    margins = [each["metadata"]["annotations"][MARGIN] for each in serving.cluster.all("configmaps")]
+    assert max(margins) == "0.2"
+    assert serving.status.phase == "Ready"
+    assert serving.status.committed_epoch <= 12
+
+
+def test_peace_ends_the_back_off(serving: World) -> None:
+    serving.cluster.set_ready("b", "Unknown")
+    serving.passes(30)
+    assert serving.status.backoff
+    assert serving.status.backoff.attempts == 1
+    serving.passes(700, every=50)
+    assert serving.status.backoff.attempts == 0

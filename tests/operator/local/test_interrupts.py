@@ -1,0 +1,85 @@
+"""Ctrl-C as a terminal sends it: SIGINT to the whole process group of `strata up`, in each of its phases."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PHASES = {
+    "measuring": ("measuring the processor", "machine.MEASURE = SLOW"),
+    "planning": ("planning", "up.make_plan = lambda _: time.sleep(600)"),
+    "loading": ("loading", "programs = replace(programs, launcher=SLOW)"),
+}
+# `strata up` on the example, one part of it without an end.
+UP = """
+import sys, time
+from dataclasses import replace
+from pathlib import Path
+from strata_operator.commands import up
+from strata_operator.local import machine
+from strata_operator.local.deployment import Programs
+
+SLOW = (sys.executable, "-c", "import time; time.sleep(600)")
+programs = Programs()
+root = Path(sys.argv[1])
+{slow}
+up.run(up.UpOptions(root / "examples/quickstart.yaml", {cluster}, "127.0.0.1", 0, None, None, programs=programs))
+"""
+RATES = """
+nodes:
+- {name: a, devices: [{type: cpu, memoryBytes: 1Gi, profile: {layerOverheadSeconds: 0.001}}]}
+- {name: b, devices: [{type: cpu, memoryBytes: 1Gi, profile: {layerOverheadSeconds: 0.001}}]}
+"""  # rates are given, so that none are measured
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """All phases at once: most of the time goes into starting."""
+    (tmp_path / "cluster.yaml").write_text(RATES)
+    with contextlib.ExitStack() as held:
+        started = {}
+        for phase, (_, slow) in PHASES.items():
+            cluster = "None" if phase == "measuring" else f"Path({str(tmp_path / 'cluster.yaml')!r})"
+            environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / phase)}
+            process = subprocess.Popen(
+                [sys.executable, "-c", UP.format(slow=slow, cluster=cluster), str(ROOT)],
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+            )  # fmt: skip
+            started[phase] = held.enter_context(process)
+            held.callback(process.kill)
+        yield started
+
+
+def test_ctrl_c_ends_every_phase_with_a_line_and_nothing_left(running: dict[str, subprocess.Popen[str]]) -> None:
+    for phase, process in running.items():
+        assert process.stderr
+        said = ""
+        while PHASES[phase][0] not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        os.killpg(process.pid, signal.SIGINT)
+        said += process.communicate(timeout=60)[1]  # far less than what it was doing takes
+        assert process.returncode == 128 + signal.SIGINT, said
+        assert said.splitlines()[-1].startswith("strata: stopped while "), said
+        assert PHASES[phase][0] in said.splitlines()[-1]
+        assert ends(process.pid), said
+
+
+def ends(group: int) -> bool:
+    """Whether the last of its processes is gone soon: children get the signal too, and nobody tells when each has ended."""
+    give_up = time.monotonic() + 30
+    while time.monotonic() < give_up:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False

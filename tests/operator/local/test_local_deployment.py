@@ -1,0 +1,222 @@
+"""A local deployment of processes that only speak: ready, replaced when killed, refused, given up, nothing left behind."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from strata_operator.local.deployment import LocalDeployment, LocalOptions, Programs
+from strata_operator.local.errors import CrashedError, PortInUseError, RefusedError
+from strata_operator.local.ports import free_port, free_ports
+from strata_operator.local.progress import Progress
+from strata_operator.render.epoch import Epoch
+from strata_planner.contract.control import PrepareState, SlotStatus
+from strata_planner.contract.environment import SLOT_ENVIRONMENT
+from tests.operator.fakes import FakeSlot, a_plan
+
+ROOT = Path(__file__).parents[3]
+LAUNCHER = (
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); import strata_runtime.slot.launcher as launcher; "
+    "launcher.PRELOADED = (); sys.exit(launcher.main())"
+)
+PROGRAMS = Programs(
+    launcher=(sys.executable, "-c", LAUNCHER),
+    slot="tests.operator.fake_slot_process",
+    gateway="tests.operator.fake_gateway_process",
+)
+
+
+def options(logs: Path, port: int = 0) -> LocalOptions:
+    return LocalOptions("tiny", logs, port=port or free_port("127.0.0.1"), programs=PROGRAMS)
+
+
+@contextlib.asynccontextmanager
+async def running(logs: Path) -> AsyncIterator[LocalDeployment]:
+    async with asyncio.timeout(30), LocalDeployment(a_plan("a", "b"), options(logs)) as deployment:
+        await deployment.ready()
+        yield deployment
+
+
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def started_since(before: set[psutil.Process]) -> set[psutil.Process]:
+    """Other tests of this process may have left helpers of their own (multiprocessing's tracker of resources)."""
+    return children() - before
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  what is awaited is the state of other processes
+        await asyncio.sleep(0.02)
+
+
+async def test_slots_have_the_environment_that_memory_is_predicted_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MKL_DISABLE_FAST_MM", "0")  # what a user sets wins
+    before = children()
+    async with running(tmp_path):
+        for process in started_since(before):
+            assert {**SLOT_ENVIRONMENT, "MKL_DISABLE_FAST_MM": "0"}.items() <= process.environ().items()
+
+
+async def test_it_serves_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = children()
+    async with running(tmp_path) as deployment:
+        assert {status.committed_epoch for status in deployment.slot_statuses.values()} == {1}
+        assert set(deployment.pids) == {"a", "b", "gateway"}
+        _, writer = await asyncio.open_connection("127.0.0.1", deployment.options.port)
+        writer.close()
+        pids = list(deployment.pids.values())
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert not started_since(before)
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+async def test_a_slot_that_is_killed_comes_back_in_a_new_epoch(tmp_path: Path, victim: str) -> None:
+    async with running(tmp_path) as deployment:
+        killed = deployment.pids[victim]
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
+        await deployment.ready()
+        assert deployment.pids[victim] != killed
+
+
+async def test_a_gateway_that_is_killed_learns_the_same_epoch(tmp_path: Path) -> None:
+    async with running(tmp_path) as deployment:
+        killed = deployment.pids["gateway"]
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda: deployment.pids.get("gateway", killed) != killed)
+        await deployment.ready()
+        assert {status.committed_epoch for status in deployment.slot_statuses.values()} == {1}
+
+
+async def test_a_refused_prepare_is_said_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    monkeypatch.setenv("FAKE_SLOT_REFUSES", "b: layer 3 is missing from the checkpoint")
+    with pytest.raises(RefusedError, match="slot b refused its part of the plan: layer 3 is missing"):
+        async with running(tmp_path):
+            pass
+    assert not started_since(before)
+
+
+async def test_a_slot_that_loads_for_ever_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    monkeypatch.setenv("FAKE_SLOT_HANGS", "b")
+    hurried = replace(options(tmp_path), prepare_timeout_seconds=0.8)
+    with pytest.raises(
+        RefusedError, match=r"made no progress in loading for 0.8 s \(replanning.prepareTimeoutSeconds\)"
+    ):
+        async with asyncio.timeout(30), LocalDeployment(a_plan("a", "b"), hurried) as deployment:
+            await deployment.ready()
+    assert not started_since(before)
+
+
+def test_a_slot_is_given_up_only_where_it_gets_no_further() -> None:
+    progress, plan = Progress(timeout_seconds=10), a_plan("a", "b")
+    epoch = Epoch(1, "key", plan)
+
+    def seen(loaded: int) -> dict[str, SlotStatus]:
+        prepared, loading = FakeSlot("a"), FakeSlot("b")
+        prepared.prepare = PrepareState(epoch=1, phase="prepared", layers_loaded=2, layers_total=2)
+        loading.prepare = PrepareState(epoch=1, phase="loading", layers_loaded=loaded, layers_total=2)
+        return {"a": prepared.status(), "b": loading.status()}
+
+    assert not progress.stalled(epoch, {}, now=0)
+    assert not progress.stalled(epoch, seen(0), now=9)  # they answer
+    assert not progress.stalled(epoch, seen(1), now=18)
+    assert not progress.stalled(epoch, {}, now=27)  # both are started anew; a had everything and begins anew
+    assert progress.stalled(epoch, {"b": seen(1)["b"]}, now=36).startswith(
+        "slot b made no progress in loading for 10 s"
+    )
+    assert not progress.stalled(Epoch(2, "key", plan), seen(1), now=36)
+    assert not progress.stalled(None, {}, now=1000)
+
+
+async def test_a_slot_that_cannot_stay_alive_is_given_up_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = children()
+    monkeypatch.setenv("FAKE_SLOT_CRASHES", "b")
+    monkeypatch.setattr("strata_operator.local.services.PAUSE_SECONDS", 0.0)
+    with pytest.raises(
+        CrashedError,
+        match=r"b ended with exit code 3, 4 times in a row before it served[\s\S]*--logs[\s\S]*ran out of luck",
+    ):
+        async with running(tmp_path):
+            pass
+    assert not started_since(before)
+
+
+async def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=re.escape(f"port {port} on 127.0.0.1 is in use; choose a free one")):
+            async with LocalDeployment(a_plan("a"), options(tmp_path, port)):
+                pass
+    assert not (tmp_path / "launcher.log").exists()
+
+
+async def test_everything_ends_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    script = f"""
+import asyncio, sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from tests.operator.local.test_local_deployment import *
+async def main():
+    async with running(Path({str(tmp_path)!r})) as deployment:
+        print(*deployment.pids.values(), flush=True)
+        await deployment.supervise()
+asyncio.run(main())
+"""
+    supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    assert supervisor.stdout is not None
+    pids = [int(pid) for pid in (await supervisor.stdout.readline()).split()]
+    assert len(pids) == 3
+    supervisor.kill()
+    await supervisor.wait()
+    await until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_free_ports_are_consecutive_and_free() -> None:
+    first = free_ports("127.0.0.1", 3)
+    with contextlib.ExitStack() as held:
+        for port in range(first, first + 3):
+            held.enter_context(socket.create_server(("127.0.0.1", port)))
+
+
+async def test_a_slot_may_be_killed_any_number_of_times_once_it_has_served(tmp_path: Path) -> None:
+    async with running(tmp_path) as deployment:
+        for _ in range(6):
+            killed = deployment.pids["b"]
+            os.kill(killed, signal.SIGKILL)
+            await until(lambda killed=killed: deployment.pids.get("b", killed) != killed)
+            await deployment.ready()
+
+
+async def test_the_loss_of_the_launcher_ends_it_with_a_reason(tmp_path: Path) -> None:
+    async def lose_the_launcher() -> None:
+        async with running(tmp_path) as deployment:
+            assert deployment._launcher is not None
+            deployment._launcher._process.kill()
+            await deployment.supervise()
+
+    with pytest.raises(CrashedError, match="the parent of all local processes has ended"):
+        await lose_the_launcher()
+
+
+def test_slots_verify_what_they_read_unless_told_not_to(tmp_path: Path) -> None:
+    for verify in (True, False):
+        local = replace(options(tmp_path), verify=verify, threads={"a": 3})
+        slots = LocalDeployment(a_plan("a", "b"), local)._slots
+        assert slots["a"]._flags == ["--threads", "3", *["--no-verify"] * (not verify)]
