@@ -144,7 +144,7 @@ class Hands:
                 await self._kube.create(EVENTS, event_object(deployment, action, self._clock.now()))
                 return False
             case _:
-                await self._delete(action, deployment)
+                await self._delete(action, deployment, kept)
         return True
 
     async def _send(self, kept: Kept, name: str, message: Any) -> None:
@@ -152,11 +152,14 @@ class Hands:
             raise NotLeadingError("this operator leads no more: nobody is told anything")
         await kept.links.send(name, message)
 
-    async def _delete(self, action: DeleteStatefulSet | DeletePod | DeleteEpoch, deployment: LLMDeployment) -> None:
+    async def _delete(
+        self, action: DeleteStatefulSet | DeletePod | DeleteEpoch, deployment: LLMDeployment, kept: Kept
+    ) -> None:
         """Secrets first: what is looked for again, should the second deletion fail, is what they belong to."""
         namespace = deployment.namespace
         match action:
             case DeleteStatefulSet(name=name):
+                kept.forget_applied(f"Secret {process_secret(name)}", f"StatefulSet {name}")
                 await self._kube.delete(SECRETS, namespace, process_secret(name))
                 await self._kube.delete(STATEFUL_SETS, namespace, name)
             case DeletePod(name=name, uid=uid, force=force):

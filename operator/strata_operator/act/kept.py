@@ -95,6 +95,11 @@ class Kept:
         self.applied = {name: last for name, last in self.applied.items() if now - last[1] < APPLY_AGAIN_SECONDS}
         return frozenset(digest for digest, _ in self.applied.values())
 
+    def forget_applied(self, *names: str) -> None:
+        """What is deleted, or may be: were it wanted again, its pods would wait for a Secret that is believed to be there."""
+        for name in names:
+            self.applied.pop(name, None)
+
     def still_refused(self, wanted: set[str]) -> tuple[str, ...]:
         """Sentences. What is not wanted any more is forgotten: another manifest of the same name is tried at once."""
         self.refusals = {

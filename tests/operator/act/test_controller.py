@@ -128,16 +128,19 @@ async def test_a_change_that_is_taken_back_is_applied_too(api: FakeApi) -> None:
     await controller.close()
 
 
-async def test_a_slots_key_goes_with_it(api: FakeApi) -> None:
-    await looked(api, 2)
+async def test_a_slots_key_goes_with_it_and_comes_back_with_it(api: FakeApi) -> None:
+    controller = a_controller(api)
+    for _ in range(2):
+        await look_and_plan(controller)
     (path,) = (each for each in api.objects if "/statefulsets/" in each)
     key = f"/api/v1/namespaces/ns/secrets/{path.rpartition('/')[2]}-key"
     assert key in api.objects
-    controller = a_controller(api)
-    await controller._hands._delete(
-        DeleteStatefulSet(path.rpartition("/")[2]), deployment_from_object(api.objects[f"{LLMDS}/chat"])
-    )
+    (kept,) = controller._kept.values()
+    deployment = deployment_from_object(api.objects[f"{LLMDS}/chat"])
+    await controller._hands._delete(DeleteStatefulSet(path.rpartition("/")[2]), deployment, kept)
     assert [each.path for each in api.wrote("DELETE", "/")] == [key, path]  # what is looked for again goes last
+    await look_and_plan(controller)
+    assert {key, path} <= set(api.objects)
     await controller.close()
 
 
