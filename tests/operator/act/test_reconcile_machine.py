@@ -36,9 +36,7 @@ REFUSABLE = (
     ("PATCH", "/status"), ("PATCH", "/statefulsets"), ("PATCH", "/deployments"), ("PATCH", "/networkpolicies"),
     ("DELETE", "/statefulsets"), ("DELETE", "/pods"), ("DELETE", "/configmaps"), ("DELETE", "/secrets"),
 )  # fmt: skip
-KINDS = {
-    "statefulsets", "deployments", "services", "secrets", "networkpolicies", "serviceaccounts", "poddisruptionbudgets",
-}  # fmt: skip
+KINDS = {"statefulsets", "deployments", "services", "secrets", "networkpolicies", "serviceaccounts", "poddisruptionbudgets"}  # fmt: skip
 nodes = st.sampled_from(NODES)
 names = st.sampled_from(NAMES)
 within = st.sampled_from([0, 0, 0, 1, 7, 8, 9, 10, 12, 15, 20])  # so many requests into a look; 0: before it
