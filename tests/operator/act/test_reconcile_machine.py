@@ -36,9 +36,7 @@ REFUSABLE = (
     ("PATCH", "/status"), ("PATCH", "/statefulsets"), ("PATCH", "/deployments"), ("PATCH", "/networkpolicies"),
     ("DELETE", "/statefulsets"), ("DELETE", "/pods"), ("DELETE", "/configmaps"), ("DELETE", "/secrets"),
 )  # fmt: skip
-KINDS = {
-    "statefulsets", "deployments", "services", "secrets", "networkpolicies", "serviceaccounts", "poddisruptionbudgets",
-}  # fmt: skip
+KINDS = {"statefulsets", "deployments", "services", "secrets", "networkpolicies", "serviceaccounts", "poddisruptionbudgets"}  # fmt: skip
 nodes = st.sampled_from(NODES)
 names = st.sampled_from(NAMES)
 within = st.sampled_from([0, 0, 0, 1, 7, 8, 9, 10, 12, 15, 20])  # so many requests into a look; 0: before it
@@ -52,7 +50,10 @@ class Life(RuleBasedStateMachine):
         self.cluster = Kubernetes(*NODES)
         self.api = ApiFaults()
         self.planner = PretendedPlanner(self.cluster)
-        self.planner.on_question = self.check_question
+        self.planner.on_question = self.noted(self.check_question)
+        self.broken: list[
+            AssertionError
+        ] = []  # what a check found amid the controller, which lives on whatever is raised there
         self.said: dict[str, Any] = {}  # the status that was written last, or tried
         self.keys: dict[tuple[str, int], str] = {}  # of epochs, by deployment's uid
         self.due: tuple[int, Callable[[], None]] | None = None
@@ -66,8 +67,18 @@ class Life(RuleBasedStateMachine):
     def a_new_operator(self) -> VirtualOperator:
         self.edited = dict.fromkeys(NAMES, self.cluster.now())  # what had failed is tried once more
         operator = VirtualOperator(self.cluster, self.api, ModelControl(self.cluster), self.planner)
-        operator.wire.on_request, operator.control.on_message = self.check_request, self.check_message
+        operator.wire.on_request = self.noted(self.check_request)
+        operator.control.on_message = self.noted(self.check_message)
         return operator
+
+    def noted(self, check: Callable[..., None]) -> Callable[..., None]:
+        def checked(*what: Any) -> None:
+            try:
+                check(*what)
+            except Exception as error:  # noqa: BLE001  raised by the invariant
+                self.broken.append(error)
+
+        return checked
 
     # What happens.
 
@@ -287,6 +298,11 @@ class Life(RuleBasedStateMachine):
             assert len({pod["spec"]["containers"][0]["image"] for pod in pods}) == 1
 
     @invariant()
+    def what_was_done_was_right(self) -> None:
+        if self.broken:
+            raise self.broken[0]
+
+    @invariant()
     def no_device_is_dealt_twice(self) -> None:
         dealt: Counter[str] = Counter()
         for name in NAMES:
@@ -345,6 +361,7 @@ class Life(RuleBasedStateMachine):
                 self.cluster.tick(1)
             else:
                 raise AssertionError("it acts without end")
+        self.what_was_done_was_right()
         assert self.status_writes == written, "status is written again and again"
         assert not [plan for plan in self.planner.plans if plan.at > self.cluster.now() - HOUR]
         for name in NAMES:
