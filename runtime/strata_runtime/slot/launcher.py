@@ -22,6 +22,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 PRELOADED = (
@@ -33,8 +34,9 @@ END_PATIENCE_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
 
 
-def main() -> int:
-    for name in PRELOADED:
+def main(modules: Sequence[str] = ()) -> int:
+    """`modules`: what its children find imported; by default what slots and gateways need."""
+    for name in modules or PRELOADED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a child would write to every object of the parent, and so copy its pages
@@ -146,4 +148,4 @@ def _signal(children: set[int], number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -26,7 +26,7 @@ from tests.operator.fakes import FakeSlot, a_plan
 ROOT = Path(__file__).parents[3]
 LAUNCHER = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r}); import strata_runtime.slot.launcher as launcher; "
-    "launcher.PRELOADED = (); sys.exit(launcher.main())"
+    "sys.exit(launcher.main(['json']))"
 )
 PROGRAMS = Programs(
     launcher=(sys.executable, "-c", LAUNCHER),

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from strata_operator.local.ports import free_port
 from strata_runtime.model.random_model import make_random_model
+from tests.laws import swept
 
 ANSWER = 300
 KILL_AFTER = 20
@@ -151,7 +152,7 @@ def test_it_says_where_it_answers(up: Up, expected: str) -> None:
     assert len(expected.split()) == ANSWER
 
 
-@pytest.mark.parametrize("victim", ["tiny-a-cpu", "tiny-b-cpu", "gateway"])
+@pytest.mark.parametrize("victim", swept(["tiny-a-cpu", "tiny-b-cpu", "gateway"], ["tiny-a-cpu", "gateway"]))
 def test_a_killed_process_comes_back_and_the_stream_goes_on_with_the_same_tokens(
     up: Up, expected: str, victim: str
 ) -> None:

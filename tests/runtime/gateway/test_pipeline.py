@@ -13,6 +13,7 @@ from strata_planner.contract.frames import FrameHeader
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.stage.executor import StageExecutor
+from tests.laws import swept
 from tests.runtime.gateway.harness import Harness, a_gateway
 from tests.runtime.gateway.models import write_model_folder
 from tests.runtime.plans import even_plan
@@ -62,7 +63,7 @@ def route(pipeline: PipelineHarness, gateway: Harness) -> None:
     gateway.dispatcher.set_route(SetRoute(pipeline.epoch, pipeline.key, (leader,), MAX_MODEL_LEN))
 
 
-@pytest.mark.parametrize("lost", [None, *SLOTS])
+@pytest.mark.parametrize("lost", swept([None, *SLOTS], [None, SLOTS[0]]))
 async def test_a_stream_is_what_transformers_generates(model: Path, expected: str, lost: str | None) -> None:
     with PipelineHarness(SLOTS) as pipeline:
         async with (

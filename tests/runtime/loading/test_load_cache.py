@@ -218,6 +218,7 @@ def test_a_load_that_is_stopped_keeps_the_layers_that_are_done(model: Path) -> N
     assert quantized(whole(model)) == LINEARS  # nobody holds the lock of the layer that was begun
 
 
+@pytest.mark.slow  # test_any_copy has the same law; a second process imports torch
 def test_two_processes_at_once_quantize_every_layer_once(model: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         pool.apply(_ready)

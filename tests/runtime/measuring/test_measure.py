@@ -22,6 +22,7 @@ from strata_runtime.kernels.native import build
 from strata_runtime.measuring import kernel_timing, measure, timing
 from strata_runtime.measuring.measure import Store
 from strata_runtime.measuring.rates import PREFILL_TOKENS, LinearSeconds, Subject, Timings, best_of, profile_of
+from tests.laws import swept
 
 SECONDS = st.floats(1e-6, 1.0)
 
@@ -210,7 +211,7 @@ def test_a_missing_gpu_is_an_error_that_says_what_to_do(monkeypatch: pytest.Monk
         measure.measure("cuda", "T4", 1, "bfloat16")
 
 
-@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+@pytest.mark.parametrize("compute", swept(["bfloat16", "float32"], ["bfloat16"]))
 def test_a_small_measurement_of_this_machine(compute: ComputeType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "CPU_FEATURES", 256)
     monkeypatch.setattr(timing, "LEAST_WORKING_SET_BYTES", 1 << 18)

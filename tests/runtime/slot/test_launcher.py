@@ -27,7 +27,7 @@ class LauncherProcess:
     def __init__(self, folder: Path) -> None:
         (folder / "launched_child.py").write_text(CHILD)
         environment = os.environ | {"PYTHONPATH": str(folder)}
-        command = [sys.executable, "-m", "strata_runtime.slot.launcher"]
+        command = [sys.executable, "-m", "strata_runtime.slot.launcher", "torch"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )

@@ -27,6 +27,7 @@ from strata_runtime.slot.prepare import cache_of
 from strata_runtime.slot.switching import Switches, moves_within
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.wire.client import greedy
+from tests.laws import swept
 from tests.runtime.loading.artefacts import write_artefact
 from tests.runtime.loading.stages import load, roles
 from tests.runtime.plans import even_plan
@@ -93,7 +94,7 @@ def reference(model: Path) -> Reference:
     return Reference(model)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", swept([1, 2], [2]))
 def test_a_running_sequence_goes_on_with_the_new_weights_from_the_step_that_is_told(
     model: Path, reference: Reference, stages: int
 ) -> None:
@@ -301,7 +302,7 @@ TIGHT: dict[str, tuple[list[FormatName], list[FormatName], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", TIGHT)
+@pytest.mark.parametrize("name", swept(TIGHT, ["fewer and more bits"]))
 def test_where_old_and_new_do_not_fit_a_role_at_other_bits_moves_what_is_held(model: Path, name: str) -> None:
     before, after, moves = TIGHT[name]
     with PipelineHarness(["s0"]) as pipeline:

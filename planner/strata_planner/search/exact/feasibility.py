@@ -121,8 +121,20 @@ def fits(request: PlanRequest) -> bool:
     return any(
         _holds(pricer, order)
         for pricer in map(Pricer, narrowings(request))
+        if not _is_beyond_all(pricer)
         for order in islice(_longest_first(request), _ORDERS_TRIED)
     )
+
+
+def _is_beyond_all(pricer: Pricer) -> bool:
+    """Whether the layers take more than all devices have beside the least that any stage needs: no order needs to be tried."""
+    room: list[int] = []
+    least: list[int] = []
+    for members in fleet_of(pricer.request.cluster).devices:
+        problem = pricer.problem(Candidate((DeviceGroup(members[:1]),) * 3, 1, 1))
+        room += [max(0, problem.stages[1].capacity_bytes)] * len(members)  # the ends need more
+        least.append(least_bytes(problem))
+    return sum(sorted(room, reverse=True)[: pricer.request.max_stages or None]) < min(least)
 
 
 def _longest_first(request: PlanRequest) -> list[Order]:

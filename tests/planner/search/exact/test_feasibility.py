@@ -5,14 +5,19 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from strata_planner.contract.formats import FORMATS_OF_METHOD, Method
 from strata_planner.errors import InfeasibleError
 from strata_planner.question.cluster import Cluster
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
-from strata_planner.search.exact.feasibility import fits
+from strata_planner.search.exact.candidates import Pricer
+from strata_planner.search.exact.feasibility import _holds, _is_beyond_all, _longest_first, fits
+from strata_planner.search.exact.widths import narrowings
 from strata_planner.search.planning import make_plan
+from tests.laws import share
 from tests.planner.builders import a_cluster, a_request
 
 
@@ -74,6 +79,15 @@ REASONS = {
 @pytest.mark.parametrize(("request_", "message"), REASONS.values(), ids=REASONS)
 def test_other_reasons(request_: PlanRequest, message: str) -> None:
     assert re.search(message, reason(request_))
+
+
+@settings(max_examples=share(40), deadline=None)
+@given(st.lists(st.sampled_from([0.15, 0.2, 0.3, 0.5, 0.8]), min_size=1, max_size=4), st.sampled_from([None, 1, 2]))
+def test_what_no_order_is_tried_for_is_held_by_none(memory: list[float], most: int | None) -> None:
+    request = a_request(a_cluster(*memory), max_stages=most)
+    for each in narrowings(request):
+        if _is_beyond_all(Pricer(each)):
+            assert not [order for order in _longest_first(each) if _holds(Pricer(each), order)]
 
 
 def test_fits_says_what_planning_says() -> None:

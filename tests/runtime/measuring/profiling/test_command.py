@@ -96,8 +96,8 @@ def _interrupted_after(count: int) -> Any:
     ("changes", "says"),
     [
         (["--kv-bits", "8"], "keys and values of 16 bits"),
-        (["--company", "1"], "0 others beside it"),
-        (["--compute-type", "float32"], "in bfloat16"),
+        pytest.param(["--company", "1"], "0 others beside it", marks=pytest.mark.slow),
+        pytest.param(["--compute-type", "float32"], "in bfloat16", marks=pytest.mark.slow),
         (["--type", "other"], "of 1 threads of 'cpu'"),
     ],
 )

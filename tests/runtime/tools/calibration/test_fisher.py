@@ -44,7 +44,7 @@ def test_layer_by_layer_is_the_whole(tmp_path: Path, name: str) -> None:
         torch.testing.assert_close(diagonal, expected[key].detach(), rtol=1e-2, atol=1e-4 * scale + 1e-20)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", swept(("gemma2", "opt", "qwen2_moe"), ["opt"]))
 def test_hessians_of_the_same_passes_are_those_of_forward_passes(tmp_path: Path, name: str) -> None:
     folder = make_tiny_model(tmp_path, name)
     found = {each.layer: each for each in calibrated_layers(folder, WINDOWS)}
