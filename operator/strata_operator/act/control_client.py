@@ -215,8 +215,7 @@ class Links:
             log.warning("%s: %s", name, error)
             return
         if self._endpoints.get(name) == endpoint:
-            self.statuses[name] = status
-            self._changed()
+            self._keep(name, status)
 
     async def all_answer(self, names: Iterable[str], timeout_seconds: float = SILENCE_SECONDS) -> bool:
         """Ask them now; who does not answer has no status any more. An accused process is asked before it is given up."""
@@ -237,10 +236,14 @@ class Links:
 
     async def _watch(self, name: str, endpoint: Endpoint) -> None:
         async for status in self._control.watch(endpoint):
-            if status is None and self.statuses.pop(name, None) is None:
-                continue
-            if status is not None:
-                self.statuses[name] = status
+            self._keep(name, status)
+
+    def _keep(self, name: str, status: Status | None) -> None:
+        """None: nobody answers. Who says the same again, as all do twice a second, has changed nothing."""
+        before = self.statuses.pop(name, None)
+        if status is not None:
+            self.statuses[name] = status
+        if status != before:
             self._changed()
 
 

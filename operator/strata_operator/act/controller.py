@@ -36,6 +36,8 @@ __all__ = ["Controller", "ControllerOptions"]
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_SECONDS = 5.0
+LOOK_SOON_SECONDS = 0.5  # while something is to become Ready: time alone may be what a decision waits for
+AT_REST = {"Ready", "Failed"}  # phases
 DEBOUNCE_SECONDS = 0.1  # events come in bursts
 PATIENCE_SECONDS = 2.0  # so long a look waits for slow deployments; they go on, and are not looked at twice
 FIRST_ANSWERS_SECONDS = 3.0  # after its start an operator does not call a slot away before this
@@ -61,6 +63,7 @@ class Controller:
         self._leading = leading
         self._control, self._clock = control, clock
         self._woken = asyncio.Event()
+        self._is_at_rest = True
         self._kept: dict[str, Kept] = {}  # by uid
         self._dealing = Dealing()
         limits = options.limits
@@ -78,7 +81,7 @@ class Controller:
                     self._planners.warm()
                     await self._look_safely()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_EVERY_SECONDS):
+                    async with asyncio.timeout(LOOK_EVERY_SECONDS if self._is_at_rest else LOOK_SOON_SECONDS):
                         await self._woken.wait()
                 await asyncio.sleep(DEBOUNCE_SECONDS)
                 self._woken.clear()
@@ -93,6 +96,8 @@ class Controller:
     async def look(self) -> None:
         """One look at everything, one round of actions for each deployment that is not still busy with its last one."""
         snapshot = await take_snapshot(self._kube, self._options.namespaces)
+        phases = {(thing.get("status") or {}).get("phase") for thing in snapshot.deployments}
+        self._is_at_rest = phases <= AT_REST
         look = Look(snapshot, self._options, self._clock)
         self._dealing.refresh(look.ledger(), _newest_numbers(snapshot), self._clock.seconds())
         served: dict[str, asyncio.Task[None]] = {}

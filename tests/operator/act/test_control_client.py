@@ -1,19 +1,29 @@
 """The control client against a real socket: questions, watches, silence, another process at the same port, wrong keys."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 import zmq
 import zmq.asyncio
 
-from strata_operator.act.control_client import BitsKeptError, Endpoint, Links, NoAnswerError, ask, set_bits, watch
+from strata_operator.act.control_client import (
+    BitsKeptError,
+    Control,
+    Endpoint,
+    Links,
+    NoAnswerError,
+    ask,
+    set_bits,
+    watch,
+)
 from strata_planner.contract.control import (
     GetStatus,
     Prepare,
     SetBits,
     SlotStatus,
+    Status,
     SwitchState,
     Watch,
     encode,
@@ -183,6 +193,26 @@ async def test_links_hold_only_who_answers() -> None:
         await until(present=True)
     await until(present=False)
     await links.close()
+
+
+async def test_only_what_changes_wakes() -> None:
+    """All are asked twice a second, and a controller looks at its whole cluster when it is woken."""
+    one, other = FakeSlot("a").status(), FakeSlot("a").status()
+    assert one.incarnation != other.incarnation
+    told, all_told = [one, one, None, None, one, one, other, other], asyncio.Event()
+
+    async def tell(_: Endpoint) -> AsyncGenerator[Status | None]:
+        for status in told:
+            yield status
+        all_told.set()
+        await asyncio.Event().wait()
+
+    woken: list[Status | None] = []
+    links = Links(lambda: woken.append(links.statuses.get("a")), Control(watch=tell))
+    links.follow({"a": at(1)})
+    await all_told.wait()
+    await links.close()
+    assert woken == [one, None, one, other]
 
 
 async def test_what_links_send_comes_back_as_the_new_status() -> None:

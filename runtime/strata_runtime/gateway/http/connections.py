@@ -6,6 +6,7 @@ no routes.
 
 import asyncio
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -128,11 +129,16 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # checked without uvi
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._writing is None:
-            self._writing = self.loop.call_later(self.limits.write_seconds, self.transport.abort)
+            self._writing = self.loop.call_later(self.limits.write_seconds, self._reset)
 
     def resume_writing(self) -> None:
         self._cancel_writing()
         super().resume_writing()
+
+    def _reset(self) -> None:
+        """Without lingering: the kernel would keep for minutes what a client does not read, and the client would not hear of its end."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def _await_headers(self) -> None:
         self._cancel_reading()
