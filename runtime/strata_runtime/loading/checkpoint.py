@@ -21,6 +21,7 @@ from strata_runtime.errors import InputError
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LENGTH_BYTES = 8
+_LARGEST_HEADER_BYTES = 100_000_000  # safetensors' own bound
 _METADATA = "__metadata__"
 _STRIP = 1 << 15  # values converted at once: small enough that torch starts no threads of its own for the reading one
 _TYPES = {
@@ -143,9 +144,10 @@ def checked_header(path: Path, cure: str = "fetch the checkpoint again") -> dict
     actual = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > actual:
+        if length > min(actual, _LARGEST_HEADER_BYTES):
             raise InputError(
-                f"{path} is truncated or no safetensors file: its header should take {length} bytes, the file has {actual}: {cure}"
+                f"{path} is truncated or no safetensors file: its header should take {length} bytes, the file has {actual} and a "
+                f"header at most {_LARGEST_HEADER_BYTES}: {cure}"
             )
         try:
             listed = json.loads(file.read(length))

@@ -145,7 +145,10 @@ class _Partition:
 
     def _find(self, mass: float, *, right: bool) -> tuple[int, torch.Tensor, torch.Tensor]:
         """The place in its bin, the bin's tokens and their cumulative weights of the first token to reach `mass`, or pass it."""
-        bin_ = min(int(torch.searchsorted(self._mass, mass, right=right)), int(self._bins.max()))
+        first, last = (
+            int(each) for each in self._bins.aminmax()
+        )  # a row without a number weighs nothing, and is in the last
+        bin_ = max(first, min(int(torch.searchsorted(self._mass, mass, right=right)), last))
         tokens, cumulative = self._sorted(bin_)
         place = int(torch.searchsorted(cumulative, mass, right=right))
         return min(place, tokens.numel() - 1), tokens, cumulative

@@ -121,11 +121,14 @@ class FakeLeader:
     async def _step(self) -> None:
         if self._allowed is not None:
             self._allowed -= 1
+        events: dict[bytes, list[TokenEvent]] = {}
         for running in list(self._running.values()):
             event = self._next(running)
+            events.setdefault(running.identity, []).append(event)
             if event.finish:
                 del self._running[running.submit.request]
-            await self._send(running.identity, Tokens(self.replica, self.epoch, [event], *self._load()))
+        for identity, of_one in events.items():  # a step's events in one message, as the real one sends them
+            await self._send(identity, Tokens(self.replica, self.epoch, of_one, *self._load()))
 
     def _next(self, running: _Running) -> TokenEvent:
         submit, index = running.submit, running.produced

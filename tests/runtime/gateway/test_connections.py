@@ -15,7 +15,7 @@ import pytest
 from uvicorn.server import ServerState
 
 from strata_planner.contract.frames import Sampling
-from strata_runtime.gateway.http.connections import ACCEPTED_AT_ONCE, BoundedServer, server_config
+from strata_runtime.gateway.http.connections import ACCEPTED_AT_ONCE, LEAST_READ_BYTES, BoundedServer, server_config
 from strata_runtime.gateway.routing.journal import GenerationRequest
 from strata_runtime.gateway.settings import Limits
 from strata_runtime.gateway.text.tokenizer import Tokenizer
@@ -148,12 +148,60 @@ async def test_a_client_that_never_reads_loses_its_connection_and_the_kernel_wha
     await server.wait_closed()
 
 
+async def test_a_client_that_reads_slowly_gets_its_whole_answer() -> None:
+    config = server_config(lambda *_: None, Limits(write_seconds=0.01))
+    config.load()
+    protocol = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
+    transport = SlowTransport([10 * LEAST_READ_BYTES, *range(9 * LEAST_READ_BYTES, 0, -LEAST_READ_BYTES), 1])
+    protocol.connection_made(transport)
+    protocol.pause_writing()
+    await asyncio.wait_for(transport.aborted.wait(), 10)
+    assert transport.unread == []
+    protocol.connection_lost(ConnectionAbortedError())
+
+
+class SlowTransport(asyncio.Transport):
+    """What its client has left unread, look by look."""
+
+    def __init__(self, unread: list[int]) -> None:
+        super().__init__()
+        self.unread, self.aborted = unread, asyncio.Event()
+        self._socket = socket.socket()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread[0] if len(self.unread) == 1 else self.unread.pop(0)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._socket if name == "socket" else default
+
+    def abort(self) -> None:
+        self.unread.clear()
+        self._socket.close()
+        self.aborted.set()
+
+
 async def test_unread_events_are_bounded(tokenizer: Tokenizer, leader: FakeLeader) -> None:
     async with a_gateway(tokenizer, limits=Limits(max_unread_events=5)) as gateway:
         await gateway.connect(leader)
         generation = gateway.dispatcher.open([GenerationRequest("r", (5,), 400, (), Sampling())])
         await leader.until(lambda: leader.aborts)
         assert generation.queue.qsize() == 7, "six events and the reason"
+        assert gateway.dispatcher.status().running_requests == 0
+
+
+async def test_who_reads_nothing_costs_nobody_else_a_token(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    """The events of all answers of a step come in one message; the first of them may end the others of its request."""
+    async with a_gateway(tokenizer, limits=Limits(max_unread_events=5)) as gateway:
+        await gateway.connect(leader)
+        greedy = {"max_tokens": 40, "stop_tokens": (), "sampling": Sampling()}
+        leader.allow(0)
+        gateway.dispatcher.open([GenerationRequest(name, (5,), **greedy) for name in ("a", "b")])
+        reader = gateway.dispatcher.open([GenerationRequest("c", (5,), **greedy)])
+        await leader.until(lambda: len(leader.submits) == 3)
+        for index in range(40):
+            leader.allow(1)
+            assert (await asyncio.wait_for(reader.next(), 10))[1].index == index
+        assert len(leader.submits) == 3, "nothing is replayed: no link was lost"
         assert gateway.dispatcher.status().running_requests == 0
 
 

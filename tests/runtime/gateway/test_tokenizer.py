@@ -43,6 +43,13 @@ def test_stop_tokens(
     assert read_stop_tokens(tmp_path, tokenizers_own) == expected
 
 
+@pytest.mark.parametrize("ids", [[2, None], [2.0], "</s>", [True], -1, [1 << 40], {"a": 1}])
+def test_stop_tokens_that_are_none_are_named(tmp_path: Path, ids: object) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    with pytest.raises(StartError, match=r"generation_config\.json: eos_token_id is .*: write the id of a token"):
+        read_stop_tokens(tmp_path, 4)
+
+
 def test_broken_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(StartError, match=r"config\.json is not valid JSON"):

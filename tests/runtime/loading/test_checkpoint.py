@@ -45,6 +45,15 @@ def test_a_shard_cut_within_its_header_is_named(sharded: Path) -> None:
         checkpoint.check(checkpoint.keys)
 
 
+def test_a_header_is_not_read_at_whatever_length_it_claims(sharded: Path) -> None:
+    victim = shards(sharded)[0]
+    with victim.open("r+b") as file:
+        file.truncate(1 << 40)  # sparse
+        file.write(((1 << 40) - 8).to_bytes(8, "little"))
+    with pytest.raises(InputError, match="a header at most 100000000"):
+        Checkpoint(sharded).check(Checkpoint(sharded).keys)
+
+
 def test_a_missing_shard_is_named(sharded: Path) -> None:
     victim = shards(sharded)[-1]
     victim.unlink()

@@ -123,6 +123,16 @@ def test_what_is_drawn_is_what_sorting_all_would_give(
         assert drawn[position] in sorted_whole(row, sampling, uniform(sampling.seed, position))
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=700), Sampling(), Sampling(temperature=0)])
+def test_a_row_without_numbers_ends_no_step(odd: float, sampling: Sampling) -> None:
+    logits = rows(2, 2000)
+    logits[0] = odd
+    drawn = choose(logits, [sampling, sampling], [0, 0])
+    assert all(0 <= token < 2000 for token in drawn)
+    assert drawn[1] == choose(logits[1:], [sampling], [0])[0]
+
+
 @settings(max_examples=share(40), deadline=None)
 @given(seed=st.integers(0, 2**63 - 1), temperature=st.floats(0.05, 2.0), vocabulary=st.integers(1, 400))
 def test_without_a_filter_the_vocabulary_is_not_sorted(seed: int, temperature: float, vocabulary: int) -> None:

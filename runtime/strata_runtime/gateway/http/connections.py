@@ -23,6 +23,7 @@ WAITING_CLIENTS = 2048  # of a connection that the kernel holds until it is acce
 ACCEPTED_AT_ONCE = 16  # then running streams have their turn, and who is refused is gone before the next ones come
 FREE_CHUNKS = 1024  # of a body; a chunk costs 10 us whatever is in it
 LEAST_CHUNK_BYTES = 64  # on an average of those beyond that
+LEAST_READ_BYTES = 1 << 14  # within `write_seconds`, by who is not to count as one that does not read
 
 
 def server_config(app: Any, limits: Limits) -> uvicorn.Config:
@@ -129,11 +130,22 @@ class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # checked without uvi
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._writing is None:
-            self._writing = self.loop.call_later(self.limits.write_seconds, self._reset)
+            self._await_reader()
 
     def resume_writing(self) -> None:
         self._cancel_writing()
         super().resume_writing()
+
+    def _await_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._writing = self.loop.call_later(self.limits.write_seconds, self._look_at_reader, unread)
+
+    def _look_at_reader(self, unread: int) -> None:
+        """A whole answer is written at once: who reads it slowly, but reads it, gets all of it."""
+        if self.transport.get_write_buffer_size() <= unread - LEAST_READ_BYTES:
+            self._await_reader()
+        else:
+            self._reset()
 
     def _reset(self) -> None:
         """Without lingering: the kernel would keep for minutes what a client does not read, and the client would not hear of its end."""

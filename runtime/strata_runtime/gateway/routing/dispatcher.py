@@ -261,9 +261,13 @@ class Dispatcher:
         link.update(message)
         self.changed.set()
         delivery = self._journal.deliver(link.leader.replica, message)
+        reached = {self._answers[request_id].generation for request_id, _ in delivery.events}
         for request_id, event in delivery.events:
             self._deliver(request_id, event)
         self._send(delivery.outgoing)
+        for generation in reached:  # after all: the journal counts every event of the message as delivered
+            if generation.is_unread(self._limits.max_unread_events):
+                generation.give_up(self._limits.max_unread_events)
 
     def _is_current(self, link: LeaderLink) -> bool:
         """False for a link of an older epoch that is being closed."""
@@ -276,12 +280,9 @@ class Dispatcher:
             return
         answer = self._answers[request_id]
         answer.observe(self._metrics)
-        generation = answer.generation
-        generation.queue.put_nowait((answer.index, event))
+        answer.generation.queue.put_nowait((answer.index, event))
         if event.finish is not None:
             self._forget(request_id, event.finish)
-        if generation.is_unread(self._limits.max_unread_events):
-            generation.give_up(self._limits.max_unread_events)
 
     def _rejected(self, link: LeaderLink, rejected: Rejected) -> None:
         request_id = self._journal.reject(link.leader.replica, rejected)

@@ -28,6 +28,7 @@ def _byte_of_character() -> dict[str, int]:
 
 
 BYTE_OF_CHARACTER = _byte_of_character()
+MOST_TOKEN_IDS = 1 << 31  # of any vocabulary
 SHRINKING = 4  # composing characters (NFC, NFKC) makes text a third as long at most; one for what templates strip
 
 
@@ -110,9 +111,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def read_stop_tokens(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
     """End-of-text ids: those of generation_config.json, else of config.json, else the tokenizer's own."""
     for name in ("generation_config.json", "config.json"):
-        ids = _read_json(folder / name).get("eos_token_id")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+        found = _read_json(folder / name).get("eos_token_id")
+        if found is None:
+            continue
+        ids = found if isinstance(found, list) else [found]
+        if not all(type(token) is int and 0 <= token < MOST_TOKEN_IDS for token in ids):
+            raise StartError(f"{folder / name}: eos_token_id is {found!r}: write the id of a token, or a list of ids")
+        return tuple(ids)
     if tokenizer_eos is None:
         log.warning("%s names no end-of-text token: answers end at max_tokens", folder)
         return ()
