@@ -163,7 +163,8 @@ class _Got:
 
 def _ask(client: httpx.Client, rng: random.Random, asked: Asked, report: Report, lock: threading.Lock) -> None:
     streams = bool(asked.body.get("stream"))
-    abort_after = rng.randrange(1, 40) if streams and rng.random() < ABORTED else None
+    before_the_end = min(40, max(2, sum(map(len, asked.tokens))))
+    abort_after = rng.randrange(1, before_the_end) if streams and rng.random() < ABORTED else None
     got = _Got([[] for _ in asked.tokens], ["" for _ in asked.tokens])
     failure = ""
     try:
