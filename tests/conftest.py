@@ -3,6 +3,7 @@
 Of several workers (`pytest -n`) each has a cache of its own, so that none finds what another has made. `laws` says what the profile means.
 """
 
+import gc
 import os
 import tempfile
 
@@ -20,3 +21,10 @@ _whole = settings.get_profile(settings.get_current_profile_name())
 settings.register_profile(ALL, _whole)
 settings.register_profile("few", _whole, max_examples=share(_whole.max_examples))
 settings.load_profile("few")
+
+gc.disable()  # until all is imported: half a million objects that stay, gone through again and again
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
