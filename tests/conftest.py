@@ -9,6 +9,7 @@ import tempfile
 
 from hypothesis import settings
 
+from strata_runtime.collector import freeze_imports
 from tests.cluster.testbed import tools
 from tests.laws import ALL, share
 
@@ -26,5 +27,5 @@ gc.disable()  # until all is imported: half a million objects that stay, gone th
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()
+    freeze_imports()
     gc.enable()

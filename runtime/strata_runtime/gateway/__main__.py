@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from strata_runtime.collector import freeze_imports
 from strata_runtime.errors import InputError
 from strata_runtime.gateway.control import ControlServer
 from strata_runtime.gateway.errors import StartError
@@ -67,6 +68,7 @@ async def _serve_http(
     gateway: Gateway, listener: socket.socket, control: ControlServer, asked_to_end: asyncio.Event
 ) -> None:
     """A control port that fails ends the process too: without it no epoch after this one would be heard of."""
+    freeze_imports()
     config = server_config(create_app(gateway), gateway.limits)
     config.timeout_graceful_shutdown = math.ceil(gateway.limits.drain_seconds) + 1
     server = BoundedServer(config)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from strata_runtime.allocator import set_up_heap
+from strata_runtime.collector import freeze_imports
 from strata_runtime.errors import InputError
 from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     warm_up()
+    freeze_imports()
     try:
         slot = Slot(options)
     except InputError as error:

@@ -25,6 +25,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from strata_runtime.collector import freeze_imports
+
 PRELOADED = (
     "strata_runtime.slot.__main__",
     "strata_runtime.gateway.__main__",
@@ -39,7 +41,7 @@ def main(modules: Sequence[str] = ()) -> int:
     for name in modules or PRELOADED:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # a collection in a child would write to every object of the parent, and so copy its pages
+    freeze_imports()  # and a collection in a child would write to every object of the parent, and so copy its pages
     wakeup, bell = os.pipe()
     os.set_blocking(bell, False)
     signal.set_wakeup_fd(bell)

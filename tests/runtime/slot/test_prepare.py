@@ -1,6 +1,7 @@
 """A prepare: it ends as prepared or refused whatever happens, and takes over what the one that it supersedes has loaded."""
 
 import builtins
+import gc
 import json
 import shutil
 import threading
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.control import Commit, Prepare, PrepareState, SlotAddress, Watch, encode
 from strata_planner.contract.roles import Role, roles_of
+from strata_runtime.errors import InputError
 from strata_runtime.slot import __main__ as entry
 from strata_runtime.slot import prepare as load
 from strata_runtime.slot import slot
@@ -275,6 +277,19 @@ def test_planes_are_verified_unless_that_is_left_away(
     patch.setenv("STRATA_CONTROL_KEY", "k")
     patch.setenv("STRATA_NO_VERIFY", environment)
     assert entry.parse(["--name", "s", "--control-port", "1", *flags]).verify is verify
+
+
+def test_no_collection_goes_through_what_a_slot_has_imported(patch: pytest.MonkeyPatch) -> None:
+    def slot(_: object) -> None:
+        raise InputError("enough")
+
+    patch.setenv("STRATA_CONTROL_KEY", "k")
+    patch.setattr(entry, "Slot", slot)
+    for name in ("set_up_heap", "warm_up", "take_all_files", "set_up_logs"):
+        patch.setattr(entry, name, lambda: None)
+    before = gc.get_freeze_count()
+    assert entry.main(["--name", "s", "--control-port", "1"]) == 2
+    assert gc.get_freeze_count() > before
 
 
 def test_a_slot_hands_it_on_to_its_loads(tiny_llama: Path, patch: pytest.MonkeyPatch) -> None:
