@@ -5,16 +5,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.bodies import parse_body
 from strata_runtime.gateway.http.parameters import UNSUPPORTED, ChatBody, CompletionBody
 from strata_runtime.gateway.http.prompts import Bounds, Prepared, prepare_chat, prepare_completion
 from strata_runtime.gateway.settings import Limits
-from strata_runtime.gateway.text.tokenizer import Tokenizer
+from strata_runtime.gateway.text.tokenizer import SLICE, Tokenizer
 from tests.laws import share
+from tests.runtime.gateway.models import CHAT_TEMPLATE
 
 BOUNDS = Bounds(tokens=512, answers=64)
 NAMES = sorted({*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__, *UNSUPPORTED, "unknown"})
@@ -107,13 +111,58 @@ def test_answers_are_counted_before_they_are_made(tokenizer: Tokenizer) -> None:
 
 def test_text_that_cannot_fit_is_not_tokenized(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "encode", None)
-    monkeypatch.setattr(tokenizer, "encode_chat", None)
+    monkeypatch.setattr(tokenizer, "render_chat", None)
     long = "a" * (BOUNDS.tokens * tokenizer.most_bytes_per_token + 1)
     with pytest.raises(InvalidRequestError, match="bytes of text"):
         prepare(msgspec.json.encode({"model": "tiny", "prompt": ["a", long][1:]}), CompletionBody, tokenizer)
     chat = {"model": "tiny", "messages": [{"role": "user", "content": long}]}
     with pytest.raises(InvalidRequestError, match="bytes of text"):
         prepare(msgspec.json.encode(chat), ChatBody, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def spaces() -> Tokenizer:
+    """A vocabulary with runs of spaces, as models of program text have them: bytes say little about its tokens."""
+    runs = ["\u0120" * 2**power for power in range(8)]
+    words = [*sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {runs[0]}), *runs]
+    backend = BackendTokenizer(models.BPE({word: i for i, word in enumerate(words)}, [(run, run) for run in runs[:-1]]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=CHAT_TEMPLATE), ())
+
+
+@pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
+def test_nor_is_more_of_it_than_tells_that_it_cannot(
+    spaces: Tokenizer, kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens take hundreds of bytes each while they are made: a body of some megabytes would take a gigabyte."""
+    encode = spaces.encode
+    encoded: list[int] = []
+
+    def counted(text: str, **options: bool) -> list[int]:
+        encoded.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(spaces, "encode", counted)
+    text = "a!" * (BOUNDS.tokens * spaces.most_bytes_per_token // 2 - SLICE)
+    body = {"prompt": text} if kind is CompletionBody else {"messages": [{"role": "user", "content": text}]}
+    with pytest.raises(InvalidRequestError, match="characters of text, more than 512 tokens"):
+        prepare(msgspec.json.encode({"model": "tiny", **body}), kind, spaces)
+    assert encoded == [SLICE]
+
+
+@settings(max_examples=share(12), deadline=None)
+@given(
+    head=st.text(max_size=3),
+    unit=st.text(st.characters(codec="utf-8") | st.sampled_from(" a\n"), min_size=1, max_size=9),
+)
+@example(head="", unit="a" + " " * 127)  # every cut is within a token
+def test_what_fits_is_never_refused_for_its_slices(
+    tokenizer: Tokenizer, spaces: Tokenizer, head: str, unit: str
+) -> None:
+    text = head + unit * (5 * SLICE // (2 * len(unit)))
+    for one in (tokenizer, spaces):
+        assert not one.exceeds(text, len(one.encode(text)))
 
 
 @settings(max_examples=share(50), deadline=None)

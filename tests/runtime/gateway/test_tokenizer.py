@@ -54,7 +54,7 @@ def test_the_process_does_without_torch(model_folder: Path) -> None:
     program = (
         "import sys, pathlib, strata_runtime.gateway.__main__ as gateway\n"
         "tokenizer = gateway.load_tokenizer(pathlib.Path(sys.argv[1]))\n"
-        "tokenizer.encode_chat([{'role': 'user', 'content': 'hello'}])\n"
+        "tokenizer.render_chat([{'role': 'user', 'content': 'hello'}])\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(model_folder)], check=True)

@@ -75,7 +75,9 @@ def prepare_chat(body: ChatBody, tokenizer: Tokenizer, bounds: Bounds) -> Prepar
     _check_answers(1, body, bounds)
     messages = conversation(body.messages, bounds.tokens)
     _check_bytes(sum(len(message["content"].encode()) for message in messages), tokenizer, bounds, "messages")
-    prompt = Prompt(tuple(tokenizer.encode_chat(messages)))
+    rendered = tokenizer.render_chat(messages)  # counted as the template gives it: it may leave old thoughts out
+    _check_tokens(rendered, tokenizer, bounds, "messages")
+    prompt = Prompt(tuple(tokenizer.encode(rendered, add_special_tokens=False)))
     _check_embedded(prompt.tokens, tokenizer, "messages")
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     wanted = body.max_completion_tokens or body.max_tokens
@@ -149,6 +151,7 @@ def _check_vocabulary(body: GenerationBody, tokenizer: Tokenizer) -> None:
 def _prompt(prompt: str | list[int], tokenizer: Tokenizer, bounds: Bounds, *, echo: bool) -> Prompt:
     if isinstance(prompt, str):
         _check_bytes(len(prompt.encode()), tokenizer, bounds, "prompt")
+        _check_tokens(prompt, tokenizer, bounds, "prompt")
         tokens = tuple(tokenizer.encode(prompt))
         _check_embedded(tokens, tokenizer, "prompt")
         return Prompt(tokens, prompt if echo else "")
@@ -164,6 +167,17 @@ def _check_bytes(length: int, tokenizer: Tokenizer, bounds: Bounds, param: str) 
             f"{param} has {length} bytes of text, more than {bounds.tokens} tokens of at most "
             f"{tokenizer.most_bytes_per_token} bytes each: this deployment takes at most {bounds.tokens} for prompt and "
             "answer; shorten it",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def _check_tokens(text: str, tokenizer: Tokenizer, bounds: Bounds, param: str) -> None:
+    """The same where the vocabulary has tokens so long that its bytes tell nothing."""
+    if tokenizer.exceeds(text, bounds.tokens):
+        raise InvalidRequestError(
+            f"{param} has {len(text)} characters of text, more than {bounds.tokens} tokens: this deployment takes at most "
+            f"{bounds.tokens} for prompt and answer; shorten it",
             param=param,
             code="context_length_exceeded",
         )

@@ -28,6 +28,8 @@ def _byte_of_character() -> dict[str, int]:
 
 
 BYTE_OF_CHARACTER = _byte_of_character()
+SLICE = 2**14  # characters that are tokenized at once to count them: some hundred bytes of memory each
+CUT_TOKENS = 256  # more than a cut adds: it changes the tokens next to it only
 SHRINKING = 4  # composing characters (NFC, NFKC) makes text a third as long at most; one for what templates strip
 
 
@@ -43,16 +45,31 @@ class Tokenizer:
         self.rows = self.vocabulary_size if rows is None else rows
         self.most_bytes_per_token = SHRINKING * max(len(piece.encode()) for piece in tokenizer.get_vocab())
 
-    def encode(self, text: str) -> list[int]:
-        """A plain prompt, with the special tokens that the model's own tokenizer adds."""
-        return [int(token) for token in self._tokenizer.encode(text)]
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """A plain prompt gets the special tokens that the model's own tokenizer adds; what `render_chat` made has its own."""
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=add_special_tokens)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text without special tokens; incomplete characters show as U+FFFD."""
         text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def exceeds(self, text: str, most_tokens: int) -> bool:
+        """Whether a text surely has more tokens, at the memory of a slice: whole, it takes hundreds of bytes a character.
+
+        False is no promise: text of one slice is not counted, and each cut may have added tokens that the whole has not.
+        """
+        if len(text) <= SLICE:
+            return False
+        most = most_tokens + CUT_TOKENS * (len(text) // SLICE)
+        count = 0
+        for start in range(0, len(text), SLICE):
+            count += len(self.encode(text[start : start + SLICE], add_special_tokens=False))
+            if count > most:
+                return True
+        return False
+
+    def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
         """A conversation through the model's chat template, ready for the assistant's answer."""
         if not self._tokenizer.chat_template:
             raise InvalidRequestError(
@@ -61,19 +78,16 @@ class Tokenizer:
                 param="messages",
             )
         try:
-            encoded = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
-            )
+            return str(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
         except Exception as error:  # templates raise what they like about roles and their order
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        return [int(token) for token in encoded["input_ids"]]
 
     def warm_up(self) -> None:
         """Compile the chat template now: it takes a quarter of a second that the first chat would wait for."""
         with contextlib.suppress(InvalidRequestError):  # none, or one that wants other messages: said when it is used
-            self.encode_chat([{"role": "user", "content": "."}])
+            self.render_chat([{"role": "user", "content": "."}])
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for, also where they are only a part of a character."""
