@@ -10,6 +10,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+from msgspec import Raw
+
 from strata_planner.contract.frames import Sampling
 from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.bodies import conversation, read_prompt, separate
@@ -35,7 +38,7 @@ class Prepared:
 
     id: str
     created: int  # seconds since 1970
-    body: GenerationBody
+    body: GenerationBody  # without its prompt or messages
     prompts: tuple[Prompt, ...]
     requests: tuple[GenerationRequest, ...]
 
@@ -121,7 +124,13 @@ def _prepare(
         )
         for index in range(len(prompts) * body.n)
     )
-    return Prepared(name, int(time.time()), body, prompts, requests)
+    return Prepared(name, int(time.time()), _without_text(body), prompts, requests)
+
+
+def _without_text(body: GenerationBody) -> GenerationBody:
+    """What came raw refers to all bytes of the body: they must not stay as long as the answer takes."""
+    field = "prompt" if isinstance(body, CompletionBody) else "messages"
+    return msgspec.structs.replace(body, **{field: Raw(b"null")})
 
 
 def _check_answers(prompts: int, body: GenerationBody, bounds: Bounds) -> None:
