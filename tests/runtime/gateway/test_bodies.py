@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.bodies import parse_body
 from strata_runtime.gateway.http.parameters import UNSUPPORTED, ChatBody, CompletionBody
-from strata_runtime.gateway.http.prompts import Bounds, Prepared, prepare_chat, prepare_completion
+from strata_runtime.gateway.http.prompts import MOST_SCORES, Bounds, Prepared, prepare_chat, prepare_completion
 from strata_runtime.gateway.settings import Limits
 from strata_runtime.gateway.text.tokenizer import SLICE, Tokenizer
 from tests.laws import share
@@ -182,6 +182,31 @@ def test_a_token_beyond_the_embedding_is_refused_wherever_it_comes_from(tokenize
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
     with pytest.raises(InvalidRequestError, match=f"vocabulary ends at {rows - 1}"):
         prepare(msgspec.json.encode(chat), ChatBody, small)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        pytest.param(CompletionBody, {"prompt": "hello", "n": 128, "logprobs": 20}, id="completion"),
+        pytest.param(CompletionBody, {"prompt": ["hello"] * 128, "logprobs": 20}, id="prompts"),
+        pytest.param(ChatBody, {"n": 128, "logprobs": True, "top_logprobs": 20}, id="chat"),
+    ],
+)
+def test_log_probabilities_of_a_whole_answer_are_bounded(
+    tokenizer: Tokenizer, kind: type[Any], fields: dict[str, Any]
+) -> None:
+    """They are held until its last token; those of a stream are not."""
+
+    def prepared(**more: Any) -> Prepared:
+        messages = {"messages": [{"role": "user", "content": "hello"}]} if kind is ChatBody else {}
+        body = parse_body(msgspec.json.encode({"model": "tiny", **messages, **fields, **more}), kind)
+        return (prepare_chat if kind is ChatBody else prepare_completion)(body, tokenizer, Bounds(8192, 128))
+
+    most = MOST_SCORES // (128 * 21)
+    assert len(prepared(max_tokens=most).requests) == 128
+    with pytest.raises(InvalidRequestError, match=f"make {128 * 21 * (most + 1)}; .* send stream=true"):
+        prepared(max_tokens=most + 1)
+    assert len(prepared(max_tokens=most + 1, stream=True).requests) == 128
 
 
 @pytest.mark.parametrize("kind", [CompletionBody, ChatBody])

@@ -21,6 +21,7 @@ from strata_runtime.gateway.routing.journal import GenerationRequest
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+MOST_SCORES = 2**20  # log probabilities of an answer that is not streamed: some 80 bytes each, all held until its end
 _SEED_BITS = 63
 
 
@@ -96,7 +97,7 @@ class _Rules:
         ends = () if body.ignore_eos else tokenizer.stop_tokens
         self.stop_tokens = tuple(dict.fromkeys((*ends, *body.stop_token_ids)))
         self._body = body
-        self._logprobs = logprobs
+        self.logprobs = logprobs
         self._seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed % (1 << _SEED_BITS)
 
     def sampling(self, choice: int) -> Sampling:
@@ -106,13 +107,14 @@ class _Rules:
             top_p=body.top_p,
             top_k=max(body.top_k, 0),
             seed=_seed_of(self._seed, choice),
-            logprobs=self._logprobs,
+            logprobs=self.logprobs,
         )
 
 
 def _prepare(
     prefix: str, body: GenerationBody, prompts: tuple[Prompt, ...], budgets: Sequence[int], rules: _Rules
 ) -> Prepared:
+    _check_scores(body, budgets, rules.logprobs)
     name = f"{prefix}-{secrets.token_hex(12)}"
     requests = tuple(
         GenerationRequest(
@@ -139,6 +141,18 @@ def _check_answers(prompts: int, body: GenerationBody, bounds: Bounds) -> None:
             f"{prompts} prompts with n={body.n} make {prompts * body.n} answers, the most at once is {bounds.answers}: "
             "send fewer",
             param="n",
+        )
+
+
+def _check_scores(body: GenerationBody, budgets: Sequence[int], logprobs: int) -> None:
+    """`logprobs` further tokens are told for each token; -1: no log probability at all."""
+    tokens = sum(budgets) * body.n
+    scores = tokens * (1 + logprobs)
+    if scores > MOST_SCORES and not body.stream:
+        raise InvalidRequestError(
+            f"{tokens} tokens of all answers together, each with its own and {logprobs} further log probabilities, make "
+            f"{scores}; the most of what is not streamed is {MOST_SCORES}: send stream=true, or less max_tokens, logprobs or n",
+            param="logprobs",
         )
 
 

@@ -40,6 +40,8 @@ class Tokenizer:
         """`rows` of the model's embedding: ids from there on cannot be computed. None: as many as there are tokens."""
         self._tokenizer = tokenizer
         self._byte_level = _is_byte_level(tokenizer)
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for, so at most of the vocabulary
         self.stop_tokens = tuple(stop_tokens)
         self.vocabulary_size = len(tokenizer)
         self.rows = self.vocabulary_size if rows is None else rows
@@ -91,16 +93,22 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for, also where they are only a part of a character."""
+        known = self._bytes.get(token)
+        if known is not None:
+            return known
         piece = self._tokenizer.convert_ids_to_tokens(token)
         if piece is None:  # ids that pad the model's vocabulary
             return b""
-        if token in self._tokenizer.all_special_ids:
-            return str(piece).encode()
+        return self._bytes.setdefault(token, self._bytes_of(token, str(piece)))
+
+    def _bytes_of(self, token: int, piece: str) -> bytes:
+        if token in self._special:
+            return piece.encode()
         if self._byte_level and all(character in BYTE_OF_CHARACTER for character in piece):
             return bytes(BYTE_OF_CHARACTER[character] for character in piece)
         if len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">"):  # byte fallback
             return bytes.fromhex(piece[3:5])
-        return str(piece).replace("\u2581", " ").encode()  # SentencePiece writes spaces as U+2581
+        return piece.replace("\u2581", " ").encode()  # SentencePiece writes spaces as U+2581
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
