@@ -19,6 +19,7 @@ class Limits:
 
     max_requests: int = 1024  # answers in the journal, held ones included; each of a request's n choices counts
     max_body_bytes: int = 0  # 0: by what requests of the route's maxModelLen can use
+    max_held_body_bytes: int = 2**28  # of all bodies that are being read; more get 503
     max_connections: int = 4096  # at the bound the longest idle one makes room for a new one
     header_seconds: float = 10.0  # how long the headers of a request may take, from the connection on
     body_seconds: float = 60.0  # how long its body may take
@@ -33,6 +34,10 @@ class Limits:
         A token takes some 9 bytes as a number and 4 to 12 as text; the rest is for bodies with many prompts.
         """
         return self.max_body_bytes or min(max(256 * max_tokens, 2**18), 2**24)
+
+    def held_body_bytes(self, max_tokens: int) -> int:
+        """What all bodies that are being read may hold together: at least one of the largest."""
+        return max(self.max_held_body_bytes, self.body_bytes(max_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str
         limits=Limits(
             max_requests=flags.max_requests,
             max_body_bytes=flags.max_body_bytes,
+            max_held_body_bytes=flags.max_held_body_bytes,
             max_connections=flags.max_connections,
             header_seconds=flags.header_seconds,
             body_seconds=flags.body_seconds,
@@ -103,6 +109,12 @@ def _parser() -> argparse.ArgumentParser:
         type=positive,
         default=limits.max_body_bytes,
         help="the largest request body (default: 256 bytes per token of maxModelLen, 256 KiB to 16 MiB)",
+    )
+    parser.add_argument(
+        "--max-held-body-bytes",
+        type=positive,
+        default=limits.max_held_body_bytes,
+        help="of all request bodies that are being read, more get 503 (default: 256 MiB)",
     )
     _add_connection_flags(parser, limits)
     parser.add_argument(

@@ -1,20 +1,25 @@
 """Bodies are bounded: whatever is in them, reading them costs little, and ends in a body or in a refusal by name."""
 
+import sys
 import tracemalloc
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.bodies import parse_body
 from strata_runtime.gateway.http.parameters import UNSUPPORTED, ChatBody, CompletionBody
-from strata_runtime.gateway.http.prompts import Bounds, Prepared, prepare_chat, prepare_completion
+from strata_runtime.gateway.http.prompts import MOST_SCORES, Bounds, Prepared, prepare_chat, prepare_completion
 from strata_runtime.gateway.settings import Limits
-from strata_runtime.gateway.text.tokenizer import Tokenizer
+from strata_runtime.gateway.text.tokenizer import SLICE, Tokenizer
 from tests.laws import share
+from tests.runtime.gateway.models import CHAT_TEMPLATE
 
 BOUNDS = Bounds(tokens=512, answers=64)
 NAMES = sorted({*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__, *UNSUPPORTED, "unknown"})
@@ -107,13 +112,58 @@ def test_answers_are_counted_before_they_are_made(tokenizer: Tokenizer) -> None:
 
 def test_text_that_cannot_fit_is_not_tokenized(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "encode", None)
-    monkeypatch.setattr(tokenizer, "encode_chat", None)
+    monkeypatch.setattr(tokenizer, "render_chat", None)
     long = "a" * (BOUNDS.tokens * tokenizer.most_bytes_per_token + 1)
     with pytest.raises(InvalidRequestError, match="bytes of text"):
         prepare(msgspec.json.encode({"model": "tiny", "prompt": ["a", long][1:]}), CompletionBody, tokenizer)
     chat = {"model": "tiny", "messages": [{"role": "user", "content": long}]}
     with pytest.raises(InvalidRequestError, match="bytes of text"):
         prepare(msgspec.json.encode(chat), ChatBody, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def spaces() -> Tokenizer:
+    """A vocabulary with runs of spaces, as models of program text have them: bytes say little about its tokens."""
+    runs = ["\u0120" * 2**power for power in range(8)]
+    words = [*sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {runs[0]}), *runs]
+    backend = BackendTokenizer(models.BPE({word: i for i, word in enumerate(words)}, [(run, run) for run in runs[:-1]]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=CHAT_TEMPLATE), ())
+
+
+@pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
+def test_nor_is_more_of_it_than_tells_that_it_cannot(
+    spaces: Tokenizer, kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens take hundreds of bytes each while they are made: a body of some megabytes would take a gigabyte."""
+    encode = spaces.encode
+    encoded: list[int] = []
+
+    def counted(text: str, **options: bool) -> list[int]:
+        encoded.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(spaces, "encode", counted)
+    text = "a!" * (BOUNDS.tokens * spaces.most_bytes_per_token // 2 - SLICE)
+    body = {"prompt": text} if kind is CompletionBody else {"messages": [{"role": "user", "content": text}]}
+    with pytest.raises(InvalidRequestError, match="characters of text, more than 512 tokens"):
+        prepare(msgspec.json.encode({"model": "tiny", **body}), kind, spaces)
+    assert encoded == [SLICE]
+
+
+@settings(max_examples=share(8), deadline=None)
+@given(
+    head=st.text(max_size=3),
+    unit=st.text(st.characters(codec="utf-8") | st.sampled_from(" a\n"), min_size=1, max_size=9),
+)
+@example(head="", unit="a" + " " * 127)  # every cut is within a token
+def test_what_fits_is_never_refused_for_its_slices(
+    tokenizer: Tokenizer, spaces: Tokenizer, head: str, unit: str
+) -> None:
+    text = head + unit * (3 * SLICE // (2 * len(unit)))
+    for one in (tokenizer, spaces):
+        assert not one.exceeds(text, len(one.encode(text)))
 
 
 @settings(max_examples=share(50), deadline=None)
@@ -134,6 +184,43 @@ def test_a_token_beyond_the_embedding_is_refused_wherever_it_comes_from(tokenize
         prepare(msgspec.json.encode(chat), ChatBody, small)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        pytest.param(CompletionBody, {"prompt": "hello", "n": 128, "logprobs": 20}, id="completion"),
+        pytest.param(CompletionBody, {"prompt": ["hello"] * 128, "logprobs": 20}, id="prompts"),
+        pytest.param(ChatBody, {"n": 128, "logprobs": True, "top_logprobs": 20}, id="chat"),
+    ],
+)
+def test_log_probabilities_of_a_whole_answer_are_bounded(
+    tokenizer: Tokenizer, kind: type[Any], fields: dict[str, Any]
+) -> None:
+    """They are held until its last token; those of a stream are not."""
+
+    def prepared(**more: Any) -> Prepared:
+        messages = {"messages": [{"role": "user", "content": "hello"}]} if kind is ChatBody else {}
+        body = parse_body(msgspec.json.encode({"model": "tiny", **messages, **fields, **more}), kind)
+        return (prepare_chat if kind is ChatBody else prepare_completion)(body, tokenizer, Bounds(8192, 128))
+
+    most = MOST_SCORES // (128 * 21)
+    assert len(prepared(max_tokens=most).requests) == 128
+    with pytest.raises(InvalidRequestError, match=f"make {128 * 21 * (most + 1)}; .* send stream=true"):
+        prepared(max_tokens=most + 1)
+    assert len(prepared(max_tokens=most + 1, stream=True).requests) == 128
+
+
+@pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
+def test_what_is_prepared_keeps_no_body(tokenizer: Tokenizer, kind: type[Any]) -> None:
+    """It lives as long as the answer takes."""
+    body = {"prompt": "hello"} if kind is CompletionBody else {"messages": [{"role": "user", "content": "hello"}]}
+    data = msgspec.json.encode({"model": "tiny", **body})
+    before = sys.getrefcount(data)
+    prepared = prepare(data, kind, tokenizer)
+    assert sys.getrefcount(data) == before
+    assert len(prepared.requests) == 1
+
+
 def test_the_largest_body_follows_the_route() -> None:
     assert [Limits().body_bytes(tokens) for tokens in (0, 512, 8192, 2**20)] == [2**18, 2**18, 2**21, 2**24]
     assert Limits(max_body_bytes=100).body_bytes(8192) == 100
+    assert Limits(max_held_body_bytes=2**20).held_body_bytes(8192) == 2**21

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from strata_runtime.gateway.http.shapes import ChatShape, CompletionShape
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader
 from tests.runtime.gateway.harness import Harness, scripted
@@ -142,6 +143,39 @@ async def test_chat_log_probabilities(
     assert bytes(byte for one in content for byte in one["bytes"]).decode() == text
     assert all(one["top_logprobs"][0]["token"] == one["token"] for one in content)
     assert {len(one["top_logprobs"]) for one in content} == {2}
+
+
+@pytest.mark.parametrize("shape", [CompletionShape, ChatShape])
+async def test_log_probabilities_are_written_as_they_come(
+    gateway: Harness, tokenizer: Tokenizer, shape: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of them is left for the end of a whole answer, and it has what streams have."""
+    asked: list[int] = []
+    at_the_end: list[int] = []
+    token_bytes, whole = tokenizer.token_bytes, shape.whole
+    monkeypatch.setattr(tokenizer, "token_bytes", lambda token: asked.append(token) or token_bytes(token))
+
+    def counted(*arguments: Any) -> Any:
+        before = len(asked)
+        choice = whole(*arguments)
+        at_the_end.append(len(asked) - before)
+        return choice
+
+    monkeypatch.setattr(shape, "whole", counted)
+    ask, top = (
+        (gateway.complete, {"logprobs": 2})
+        if shape is CompletionShape
+        else (gateway.chat, {"logprobs": True, "top_logprobs": 2})
+    )
+    body = {**top, "max_tokens": 20, "n": 2, "ignore_eos": True}
+    choices = (await ask(**body)).json()["choices"]
+    assert at_the_end == [0, 0]
+    assert len(asked) >= 2 * 20 * 3
+    streamed = [event["choices"][0] for event in events_of(await ask(**body, stream=True))]
+    for index, choice in enumerate(choices):
+        own = [one["logprobs"] for one in streamed if one["index"] == index and one["logprobs"]]
+        for name in set(own[0]) - {"refusal"}:
+            assert choice["logprobs"][name] == [value for one in own for value in one[name]]
 
 
 async def test_a_whole_chat_answer(gateway: Harness, leader: FakeLeader, tokenizer: Tokenizer) -> None:

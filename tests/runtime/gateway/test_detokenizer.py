@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as BackendTokenizer
-from tokenizers import decoders, models
 
-from strata_runtime.gateway.text.detokenizer import REPLACEMENT, Detokenizer
+from strata_runtime.gateway.text.detokenizer import LONGEST_CHARACTER, MOST_TOKENS, REPLACEMENT, Detokenizer
 from strata_runtime.gateway.text.tokenizer import Tokenizer
+from tests.laws import share
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -27,6 +28,7 @@ def sentencepiece() -> Decode:
     tokenizer.decoder = decoders.Sequence([
         decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
     ])  # fmt: skip
+    tokenizer.add_special_tokens([AddedToken(f"<{name}>", special=True) for name in "st"])
     return lambda tokens: str(tokenizer.decode(list(tokens)))
 
 
@@ -75,3 +77,58 @@ def test_bytes_that_never_become_a_character_do_not_stall_the_text(tokenizer: To
 def test_text_comes_at_once_when_characters_are_complete(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("hello world, this is a test")
     assert all(pieces_of(tokenizer.decode, tokens)[:-1])
+
+
+BYTE = 6  # the id of <0x00> in `sentencepiece`
+HELLO, SPACE, S, T = 1, 4, BYTE + 256, BYTE + 257
+
+
+def fallback(data: bytes) -> list[int]:
+    return [BYTE + byte for byte in data]
+
+
+@pytest.mark.parametrize(
+    ("before", "repeated"),
+    [
+        pytest.param([HELLO], fallback(b"\x80"), id="a lone byte"),
+        pytest.param([HELLO], fallback(b"\x80a"), id="a lone byte and a letter"),
+        pytest.param([HELLO], fallback("\ufffd".encode()), id="a real U+FFFD"),
+        pytest.param(fallback(b"\x80"), fallback("\u20ac".encode()), id="characters in a run that is broken"),
+        pytest.param([HELLO], [S], id="a special token"),
+        pytest.param([HELLO], [S, T], id="two special tokens"),
+        pytest.param([], [S], id="a special token from the start"),
+        pytest.param([], [SPACE, S], id="a space that shows nothing alone"),
+        pytest.param([HELLO], [SPACE], id="spaces"),
+        pytest.param([HELLO, *fallback(b"\x80")], [S], id="a special token in half a character"),
+    ],
+)
+def test_the_window_does_not_grow(sentencepiece: Decode, before: list[int], repeated: list[int]) -> None:
+    """An answer may repeat itself to its end: each token decodes a bounded number of them."""
+    decoded: list[int] = []
+
+    def decode(tokens: Sequence[int]) -> str:
+        decoded.append(len(tokens))
+        return sentencepiece(tokens)
+
+    tokens = [*before, *repeated * (3 * MOST_TOKENS), HELLO]
+    assert "".join(pieces_of(decode, tokens)) == sentencepiece(tokens)
+    assert max(decoded) <= MOST_TOKENS + LONGEST_CHARACTER
+    assert len(decoded) < 4 * len(tokens)
+
+
+@settings(deadline=None, max_examples=share(30))
+@given(data=st.data())
+def test_neither_does_it_with_what_repeats_in_bytes(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """Byte-level decoders show broken bytes as they are, so that the text is exact whatever repeats."""
+    lone = st.sampled_from([tokenizer.encode("\U0001f99d\ufffd\u20ac")[index] for index in range(8)])
+    drawn = st.one_of(lone, st.integers(0, tokenizer.vocabulary_size - 1))
+    repeated = data.draw(st.lists(drawn, min_size=1, max_size=3))
+    tokens = repeated * (2 * MOST_TOKENS) + data.draw(st.lists(drawn, max_size=6))
+    lengths: list[int] = []
+
+    def decode(tokens: Sequence[int]) -> str:
+        lengths.append(len(tokens))
+        return tokenizer.decode(tokens)
+
+    assert "".join(pieces_of(decode, tokens)) == tokenizer.decode(tokens)
+    assert max(lengths) <= MOST_TOKENS + LONGEST_CHARACTER

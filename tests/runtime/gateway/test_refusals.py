@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from strata_runtime.gateway.http.api_keys import ApiKeys
@@ -289,6 +290,42 @@ async def test_a_body_that_is_too_large(tokenizer: Tokenizer) -> None:
     async with a_gateway(tokenizer, limits=Limits(max_body_bytes=100)) as gateway:
         response = await gateway.complete(prompt="x" * 100)
         assert (response.status_code, response.json()["error"]["type"]) == (413, "invalid_request_error")
+
+
+async def test_bodies_that_add_up(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    """Slow clients send all but the end of their bodies: what they may hold together is bounded, and given back."""
+    body = json.dumps({"model": "tiny", "prompt": "hello"}).encode().ljust(600)
+    end = asyncio.Event()
+    waiting = asyncio.Semaphore(0)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield body[:-1]
+        waiting.release()
+        await end.wait()
+        yield body[-1:]
+
+    async with a_gateway(tokenizer, limits=Limits(max_body_bytes=600, max_held_body_bytes=1500)) as gateway:
+        await gateway.connect(leader)
+
+        def post(content: bytes | AsyncIterator[bytes]) -> "asyncio.Task[httpx.Response]":
+            return asyncio.create_task(gateway.http.post("/v1/completions", content=content, headers=JSON))
+
+        slow = [post(slowly()) for _ in range(2)]
+        for _ in slow:
+            await waiting.acquire()
+        refused = await post(body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+        assert "hold 1198 bytes, 600 more are above the 1500 of all together" in refused.json()["error"]["message"]
+        assert (await post(body.rstrip())).status_code == 200
+        end.set()
+        assert [(await one).status_code for one in slow] == [200, 200]
+        leader.allow(0)
+        running = []
+        for count in range(1, 5):  # what was read holds nothing while it is answered
+            running.append(post(body))
+            await gateway.until(lambda: gateway.dispatcher.status().running_requests == count)  # noqa: B023
+        leader.allow(None)
+        assert [(await one).status_code for one in running] == [200] * len(running)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,18 @@ def test_bytes_of_tokens_add_up_to_the_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes(tokenizer.vocabulary_size + 5) == b""
 
 
+def test_bytes_of_a_token_are_looked_up_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log probabilities ask for twenty-one a token."""
+    fresh = Tokenizer(tokenizer._tokenizer, ())
+    look_up = tokenizer._tokenizer.convert_ids_to_tokens
+    asked: list[int] = []
+    monkeypatch.setattr(
+        tokenizer._tokenizer, "convert_ids_to_tokens", lambda token: asked.append(token) or look_up(token)
+    )
+    assert [fresh.token_bytes(token) for token in (1, 1, 5, 5, 1)].count(b"</s>") == 3
+    assert asked == [1, 5]
+
+
 @pytest.mark.parametrize(
     ("generation_config", "config", "tokenizers_own", "expected"),
     [
@@ -61,7 +73,7 @@ def test_the_process_does_without_torch(model_folder: Path) -> None:
     program = (
         "import sys, pathlib, strata_runtime.gateway.__main__ as gateway\n"
         "tokenizer = gateway.load_tokenizer(pathlib.Path(sys.argv[1]))\n"
-        "tokenizer.encode_chat([{'role': 'user', 'content': 'hello'}])\n"
+        "tokenizer.render_chat([{'role': 'user', 'content': 'hello'}])\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(model_folder)], check=True)

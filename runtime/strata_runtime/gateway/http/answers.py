@@ -6,6 +6,7 @@ Called by `app`; the text of choices comes from `choice`, the JSON from `shapes`
 from collections.abc import AsyncIterator
 
 import msgspec
+from msgspec import Raw
 
 from strata_runtime.gateway.errors import ApiError
 from strata_runtime.gateway.http.shapes import Envelope, Json, Shape, usage
@@ -38,10 +39,10 @@ class Answer:
 
     async def whole(self) -> bytes:
         """The complete answer."""
-        pieces: list[list[Piece]] = [[] for _ in self._choices]
+        parts = [_Parts() for _ in self._choices]
         async for index, piece in self._pieces():
-            pieces[index].append(piece)
-        choices = [self._shape.whole(index, own) for index, own in enumerate(pieces)]
+            parts[index].add(piece, self._shape.logprobs(index, piece.tokens))
+        choices = [self._shape.whole(index, *own.joined()) for index, own in enumerate(parts)]
         return _encode(self._envelope.wrap(self._shape.kind, choices, self._usage()))
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -93,6 +94,34 @@ class Answer:
     @property
     def _wants_tokens(self) -> bool:
         return self._prepared.requests[0].sampling.logprobs >= 0
+
+
+class _Parts:
+    """What a whole answer has of one choice. Log probabilities are encoded as they come: all at the end would take the event
+    loop's turn from the other clients, and as objects they take ten times the memory.
+    """
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._lists: dict[str, bytearray] = {}  # JSON, each without its end
+        self._logprobs: Json | None = None
+        self._finish_reason: str | None = None
+
+    def add(self, piece: Piece, logprobs: Json | None) -> None:
+        self._texts.append(piece.text)
+        self._logprobs = logprobs
+        self._finish_reason = piece.finish_reason
+        for name, values in (logprobs or {}).items():
+            if values:
+                known = self._lists.setdefault(name, bytearray())
+                known += (b"," if known else b"[") + _encode(values)[1:-1]
+
+    def joined(self) -> tuple[str, Json | None, str | None]:
+        """Text, log probabilities and how it ended."""
+        logprobs = self._logprobs
+        if logprobs is not None:
+            logprobs = {**logprobs, **{name: Raw(known + b"]") for name, known in self._lists.items()}}
+        return "".join(self._texts), logprobs, self._finish_reason
 
 
 def _sse(value: Json) -> bytes:

@@ -23,6 +23,7 @@ from strata_runtime.gateway.errors import ApiError, BodyTooLargeError, MediaType
 from strata_runtime.gateway.http.answers import Answer
 from strata_runtime.gateway.http.api_keys import ApiKeys
 from strata_runtime.gateway.http.bodies import parse_body
+from strata_runtime.gateway.http.held_bytes import HeldBytes
 from strata_runtime.gateway.http.parameters import ChatBody, CompletionBody
 from strata_runtime.gateway.http.prompts import Bounds, Prepared, prepare_chat, prepare_completion
 from strata_runtime.gateway.http.shapes import ChatShape, CompletionShape, Envelope, Json, Shape
@@ -32,6 +33,7 @@ from strata_runtime.gateway.settings import Limits
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+Read = Callable[[bytes, Bounds], tuple[Prepared, Shape]]
 
 READERS = 4
 MOST_SHOWN = 80  # characters of what a client wrote that an error repeats
@@ -139,6 +141,7 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
 def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
     # Reading a body and tokenizing it may take a while: few threads, so that many large bodies wait instead of adding up.
     readers = ThreadPoolExecutor(READERS, "gateway reader")
+    held = HeldBytes()
 
     def read_completion(data: bytes, bounds: Bounds) -> tuple[Prepared, Shape]:
         body = parse_body(data, CompletionBody)
@@ -151,10 +154,14 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
         _check_model(gateway, body.model)
         return prepare_chat(body, gateway.tokenizer, bounds), ChatShape(gateway.tokenizer, logprobs=body.logprobs)
 
-    async def answer(request: Request, read: Callable[[bytes, Bounds], tuple[Prepared, Shape]]) -> Response:
-        data = await _body(request, gateway)
-        bounds = Bounds(_limit(gateway), gateway.limits.max_requests)
-        prepared, shape = await asyncio.get_running_loop().run_in_executor(readers, read, data, bounds)
+    async def take(request: Request, read: Read) -> tuple[Prepared, Shape]:
+        with held.share(gateway.limits.held_body_bytes(gateway.dispatcher.max_tokens())) as hold:
+            data = await _body(request, gateway, hold)
+            bounds = Bounds(_limit(gateway), gateway.limits.max_requests)
+            return await asyncio.get_running_loop().run_in_executor(readers, read, data, bounds)
+
+    async def answer(request: Request, read: Read) -> Response:
+        prepared, shape = await take(request, read)
         return await _respond(request, gateway, prepared, shape)
 
     @app.post("/v1/completions")
@@ -166,14 +173,14 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
         return await answer(request, read_chat)
 
 
-async def _body(request: Request, gateway: Gateway) -> bytes:
+async def _body(request: Request, gateway: Gateway, hold: Callable[[int], None]) -> bytes:
     """Key, then kind, then size; what says that it is too large is not read at all."""
     gateway.api_keys.check(request.headers.get("authorization"))
     _check_media_type(request.headers.get("content-type", ""))
     limit = gateway.limits.body_bytes(gateway.dispatcher.max_tokens())
     announced = request.headers.get("content-length", "0")  # digits, h11 sees to that
     fits = len(announced) < 16 and int(announced) <= limit
-    data = await _read(request, limit) if fits else None
+    data = await _read(request, limit, hold) if fits else None
     if data is not None:
         return data
     raise BodyTooLargeError(
@@ -181,15 +188,16 @@ async def _body(request: Request, gateway: Gateway) -> bytes:
     )
 
 
-async def _read(request: Request, limit: int) -> bytes | None:
-    """The body; None as soon as it is longer than `limit`."""
+async def _read(request: Request, limit: int, hold: Callable[[int], None]) -> bytes | None:
+    """The body; None as soon as it is longer than `limit`. Each chunk is told to `hold` before it is kept."""
     data = bytearray()
     try:
         async with aclosing(request.stream()) as chunks:
             async for chunk in chunks:
-                data += chunk
-                if len(data) > limit:
+                if len(data) + len(chunk) > limit:
                     return None
+                hold(len(chunk))
+                data += chunk
     except ClientDisconnect as error:
         raise ClientGoneError from error
     return bytes(data)

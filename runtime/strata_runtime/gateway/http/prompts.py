@@ -10,6 +10,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+from msgspec import Raw
+
 from strata_planner.contract.frames import Sampling
 from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.bodies import conversation, read_prompt, separate
@@ -18,6 +21,7 @@ from strata_runtime.gateway.routing.journal import GenerationRequest
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+MOST_SCORES = 2**20  # log probabilities of an answer that is not streamed: some 80 bytes each, all held until its end
 _SEED_BITS = 63
 
 
@@ -35,7 +39,7 @@ class Prepared:
 
     id: str
     created: int  # seconds since 1970
-    body: GenerationBody
+    body: GenerationBody  # without its prompt or messages
     prompts: tuple[Prompt, ...]
     requests: tuple[GenerationRequest, ...]
 
@@ -75,7 +79,9 @@ def prepare_chat(body: ChatBody, tokenizer: Tokenizer, bounds: Bounds) -> Prepar
     _check_answers(1, body, bounds)
     messages = conversation(body.messages, bounds.tokens)
     _check_bytes(sum(len(message["content"].encode()) for message in messages), tokenizer, bounds, "messages")
-    prompt = Prompt(tuple(tokenizer.encode_chat(messages)))
+    rendered = tokenizer.render_chat(messages)  # counted as the template gives it: it may leave old thoughts out
+    _check_tokens(rendered, tokenizer, bounds, "messages")
+    prompt = Prompt(tuple(tokenizer.encode(rendered, add_special_tokens=False)))
     _check_embedded(prompt.tokens, tokenizer, "messages")
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     wanted = body.max_completion_tokens or body.max_tokens
@@ -91,7 +97,7 @@ class _Rules:
         ends = () if body.ignore_eos else tokenizer.stop_tokens
         self.stop_tokens = tuple(dict.fromkeys((*ends, *body.stop_token_ids)))
         self._body = body
-        self._logprobs = logprobs
+        self.logprobs = logprobs
         self._seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed % (1 << _SEED_BITS)
 
     def sampling(self, choice: int) -> Sampling:
@@ -101,13 +107,14 @@ class _Rules:
             top_p=body.top_p,
             top_k=max(body.top_k, 0),
             seed=_seed_of(self._seed, choice),
-            logprobs=self._logprobs,
+            logprobs=self.logprobs,
         )
 
 
 def _prepare(
     prefix: str, body: GenerationBody, prompts: tuple[Prompt, ...], budgets: Sequence[int], rules: _Rules
 ) -> Prepared:
+    _check_scores(body, budgets, rules.logprobs)
     name = f"{prefix}-{secrets.token_hex(12)}"
     requests = tuple(
         GenerationRequest(
@@ -119,7 +126,13 @@ def _prepare(
         )
         for index in range(len(prompts) * body.n)
     )
-    return Prepared(name, int(time.time()), body, prompts, requests)
+    return Prepared(name, int(time.time()), _without_text(body), prompts, requests)
+
+
+def _without_text(body: GenerationBody) -> GenerationBody:
+    """What came raw refers to all bytes of the body: they must not stay as long as the answer takes."""
+    field = "prompt" if isinstance(body, CompletionBody) else "messages"
+    return msgspec.structs.replace(body, **{field: Raw(b"null")})
 
 
 def _check_answers(prompts: int, body: GenerationBody, bounds: Bounds) -> None:
@@ -128,6 +141,18 @@ def _check_answers(prompts: int, body: GenerationBody, bounds: Bounds) -> None:
             f"{prompts} prompts with n={body.n} make {prompts * body.n} answers, the most at once is {bounds.answers}: "
             "send fewer",
             param="n",
+        )
+
+
+def _check_scores(body: GenerationBody, budgets: Sequence[int], logprobs: int) -> None:
+    """`logprobs` further tokens are told for each token; -1: no log probability at all."""
+    tokens = sum(budgets) * body.n
+    scores = tokens * (1 + logprobs)
+    if scores > MOST_SCORES and not body.stream:
+        raise InvalidRequestError(
+            f"{tokens} tokens of all answers together, each with its own and {logprobs} further log probabilities, make "
+            f"{scores}; the most of what is not streamed is {MOST_SCORES}: send stream=true, or less max_tokens, logprobs or n",
+            param="logprobs",
         )
 
 
@@ -149,6 +174,7 @@ def _check_vocabulary(body: GenerationBody, tokenizer: Tokenizer) -> None:
 def _prompt(prompt: str | list[int], tokenizer: Tokenizer, bounds: Bounds, *, echo: bool) -> Prompt:
     if isinstance(prompt, str):
         _check_bytes(len(prompt.encode()), tokenizer, bounds, "prompt")
+        _check_tokens(prompt, tokenizer, bounds, "prompt")
         tokens = tuple(tokenizer.encode(prompt))
         _check_embedded(tokens, tokenizer, "prompt")
         return Prompt(tokens, prompt if echo else "")
@@ -164,6 +190,17 @@ def _check_bytes(length: int, tokenizer: Tokenizer, bounds: Bounds, param: str) 
             f"{param} has {length} bytes of text, more than {bounds.tokens} tokens of at most "
             f"{tokenizer.most_bytes_per_token} bytes each: this deployment takes at most {bounds.tokens} for prompt and "
             "answer; shorten it",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def _check_tokens(text: str, tokenizer: Tokenizer, bounds: Bounds, param: str) -> None:
+    """The same where the vocabulary has tokens so long that its bytes tell nothing."""
+    if tokenizer.exceeds(text, bounds.tokens):
+        raise InvalidRequestError(
+            f"{param} has {len(text)} characters of text, more than {bounds.tokens} tokens: this deployment takes at most "
+            f"{bounds.tokens} for prompt and answer; shorten it",
             param=param,
             code="context_length_exceeded",
         )

@@ -56,8 +56,12 @@ class Shape(Protocol):
         """A piece of a choice in a stream."""
         ...
 
-    def whole(self, index: int, pieces: Sequence[Piece]) -> Json:
-        """All pieces of a choice at once."""
+    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:
+        """The log probabilities of a choice's next tokens: lists by name, and None where there is nothing to tell."""
+        ...
+
+    def whole(self, index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
+        """A choice that is complete."""
         ...
 
 
@@ -75,21 +79,20 @@ class CompletionShape:
 
     def opening(self, index: int) -> Json | None:
         echo = self._prepared.echo(index)
-        return self._choice(index, echo, (), None) if echo else None
+        return self._choice(index, echo, self.logprobs(index, ()), None) if echo else None
 
     def delta(self, index: int, piece: Piece) -> Json:
-        return self._choice(index, piece.text, piece.tokens, piece.finish_reason)
+        return self._choice(index, piece.text, self.logprobs(index, piece.tokens), piece.finish_reason)
 
-    def whole(self, index: int, pieces: Sequence[Piece]) -> Json:
-        text = self._prepared.echo(index) + "".join(piece.text for piece in pieces)
-        tokens = [token for piece in pieces for token in piece.tokens]
-        return self._choice(index, text, tokens, pieces[-1].finish_reason)
+    def whole(self, index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
+        return self._choice(index, self._prepared.echo(index) + text, logprobs, finish_reason)
 
-    def _choice(self, index: int, text: str, tokens: Sequence[ScoredToken], finish_reason: str | None) -> Json:
-        logprobs = self._lists(index, tokens) if self._logprobs else None
+    def _choice(self, index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def _lists(self, index: int, tokens: Sequence[ScoredToken]) -> Json:
+    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:
+        if not self._logprobs:
+            return None
         texts = [self._text(scored.token) for scored in tokens]
         offsets = []
         for text in texts:
@@ -132,21 +135,19 @@ class ChatShape:
         return {
             "index": index,
             "delta": delta,
-            "logprobs": self._content(piece.tokens),
+            "logprobs": self.logprobs(index, piece.tokens),
             "finish_reason": piece.finish_reason,
         }
 
-    def whole(self, index: int, pieces: Sequence[Piece]) -> Json:
-        text = "".join(piece.text for piece in pieces)
-        tokens = [token for piece in pieces for token in piece.tokens]
+    def whole(self, index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
         return {
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": self._content(tokens),
-            "finish_reason": pieces[-1].finish_reason,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
         }
 
-    def _content(self, tokens: Sequence[ScoredToken]) -> Json | None:
+    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:  # noqa: ARG002 (the same at any place)
         if not self._logprobs:
             return None
         content = [

@@ -13,10 +13,16 @@ Decode = Callable[[Sequence[int]], str]
 
 REPLACEMENT = "\ufffd"  # what decoders show for bytes that are no character (yet)
 LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
+MOST_TOKENS = 64  # in the window: every token decodes it again
+_KEPT_TOKENS = MOST_TOKENS // 2  # where it has grown beyond that
 
 
 class Detokenizer:
-    """Emits pieces whose concatenation is the decoded text of all tokens."""
+    """Emits pieces whose concatenation is the decoded text of all tokens.
+
+    One exception: decoders with byte fallback show a run of bytes as broken when one of them is. Behind `MOST_TOKENS` bytes
+    of such a run, what would be characters by itself may be shown as such.
+    """
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -29,19 +35,22 @@ class Detokenizer:
         """The text that this token settles; empty while a character is incomplete."""
         self._window.append(token)
         text = self._decode(self._window)
+        if self._says_nothing(token, text):
+            self._window.pop()
+            return ""
         if not text.endswith(REPLACEMENT):
             piece = text[self._emitted :]
             self._slide(text)
             return piece
-        if self._unsettled and text == self._unsettled[-1] and not self._decode([token]):
-            self._window.pop()  # a special token within a character: no part of it
-            return ""
         self._unsettled.append(text)
         if len(self._unsettled) < LONGEST_CHARACTER:
             return ""
         # No character takes that many tokens: what all these texts begin with is broken for good, or is really U+FFFD.
         # What follows may still change: byte fallback shows every byte of a run as broken until its last is there.
-        return self._emit(_common_start(self._unsettled))
+        piece = self._emit(_common_start(self._unsettled))
+        if len(self._window) > MOST_TOKENS:
+            self._shorten_unsettled()
+        return piece
 
     def flush(self) -> str:
         """The answer is over: an incomplete character will not be completed."""
@@ -52,6 +61,15 @@ class Detokenizer:
         self._emitted = max(self._emitted, len(text))
         return piece
 
+    def _says_nothing(self, token: int, text: str) -> bool:
+        """Whether the window shows as much without its newest token: a special one, in a character or once again.
+
+        Between characters the first of its kind stays: a space shows nothing alone either where decoders strip the first.
+        """
+        if self._unsettled:
+            return text == self._unsettled[-1] and not self._decode([token])
+        return len(text) == self._emitted and token in self._window[:-1] and not self._decode([token])
+
     def _slide(self, text: str) -> None:
         """Keep only the newest settled tokens: enough context for the next one."""
         self._unsettled.clear()
@@ -59,8 +77,30 @@ class Detokenizer:
         context_text = self._decode(context)
         if text.endswith(context_text) and context_text:
             self._window, self._settled, self._emitted = context, len(context), len(context_text)
-        else:  # these tokens say nothing alone (special tokens, a leading space): keep the older ones as well
-            self._settled, self._emitted = len(self._window), len(text)
+            return
+        # These tokens say nothing alone (special tokens, a leading space): keep the older ones as well.
+        self._settled, self._emitted = len(self._window), len(text)
+        if len(self._window) > MOST_TOKENS:
+            self._shorten(text, len(self._window))
+
+    def _shorten_unsettled(self) -> None:
+        """The same where the text ends in U+FFFD. The shortest of the newest texts is the one with the fewest half characters."""
+        shortest = min(self._unsettled, key=len)
+        ends = range(len(self._window) - LONGEST_CHARACTER + 1, len(self._window) + 1)
+        self._shorten(shortest, ends[self._unsettled.index(shortest)])
+        ends = range(len(self._window) - LONGEST_CHARACTER + 1, len(self._window) + 1)
+        self._unsettled.extend([self._decode(self._window[:end]) for end in ends])
+
+    def _shorten(self, text: str, end: int) -> None:
+        """Forget the oldest tokens, if it can be between two characters. `text` is that of the first `end` tokens."""
+        newest = len(self._window) - _KEPT_TOKENS
+        for cut in range(newest, newest + LONGEST_CHARACTER):
+            kept = self._decode(self._window[cut:end])
+            if self._decode(self._window[:cut]) + kept == text:
+                break
+        if kept:  # else these are only special tokens: what is before them is the context of what follows
+            self._window, self._settled = self._window[cut:], max(0, self._settled - cut)
+            self._emitted = max(0, self._emitted - (len(text) - len(kept)))
 
 
 def _common_start(texts: Iterable[str]) -> str:

@@ -29,6 +29,8 @@ def _byte_of_character() -> dict[str, int]:
 
 BYTE_OF_CHARACTER = _byte_of_character()
 MOST_TOKEN_IDS = 1 << 31  # of any vocabulary
+SLICE = 2**14  # characters that are tokenized at once to count them: some hundred bytes of memory each
+CUT_TOKENS = 256  # more than a cut adds: it changes the tokens next to it only
 SHRINKING = 4  # composing characters (NFC, NFKC) makes text a third as long at most; one for what templates strip
 
 
@@ -39,21 +41,38 @@ class Tokenizer:
         """`rows` of the model's embedding: ids from there on cannot be computed. None: as many as there are tokens."""
         self._tokenizer = tokenizer
         self._byte_level = _is_byte_level(tokenizer)
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for, so at most of the vocabulary
         self.stop_tokens = tuple(stop_tokens)
         self.vocabulary_size = len(tokenizer)
         self.rows = self.vocabulary_size if rows is None else rows
         self.most_bytes_per_token = SHRINKING * max(len(piece.encode()) for piece in tokenizer.get_vocab())
 
-    def encode(self, text: str) -> list[int]:
-        """A plain prompt, with the special tokens that the model's own tokenizer adds."""
-        return [int(token) for token in self._tokenizer.encode(text)]
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """A plain prompt gets the special tokens that the model's own tokenizer adds; what `render_chat` made has its own."""
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=add_special_tokens)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text without special tokens; incomplete characters show as U+FFFD."""
         text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def exceeds(self, text: str, most_tokens: int) -> bool:
+        """Whether a text surely has more tokens, at the memory of a slice: whole, it takes hundreds of bytes a character.
+
+        False is no promise: text of one slice is not counted, and each cut may have added tokens that the whole has not.
+        """
+        if len(text) <= SLICE:
+            return False
+        most = most_tokens + CUT_TOKENS * (len(text) // SLICE)
+        count = 0
+        for start in range(0, len(text), SLICE):
+            count += len(self.encode(text[start : start + SLICE], add_special_tokens=False))
+            if count > most:
+                return True
+        return False
+
+    def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
         """A conversation through the model's chat template, ready for the assistant's answer."""
         if not self._tokenizer.chat_template:
             raise InvalidRequestError(
@@ -62,32 +81,35 @@ class Tokenizer:
                 param="messages",
             )
         try:
-            encoded = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
-            )
+            return str(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
         except Exception as error:  # templates raise what they like about roles and their order
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        return [int(token) for token in encoded["input_ids"]]
 
     def warm_up(self) -> None:
         """Compile the chat template now: it takes a quarter of a second that the first chat would wait for."""
         with contextlib.suppress(InvalidRequestError):  # none, or one that wants other messages: said when it is used
-            self.encode_chat([{"role": "user", "content": "."}])
+            self.render_chat([{"role": "user", "content": "."}])
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for, also where they are only a part of a character."""
+        known = self._bytes.get(token)
+        if known is not None:
+            return known
         piece = self._tokenizer.convert_ids_to_tokens(token)
         if piece is None:  # ids that pad the model's vocabulary
             return b""
-        if token in self._tokenizer.all_special_ids:
-            return str(piece).encode()
+        return self._bytes.setdefault(token, self._bytes_of(token, str(piece)))
+
+    def _bytes_of(self, token: int, piece: str) -> bytes:
+        if token in self._special:
+            return piece.encode()
         if self._byte_level and all(character in BYTE_OF_CHARACTER for character in piece):
             return bytes(BYTE_OF_CHARACTER[character] for character in piece)
         if len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">"):  # byte fallback
             return bytes.fromhex(piece[3:5])
-        return str(piece).replace("\u2581", " ").encode()  # SentencePiece writes spaces as U+2581
+        return piece.replace("\u2581", " ").encode()  # SentencePiece writes spaces as U+2581
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
