@@ -54,6 +54,7 @@ from strata_operator.observe.kube import (
     AlreadyExistsError,
     Kube,
     RefusedError,
+    ServerError,
 )
 from strata_operator.render.epoch import Epoch
 from strata_operator.render.names import epoch_name, process_secret
@@ -109,7 +110,8 @@ class Hands:
         except NotLeadingError:
             raise
         except NotReadyError as error:
-            if isinstance(action, Emit) or (isinstance(action, SetStatus) and not isinstance(error, RefusedError)):
+            answered = isinstance(error, RefusedError | ServerError)
+            if isinstance(action, Emit) or (isinstance(action, SetStatus) and not answered):
                 log.warning("%s/%s: %s: %s", view.deployment.namespace, view.deployment.name, what, error)
                 return isinstance(error, AlreadyExistsError)  # the object has changed meanwhile: look again
             before = refused.backoff if refused else Backoff()
@@ -318,7 +320,7 @@ class Hands:
         except (RefusedError, NotLeadingError):
             self._dealing.take_back(uid)
             raise
-        except BaseException:  # no answer: it may be there all the same
+        except BaseException:  # no sure answer: it may be there all the same
             self._dealing.doubt(uid, self._clock.seconds())
             raise
         metrics.EPOCHS.labels(cause.reason).inc()

@@ -29,6 +29,34 @@ def test_of_an_epoch_that_is_refused_the_plan_is_kept(a_world: AWorld, fault: Fa
     assert float(record["metadata"]["annotations"]["strata.dev/seconds-to-plan"]) < 60
 
 
+@pytest.mark.parametrize("fault", ["lost", "unanswered", "broken"])
+def test_an_epoch_that_is_stored_holds_its_devices_and_serves_whatever_was_answered(
+    a_world: AWorld, fault: Fault
+) -> None:
+    world = a_world()
+    world.api.lasting[RECORDS] = fault
+    while not world.cluster.all("configmaps"):
+        world.look()
+    assert world.operator.controller._dealing.ledger.others("somebody-else")
+    world.passes(120)
+    assert (world.status.phase, world.reasons()) == ("Ready", ["Created"])
+    said = [written.body["status"]["conditions"] for written in world.cluster.wrote("PATCH", "/status")]
+    assert "ReconcileError" not in {each["type"] for conditions in said for each in conditions}
+
+
+def test_what_is_deleted_while_its_epoch_is_recorded_is_not_written_about(serving: World) -> None:
+    """And what it was about to take is free again."""
+    serving.api.lasting[RECORDS] = "silent"
+    serving.edit(precision={"allowed": [8]})
+    while not serving.operator.controller._dealing._dealt:
+        serving.looks(1)
+    written = len(serving.cluster.wrote("PATCH", "/status"))
+    serving.cluster.abandon("chat")
+    serving.passes(120)
+    assert len(serving.cluster.wrote("PATCH", "/status")) == written
+    assert not serving.operator.controller._dealing.ledger.others("somebody-else")
+
+
 def test_a_plan_that_waits_to_be_recorded_is_dropped_when_its_devices_are_gone(a_world: AWorld) -> None:
     world = a_world()
     world.api.lasting[RECORDS] = 403
