@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from strata_operator.act import metrics
 from strata_operator.act.clock import Clock
 from strata_operator.act.kept import Asked, Kept, Refusal
@@ -366,8 +364,4 @@ def _named(action: Action, view: View) -> str:
 
 
 def _without(cluster: Cluster, nodes: frozenset[str]) -> Cluster:
-    return msgspec.structs.replace(
-        cluster,
-        nodes=tuple(node for node in cluster.nodes if node.name not in nodes),
-        links=tuple(link for link in cluster.links if not nodes & {link.source, link.target}),
-    )
+    return cluster.restricted_to({node.name for node in cluster.nodes} - nodes)

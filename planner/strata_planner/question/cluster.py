@@ -183,6 +183,12 @@ class Cluster(Value, frozen=True, dict=True):
         }
         return tuple(sorted(counts))
 
+    def restricted_to(self, names: Collection[str]) -> Self:
+        """Only these nodes, and the links among them."""
+        nodes = tuple(node for node in self.nodes if node.name in names)
+        links = tuple(link for link in self.links if link.source in names and link.target in names)
+        return msgspec.structs.replace(self, nodes=nodes, links=links)
+
     def with_profile(self, profile: DeviceProfile, node: str | None = None) -> Self:
         """The cluster whose devices of `profile.type` (of one node, or all) have these rates; memory given stays.
 

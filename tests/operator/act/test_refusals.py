@@ -44,6 +44,17 @@ def test_an_epoch_that_is_stored_holds_its_devices_and_serves_whatever_was_answe
     assert "ReconcileError" not in {each["type"] for conditions in said for each in conditions}
 
 
+def test_an_epoch_of_a_large_cluster_can_be_recorded(a_world: AWorld) -> None:
+    """Of which the links alone, between all pairs of nodes of different zones, take more than an object holds."""
+    world = a_world(*(f"gpu-node-of-the-large-pool-{number:03}" for number in range(170)))
+    for number, node in enumerate(world.cluster.all("nodes")):
+        node["metadata"]["labels"]["topology.kubernetes.io/zone"] = "abc"[number % 3]
+    world.passes()
+    assert world.status.phase == "Ready"
+    (record,) = world.cluster.all("configmaps")
+    assert len(record["data"]["cluster.json"]) < 2000
+
+
 def test_what_is_deleted_while_its_epoch_is_recorded_is_not_written_about(serving: World) -> None:
     """And what it was about to take is free again."""
     serving.api.lasting[RECORDS] = "silent"
