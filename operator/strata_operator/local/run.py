@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 WORKER = "strata-worker"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STOPPED = 0  # exit code: ending when asked to is no failure
 
 
 class Progress:
@@ -44,10 +43,15 @@ class Progress:
         log.info("%s", doing)
 
     def end(self, number: int) -> SystemExit:
-        """The line and the exit code of a shell: 128 + the signal's number."""
+        """The line, and how to end."""
         sys.stderr.write(f"strata: stopped while {self.doing}; nothing is left running\n")
         sys.stderr.flush()
-        return SystemExit(128 + number)
+        return ended_by(number)
+
+
+def ended_by(number: int) -> SystemExit:
+    """With a shell's exit code, 128 + the signal's number: whoever waits for what was asked for learns that it was not done."""
+    return SystemExit(128 + number)
 
 
 def run_until_stopped(body: Callable[[], Coroutine[Any, Any, None]], progress: Progress | None = None) -> None:
@@ -78,7 +82,7 @@ def leave_on_signals(progress: Progress | None = None) -> None:
     """Before anything is started: a signal ends this process in order, so that a child it waits for ends too."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        raise progress.end(number) if progress else SystemExit(STOPPED)
+        raise progress.end(number) if progress else ended_by(number)
 
     for number in SIGNALS:
         signal.signal(number, leave)
