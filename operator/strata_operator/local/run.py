@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from strata_operator.local.deployment import LocalDeployment, LocalOptions
+from strata_operator.local.errors import LocalInputError
 from strata_operator.local.view import FILE_WIDTH, LoadingBars
 from strata_planner.contract.plan import Plan
 
@@ -131,13 +132,21 @@ async def serve(plan: Plan, options: LocalOptions, console: Console) -> AsyncIte
 
 @contextlib.contextmanager
 def log_folder(wanted: Path | None) -> Iterator[Path]:
-    """The processes' logs: where the user wants them, or in a temporary folder that goes with the processes."""
-    if wanted is not None:
-        wanted.mkdir(parents=True, exist_ok=True)
-        yield wanted
-        return
-    with tempfile.TemporaryDirectory(prefix="strata-") as folder:
-        yield Path(folder)
+    """The processes' logs: where the user wants them, or in a temporary folder that goes with the processes.
+
+    Raises LocalInputError where nothing can be written there.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            folder = wanted or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="strata-")))
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(b"0")
+        except OSError as error:
+            fix = "name another folder with --logs" if wanted else "set TMPDIR to a folder that can be written"
+            where = wanted or "the folder for temporary files"
+            raise LocalInputError(f"{where}: {error.strerror}; the processes' logs are written there: {fix}") from error
+        yield folder
 
 
 def log_to(console: Console) -> None:
