@@ -90,6 +90,18 @@ def test_a_conflict_about_something_else_is_no_secret_that_is_there(a_world: AWo
     assert world.status.phase == "Ready"
 
 
+def test_a_control_key_that_is_lost_ends_no_process_and_keeps_nobody_from_being_heard(serving: World) -> None:
+    before = serving.pods()
+    del serving.cluster.objects[f"/api/v1/namespaces/{NAMESPACE}/secrets/chat-control"]
+    serving.operator_starts_anew()
+    serving.passes(400, every=20)
+    assert (serving.status.phase, serving.pods(), serving.reasons()) == ("Ready", before, ["Created"])
+    assert serving.cluster.one("secrets", "chat-control")
+    serving.cluster.remove_node("b")  # what comes instead has a key that follows from the new one
+    serving.passes(400, every=20)
+    assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "c"])
+
+
 def test_a_record_without_its_key_is_none_and_gives_its_number_to_nobody(serving: World) -> None:
     del serving.cluster.objects[f"/api/v1/namespaces/{NAMESPACE}/secrets/chat-epoch-1"]
     serving.passes(30)
