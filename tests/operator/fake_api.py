@@ -1,7 +1,7 @@
 """An API server in a few lines: keeps objects by path, remembers requests, answers what the operator's verbs need.
 
-It knows conflicts of creation and of resource versions, uid preconditions and label selectors; it merges nothing: an apply
-replaces the object's content, as the real one does for a sole owner of all fields.
+It knows conflicts of creation and of resource versions, uid preconditions, label selectors and how much an object may hold; it
+merges nothing: an apply replaces the object's content, as the real one does for a sole owner of all fields.
 """
 
 import base64
@@ -19,6 +19,8 @@ from urllib.parse import parse_qs, urlsplit
 from strata_operator.render.records import stamp
 
 Object = dict[str, Any]
+
+MOST_BYTES = 1 << 20  # of what a ConfigMap or a Secret holds
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class FakeApi:
         refused = self.refuse(request)
         if refused is not None:
             return refused[0], _refusal(*refused)
+        if _held_bytes(request.body) > MOST_BYTES:
+            return 422, _refusal(422, f"data: Too long: must have at most {MOST_BYTES} bytes")
         with self._lock:
             handle = {
                 "GET": self._get,
@@ -196,6 +200,12 @@ def _with_encoded_data(thing: Object) -> Object:
         return thing
     data = {name: base64.b64encode(text.encode()).decode() for name, text in thing["stringData"].items()}
     return {**{name: part for name, part in thing.items() if name != "stringData"}, "data": data}
+
+
+def _held_bytes(thing: Object | None) -> int:
+    """ConfigMaps and Secrets alone have such fields."""
+    texts = [text for field in ("data", "stringData") for text in ((thing or {}).get(field) or {}).values()]
+    return sum(len(text.encode()) for text in texts)
 
 
 def _refusal(code: int, message: str) -> Object:

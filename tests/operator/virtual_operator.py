@@ -29,9 +29,9 @@ from tests.operator.cluster_model import NAMESPACE, Kubernetes
 from tests.operator.fake_api import Request
 from tests.operator.fakes import FakeSlot, a_plan
 
-Fault = int | Literal["slow", "lost", "late", "silent"]
+Fault = int | Literal["slow", "lost", "late", "silent", "unanswered", "broken"]
 CODES: tuple[Fault, ...] = (403, 409, 422, 429, 500, 503)
-FAULTS: tuple[Fault, ...] = (*CODES, "slow", "lost", "late", "silent")
+FAULTS: tuple[Fault, ...] = (*CODES, "slow", "lost", "late", "silent", "unanswered", "broken")
 SLOW_SECONDS = 1.0
 LATE_SECONDS = 5.0  # after whoever asked has given up
 WIDEST = 2  # nodes that the pretended planner uses at most
@@ -40,7 +40,9 @@ OPTIONS = ControllerOptions(namespaces=(), runtime_image="runtime:1", operator_n
 
 @dataclass
 class ApiFaults:
-    """What becomes of requests. `lost`: done, and the answer never comes; `late`: done after the time-out; `silent`: never done."""
+    """What becomes of requests. `lost`: done, and the connection breaks; `late`: done after the time-out; `silent`: never done;
+    `unanswered`: done at once, and nothing comes until the time-out; `broken`: done, and the answer is a 500.
+    """
 
     coming: list[Fault | None] = field(default_factory=list)  # of the next requests, the last first
     of: Literal["reads", "writes", "all"] = "all"  # which of them
@@ -89,7 +91,12 @@ class ModelWire:
                 self._late.append((loop.call_later(limit + LATE_SECONDS, self._answer, request), request))
                 await asyncio.sleep(limit)
                 raise TimeoutError
-            case "silent":
+            case "broken":
+                self._answer(request)
+                return 500, {"message": "it broke after that"}
+            case "silent" | "unanswered" as fault:
+                if fault == "unanswered":
+                    self._answer(request)
                 await asyncio.sleep(limit)
                 raise TimeoutError
         return self._answer(request)

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from strata_operator.act import metrics
 from strata_operator.act.clock import Clock
 from strata_operator.act.kept import Asked, Kept, Refusal
@@ -54,6 +52,7 @@ from strata_operator.observe.kube import (
     AlreadyExistsError,
     Kube,
     RefusedError,
+    ServerError,
 )
 from strata_operator.render.epoch import Epoch
 from strata_operator.render.names import epoch_name, process_secret
@@ -109,7 +108,8 @@ class Hands:
         except NotLeadingError:
             raise
         except NotReadyError as error:
-            if isinstance(action, Emit) or (isinstance(action, SetStatus) and not isinstance(error, RefusedError)):
+            answered = isinstance(error, RefusedError | ServerError)
+            if isinstance(action, Emit) or (isinstance(action, SetStatus) and not answered):
                 log.warning("%s/%s: %s: %s", view.deployment.namespace, view.deployment.name, what, error)
                 return isinstance(error, AlreadyExistsError)  # the object has changed meanwhile: look again
             before = refused.backoff if refused else Backoff()
@@ -318,7 +318,7 @@ class Hands:
         except (RefusedError, NotLeadingError):
             self._dealing.take_back(uid)
             raise
-        except BaseException:  # no answer: it may be there all the same
+        except BaseException:  # no sure answer: it may be there all the same
             self._dealing.doubt(uid, self._clock.seconds())
             raise
         metrics.EPOCHS.labels(cause.reason).inc()
@@ -364,8 +364,4 @@ def _named(action: Action, view: View) -> str:
 
 
 def _without(cluster: Cluster, nodes: frozenset[str]) -> Cluster:
-    return msgspec.structs.replace(
-        cluster,
-        nodes=tuple(node for node in cluster.nodes if node.name not in nodes),
-        links=tuple(link for link in cluster.links if not nodes & {link.source, link.target}),
-    )
+    return cluster.restricted_to({node.name for node in cluster.nodes} - nodes)

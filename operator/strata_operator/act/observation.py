@@ -3,7 +3,9 @@
 Starts to listen to the slots of the newest plan; decides nothing.
 """
 
+import base64
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +30,16 @@ from strata_operator.decide.view import (
 from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
 from strata_operator.observe.snapshot import Records, Snapshot
 from strata_operator.render import RenderOptions, image_for, render
-from strata_operator.render.names import CONTROL_PORT, GATEWAY, gateway_control_host, slot_address
+from strata_operator.render.names import (
+    CONTROL_PORT,
+    CONTROL_SECRET_KEY,
+    GATEWAY,
+    gateway_control_host,
+    gateway_name,
+    process_secret,
+    slot_address,
+)
+from strata_operator.render.objects import is_own
 from strata_operator.render.records import EpochRecord, as_planned
 from strata_operator.render.slots import Claim, claims_of, slots_of
 from strata_planner.contract.control import GatewayStatus, SlotStatus
@@ -142,12 +153,17 @@ def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: S
     """Follow the plan's slots and the gateway, and hand over what they have said last."""
     addresses = {slot: slot_address(deployment, slot) for slot in slots_in(plan)} if plan else {}
     earlier = given_the_control_key(deployment, snapshot.pods)
+    stored = _keys_of(deployment, snapshot)
+
+    def key_of(who: str, process: str, derived: str) -> str:
+        return key if who in earlier else stored.get(process_secret(process), derived)
+
     endpoints = {
-        slot: Endpoint(address.host, address.control_port, key if slot in earlier else slot_secret(key, slot))
+        slot: Endpoint(address.host, address.control_port, key_of(slot, slot, slot_secret(key, slot)))
         for slot, address in addresses.items()
     }
     if plan:
-        secret = key if GATEWAY in earlier else gateway_secret(key)
+        secret = key_of(GATEWAY, gateway_name(deployment), gateway_secret(key))
         endpoints[GATEWAY] = Endpoint(gateway_control_host(deployment), CONTROL_PORT, secret)
     links.follow(endpoints)
     return Observed(
@@ -155,3 +171,15 @@ def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: S
         gateways=as_kind(links.statuses, GatewayStatus),
         addresses=addresses,
     )
+
+
+def _keys_of(deployment: LLMDeployment, snapshot: Snapshot) -> dict[str, str]:
+    """By the Secret's name. A process has the key that its own Secret holds, whatever has become of the one that it was derived from:
+    a control key that is lost is made anew, and ends no process.
+    """
+    keys: dict[str, str] = {}
+    for secret in snapshot.secrets:
+        if secret["metadata"].get("namespace") == deployment.namespace and is_own(deployment, secret):
+            with suppress(KeyError, TypeError, ValueError):  # it holds none that could be read: the derived one stands
+                keys[secret["metadata"]["name"]] = base64.b64decode(secret["data"][CONTROL_SECRET_KEY]).decode()
+    return keys

@@ -17,7 +17,7 @@ from strata_operator.api.base import RuleError
 from strata_operator.api.spec import LLMDeployment
 from strata_operator.api.status import read_status
 from strata_operator.errors import InvalidInputError
-from strata_planner.question.reading import StrictLoader, shown, suggestion
+from strata_planner.question.reading import StrictLoader, only_yaml_errors, shown, suggestion
 
 
 def read_text(path: Path) -> str:
@@ -36,7 +36,8 @@ def load_deployment(text: str, source: str = "deployment") -> LLMDeployment:
     Raises InvalidInputError with every problem found; `source` names the text in its message.
     """
     try:
-        documents = [document for document in yaml.load_all(text, Loader=StrictLoader) if document is not None]
+        with only_yaml_errors():
+            documents = [document for document in yaml.load_all(text, Loader=StrictLoader) if document is not None]
     except yaml.YAMLError as error:
         raise InvalidInputError(source, [f"not valid YAML: {error}"]) from error
     if len(documents) != 1:

@@ -13,7 +13,7 @@ from strata_operator.commands.costs import latency_sources
 from strata_operator.commands.inputs import read_question
 from strata_operator.commands.profile import profiles_for
 from strata_operator.errors import InvalidInputError
-from strata_operator.local.run import leave_on_signals, log_to
+from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
 from strata_operator.local.view import FILE_WIDTH
 from strata_planner.costs.latency import Latencies
 from strata_planner.question.workload import Workload
@@ -52,14 +52,23 @@ class SimulateOptions:
 def run(options: SimulateOptions) -> None:
     """Raises what `commands.errors` knows."""
     log_to(Console(stderr=True))
-    leave_on_signals()
+    progress = Progress()
+    progress.doing = "planning"
+    leave_on_signals(progress)
+    with leaving_at_once():
+        _run(options, progress)
+
+
+def _run(options: SimulateOptions, progress: Progress) -> None:
     sources = latency_sources(options.costs)
     question = read_question(options.deployment, options.cluster, measure=options.measure)
     profiles = profiles_for(question, options.profile, kept=options.measure)
     request = replace(question.request, latency_sources=(*profiles, *sources))
     trace = trace_of(options.arrivals, request.workload)
-    plan = make_plan(request).plan
-    outcome = simulate(fleet(plan, request.model, request.cluster, Latencies(request.latency_sources)), trace)
+    plan = interruptible(lambda: make_plan(request)).plan
+    progress.doing = "simulating"
+    latencies = Latencies(request.latency_sources)
+    outcome = interruptible(lambda: simulate(fleet(plan, request.model, request.cluster, latencies), trace))
     costs = sorted({stage.times.source for replica in plan.replicas for stage in replica.stages})
     if options.as_json:
         shown = {"costs": costs} | outcome.as_json() | _objectives(outcome, options.objectives)

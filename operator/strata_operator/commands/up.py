@@ -117,6 +117,7 @@ def _checks(options: UpOptions, question: Question, held: contextlib.ExitStack) 
     folder = local_folder(uri) if uri.startswith("file://") else None
     return [
         Check("name", lambda: held.enter_context(claimed(question.deployment.name))),
+        Check("logs", lambda: _check_logs(options.logs)),
         Check("keys", lambda: _check_keys(options, question.deployment)),
         Check("shards", lambda: check_shards(folder) if folder else None),
         Check("driver", lambda: check_driver(cluster, gpu_count()) if options.cluster else None),
@@ -136,6 +137,11 @@ def local_options(options: UpOptions, question: Question, plan: Plan, logs: Path
         verify=options.verify,
         programs=options.programs,
     )
+
+
+def _check_logs(wanted: Path | None) -> None:
+    with log_folder(wanted):
+        pass
 
 
 def _check_keys(options: UpOptions, deployment: LLMDeployment) -> None:

@@ -64,13 +64,15 @@ class Dealing:
         self.ledger = self.ledger.dealt(uid, claims)
 
     def take_back(self, uid: str) -> None:
-        """Its epoch was refused: it has what it had before."""
-        dealt = self._dealt.pop(uid)
-        self.ledger = self.ledger.dealt(uid, dealt.before)
+        """Its epoch was refused: it has what it had before. Where a look was faster than the answer, the look is right."""
+        dealt = self._dealt.pop(uid, None)
+        if dealt is not None:
+            self.ledger = self.ledger.dealt(uid, dealt.before)
 
     def doubt(self, uid: str, now: float) -> None:
-        """Nobody knows whether its epoch was recorded: it counts until a look must have shown it."""
-        self._dealt[uid] = replace(self._dealt[uid], until=now + _DOUBT_SECONDS)
+        """Nobody knows whether its epoch was recorded: it counts until a look must have shown it, if none has already."""
+        if uid in self._dealt:
+            self._dealt[uid] = replace(self._dealt[uid], until=now + _DOUBT_SECONDS)
 
 
 def still_free(plan: Plan, made_for: Cluster, now: Cluster) -> bool:

@@ -5,16 +5,20 @@ One file per deployment that only the user can read, there as long as the deploy
 
 import contextlib
 import fcntl
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TextIO
 
 from strata_operator.act.control_client import Endpoint
 from strata_operator.errors import InvalidInputError
-from strata_operator.local.errors import NameInUseError
+from strata_operator.local.errors import LocalInputError, NameInUseError
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.store import cache_folder, write_whole
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
+
+log = logging.getLogger(__name__)
 
 _HOST = "127.0.0.1"
 _START_FIELD = 19  # of /proc/<pid>/stat, counted behind the name: clock ticks since the machine's start
@@ -42,18 +46,22 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def recorded(name: str, plan: Plan, slots: Mapping[str, Endpoint]) -> Iterator[None]:
-    """The deployment can be found by its name while this lasts."""
+    """The deployment can be found by its name while this lasts; it serves all the same where that cannot be written."""
     path = folder() / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     keys = {each: slot.secret for each, slot in slots.items()}
     ports = {each: slot.port for each, slot in slots.items()}
     running = RunningDeployment(name, os.getpid(), keys, ports, plan, process_started(os.getpid()))
-    write_whole(path, to_json(running), mode=0o600)  # nobody else may read it at any time
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(path, to_json(running), mode=0o600)  # nobody else may read it at any time
+    except OSError as error:
+        log.warning("%s: %s; what runs here cannot be found by `strata set-bits`", path, error.strerror)
     try:
         yield
     finally:
         if (found := _read(path)) and found.pid == os.getpid():
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it names a process that has ended: nobody takes it for a running one
+                path.unlink(missing_ok=True)
 
 
 def running_deployment(name: str) -> RunningDeployment:
@@ -99,11 +107,24 @@ def process_started(pid: int) -> str:
 @contextlib.contextmanager
 def claimed(name: str) -> Iterator[None]:
     """One `strata up` of a name for a user at a time. The kernel gives the claim back however its owner ends, so that none is
-    ever stale. Raises NameInUseError.
+    ever stale. Raises NameInUseError, and LocalInputError where no claim can be written.
     """
     path = folder() / f"{name}.lock"
+    try:
+        file = _claim(path, name)
+    except OSError as error:
+        raise LocalInputError(
+            f"{path}: {error.strerror}; there it is noted that '{name}' runs: make that folder writable and its disk not full, "
+            "or set XDG_RUNTIME_DIR to another"
+        ) from error
+    with file:
+        yield
+
+
+def _claim(path: Path, name: str) -> TextIO:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:  # noqa: PTH123  nobody else may read it at any time
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+"))  # noqa: PTH123  nobody else may read it at any time
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -114,4 +135,5 @@ def claimed(name: str) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
+        opened.pop_all()
+        return file

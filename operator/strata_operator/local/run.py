@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from strata_operator.local.deployment import LocalDeployment, LocalOptions
+from strata_operator.local.errors import LocalInputError
 from strata_operator.local.view import FILE_WIDTH, LoadingBars
 from strata_planner.contract.plan import Plan
 
@@ -29,7 +30,6 @@ T = TypeVar("T")
 
 WORKER = "strata-worker"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STOPPED = 0  # exit code: ending when asked to is no failure
 
 
 class Progress:
@@ -44,10 +44,15 @@ class Progress:
         log.info("%s", doing)
 
     def end(self, number: int) -> SystemExit:
-        """The line and the exit code of a shell: 128 + the signal's number."""
+        """The line, and how to end."""
         sys.stderr.write(f"strata: stopped while {self.doing}; nothing is left running\n")
         sys.stderr.flush()
-        return SystemExit(128 + number)
+        return ended_by(number)
+
+
+def ended_by(number: int) -> SystemExit:
+    """With a shell's exit code, 128 + the signal's number: whoever waits for what was asked for learns that it was not done."""
+    return SystemExit(128 + number)
 
 
 def run_until_stopped(body: Callable[[], Coroutine[Any, Any, None]], progress: Progress | None = None) -> None:
@@ -78,7 +83,7 @@ def leave_on_signals(progress: Progress | None = None) -> None:
     """Before anything is started: a signal ends this process in order, so that a child it waits for ends too."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        raise progress.end(number) if progress else SystemExit(STOPPED)
+        raise progress.end(number) if progress else ended_by(number)
 
     for number in SIGNALS:
         signal.signal(number, leave)
@@ -127,13 +132,21 @@ async def serve(plan: Plan, options: LocalOptions, console: Console) -> AsyncIte
 
 @contextlib.contextmanager
 def log_folder(wanted: Path | None) -> Iterator[Path]:
-    """The processes' logs: where the user wants them, or in a temporary folder that goes with the processes."""
-    if wanted is not None:
-        wanted.mkdir(parents=True, exist_ok=True)
-        yield wanted
-        return
-    with tempfile.TemporaryDirectory(prefix="strata-") as folder:
-        yield Path(folder)
+    """The processes' logs: where the user wants them, or in a temporary folder that goes with the processes.
+
+    Raises LocalInputError where nothing can be written there.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            folder = wanted or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="strata-")))
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(b"0")
+        except OSError as error:
+            fix = "name another folder with --logs" if wanted else "set TMPDIR to a folder that can be written"
+            where = wanted or "the folder for temporary files"
+            raise LocalInputError(f"{where}: {error.strerror}; the processes' logs are written there: {fix}") from error
+        yield folder
 
 
 def log_to(console: Console) -> None:

@@ -39,6 +39,10 @@ class RefusedError(NotReadyError):
     """The API server answers, but not this request: what it holds, an admission webhook or the account's rights forbid it."""
 
 
+class ServerError(NotReadyError):
+    """The API server answers that it, or what it asks, has failed: a write may have been done all the same."""
+
+
 class Fence(Protocol):
     """Says, right before every write, whether it may still be made."""
 
@@ -232,7 +236,8 @@ def refusal(code: int, what: str, why: str) -> NotReadyError:
         return AlreadyExistsError(f"{what}: {why}")
     if code == HTTPStatus.NOT_FOUND:
         return StaleError(f"{what}: {why}")
-    return RefusedError(f"the API server answers {code} to {what}: {why}")
+    kind = ServerError if code >= HTTPStatus.INTERNAL_SERVER_ERROR else RefusedError
+    return kind(f"the API server answers {code} to {what}: {why}")
 
 
 def connect() -> Kube:

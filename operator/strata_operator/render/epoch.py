@@ -1,4 +1,4 @@
-"""An epoch as it is kept: an immutable ConfigMap with the plan and its cluster, and a Secret with the epoch's key.
+"""An epoch as it is kept: an immutable ConfigMap with the plan and the nodes that it takes, and a Secret with the epoch's key.
 
 Creating the ConfigMap is what makes an epoch: AlreadyExists means that another controller won, so it is created, never
 applied. The Secret is made first; one that exists already, left by an attempt that ended early, holds the key to use. `read_epoch` is the way back. Called by render's users; knows no API client.
@@ -30,7 +30,11 @@ class Epoch:
 
 
 def epoch_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster) -> tuple[Object, Object]:
-    """The Secret and the ConfigMap of an epoch, in the order to create them. `cluster`: what its plan was made for."""
+    """The Secret and the ConfigMap of an epoch, in the order to create them. `cluster`: what its plan was made for.
+
+    Of that only the plan's own nodes are kept: links join every pair of nodes, and an object holds a megabyte.
+    """
+    taken = cluster.restricted_to({stage.node for replica in epoch.plan.replicas for stage in replica.stages})
     name = epoch_name(deployment, epoch.number)
     own_labels = labels(deployment, APP) | {EPOCH_LABEL: str(epoch.number)}
     secret = {
@@ -46,7 +50,7 @@ def epoch_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster) -> 
         "kind": "ConfigMap",
         "metadata": metadata(deployment, name, own_labels),
         "immutable": True,
-        "data": {PLAN_FILE: epoch.plan.encode().decode(), CLUSTER_FILE: to_json(cluster).decode()},
+        "data": {PLAN_FILE: epoch.plan.encode().decode(), CLUSTER_FILE: to_json(taken).decode()},
     }
     return secret, config_map
 

@@ -56,7 +56,7 @@ class EpochRecord:
     """An epoch as it is kept in the cluster."""
 
     epoch: Epoch
-    cluster: Cluster  # what its plan was made for
+    cluster: Cluster  # what its plan was made for, as far as it takes it: no other nodes
     cause: Cause
     at: datetime
     spec: LLMDeploymentSpec | None = None  # the parts that the plan was made from; None: of a release that kept none

@@ -31,6 +31,7 @@ from strata_planner.costs.interpolation import Axis
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.errors import InputError
 from strata_planner.question.model import LayerShape, Model
+from strata_planner.question.reading import only_yaml_errors
 
 Points = tuple[tuple[float, float], ...]  # where, milliseconds
 
@@ -65,7 +66,9 @@ class LayerTable(Value, frozen=True):
     def from_yaml(cls, text: str, name: str) -> Self:
         """`name`: what errors call it. Raises InputError."""
         try:
-            table = from_builtins(yaml.safe_load(text), cls)
+            with only_yaml_errors():
+                data = yaml.safe_load(text)
+            table = from_builtins(data, cls)
         except yaml.YAMLError as error:
             raise InputError(f"layer table {name}: not valid YAML: {error}") from error
         except ContractError as error:

@@ -111,12 +111,6 @@ class Cluster(Value, frozen=True, dict=True):
             data = load_yaml(text)
         except yaml.YAMLError as error:
             raise ClusterError(f"the cluster is not valid YAML: {error}") from error
-        except (
-            RecursionError,
-            ValueError,
-            OverflowError,
-        ) as error:  # aliases of themselves, impossible numbers and dates
-            raise ClusterError(f"the cluster holds what YAML cannot say here: {error}; write values out") from error
         problems = [*problems_in(data, cls)]
         if problems:
             raise ClusterError(*problems)
@@ -182,6 +176,12 @@ class Cluster(Value, frozen=True, dict=True):
             if device.type == CPU and not device.profile and CPU not in self.profiles
         }
         return tuple(sorted(counts))
+
+    def restricted_to(self, names: Collection[str]) -> Self:
+        """Only these nodes, and the links among them."""
+        nodes = tuple(node for node in self.nodes if node.name in names)
+        links = tuple(link for link in self.links if link.source in names and link.target in names)
+        return msgspec.structs.replace(self, nodes=nodes, links=links)
 
     def with_profile(self, profile: DeviceProfile, node: str | None = None) -> Self:
         """The cluster whose devices of `profile.type` (of one node, or all) have these rates; memory given stays.

@@ -8,6 +8,7 @@ import difflib
 import json
 import re
 from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
@@ -47,9 +48,25 @@ StrictLoader.yaml_implicit_resolvers = {
 }
 
 
+# What else PyYAML lets out: of numbers and tags that say nothing (`0x_`, `!!int ""`, `!!bool x`), and of aliases of themselves.
+_STUMBLES = (ValueError, OverflowError, RecursionError, LookupError, AttributeError, TypeError)
+
+
+@contextmanager
+def only_yaml_errors() -> Iterator[None]:
+    """Around whatever reads a text: each error of it is a yaml.YAMLError."""
+    try:
+        yield
+    except _STUMBLES as error:
+        raise yaml.YAMLError(
+            f"holds what cannot be read ({type(error).__name__}: {error}); write values out"
+        ) from error
+
+
 def load_yaml(text: str) -> Any:
     """The one document of a text, quantities of bytes (`40Gi`) as numbers. Raises yaml.YAMLError."""
-    return _with_bytes(yaml.load(text, Loader=StrictLoader))  # noqa: S506  a SafeLoader
+    with only_yaml_errors():
+        return _with_bytes(yaml.load(text, Loader=StrictLoader))  # noqa: S506  a SafeLoader
 
 
 def problems_in(data: Any, kind: type, path: str = "", *, partial: bool = False) -> Iterator[str]:
@@ -59,7 +76,10 @@ def problems_in(data: Any, kind: type, path: str = "", *, partial: bool = False)
 
 def shown(value: Any) -> str:
     """A value as its writer wrote it, shortened."""
-    text = json.dumps(value, default=str, ensure_ascii=False).encode(errors="backslashreplace").decode()
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False).encode(errors="backslashreplace").decode()
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list that holds itself
+        return f"a {type(value).__name__} that cannot be written out"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

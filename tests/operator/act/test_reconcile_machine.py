@@ -82,9 +82,10 @@ class Life(RuleBasedStateMachine):
 
     # What happens.
 
-    @rule(deposed=st.booleans())
-    def operator_starts_anew(self, deposed: bool) -> None:  # noqa: FBT001
-        """Deposed, the old one goes on with what it had under way, and must change nothing."""
+    @rule(deposed=st.booleans(), keyless=st.sampled_from(("nobody", "nobody", *NAMES)))
+    def operator_starts_anew(self, deposed: bool, keyless: str) -> None:  # noqa: FBT001
+        """Deposed, the old one goes on with what it had under way, and must change nothing. `keyless` lost its control key before."""
+        self.cluster.objects.pop(f"/api/v1/namespaces/default/secrets/{keyless}-control", None)
         if self.deposed is not None:
             self.deposed.close()
         self.deposed = self.operator if deposed else None

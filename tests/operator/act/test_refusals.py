@@ -29,6 +29,45 @@ def test_of_an_epoch_that_is_refused_the_plan_is_kept(a_world: AWorld, fault: Fa
     assert float(record["metadata"]["annotations"]["strata.dev/seconds-to-plan"]) < 60
 
 
+@pytest.mark.parametrize("fault", ["lost", "unanswered", "broken"])
+def test_an_epoch_that_is_stored_holds_its_devices_and_serves_whatever_was_answered(
+    a_world: AWorld, fault: Fault
+) -> None:
+    world = a_world()
+    world.api.lasting[RECORDS] = fault
+    while not world.cluster.all("configmaps"):
+        world.look()
+    assert world.operator.controller._dealing.ledger.others("somebody-else")
+    world.passes(120)
+    assert (world.status.phase, world.reasons()) == ("Ready", ["Created"])
+    said = [written.body["status"]["conditions"] for written in world.cluster.wrote("PATCH", "/status")]
+    assert "ReconcileError" not in {each["type"] for conditions in said for each in conditions}
+
+
+def test_an_epoch_of_a_large_cluster_can_be_recorded(a_world: AWorld) -> None:
+    """Of which the links alone, between all pairs of nodes of different zones, take more than an object holds."""
+    world = a_world(*(f"gpu-node-of-the-large-pool-{number:03}" for number in range(170)))
+    for number, node in enumerate(world.cluster.all("nodes")):
+        node["metadata"]["labels"]["topology.kubernetes.io/zone"] = "abc"[number % 3]
+    world.passes()
+    assert world.status.phase == "Ready"
+    (record,) = world.cluster.all("configmaps")
+    assert len(record["data"]["cluster.json"]) < 2000
+
+
+def test_what_is_deleted_while_its_epoch_is_recorded_is_not_written_about(serving: World) -> None:
+    """And what it was about to take is free again."""
+    serving.api.lasting[RECORDS] = "silent"
+    serving.edit(precision={"allowed": [8]})
+    while not serving.operator.controller._dealing._dealt:
+        serving.looks(1)
+    written = len(serving.cluster.wrote("PATCH", "/status"))
+    serving.cluster.abandon("chat")
+    serving.passes(120)
+    assert len(serving.cluster.wrote("PATCH", "/status")) == written
+    assert not serving.operator.controller._dealing.ledger.others("somebody-else")
+
+
 def test_a_plan_that_waits_to_be_recorded_is_dropped_when_its_devices_are_gone(a_world: AWorld) -> None:
     world = a_world()
     world.api.lasting[RECORDS] = 403
@@ -49,6 +88,18 @@ def test_a_conflict_about_something_else_is_no_secret_that_is_there(a_world: AWo
     world.api.end()
     world.passes(300, every=20)
     assert world.status.phase == "Ready"
+
+
+def test_a_control_key_that_is_lost_ends_no_process_and_keeps_nobody_from_being_heard(serving: World) -> None:
+    before = serving.pods()
+    del serving.cluster.objects[f"/api/v1/namespaces/{NAMESPACE}/secrets/chat-control"]
+    serving.operator_starts_anew()
+    serving.passes(400, every=20)
+    assert (serving.status.phase, serving.pods(), serving.reasons()) == ("Ready", before, ["Created"])
+    assert serving.cluster.one("secrets", "chat-control")
+    serving.cluster.remove_node("b")  # what comes instead has a key that follows from the new one
+    serving.passes(400, every=20)
+    assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "c"])
 
 
 def test_a_record_without_its_key_is_none_and_gives_its_number_to_nobody(serving: World) -> None:

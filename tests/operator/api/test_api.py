@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from strata_operator.api import deployment_from_object, load_deployment
 from strata_operator.errors import InvalidInputError
 from tests.operator.builders import a_deployment
+from tests.planner.question.test_cluster import ODD_YAML
 
 SMALLEST = """
 apiVersion: strata.dev/v1alpha1
@@ -165,6 +166,12 @@ def test_bad_text(name: str) -> None:
     with pytest.raises(InvalidInputError, match=r"^chat\.yaml: not accepted") as caught:
         load_deployment(text, "chat.yaml")
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ODD_YAML.values(), ids=ODD_YAML)
+def test_odd_yaml_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError):
+        load_deployment(text)
 
 
 json_values = st.recursive(

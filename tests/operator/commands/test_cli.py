@@ -226,10 +226,11 @@ def test_up_tells_all_that_its_checks_find_at_once_and_starts_nothing(strata: St
     (inputs.model / "model.safetensors").unlink()
     inputs.cluster.write_text("nodes: [{name: a, devices: [{type: cpu, threads: 1000}]}]")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ended = strata("up", *inputs.arguments, "--port", taken.getsockname()[1])
+        logs = inputs.cluster / "logs"  # below a file
+        ended = strata("up", *inputs.arguments, "--port", taken.getsockname()[1], "--logs", str(logs))
     assert ended.code == 2
     failed = [line.removeprefix("  - ").partition(":")[0] for line in ended.err.splitlines() if line.startswith("  - ")]
-    assert failed == ["port", "keys", "shards", "threads", "tokenizer"]
+    assert failed == ["port", "logs", "keys", "shards", "threads", "tokenizer"]
 
 
 def test_keys_that_the_object_asks_for_are_not_dropped(strata: Strata, inputs: Inputs) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C as a terminal sends it: SIGINT to the whole process group of `strata up`, in each of its phases."""
+"""Ctrl-C as a terminal sends it: SIGINT to the whole process group of `strata up`, in each of its phases, and of other commands."""
 
 import contextlib
 import os
@@ -37,6 +37,29 @@ nodes:
 - {name: b, devices: [{type: cpu, memoryBytes: 1Gi, profile: {layerOverheadSeconds: 0.001}}]}
 """  # rates are given, so that none are measured
 ROOT = Path(__file__).parents[3]
+# Another command, what it does in the end without an end.
+TOOL = """
+import hashlib, sys
+from strata_operator import cli
+from strata_operator.commands import {command}
+
+def slow(_):  # in C, where Python hears no signal
+    print("begun", file=sys.stderr, flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1 << 30)
+
+SLOW = (sys.executable, "-c", "import sys, time; print('begun', file=sys.stderr, flush=True); time.sleep(600)")
+{command}.{slow}
+sys.argv = ["strata", "{command}", {arguments}]
+cli.main()
+"""
+TOOLS = {
+    "quantize": ("ANY = SLOW", [str(ROOT / "examples/models/strata-tiny")]),
+    "simulate": (
+        "make_plan = slow",
+        ["-f", str(ROOT / "examples/quickstart.yaml"), "--cluster", str(ROOT / "examples/clusters/two-unlike-cpus.yaml"),
+         "--rate", "1", "--costs", "roofline"],
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -59,18 +82,43 @@ def running(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
 
 def test_ctrl_c_ends_every_phase_with_a_line_and_nothing_left(running: dict[str, subprocess.Popen[str]]) -> None:
     for phase, process in running.items():
-        assert process.stderr
-        said = ""
-        while PHASES[phase][0] not in said:
-            line = process.stderr.readline()
-            assert line, said
-            said += line
+        said = said_until(process, PHASES[phase][0])
         os.killpg(process.pid, signal.SIGINT)
         said += process.communicate(timeout=60)[1]  # far less than what it was doing takes
         assert process.returncode == 128 + signal.SIGINT, said
         assert said.splitlines()[-1].startswith("strata: stopped while "), said
         assert PHASES[phase][0] in said.splitlines()[-1]
         assert ends(process.pid), said
+
+
+def test_ctrl_c_is_no_success_of_any_command(tmp_path: Path) -> None:
+    """So that `strata quantize M && strata up` does not go on."""
+    with contextlib.ExitStack() as held:
+        started = []
+        for command, (slow, arguments) in TOOLS.items():
+            code = TOOL.format(command=command, slow=slow, arguments=", ".join(map(repr, arguments)))
+            process = subprocess.Popen(
+                [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, start_new_session=True,
+                env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            )  # fmt: skip
+            started.append(held.enter_context(process))
+            held.callback(process.kill)
+        for process in started:
+            said = said_until(process, "begun")
+            os.killpg(process.pid, signal.SIGINT)
+            said += process.communicate(timeout=60)[1]
+            assert process.returncode == 128 + signal.SIGINT, said
+            assert ends(process.pid), said
+
+
+def said_until(process: subprocess.Popen[str], word: str) -> str:
+    assert process.stderr
+    said = ""
+    while word not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    return said
 
 
 def ends(group: int) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strata_operator.errors import InvalidInputError, NotReadyError
-from strata_operator.local.errors import NameInUseError, PortInUseError
+from strata_operator.local.errors import LocalInputError, NameInUseError, PortInUseError
 from strata_operator.local.preflight import (
     Check,
     check_driver,
@@ -23,6 +23,7 @@ from strata_operator.local.preflight import (
     runtime_check,
 )
 from strata_operator.local.record import RunningDeployment, claimed, folder, recorded, running_deployment
+from strata_operator.local.run import log_folder
 from strata_operator.observe.model_files import check_shards as check_visible_shards
 from strata_operator.observe.shards import INDEX, SINGLE, shard_problems
 from strata_planner.contract.values import to_json
@@ -169,6 +170,35 @@ def test_two_of_one_name_are_refused_until_the_first_has_ended_however_it_does()
         first.wait()
         with claimed("tiny"):
             pass
+
+
+def test_a_folder_that_cannot_be_written_is_told_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file, where a folder is needed")
+
+    def claim() -> None:
+        with claimed("tiny"):
+            pass
+
+    def log() -> None:
+        with log_folder(tmp_path / "run" / "logs"):
+            pass
+
+    name, logs = failures([Check("name", claim), Check("logs", log)])
+    assert f"name: {tmp_path}/run/strata/running/tiny.lock: Not a directory" in name
+    assert f"logs: {tmp_path}/run/logs: Not a directory" in logs
+    assert "--logs" in logs
+
+
+def test_a_disk_that_is_full_keeps_no_logs_without_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: Path("/dev/full").open("wb", buffering=0))  # noqa: A006, SIM115  closed by whoever asked
+    with pytest.raises(LocalInputError, match=r"No space left on device.*TMPDIR"), log_folder(None):
+        pass
+
+
+def test_what_runs_goes_on_where_nobody_can_be_told_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "run").write_text("a file, where a folder is needed")
+    with recorded("tiny", a_plan("a"), {}):
+        assert "tiny.json: Not a directory; what runs here cannot be found" in caplog.text
 
 
 def test_a_record_whose_number_another_process_has_by_now_is_stale() -> None:

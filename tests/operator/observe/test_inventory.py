@@ -13,6 +13,7 @@ from strata_operator.render.requests import amounts, pod_requests
 from strata_operator.render.slots import SLOT_IDLE_BYTES, Claim
 from strata_planner.question.cluster import Device, Link
 from tests.operator.builders import NodeBuilder, PodBuilder, a_deployment, a_node, a_pod
+from tests.planner.question.test_cluster import ODD_YAML
 
 GIB = 1 << 30
 CHAT = a_deployment("chat").build()
@@ -254,6 +255,12 @@ def test_options_come_from_a_file() -> None:
         InventoryOptions.from_yaml("link: {}", "f")
     with pytest.raises(InvalidInputError, match=r"links.betweenZones.gbps: nan(.|\n)*links.named\[0\].gbps: inf"):
         InventoryOptions.from_yaml("links: {betweenZones: {gbps: .nan}, named: [{from: a, to: b, gbps: .inf}]}", "f")
+
+
+@pytest.mark.parametrize("text", ODD_YAML.values(), ids=ODD_YAML)
+def test_odd_options_are_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError):
+        InventoryOptions.from_yaml(text, "f")
 
 
 node_names = st.sampled_from(["a", "b", "c"])

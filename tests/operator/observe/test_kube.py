@@ -14,6 +14,7 @@ from strata_operator.observe.kube import (
     HttpWire,
     Kube,
     RefusedError,
+    ServerError,
     StaleError,
 )
 from tests.operator.fake_api import FakeApi, serving
@@ -107,9 +108,9 @@ async def test_a_server_that_is_away_is_not_ready() -> None:
         (410, RefusedError),
         (422, RefusedError),
         (429, RefusedError),
-        (500, RefusedError),
-        (503, RefusedError),
-        (504, RefusedError),
+        (500, ServerError),
+        (503, ServerError),
+        (504, ServerError),
     ],
 )
 @pytest.mark.parametrize("verb", ["list", "create", "replace", "apply"])

@@ -10,6 +10,7 @@ from strata_planner.costs.source import Phase, Rates
 from strata_planner.costs.tables import LayerTable, LayerTables, TableShape
 from strata_planner.errors import InputError
 from tests.planner.builders import a_model, a_profile
+from tests.planner.question.test_cluster import ODD_YAML
 
 LAYER = a_model().layers[0]
 SHAPE = TableShape.of(LAYER)
@@ -96,6 +97,12 @@ def test_says_which_row_breaks_which_rule(old: str) -> None:
 def test_a_table_without_numbers_is_refused() -> None:
     text = "\n".join(line for line in YAML.splitlines() if "Milliseconds" not in line)
     with pytest.raises(InputError, match="give prefillMilliseconds or decodeMilliseconds"):
+        LayerTable.from_yaml(text, "t4.yaml")
+
+
+@pytest.mark.parametrize("text", ODD_YAML.values(), ids=ODD_YAML)
+def test_odd_yaml_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
         LayerTable.from_yaml(text, "t4.yaml")
 
 

@@ -282,9 +282,15 @@ def test_any_text_is_a_cluster_or_its_problems(data: Any) -> None:
     assert all(problems)
 
 
-@pytest.mark.parametrize(
-    "text", ["&a [*a]", "nodes: &a [*a]", "? [a]\n: b", "{? {a: b} : c}", "nodes: 0x_", "\x00", "a: !!int x"]
-)
+ODD_YAML = {
+    "itself": "&a [*a]", "itself below": "nodes: &a [*a]", "a list for a key": "? [a]\n: b", "an object for a key": "{? {a: b} : c}",
+    "no digits": "nodes: 0x_", "a control character": "\x00", "no number": "a: !!int x", "nothing for a number": 'a: !!int ""',
+    "neither true nor false": "a: !!bool x", "no time": "a: !!timestamp x", "too many digits": f"a: {'9' * 5000}",
+    "a number that is too long to be shown": f"0x{'f' * 5000}", "too deep": "[" * 3000 + "]" * 3000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ODD_YAML.values(), ids=ODD_YAML)
 def test_odd_yaml_is_refused(text: str) -> None:
     with pytest.raises(ClusterError):
         Cluster.from_yaml(text)
