@@ -67,6 +67,7 @@ class Kubernetes(FakeApi):
         self.now = lambda: BEGINNING + timedelta(seconds=self.time.time())
         self.faults = Faults()
         self.processes: dict[str, Process] = {}  # by pod's uid
+        self.dead: set[str] = set()  # pods, by uid, whose container never starts again, which nobody mends
         self.moved = asyncio.Event()  # of the moment: the next tick has another one
         self._pods = itertools.count(1)
         for name in nodes:
@@ -167,6 +168,11 @@ class Kubernetes(FakeApi):
         self.stop(pod)
         self.objects.pop(PODS.path(NAMESPACE, pod["metadata"]["name"]), None)
 
+    def kill(self, pod: Object) -> None:
+        """For good, and nothing says so: its node stays Ready."""
+        self.dead.add(pod["metadata"]["uid"])
+        self.stop(pod)
+
     # What goes on in it.
 
     def tick(self, seconds: float = 0) -> None:
@@ -238,6 +244,8 @@ class Kubernetes(FakeApi):
     def _started(self, pod: Object, make: Callable[[], FakeSlot | FakeGateway]) -> FakeSlot | FakeGateway | None:
         """None while the Secret that it reads is not there."""
         uid = pod["metadata"]["uid"]
+        if uid in self.dead:
+            return None
         if uid not in self.processes:
             workload = _label(pod, SLOT_LABEL) or f"{_label(pod, INSTANCE_LABEL)}-gateway"
             secret = self.objects.get(SECRETS.path(NAMESPACE, f"{workload}-key"))
@@ -275,7 +283,11 @@ class Kubernetes(FakeApi):
             self._is_missed(pod, process.speaks)
 
     def _is_missed(self, pod: Object, lost: FakeSlot) -> None:
-        """The others of its epoch see their connections close."""
+        """The others of its epoch, and the gateway, see their connections close."""
+        gateway = self.one("pods", f"{_label(pod, INSTANCE_LABEL)}-gateway-x")
+        process = self.processes.get(gateway["metadata"]["uid"]) if gateway else None
+        if process is not None and isinstance(process.speaks, FakeGateway):
+            process.speaks.lost.add(lost.name)
         for other in self.pods_of(_label(pod, INSTANCE_LABEL)):
             neighbour = self.slot_of(other)
             if neighbour is not None and neighbour is not lost and neighbour.committed == lost.committed:

@@ -1,4 +1,4 @@
-"""Slots of the newest plan that cannot do what it asks of them: refused, stuck in loading, or without a place.
+"""Slots of the newest plan that cannot do what it asks of them: refused, stuck in loading, without a place, or gone for good.
 
 Called by reconcile; what is found is remembered (exclusions) and leads to a plan without the slot's node. Pure.
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from strata_operator.decide.epochs import PlanWithout, Step, progress_of
+from strata_operator.decide.epochs import PlanWithout, Step, progress_of, why_broken
 from strata_operator.decide.view import View
 from strata_operator.render.records import moment
 from strata_planner.contract.plan import Stage
@@ -54,8 +54,22 @@ def _of(view: View, stage: Stage, refused: dict[str, str]) -> Iterator[Trouble]:
         yield Trouble(stage.node, "Unschedulable", f"slot {stage.slot} finds no place: {why}")
     if stage.slot in refused:
         yield Trouble(stage.node, "PrepareRefused", f"slot {stage.slot} refused: {refused[stage.slot]}")
-    if not view.is_committed and (stalled := _stalled(view, stage)):
+    if (not view.is_committed or _is_missed(view, stage)) and (stalled := _stalled(view, stage)):
         yield Trouble(stage.node, "PrepareStalled", stalled)
+
+
+def _is_missed(view: View, stage: Stage) -> bool:
+    """Whether a served epoch waits for a slot that is silent on a Ready node. One that only its controller does not hear goes on
+    serving: neither the slots that answer, nor the gateway, nor the kubelet knows of a loss. Nodes that are away are the brake's.
+    """
+    newest, node, pod = view.newest, view.nodes.get(stage.node), view.pod_of(stage.slot)
+    if newest is None or node is None or node.away_since or view.answers(stage.slot):
+        return False
+    epoch, leaders = newest.epoch, len(newest.epoch.plan.replicas)
+    unreached = stage.leader and any(
+        each.epoch == epoch.number and each.leaders_connected < leaders for each in view.seen.gateways.values()
+    )
+    return unreached or pod is None or not pod.is_running or bool(why_broken(epoch, view.seen))
 
 
 def _waiting_since(view: View, slot: str) -> datetime | None:

@@ -52,6 +52,7 @@ class PodView:
     trouble: PodTrouble | None = None
     out_of_memory_at: datetime | None = None  # when the kernel last ended its process for taking more than its limit
     is_ending: bool = False
+    is_running: bool = True  # no container is known to have ended, or to wait for its start
     image: str = ""
     template: str = ""  # which template it was made of; empty: of a release that did not say
     device: str = ""  # as annotated
@@ -234,6 +235,10 @@ def _pod_view(pod: Mapping[str, Any]) -> PodView:
         trouble=pod_trouble(pod),
         out_of_memory_at=out_of_memory_at(pod),
         is_ending=bool(pod["metadata"].get("deletionTimestamp")),
+        is_running=not any(
+            set(container.get("state") or {}) & {"waiting", "terminated"}
+            for container in status.get("containerStatuses") or ()
+        ),
         image=next((each.get("image", "") for each in pod.get("spec", {}).get("containers") or ()), ""),
         template=notes.get(TEMPLATE_ANNOTATION, ""),
         device=notes.get(DEVICE_ANNOTATION, ""),

@@ -34,6 +34,42 @@ def test_how_long_a_slot_got_no_further_outlasts_the_operator(a_world: AWorld) -
     assert "PrepareStalled" in world.reasons()
 
 
+def test_a_slot_that_dies_for_good_under_a_served_epoch_is_planned_without_after_the_timeout(serving: World) -> None:
+    serving.edit(replanning={"prepareTimeoutSeconds": 300})
+    (pod,) = serving.cluster.pods_on("b")
+    serving.passes(60)
+    serving.cluster.kill(pod)
+    serving.passes(290)
+    assert serving.reasons() == ["Created"]
+    serving.passes(20)
+    assert serving.reasons() == ["Created", "PrepareStalled"]
+    assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "c"])
+    (exclusion,) = serving.status.exclusions
+    assert "slot chat-b made no progress with epoch 1 for 300 s" in exclusion.message
+    serving.passes(200)
+    assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "b"])  # a new pod of it starts
+
+
+def test_the_only_slot_of_a_plan_is_missed_by_the_gateway(a_world: AWorld) -> None:
+    world = a_world("a")
+    world.edit(replanning={"prepareTimeoutSeconds": 300})
+    world.passes()
+    world.cluster.kill(world.cluster.pods_on("a")[0])
+    world.cluster.add_node("b")
+    world.passes(320)
+    assert (world.reasons(), world.status.phase, world.nodes()) == (["Created", "PrepareStalled"], "Ready", ["b"])
+
+
+def test_a_slot_that_only_its_controller_does_not_hear_stays_where_it_is(serving: World) -> None:
+    serving.edit(replanning={"prepareTimeoutSeconds": 300})
+    serving.cluster.faults.unreachable.add("b")
+    serving.passes(700, every=20)
+    assert serving.reasons() == ["Created"]
+    serving.cluster.faults.end()
+    serving.passes(5)
+    assert (serving.status.phase, serving.status.committed_epoch) == ("Ready", 1)
+
+
 def test_when_every_slot_refuses_plans_are_few_and_status_says_what_goes_on(a_world: AWorld) -> None:
     world = a_world()
     world.cluster.faults.refuses |= {"a", "b", "c", "d"}
