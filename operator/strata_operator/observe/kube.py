@@ -39,6 +39,10 @@ class RefusedError(NotReadyError):
     """The API server answers, but not this request: what it holds, an admission webhook or the account's rights forbid it."""
 
 
+class ForbiddenError(RefusedError):
+    """The account's rights do not reach so far, or an admission controller forbids it."""
+
+
 class Fence(Protocol):
     """Says, right before every write, whether it may still be made."""
 
@@ -232,7 +236,8 @@ def refusal(code: int, what: str, why: str) -> NotReadyError:
         return AlreadyExistsError(f"{what}: {why}")
     if code == HTTPStatus.NOT_FOUND:
         return StaleError(f"{what}: {why}")
-    return RefusedError(f"the API server answers {code} to {what}: {why}")
+    refused = ForbiddenError if code == HTTPStatus.FORBIDDEN else RefusedError
+    return refused(f"the API server answers {code} to {what}: {why}")
 
 
 def connect() -> Kube:
