@@ -16,13 +16,12 @@ from strata_operator.render.names import (
     COMPONENT_LABEL,
     DEVICE_ANNOTATION,
     GATEWAY,
-    INSTANCE_LABEL,
     SLOT_LABEL,
     TEMPLATE_ANNOTATION,
     control_secret,
 )
 from strata_operator.render.records import EpochRecord, moment
-from strata_operator.render.slots import pod_label
+from strata_operator.render.slots import is_pod_of, pod_label
 from strata_planner.contract.plan import Plan, Stage
 
 Object = dict[str, Any]
@@ -150,13 +149,7 @@ def _node_view(node: Mapping[str, Any]) -> NodeView:
 
 def pod_views(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> tuple[PodView, ...]:
     """The slot pods of one deployment."""
-    return tuple(
-        _pod_view(pod)
-        for pod in pods
-        if pod["metadata"].get("namespace") == deployment.namespace
-        and pod_label(pod, INSTANCE_LABEL) == deployment.name
-        and pod_label(pod, SLOT_LABEL)
-    )
+    return tuple(_pod_view(pod) for pod in pods if is_pod_of(deployment, pod) and pod_label(pod, SLOT_LABEL))
 
 
 def gateway_is_ready(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> bool:
@@ -173,9 +166,7 @@ def given_the_control_key(deployment: LLMDeployment, pods: Iterable[Mapping[str,
     return frozenset(
         pod_label(pod, SLOT_LABEL) or pod_label(pod, COMPONENT_LABEL)
         for pod in pods
-        if pod["metadata"].get("namespace") == deployment.namespace
-        and pod_label(pod, INSTANCE_LABEL) == deployment.name
-        and control_secret(deployment) in _secrets_read_by(pod)
+        if is_pod_of(deployment, pod) and control_secret(deployment) in _secrets_read_by(pod)
     )
 
 
@@ -195,10 +186,7 @@ def gateway_trouble(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]
 
 
 def _gateway_pods(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    for pod in pods:
-        ours = pod["metadata"].get("namespace") == deployment.namespace
-        if ours and pod_label(pod, INSTANCE_LABEL) == deployment.name and pod_label(pod, COMPONENT_LABEL) == GATEWAY:
-            yield pod
+    return (pod for pod in pods if is_pod_of(deployment, pod) and pod_label(pod, COMPONENT_LABEL) == GATEWAY)
 
 
 def _ready(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
