@@ -234,7 +234,9 @@ class Kubernetes(FakeApi):
         return None
 
     def _move_gateway(self, pod: Object) -> None:
-        """It is on a node that never fails. Recreated where its template is another one."""
+        """It is on a node that never fails, unless it has one. Recreated where its template is another one."""
+        if (node := pod["spec"].get("nodeName")) and not self.is_up(node):
+            return
         of = self.one("deployments", f"{_label(pod, INSTANCE_LABEL)}-gateway")
         if of is None or pod["metadata"].get("deletionTimestamp") or pod["spec"] != of["spec"]["template"]["spec"]:
             self.end(pod)

@@ -39,7 +39,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """The pod of a slot. `waiting_since`: since when the scheduler finds no place for it, and why."""
+    """The pod of a slot, or of a gateway (`stateful_set` is empty). `waiting_since`: since when the scheduler finds no place for it, and why."""
 
     name: str
     uid: str
@@ -91,6 +91,7 @@ class View:
     manifests: tuple[Object, ...]  # what serves the newest plan
     applied: frozenset[str]  # digests of manifests that are in the cluster
     failures: Mapping[str, PlanFailure]  # by key, the last few
+    gateway_pods: tuple[PodView, ...] = ()
     gateway_ready: bool = True  # a gateway's pod is behind the Service that clients use
     gateway_trouble: PodTrouble | None = None
     highest_number: int = 0  # of all records, those included that this release cannot read
@@ -150,6 +151,10 @@ def _node_view(node: Mapping[str, Any]) -> NodeView:
 def pod_views(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> tuple[PodView, ...]:
     """The slot pods of one deployment."""
     return tuple(_pod_view(pod) for pod in pods if is_pod_of(deployment, pod) and pod_label(pod, SLOT_LABEL))
+
+
+def gateway_pod_views(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> tuple[PodView, ...]:
+    return tuple(map(_pod_view, _gateway_pods(deployment, pods)))
 
 
 def gateway_is_ready(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> bool:
