@@ -35,6 +35,7 @@ class Faults:
 
     refuses: set[str] = field(default_factory=set)
     hangs: set[str] = field(default_factory=set)
+    no_image: set[str] = field(default_factory=set)
     no_place: set[str] = field(default_factory=set)
     out_of_memory: set[str] = field(default_factory=set)
     unreachable: set[str] = field(default_factory=set)  # from the operator: between each other they speak
@@ -222,6 +223,12 @@ class Kubernetes(FakeApi):
             return None
         if pod["metadata"].get("deletionTimestamp"):
             return self.end(pod)
+        if node in self.faults.no_image and pod["metadata"]["uid"] not in self.processes:
+            waiting = {"reason": "ImagePullBackOff"}
+            pod["status"]["containerStatuses"] = [{"restartCount": 0, "state": {"waiting": waiting}}]
+            return None
+        for each in pod["status"].get("containerStatuses") or ():
+            each.pop("state", None)
         slot = self._started(pod, lambda: FakeSlot(_label(pod, SLOT_LABEL)))
         if slot is None:
             return None

@@ -1,4 +1,4 @@
-"""Slots of the newest plan that cannot do what it asks of them: refused, stuck in loading, without a place, or gone for good.
+"""Slots of the newest plan that cannot do what it asks of them: refused, stuck, without a place or an image, or gone.
 
 Called by reconcile; what is found is remembered (exclusions) and leads to a plan without the slot's node. Pure.
 """
@@ -12,7 +12,7 @@ from strata_operator.decide.view import View
 from strata_operator.render.records import moment
 from strata_planner.contract.plan import Stage
 
-UNSCHEDULABLE = timedelta(seconds=60)  # so long a slot may wait for a place, or for its pod to be created
+UNSCHEDULABLE = timedelta(seconds=60)  # so long a slot may wait for a place, for its pod, or for its image
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,24 @@ def _of(view: View, stage: Stage, refused: dict[str, str]) -> Iterator[Trouble]:
             pod.waiting_for if pod else ""
         ) or "its pod is not created; a quota or an admission webhook may forbid it"
         yield Trouble(stage.node, "Unschedulable", f"slot {stage.slot} finds no place: {why}")
+    if unusable := _image_unusable(view, stage):
+        yield Trouble(stage.node, "ImageUnusable", f"slot {stage.slot} cannot start: {unusable}")
     if stage.slot in refused:
         yield Trouble(stage.node, "PrepareRefused", f"slot {stage.slot} refused: {refused[stage.slot]}")
     if (not view.is_committed or _is_missed(view, stage)) and (stalled := _stalled(view, stage)):
         yield Trouble(stage.node, "PrepareStalled", stalled)
+
+
+def _image_unusable(view: View, stage: Stage) -> str:
+    """What keeps this node alone from running an image that another node of the plan runs: another architecture, say."""
+    pod = view.pod_of(stage.slot)
+    if view.is_committed or pod is None or pod.trouble is None or pod.trouble.image_since is None:
+        return ""
+    if view.now - pod.trouble.image_since < UNSCHEDULABLE:
+        return ""
+    others = (view.pod_of(other.slot) for other in view.stages() if other.node != stage.node)
+    runs = any(other and other.image == pod.image and view.answers(other.stateful_set) for other in others)
+    return pod.trouble.message if runs else ""
 
 
 def _is_missed(view: View, stage: Stage) -> bool:

@@ -29,7 +29,7 @@ NAMES = ("one", "two")
 HOUR = timedelta(hours=1)
 PLANS_PER_HOUR = 16  # of a deployment, beside those that a loss or a person asks for
 LOSSES_PER_HOUR = 75
-TROUBLE = {"PrepareRefused", "PrepareStalled", "Unschedulable"}
+TROUBLE = {"PrepareRefused", "PrepareStalled", "Unschedulable", "ImageUnusable"}
 WISHED = {"Created", "SpecChanged"}
 REFUSABLE = (
     ("GET", "/nodes"), ("GET", "/secrets"), ("GET", "/configmaps"), ("POST", "/events"), ("POST", "/configmaps"), ("POST", "/secrets"),
@@ -119,7 +119,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(
         node=nodes,
-        what=st.sampled_from(["refuses", "hangs", "no_place", "out_of_memory", "unreachable", "mute"]),
+        what=st.sampled_from(["refuses", "hangs", "no_place", "no_image", "out_of_memory", "unreachable", "mute"]),
         wrong=st.booleans(),
     )
     def slots_of_a_node_fail(self, node: str, what: str, wrong: bool) -> None:  # noqa: FBT001

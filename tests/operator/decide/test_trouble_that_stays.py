@@ -70,6 +70,25 @@ def test_a_slot_that_only_its_controller_does_not_hear_stays_where_it_is(serving
     assert (serving.status.phase, serving.status.committed_epoch) == ("Ready", 1)
 
 
+def test_a_node_that_cannot_have_the_image_that_another_runs_is_planned_without(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.no_image.add("b")
+    world.passes(50)
+    assert world.reasons() == ["Created"]
+    world.passes(40)
+    assert world.reasons() == ["Created", "ImageUnusable"]
+    assert (world.status.phase, world.nodes()) == ("Ready", ["a", "c"])
+    (exclusion,) = world.status.exclusions
+    assert exclusion.message.startswith("slot chat-b cannot start: pod chat-b-0: ImagePullBackOff; check spec.runtime")
+
+
+def test_an_image_that_no_node_has_is_no_nodes_trouble(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.no_image |= {"a", "b", "c", "d"}
+    world.passes(600, every=50)
+    assert (world.reasons(), world.condition("Ready").reason) == (["Created"], "ImagePullBackOff")
+
+
 def test_when_every_slot_refuses_plans_are_few_and_status_says_what_goes_on(a_world: AWorld) -> None:
     world = a_world()
     world.cluster.faults.refuses |= {"a", "b", "c", "d"}

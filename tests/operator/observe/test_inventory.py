@@ -144,6 +144,11 @@ REFUSALS = {
         "node a: the product Quadro-9000 is not in the catalogue; give the operator a profile of it",
     ),
     "not ready": (t4().not_ready(), {}, "node a: is not Ready (NodeStatusUnknown)"),
+    "another system": (
+        t4().labelled({"kubernetes.io/os": "windows"}),
+        {},
+        "node a: has kubernetes.io/os=windows; slots run on linux alone",
+    ),
     "cordoned": (t4().cordoned(), {}, "node a: is cordoned; uncordon it to use it"),
     "tainted": (
         t4().tainted("nvidia.com/gpu", value="true"),
