@@ -97,8 +97,13 @@ def _waiting_since(view: View, slot: str) -> datetime | None:
 
 
 def _stalled(view: View, stage: Stage) -> str:
+    """Not where its StatefulSet could not be made: that is no node's trouble, and Rendered names whose it is."""
     status, newest = view.seen.slots.get(stage.slot), view.newest
-    if newest is None or (status and status.prepare.epoch == newest.epoch.number and status.prepare.phase != "loading"):
+    if (
+        newest is None
+        or stage.slot not in view.stateful_sets
+        or (status and status.prepare.epoch == newest.epoch.number and status.prepare.phase != "loading")
+    ):
         return ""
     seconds = view.deployment.spec.replanning.prepare_timeout_seconds
     reached, since = progress(view, stage)

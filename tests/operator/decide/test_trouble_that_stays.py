@@ -6,6 +6,7 @@ import pytest
 
 from strata_operator.api.status import Backoff
 from strata_operator.decide.exclusions import LONGEST_DELAY, Memory, delay
+from strata_operator.observe.kube import SECRETS
 from strata_operator.render.records import MARGIN, moment, stamp
 from tests.operator.world import AWorld, World
 
@@ -48,6 +49,20 @@ def test_a_slot_that_dies_for_good_under_a_served_epoch_is_planned_without_after
     assert "slot chat-b made no progress with epoch 1 for 300 s" in exclusion.message
     serving.passes(200)
     assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "b"])  # a new pod of it starts
+
+
+def test_where_a_stranger_has_the_name_of_a_slots_secret_no_node_is_left_out(a_world: AWorld) -> None:
+    """As the slot of `chat-b` on the node `node` has that of `chat` on the node `b-node`."""
+    world = a_world()
+    world.edit(replanning={"prepareTimeoutSeconds": 300})
+    owner = {"kind": "Node", "name": "d", "uid": world.cluster.all("nodes")[-1]["metadata"]["uid"]}
+    meta = {"name": "chat-b-key", "namespace": "default", "annotations": {}, "ownerReferences": [owner]}
+    world.cluster.put(SECRETS.path("default", "chat-b-key"), {"kind": "Secret", "metadata": meta, "data": {}})
+    world.passes(400, every=20)
+    assert world.reasons() == ["Created"]
+    assert not world.status.exclusions
+    assert (world.condition("Rendered").status, world.condition("Rendered").reason) == ("False", "ApplyRefused")
+    assert "chat-b-key" in world.condition("Rendered").message
 
 
 def test_the_only_slot_of_a_plan_is_missed_by_the_gateway(a_world: AWorld) -> None:
