@@ -141,6 +141,10 @@ class PodBuilder:
         self.object["spec"]["overhead"] = {_resource(k): v for k, v in amounts.items()}
         return self
 
+    def labelled(self, labels: dict[str, str]) -> Self:
+        self.object["metadata"]["labels"] |= labels
+        return self
+
     def in_phase(self, phase: str) -> Self:
         self.object["status"]["phase"] = phase
         return self

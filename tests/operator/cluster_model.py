@@ -35,6 +35,7 @@ class Faults:
 
     refuses: set[str] = field(default_factory=set)
     hangs: set[str] = field(default_factory=set)
+    no_image: set[str] = field(default_factory=set)
     no_place: set[str] = field(default_factory=set)
     out_of_memory: set[str] = field(default_factory=set)
     unreachable: set[str] = field(default_factory=set)  # from the operator: between each other they speak
@@ -67,6 +68,7 @@ class Kubernetes(FakeApi):
         self.now = lambda: BEGINNING + timedelta(seconds=self.time.time())
         self.faults = Faults()
         self.processes: dict[str, Process] = {}  # by pod's uid
+        self.dead: set[str] = set()  # pods, by uid, whose container never starts again, which nobody mends
         self.moved = asyncio.Event()  # of the moment: the next tick has another one
         self._pods = itertools.count(1)
         for name in nodes:
@@ -167,6 +169,11 @@ class Kubernetes(FakeApi):
         self.stop(pod)
         self.objects.pop(PODS.path(NAMESPACE, pod["metadata"]["name"]), None)
 
+    def kill(self, pod: Object) -> None:
+        """For good, and nothing says so: its node stays Ready."""
+        self.dead.add(pod["metadata"]["uid"])
+        self.stop(pod)
+
     # What goes on in it.
 
     def tick(self, seconds: float = 0) -> None:
@@ -216,6 +223,12 @@ class Kubernetes(FakeApi):
             return None
         if pod["metadata"].get("deletionTimestamp"):
             return self.end(pod)
+        if node in self.faults.no_image and pod["metadata"]["uid"] not in self.processes:
+            waiting = {"reason": "ImagePullBackOff"}
+            pod["status"]["containerStatuses"] = [{"restartCount": 0, "state": {"waiting": waiting}}]
+            return None
+        for each in pod["status"].get("containerStatuses") or ():
+            each.pop("state", None)
         slot = self._started(pod, lambda: FakeSlot(_label(pod, SLOT_LABEL)))
         if slot is None:
             return None
@@ -228,7 +241,9 @@ class Kubernetes(FakeApi):
         return None
 
     def _move_gateway(self, pod: Object) -> None:
-        """It is on a node that never fails. Recreated where its template is another one."""
+        """It is on a node that never fails, unless it has one. Recreated where its template is another one."""
+        if (node := pod["spec"].get("nodeName")) and not self.is_up(node):
+            return
         of = self.one("deployments", f"{_label(pod, INSTANCE_LABEL)}-gateway")
         if of is None or pod["metadata"].get("deletionTimestamp") or pod["spec"] != of["spec"]["template"]["spec"]:
             self.end(pod)
@@ -238,6 +253,8 @@ class Kubernetes(FakeApi):
     def _started(self, pod: Object, make: Callable[[], FakeSlot | FakeGateway]) -> FakeSlot | FakeGateway | None:
         """None while the Secret that it reads is not there."""
         uid = pod["metadata"]["uid"]
+        if uid in self.dead:
+            return None
         if uid not in self.processes:
             workload = _label(pod, SLOT_LABEL) or f"{_label(pod, INSTANCE_LABEL)}-gateway"
             secret = self.objects.get(SECRETS.path(NAMESPACE, f"{workload}-key"))
@@ -275,7 +292,11 @@ class Kubernetes(FakeApi):
             self._is_missed(pod, process.speaks)
 
     def _is_missed(self, pod: Object, lost: FakeSlot) -> None:
-        """The others of its epoch see their connections close."""
+        """The others of its epoch, and the gateway, see their connections close."""
+        gateway = self.one("pods", f"{_label(pod, INSTANCE_LABEL)}-gateway-x")
+        process = self.processes.get(gateway["metadata"]["uid"]) if gateway else None
+        if process is not None and isinstance(process.speaks, FakeGateway):
+            process.speaks.lost.add(lost.name)
         for other in self.pods_of(_label(pod, INSTANCE_LABEL)):
             neighbour = self.slot_of(other)
             if neighbour is not None and neighbour is not lost and neighbour.committed == lost.committed:

@@ -118,18 +118,19 @@ class FakeGateway:
     def restart(self) -> None:
         self.incarnation = f"gateway-{next(_INCARNATIONS)}"
         self.route: SetRoute | None = None
+        self.lost: set[str] = set()  # leaders
 
     def status(self) -> GatewayStatus:
         return GatewayStatus(
             incarnation=self.incarnation,
             epoch=self.route.epoch if self.route else 0,
-            leaders_connected=len(self.route.leaders) if self.route else 0,
+            leaders_connected=sum(each.slot not in self.lost for each in self.route.leaders) if self.route else 0,
             running_requests=0,
         )
 
     def handle(self, message: SetRoute | GetStatus | Watch) -> GatewayStatus:
         if isinstance(message, SetRoute) and message.epoch > (self.route.epoch if self.route else 0):
-            self.route = message
+            self.route, self.lost = message, set()
         return self.status()
 
 

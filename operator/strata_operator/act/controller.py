@@ -65,6 +65,7 @@ class Controller:
         self._woken = asyncio.Event()
         self._is_at_rest = True
         self._kept: dict[str, Kept] = {}  # by uid
+        self._unread: set[str] = set()  # watched namespaces that may not be read, as said last
         self._dealing = Dealing()
         limits = options.limits
         self._planners = Planners(planner or PlanProcess(limits), limits.side_by_side, self.wake)
@@ -96,6 +97,7 @@ class Controller:
     async def look(self) -> None:
         """One look at everything, one round of actions for each deployment that is not still busy with its last one."""
         snapshot = await take_snapshot(self._kube, self._options.namespaces)
+        self._note_unread(snapshot)
         phases = {(thing.get("status") or {}).get("phase") for thing in snapshot.deployments}
         self._is_at_rest = phases <= AT_REST
         look = Look(snapshot, self._options, self._clock)
@@ -121,6 +123,17 @@ class Controller:
             except NotReadyError as error:
                 log.warning("the pod %s/%s, whose node is gone, stays: %s", meta["namespace"], meta["name"], error)
         metrics.count_phases(snapshot.deployments)
+
+    def _note_unread(self, snapshot: Snapshot) -> None:
+        """Once of each, and again when it could be read meanwhile."""
+        for namespace in sorted(set(snapshot.unread) - self._unread):
+            log.warning(
+                "the namespace %s is left out: %s; take it out of watchNamespaces, or grant the operator its Role there",
+                namespace,
+                snapshot.unread[namespace],
+            )
+        self._unread = set(snapshot.unread)
+        metrics.UNREAD.set(len(self._unread))
 
     def _kept_of(self, uid: str) -> Kept:
         if uid not in self._kept:

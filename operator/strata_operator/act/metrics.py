@@ -10,6 +10,9 @@ DEPLOYMENTS = Gauge("strata_operator_deployments", "LLMDeployments by phase", ["
 EPOCHS = Counter("strata_operator_epochs", "Epochs made, by reason", ["reason"])
 LOOKS = Histogram("strata_operator_look_seconds", "Seconds of one look at the cluster and its actions")
 ERRORS = Counter("strata_operator_errors", "Looks that failed for no reason the operator knows")
+UNREAD = Gauge(
+    "strata_operator_unread_namespaces", "Watched namespaces that are left out: the operator may not read them"
+)
 LEADING = Gauge("strata_operator_leading", "1 while this operator holds the lease")
 
 

@@ -22,6 +22,7 @@ from strata_operator.decide.reconcile import manifest_digest
 from strata_operator.decide.view import (
     View,
     gateway_is_ready,
+    gateway_pod_views,
     gateway_trouble,
     given_the_control_key,
     node_views,
@@ -109,6 +110,7 @@ class Look:
             applied=kept.still_applied(seconds),
             usable=frozenset(node.name for node in inventory.cluster.nodes),
             failures=dict(kept.failures),
+            gateway_pods=gateway_pod_views(deployment, snapshot.pods),
             gateway_ready=gateway_is_ready(deployment, snapshot.pods),
             gateway_trouble=gateway_trouble(deployment, snapshot.pods),
             highest_number=max((number, *(each.number for each in unread))),

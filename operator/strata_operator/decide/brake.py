@@ -26,7 +26,7 @@ def losses(view: View) -> Losses:
     """
     silent = {stage.node for stage in view.stages() if not view.answers(stage.slot)}
     gone = {node for node in silent if node not in view.nodes}
-    overdue = {node for node in silent - gone if _is_overdue(view, node)}
+    overdue = {node for node in silent - gone if is_overdue(view, node)}
     braked = _braked(view) if overdue else ""
     return Losses(tuple(sorted(gone if braked else gone | overdue)), braked)
 
@@ -46,7 +46,8 @@ def _is_cordoned(view: View, name: str) -> bool:
     return node is not None and node.cordoned
 
 
-def _is_overdue(view: View, name: str) -> bool:
+def is_overdue(view: View, name: str) -> bool:
+    """Whether a node that exists is away for longer than the grace period."""
     grace = timedelta(seconds=view.deployment.spec.replanning.grace_period_seconds)
     away = view.nodes[name].away_since
     return away is not None and view.now - away >= grace

@@ -103,7 +103,13 @@ def why_new_epoch(desired: Plan, ledger: Ledger, seen: Observed) -> str:
         )
     if ledger.committed < epoch.number or not slots_of(epoch.plan) <= set(seen.slots):
         return ""  # a slot that is away cannot prepare: wait for it, or for another plan
-    return next(filter(None, (_broken(epoch, seen.slots[slot]) for slot in sorted(slots_of(epoch.plan)))), "")
+    return why_broken(epoch, seen)
+
+
+def why_broken(epoch: Epoch, seen: Observed) -> str:
+    """Why a committed epoch cannot go on, by the first of its slots that answer and say so; empty: none does."""
+    answering = sorted(slots_of(epoch.plan) & set(seen.slots))
+    return next(filter(None, (_broken(epoch, seen.slots[slot]) for slot in answering)), "")
 
 
 def slots_of(plan: Plan) -> set[str]:

@@ -24,6 +24,9 @@ _REMEDIES = {
     "CreateContainerError": "the container runtime refuses it: check spec.runtime.pod",
     "RunContainerError": "the container runtime cannot start it: check spec.runtime.image and spec.runtime.pod",
 }
+_UNPULLED = {"ImagePullBackOff", "ErrImagePull"}
+_UNFIT = "exec format error"
+_ENDS = ("waiting", "terminated")
 _CREATING = {"ContainerCreating", "PodInitializing"}
 
 
@@ -35,6 +38,7 @@ class PodTrouble:
     message: str
     since: datetime
     grace: timedelta = timedelta()
+    image_since: datetime | None = None  # its node cannot pull or run its image, as far as is known since then
 
     def is_there(self, now: datetime) -> bool:
         return now - self.since >= self.grace
@@ -47,9 +51,10 @@ def pod_trouble(pod: Mapping[str, Any]) -> PodTrouble | None:
         waiting = (status.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason", "")
         if reason == "CrashLoopBackOff":
-            return PodTrouble(reason, _crashes(name, status), _LONG_AGO)
+            return PodTrouble(reason, _crashes(name, status), _LONG_AGO, image_since=_image_since(pod, status))
         if reason in _REMEDIES:
-            return PodTrouble(reason, _told(name, reason, status, waiting), _LONG_AGO)
+            told = _told(name, reason, status, waiting)
+            return PodTrouble(reason, told, _LONG_AGO, image_since=_image_since(pod, status))
         if reason in _CREATING and (since := _scheduled_at(pod)):
             return PodTrouble(reason, _creating(name), since, LONG_CREATION)
     return None
@@ -91,6 +96,14 @@ def _creating(pod: str) -> str:
         f"pod {pod}: is being created for more than {LONG_CREATION.seconds} s; kubectl describe pod {pod} names why: for "
         "FailedMount see that its claims exist, are bound and may be mounted on its node, and that its Secrets exist"
     )
+
+
+def _image_since(pod: Mapping[str, Any], status: Mapping[str, Any]) -> datetime | None:
+    """Neither pulled, nor built for its node's processor; the kubelet does not say since when, so since it has had the pod."""
+    states = [(status.get(which) or {}).get(how) or {} for which in ("state", "lastState") for how in _ENDS]
+    unpulled = any(each.get("reason") in _UNPULLED for each in states)
+    unfit = any(_UNFIT in str(each.get("message", "")) for each in states)
+    return _scheduled_at(pod) if unpulled or unfit else None
 
 
 def _scheduled_at(pod: Mapping[str, Any]) -> datetime | None:

@@ -19,7 +19,7 @@ from strata_operator.decide.actions import (
     MakePlan,
     RenewEpoch,
 )
-from strata_operator.decide.brake import losses
+from strata_operator.decide.brake import is_overdue, losses
 from strata_operator.decide.conditions import Outcome, is_serving
 from strata_operator.decide.epochs import CreateEpoch, PlanWithout, RecordCommit, Step, next_steps
 from strata_operator.decide.exclusions import PEACE, Memory, delay, remember
@@ -54,7 +54,7 @@ def reconcile(view: View) -> tuple[Action, ...]:
     going_on = _roll_out(view) if replaces else _go_on(view, steps)
     committed = _committed(view, steps)
     outcome = Outcome(committed, memory, wish, found, losses(view).braked, bool(outdated(view)))
-    return (*planning, *going_on, *report(view, outcome))
+    return (*planning, *_freed(view), *going_on, *report(view, outcome))
 
 
 def _go_on(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
@@ -153,6 +153,17 @@ def _retire(view: View) -> tuple[Action, ...]:
         DeletePod(pod.name, pod.uid)
         for pod in view.pods
         if pod.stateful_set not in wanted_slots and (pod.node not in view.nodes or view.nodes[pod.node].away_since)
+    )
+
+
+def _freed(view: View) -> tuple[DeletePod, ...]:
+    """A gateway that is to end on a node that cannot end it: with another template, `Recreate` would wait for it without end, and
+    no gateway would run meanwhile.
+    """
+    return tuple(
+        DeletePod(pod.name, pod.uid)
+        for pod in view.gateway_pods
+        if pod.is_ending and pod.node and (pod.node not in view.nodes or is_overdue(view, pod.node))
     )
 
 

@@ -1,4 +1,4 @@
-"""Slots of the newest plan that cannot do what it asks of them: refused, stuck in loading, or without a place.
+"""Slots of the newest plan that cannot do what it asks of them: refused, stuck, without a place or an image, or gone.
 
 Called by reconcile; what is found is remembered (exclusions) and leads to a plan without the slot's node. Pure.
 """
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from strata_operator.decide.epochs import PlanWithout, Step, progress_of
+from strata_operator.decide.epochs import PlanWithout, Step, progress_of, why_broken
 from strata_operator.decide.view import View
 from strata_operator.render.records import moment
 from strata_planner.contract.plan import Stage
 
-UNSCHEDULABLE = timedelta(seconds=60)  # so long a slot may wait for a place, or for its pod to be created
+UNSCHEDULABLE = timedelta(seconds=60)  # so long a slot may wait for a place, for its pod, or for its image
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,38 @@ def _of(view: View, stage: Stage, refused: dict[str, str]) -> Iterator[Trouble]:
             pod.waiting_for if pod else ""
         ) or "its pod is not created; a quota or an admission webhook may forbid it"
         yield Trouble(stage.node, "Unschedulable", f"slot {stage.slot} finds no place: {why}")
+    if unusable := _image_unusable(view, stage):
+        yield Trouble(stage.node, "ImageUnusable", f"slot {stage.slot} cannot start: {unusable}")
     if stage.slot in refused:
         yield Trouble(stage.node, "PrepareRefused", f"slot {stage.slot} refused: {refused[stage.slot]}")
-    if not view.is_committed and (stalled := _stalled(view, stage)):
+    if (not view.is_committed or _is_missed(view, stage)) and (stalled := _stalled(view, stage)):
         yield Trouble(stage.node, "PrepareStalled", stalled)
+
+
+def _image_unusable(view: View, stage: Stage) -> str:
+    """What keeps this node alone from running an image that another node of the plan runs: another architecture, say."""
+    pod = view.pod_of(stage.slot)
+    if view.is_committed or pod is None or pod.trouble is None or pod.trouble.image_since is None:
+        return ""
+    if view.now - pod.trouble.image_since < UNSCHEDULABLE:
+        return ""
+    others = (view.pod_of(other.slot) for other in view.stages() if other.node != stage.node)
+    runs = any(other and other.image == pod.image and view.answers(other.stateful_set) for other in others)
+    return pod.trouble.message if runs else ""
+
+
+def _is_missed(view: View, stage: Stage) -> bool:
+    """Whether a served epoch waits for a slot that is silent on a Ready node. One that only its controller does not hear goes on
+    serving: neither the slots that answer, nor the gateway, nor the kubelet knows of a loss. Nodes that are away are the brake's.
+    """
+    newest, node, pod = view.newest, view.nodes.get(stage.node), view.pod_of(stage.slot)
+    if newest is None or node is None or node.away_since or view.answers(stage.slot):
+        return False
+    epoch, leaders = newest.epoch, len(newest.epoch.plan.replicas)
+    unreached = stage.leader and any(
+        each.epoch == epoch.number and each.leaders_connected < leaders for each in view.seen.gateways.values()
+    )
+    return unreached or pod is None or not pod.is_running or bool(why_broken(epoch, view.seen))
 
 
 def _waiting_since(view: View, slot: str) -> datetime | None:
@@ -69,8 +97,13 @@ def _waiting_since(view: View, slot: str) -> datetime | None:
 
 
 def _stalled(view: View, stage: Stage) -> str:
+    """Not where its StatefulSet could not be made: that is no node's trouble, and Rendered names whose it is."""
     status, newest = view.seen.slots.get(stage.slot), view.newest
-    if newest is None or (status and status.prepare.epoch == newest.epoch.number and status.prepare.phase != "loading"):
+    if (
+        newest is None
+        or stage.slot not in view.stateful_sets
+        or (status and status.prepare.epoch == newest.epoch.number and status.prepare.phase != "loading")
+    ):
         return ""
     seconds = view.deployment.spec.replanning.prepare_timeout_seconds
     reached, since = progress(view, stage)

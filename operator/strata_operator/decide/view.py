@@ -16,13 +16,12 @@ from strata_operator.render.names import (
     COMPONENT_LABEL,
     DEVICE_ANNOTATION,
     GATEWAY,
-    INSTANCE_LABEL,
     SLOT_LABEL,
     TEMPLATE_ANNOTATION,
     control_secret,
 )
 from strata_operator.render.records import EpochRecord, moment
-from strata_operator.render.slots import pod_label
+from strata_operator.render.slots import is_pod_of, pod_label
 from strata_planner.contract.plan import Plan, Stage
 
 Object = dict[str, Any]
@@ -40,7 +39,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """The pod of a slot. `waiting_since`: since when the scheduler finds no place for it, and why."""
+    """The pod of a slot, or of a gateway (`stateful_set` is empty). `waiting_since`: since when the scheduler finds no place for it, and why."""
 
     name: str
     uid: str
@@ -52,6 +51,7 @@ class PodView:
     trouble: PodTrouble | None = None
     out_of_memory_at: datetime | None = None  # when the kernel last ended its process for taking more than its limit
     is_ending: bool = False
+    is_running: bool = True  # no container is known to have ended, or to wait for its start
     image: str = ""
     template: str = ""  # which template it was made of; empty: of a release that did not say
     device: str = ""  # as annotated
@@ -91,6 +91,7 @@ class View:
     manifests: tuple[Object, ...]  # what serves the newest plan
     applied: frozenset[str]  # digests of manifests that are in the cluster
     failures: Mapping[str, PlanFailure]  # by key, the last few
+    gateway_pods: tuple[PodView, ...] = ()
     gateway_ready: bool = True  # a gateway's pod is behind the Service that clients use
     gateway_trouble: PodTrouble | None = None
     highest_number: int = 0  # of all records, those included that this release cannot read
@@ -149,13 +150,11 @@ def _node_view(node: Mapping[str, Any]) -> NodeView:
 
 def pod_views(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> tuple[PodView, ...]:
     """The slot pods of one deployment."""
-    return tuple(
-        _pod_view(pod)
-        for pod in pods
-        if pod["metadata"].get("namespace") == deployment.namespace
-        and pod_label(pod, INSTANCE_LABEL) == deployment.name
-        and pod_label(pod, SLOT_LABEL)
-    )
+    return tuple(_pod_view(pod) for pod in pods if is_pod_of(deployment, pod) and pod_label(pod, SLOT_LABEL))
+
+
+def gateway_pod_views(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> tuple[PodView, ...]:
+    return tuple(map(_pod_view, _gateway_pods(deployment, pods)))
 
 
 def gateway_is_ready(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> bool:
@@ -172,9 +171,7 @@ def given_the_control_key(deployment: LLMDeployment, pods: Iterable[Mapping[str,
     return frozenset(
         pod_label(pod, SLOT_LABEL) or pod_label(pod, COMPONENT_LABEL)
         for pod in pods
-        if pod["metadata"].get("namespace") == deployment.namespace
-        and pod_label(pod, INSTANCE_LABEL) == deployment.name
-        and control_secret(deployment) in _secrets_read_by(pod)
+        if is_pod_of(deployment, pod) and control_secret(deployment) in _secrets_read_by(pod)
     )
 
 
@@ -194,10 +191,7 @@ def gateway_trouble(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]
 
 
 def _gateway_pods(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    for pod in pods:
-        ours = pod["metadata"].get("namespace") == deployment.namespace
-        if ours and pod_label(pod, INSTANCE_LABEL) == deployment.name and pod_label(pod, COMPONENT_LABEL) == GATEWAY:
-            yield pod
+    return (pod for pod in pods if is_pod_of(deployment, pod) and pod_label(pod, COMPONENT_LABEL) == GATEWAY)
 
 
 def _ready(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -234,6 +228,10 @@ def _pod_view(pod: Mapping[str, Any]) -> PodView:
         trouble=pod_trouble(pod),
         out_of_memory_at=out_of_memory_at(pod),
         is_ending=bool(pod["metadata"].get("deletionTimestamp")),
+        is_running=not any(
+            set(container.get("state") or {}) & {"waiting", "terminated"}
+            for container in status.get("containerStatuses") or ()
+        ),
         image=next((each.get("image", "") for each in pod.get("spec", {}).get("containers") or ()), ""),
         template=notes.get(TEMPLATE_ANNOTATION, ""),
         device=notes.get(DEVICE_ANNOTATION, ""),

@@ -23,7 +23,7 @@ from strata_operator.errors import InvalidInputError
 from strata_operator.observe.nodes import node_labels, node_name, why_closed, why_unusable
 from strata_operator.render.names import COMPONENT_LABEL, DEVICE_ANNOTATION, INSTANCE_LABEL, SLOT, SLOT_LABEL
 from strata_operator.render.requests import CPU, GPU, MEMORY, Amounts, added, amounts, pod_requests, remaining
-from strata_operator.render.slots import SLOT_IDLE_BYTES, Claim, decode_device, pod_label
+from strata_operator.render.slots import SLOT_IDLE_BYTES, Claim, decode_device, is_pod_of, pod_label
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.values import ContractError, Value, from_builtins, to_json
 from strata_planner.question.catalogue import catalogue
@@ -281,7 +281,7 @@ def _taken_by_others(
             continue
         slot = (pod["metadata"].get("namespace"), pod_label(pod, INSTANCE_LABEL), pod_label(pod, SLOT_LABEL))
         scheduled[slot] = pod_requests(pod)
-        if not _is_own(deployment, pod):
+        if not is_pod_of(deployment, pod):
             taken.setdefault(name, []).append(pod_requests(pod))
     for claim in claims:
         is_own = (claim.namespace, claim.deployment) == (deployment.namespace, deployment.name)
@@ -291,20 +291,12 @@ def _taken_by_others(
     return {name: added(*parts) for name, parts in taken.items()}
 
 
-def _is_own(deployment: LLMDeployment, pod: Mapping[str, Any]) -> bool:
-    """Slots and gateway of this deployment."""
-    same_namespace = pod["metadata"].get("namespace") == deployment.namespace
-    return (
-        same_namespace and pod_label(pod, INSTANCE_LABEL) == deployment.name and bool(pod_label(pod, COMPONENT_LABEL))
-    )
-
-
 def _own_slot_pods(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Node -> slot pods of this deployment that hold devices there."""
     own: dict[str, list[Mapping[str, Any]]] = {}
     for pod in pods:
         running = pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}
-        if running and _is_own(deployment, pod) and pod_label(pod, COMPONENT_LABEL) == SLOT:
+        if running and is_pod_of(deployment, pod) and pod_label(pod, COMPONENT_LABEL) == SLOT:
             own.setdefault(pod.get("spec", {}).get("nodeName", ""), []).append(pod)
     return own
 

@@ -43,6 +43,10 @@ class ServerError(NotReadyError):
     """The API server answers that it, or what it asks, has failed: a write may have been done all the same."""
 
 
+class ForbiddenError(RefusedError):
+    """The account's rights do not reach so far, or an admission controller forbids it."""
+
+
 class Fence(Protocol):
     """Says, right before every write, whether it may still be made."""
 
@@ -236,7 +240,11 @@ def refusal(code: int, what: str, why: str) -> NotReadyError:
         return AlreadyExistsError(f"{what}: {why}")
     if code == HTTPStatus.NOT_FOUND:
         return StaleError(f"{what}: {why}")
-    kind = ServerError if code >= HTTPStatus.INTERNAL_SERVER_ERROR else RefusedError
+    kind: type[NotReadyError] = RefusedError
+    if code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        kind = ServerError
+    elif code == HTTPStatus.FORBIDDEN:
+        kind = ForbiddenError
     return kind(f"the API server answers {code} to {what}: {why}")
 
 

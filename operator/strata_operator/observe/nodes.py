@@ -1,4 +1,4 @@
-"""Which nodes a deployment may use, and why not: readiness, taints, selector, exclusion. Pure, over Node objects.
+"""Which nodes a deployment may use, and why not: system, readiness, taints, selector, exclusion. Pure, over Node objects.
 
 Called by inventory. Every refusal is a sentence: node, what is wrong, what to do. Knows nothing of devices.
 """
@@ -10,6 +10,7 @@ from strata_operator.api import LLMDeployment
 from strata_operator.api.pod import Toleration
 from strata_operator.api.spec import PlacementSpec
 
+_SYSTEM = "kubernetes.io/os"
 _CORDON = "node.kubernetes.io/unschedulable"
 # Slots tolerate these without limit: whether the node is lost is for the controller to decide.
 _ALWAYS_TOLERATED = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
@@ -26,7 +27,13 @@ def node_labels(node: Mapping[str, Any]) -> dict[str, str]:
 def why_unusable(node: Mapping[str, Any], deployment: LLMDeployment) -> str | None:
     """Why neither new nor running slots may be on the node; None when they may."""
     placement = deployment.spec.placement
-    reasons = (_gone(node), _not_ready(node), _not_placed(node, placement), _evicting(node, placement))
+    reasons = (
+        _gone(node),
+        _of_another_system(node),
+        _not_ready(node),
+        _not_placed(node, placement),
+        _evicting(node, placement),
+    )
     return next((reason for reason in reasons if reason), None)
 
 
@@ -49,6 +56,12 @@ def tolerates(toleration: Toleration, taint: Mapping[str, Any]) -> bool:
 
 def _gone(node: Mapping[str, Any]) -> str | None:
     return "is being deleted" if node["metadata"].get("deletionTimestamp") else None
+
+
+def _of_another_system(node: Mapping[str, Any]) -> str | None:
+    """Which the kubelet says itself, by a label."""
+    system = node_labels(node).get(_SYSTEM, "linux")
+    return None if system == "linux" else f"has {_SYSTEM}={system}; slots run on linux alone"
 
 
 def _not_ready(node: Mapping[str, Any]) -> str | None:

@@ -5,8 +5,9 @@ Listed live instead of kept from watches: a decision never rests on an object th
 
 import asyncio
 import base64
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from strata_operator.observe.kube import (
     PODS,
     SECRETS,
     STATEFUL_SETS,
-    Kind,
+    ForbiddenError,
     Kube,
 )
 from strata_operator.render.names import (
@@ -55,6 +56,7 @@ class Snapshot:
     config_maps: tuple[Object, ...]
     secrets: tuple[Object, ...]
     claims: tuple[Object, ...] = ()  # volume claims
+    unread: Mapping[str, str] = field(default_factory=dict)  # watched namespaces that are not in it, and why
 
     def records_of(self, namespace: str, name: str) -> Records:
         """Epochs by number, and what this release cannot read, each for itself. One without its Secret is no epoch, but nobody may
@@ -124,29 +126,67 @@ class Snapshot:
             if pod["metadata"].get("deletionTimestamp")
             and _label(pod, MANAGER_LABEL) == APP
             and (not namespaces or pod["metadata"]["namespace"] in namespaces)
+            and pod["metadata"]["namespace"] not in self.unread  # whose deployments nobody knows
             and (pod["metadata"]["namespace"], _label(pod, INSTANCE_LABEL)) not in known
             and _is_away(nodes.get(pod["spec"].get("nodeName", "")))
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a snapshot has of one namespace."""
+
+    deployments: list[Object]
+    stateful_sets: list[Object]
+    config_maps: list[Object]
+    secrets: list[Object]
+    claims: list[Object]
+
+
 async def take_snapshot(kube: Kube, namespaces: tuple[str, ...]) -> Snapshot:
-    """`namespaces` empty: all. Raises NotReadyError."""
-
-    async def everywhere(kind: Kind, labels: str = "") -> tuple[Object, ...]:
-        lists = await asyncio.gather(*(kube.list(kind, namespace, labels) for namespace in namespaces or ("",)))
-        return tuple(item for items in lists for item in items)
-
-    async def records() -> tuple[tuple[Object, ...], tuple[Object, ...]]:
-        """Of an epoch the Secret is made first, so it is listed last: no epoch that is being recorded is seen without it."""
-        return await everywhere(CONFIG_MAPS, f"{OURS},{EPOCH_LABEL}"), await everywhere(SECRETS, OURS)
-
-    deployments, nodes, pods, stateful_sets, (config_maps, secrets) = await asyncio.gather(
-        everywhere(DEPLOYMENTS_OF_STRATA), kube.list(NODES), kube.list(PODS), everywhere(STATEFUL_SETS, OURS), records()
+    """`namespaces` empty: all. One that is gone, or may not be read any more, is left out whole: half of it would look like lost
+    records. Raises NotReadyError, also where none may be read.
+    """
+    watched = namespaces or ("",)
+    nodes, pods, found = await asyncio.gather(
+        kube.list(NODES), kube.list(PODS), asyncio.gather(*(_part_of(kube, namespace) for namespace in watched))
     )
-    claims: tuple[Object, ...] = ()
+    unread = {name: each for name, each in zip(watched, found, strict=True) if isinstance(each, ForbiddenError)}
+    if len(unread) == len(watched):
+        raise next(iter(unread.values()))
+    parts = [part for part in found if isinstance(part, _Part)]
+    return Snapshot(
+        deployments=_joined(part.deployments for part in parts),
+        nodes=tuple(nodes),
+        pods=tuple(pods),
+        stateful_sets=_joined(part.stateful_sets for part in parts),
+        config_maps=_joined(part.config_maps for part in parts),
+        secrets=_joined(part.secrets for part in parts),
+        claims=_joined(part.claims for part in parts),
+        unread={name: str(error) for name, error in unread.items()},
+    )
+
+
+async def _part_of(kube: Kube, namespace: str) -> _Part | ForbiddenError:
+    async def records() -> tuple[list[Object], list[Object]]:
+        """Of an epoch the Secret is made first, so it is listed last: no epoch that is being recorded is seen without it."""
+        config_maps = await kube.list(CONFIG_MAPS, namespace, f"{OURS},{EPOCH_LABEL}")
+        return config_maps, await kube.list(SECRETS, namespace, OURS)
+
+    try:
+        deployments, stateful_sets, (config_maps, secrets) = await asyncio.gather(
+            kube.list(DEPLOYMENTS_OF_STRATA, namespace), kube.list(STATEFUL_SETS, namespace, OURS), records()
+        )
+    except ForbiddenError as error:
+        return error
+    claims: list[Object] = []
     with suppress(NotReadyError):  # who may not read them is only warned less: roles may be an older release's
-        claims = await everywhere(CLAIMS)
-    return Snapshot(deployments, tuple(nodes), tuple(pods), stateful_sets, config_maps, secrets, claims)
+        claims = await kube.list(CLAIMS, namespace)
+    return _Part(deployments, stateful_sets, config_maps, secrets, claims)
+
+
+def _joined(lists: Iterable[list[Object]]) -> tuple[Object, ...]:
+    return tuple(item for items in lists for item in items)
 
 
 def _is_away(node: NodeView | None) -> bool:

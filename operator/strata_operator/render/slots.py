@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from strata_operator.api import LLMDeployment
+from strata_operator.render.names import COMPONENT_LABEL, labels
 from strata_operator.render.requests import CPU, GPU, MEMORY, Amounts, amounts
 from strata_planner.contract.plan import DeviceRef, Plan
 from strata_planner.contract.values import to_json
@@ -102,6 +103,14 @@ def asks_the_same(one: str, other: str) -> bool:
 def encode_asked(device: Device) -> str:
     """What a pod must ask for to hold these devices, and be told of them: a digest of a template rests on it."""
     return json.dumps([device.type, device.threads, device_requests(device)], sort_keys=True)
+
+
+def is_pod_of(deployment: LLMDeployment, pod: Mapping[str, Any]) -> bool:
+    """Slots and gateway of this deployment, by every label that its selectors choose by: others call theirs by its name, too."""
+    component = pod_label(pod, COMPONENT_LABEL)
+    chosen = labels(deployment, component).items()
+    same_namespace = pod["metadata"].get("namespace") == deployment.namespace
+    return same_namespace and bool(component) and all(pod_label(pod, name) == value for name, value in chosen)
 
 
 def pod_label(pod: Mapping[str, Any], name: str) -> str:

@@ -1,14 +1,18 @@
 """The controller among troubles: one deployment, record or object that is broken stops no other, and each is named in status."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from strata_operator.act import metrics
 from strata_operator.act import observation as observe
 from strata_operator.act.controller import Controller
 from strata_operator.act.lease import NotLeadingError
 from strata_operator.decide.backoff import Backoff
+from strata_operator.observe.kube import ForbiddenError
+from strata_operator.observe.snapshot import take_snapshot
 from tests.operator.act.test_controller import (
     LLMDS,
     OPTIONS,
@@ -55,6 +59,35 @@ async def test_what_nobody_foresaw_in_one_deployment_is_its_condition_and_the_ot
     await looked(api, 1)
     assert not condition(api, "odd", "ReconcileError")
     assert [path for path in api.objects if "/statefulsets/odd-" in path]
+
+
+@pytest.mark.parametrize("what", ["/", "/secrets"])
+async def test_a_namespace_that_may_not_be_read_is_left_out_whole_and_the_others_go_on(
+    api: FakeApi, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that was deleted: its Role went with it. A pod of it, on a node that is gone, may have a deployment there."""
+    api.refuse = lambda request: (403, "no") if "/namespaces/gone/" in request.path and what in request.path else None
+    gone = dict(api.objects[f"{LLMDS}/chat"])
+    meta = {**gone["metadata"], "namespace": "gone", "uid": "uid-gone"}
+    api.put(f"{LLMDS.replace('/ns/', '/gone/')}/other", {**gone, "metadata": {**meta, "name": "other"}})
+    pod = {**meta, "name": "other-0", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    labels = {"app.kubernetes.io/managed-by": "strata", "app.kubernetes.io/instance": "other"}
+    api.put("/api/v1/namespaces/gone/pods/other-0", {"metadata": {**pod, "labels": labels}, "spec": {"nodeName": "z"}})
+    options = replace(OPTIONS, namespaces=("gone", "ns"))
+    controller = Controller(kube_of(api.url), options, lambda: True, InThread())
+    for _ in range(2):
+        await look_and_plan(controller)
+    await controller.close()
+    assert api.objects[f"{LLMDS}/chat"]["status"]["phase"] == "Loading"
+    assert {request.path for request in api.requests if request.method != "GET" and "/gone/" in request.path} == set()
+    assert sum("the namespace gone is left out" in each.getMessage() for each in caplog.records) == 1
+    assert metrics.UNREAD.collect()[0].samples[0].value == 1
+
+
+async def test_where_no_namespace_may_be_read_the_look_fails(api: FakeApi) -> None:
+    api.refuse = lambda request: (403, "no") if "/namespaces/" in request.path else None
+    with pytest.raises(ForbiddenError):
+        await take_snapshot(kube_of(api.url), ("ns", "gone"))
 
 
 async def test_a_deployment_that_broke_is_left_alone_until_its_spec_changes(

@@ -29,7 +29,7 @@ NAMES = ("one", "two")
 HOUR = timedelta(hours=1)
 PLANS_PER_HOUR = 16  # of a deployment, beside those that a loss or a person asks for
 LOSSES_PER_HOUR = 75
-TROUBLE = {"PrepareRefused", "PrepareStalled", "Unschedulable"}
+TROUBLE = {"PrepareRefused", "PrepareStalled", "Unschedulable", "ImageUnusable"}
 WISHED = {"Created", "SpecChanged"}
 REFUSABLE = (
     ("GET", "/nodes"), ("GET", "/secrets"), ("GET", "/configmaps"), ("POST", "/events"), ("POST", "/configmaps"), ("POST", "/secrets"),
@@ -51,9 +51,7 @@ class Life(RuleBasedStateMachine):
         self.api = ApiFaults()
         self.planner = PretendedPlanner(self.cluster)
         self.planner.on_question = self.noted(self.check_question)
-        self.broken: list[
-            AssertionError
-        ] = []  # what a check found amid the controller, which lives on whatever is raised there
+        self.broken: list[Exception] = []  # found amid the controller, which lives on whatever is raised there
         self.said: dict[str, Any] = {}  # the status that was written last, or tried
         self.keys: dict[tuple[str, int], str] = {}  # of epochs, by deployment's uid
         self.due: tuple[int, Callable[[], None]] | None = None
@@ -122,7 +120,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(
         node=nodes,
-        what=st.sampled_from(["refuses", "hangs", "no_place", "out_of_memory", "unreachable", "mute"]),
+        what=st.sampled_from(["refuses", "hangs", "no_place", "no_image", "out_of_memory", "unreachable", "mute"]),
         wrong=st.booleans(),
     )
     def slots_of_a_node_fail(self, node: str, what: str, wrong: bool) -> None:  # noqa: FBT001
@@ -150,10 +148,11 @@ class Life(RuleBasedStateMachine):
         self.cluster.faults.pruned.add(field) if pruned else self.cluster.faults.pruned.discard(field)
         self.looks()
 
-    @rule(name=names, slot=st.integers(0, 1), within=within)
-    def a_pod_is_deleted(self, name: str, slot: int, within: int) -> None:
+    @rule(name=names, slot=st.integers(0, 1), for_good=st.booleans(), within=within)
+    def a_pod_ends(self, name: str, slot: int, for_good: bool, within: int) -> None:  # noqa: FBT001
+        ends = self.cluster.kill if for_good else self.cluster.mark
         for pod in self.cluster.pods_of(name)[slot : slot + 1]:
-            self.happens(lambda pod=pod: self.cluster.mark(pod), within)
+            self.happens(lambda pod=pod: ends(pod), within)
 
     @rule(name=names)
     def the_gateway_ends(self, name: str) -> None:

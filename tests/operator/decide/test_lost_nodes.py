@@ -1,5 +1,9 @@
 """What nodes that are away, flap, come back or are cordoned lead to."""
 
+from datetime import timedelta
+
+from strata_operator.observe.kube import PODS
+from strata_operator.render.records import stamp
 from tests.operator.world import AWorld, World
 
 
@@ -11,6 +15,8 @@ def test_many_nodes_away_at_once_are_a_false_alarm(serving: World) -> None:
     assert (serving.status.phase, serving.condition("Degraded").reason) == ("Degraded", "ManyNodesNotReady")
     assert "3 of 4 nodes are not Ready at once" in serving.condition("Degraded").message
     assert "maxSimultaneousNodeLoss 0.5" in serving.condition("Ready").message
+    serving.passes(1800, every=100)
+    assert serving.reasons() == ["Created"]  # nor does the time in which a slot must get further count
     for node in ("a", "b", "c"):
         serving.cluster.set_ready(node, "True")
     serving.passes(10)
@@ -85,3 +91,21 @@ def test_a_drain_that_cannot_be_planned_is_said_and_stops_nothing(a_world: AWorl
     assert (world.condition("Planned").status, world.condition("Planned").reason) == ("False", "Infeasible")
     assert world.condition("Planned").message.startswith("Drain: ")
     assert world.reasons().count("Drain") == 1
+
+
+def test_a_gateway_that_is_to_end_on_a_lost_node_is_ended_there_and_delays_no_other(serving: World) -> None:
+    """Its Deployment is `Recreate`: with another template it would wait for the end of this pod."""
+    cluster = serving.cluster
+    serving.edit(replanning={"gracePeriodSeconds": 30})
+    (pod,) = [each for each in cluster.all("pods") if each["metadata"]["name"] == "chat-gateway-x"]
+    meta = {**pod["metadata"], "name": "chat-gateway-old", "uid": "old", "deletionTimestamp": stamp(cluster.now())}
+    old = PODS.path("default", "chat-gateway-old")
+    cluster.set_ready("d", "Unknown")
+    cluster.put(old, {**pod, "metadata": meta, "spec": {**pod["spec"], "nodeName": "d"}})
+    end = cluster.now() + timedelta(seconds=25)
+    while cluster.now() < end:
+        serving.looks(1)
+    assert old in cluster.objects  # the node may come back
+    serving.passes(10)
+    assert old not in cluster.objects
+    assert serving.reasons() == ["Created"]

@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from strata_operator.decide.pod_troubles import pod_trouble
+from strata_operator.decide.view import gateway_is_ready
+from strata_operator.render.names import GATEWAY, MANAGER_LABEL, NAME_LABEL, labels
+from tests.operator.builders import a_deployment, a_pod
 from tests.operator.world import World
 
 
@@ -44,6 +47,34 @@ def test_what_keeps_a_pod_from_running_is_told_with_the_remedy(pod: dict[str, An
     trouble = pod_trouble(pod)
     assert trouble is not None
     assert trouble.message == told
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "is_of_image"),
+    [
+        ("ErrImagePull", "no match for platform in manifest", True),
+        ("RunContainerError", "exec /usr/bin/python: exec format error", True),
+        ("RunContainerError", "no such file", False),
+    ],
+)
+def test_which_troubles_are_of_an_image_on_its_node(reason: str, message: str, is_of_image: bool) -> None:  # noqa: FBT001
+    found = pod_trouble(
+        a_waiting_pod("CrashLoopBackOff", lastState={"terminated": {"reason": reason, "message": message}})
+    )
+    now = pod_trouble(a_waiting_pod(reason, state={"waiting": {"reason": reason, "message": message}}))
+    assert found
+    assert now
+    assert {bool(found.image_since), bool(now.image_since)} == {is_of_image}
+
+
+def test_a_pod_of_another_charts_release_of_the_same_name_is_not_the_gateway() -> None:
+    chat = a_deployment("chat").build()
+    stranger = a_pod().labelled({**labels(chat, GATEWAY), NAME_LABEL: "redis", MANAGER_LABEL: "Helm"}).build()
+    own = a_pod().labelled(labels(chat, GATEWAY)).build()
+    for pod in (stranger, own):
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    assert gateway_is_ready(chat, [own])
+    assert not gateway_is_ready(chat, [stranger])
 
 
 def stuck(world: World, name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import pytest
 
 from strata_operator.api.status import Backoff
 from strata_operator.decide.exclusions import LONGEST_DELAY, Memory, delay
+from strata_operator.observe.kube import SECRETS
 from strata_operator.render.records import MARGIN, moment, stamp
 from tests.operator.world import AWorld, World
 
@@ -32,6 +33,75 @@ def test_how_long_a_slot_got_no_further_outlasts_the_operator(a_world: AWorld) -
     world.operator_starts_anew()
     world.passes(120)
     assert "PrepareStalled" in world.reasons()
+
+
+def test_a_slot_that_dies_for_good_under_a_served_epoch_is_planned_without_after_the_timeout(serving: World) -> None:
+    serving.edit(replanning={"prepareTimeoutSeconds": 300})
+    (pod,) = serving.cluster.pods_on("b")
+    serving.passes(60)
+    serving.cluster.kill(pod)
+    serving.passes(290)
+    assert serving.reasons() == ["Created"]
+    serving.passes(20)
+    assert serving.reasons() == ["Created", "PrepareStalled"]
+    assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "c"])
+    (exclusion,) = serving.status.exclusions
+    assert "slot chat-b made no progress with epoch 1 for 300 s" in exclusion.message
+    serving.passes(200)
+    assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "b"])  # a new pod of it starts
+
+
+def test_where_a_stranger_has_the_name_of_a_slots_secret_no_node_is_left_out(a_world: AWorld) -> None:
+    """As the slot of `chat-b` on the node `node` has that of `chat` on the node `b-node`."""
+    world = a_world()
+    world.edit(replanning={"prepareTimeoutSeconds": 300})
+    owner = {"kind": "Node", "name": "d", "uid": world.cluster.all("nodes")[-1]["metadata"]["uid"]}
+    meta = {"name": "chat-b-key", "namespace": "default", "annotations": {}, "ownerReferences": [owner]}
+    world.cluster.put(SECRETS.path("default", "chat-b-key"), {"kind": "Secret", "metadata": meta, "data": {}})
+    world.passes(400, every=20)
+    assert world.reasons() == ["Created"]
+    assert not world.status.exclusions
+    assert (world.condition("Rendered").status, world.condition("Rendered").reason) == ("False", "ApplyRefused")
+    assert "chat-b-key" in world.condition("Rendered").message
+
+
+def test_the_only_slot_of_a_plan_is_missed_by_the_gateway(a_world: AWorld) -> None:
+    world = a_world("a")
+    world.edit(replanning={"prepareTimeoutSeconds": 300})
+    world.passes()
+    world.cluster.kill(world.cluster.pods_on("a")[0])
+    world.cluster.add_node("b")
+    world.passes(320)
+    assert (world.reasons(), world.status.phase, world.nodes()) == (["Created", "PrepareStalled"], "Ready", ["b"])
+
+
+def test_a_slot_that_only_its_controller_does_not_hear_stays_where_it_is(serving: World) -> None:
+    serving.edit(replanning={"prepareTimeoutSeconds": 300})
+    serving.cluster.faults.unreachable.add("b")
+    serving.passes(700, every=20)
+    assert serving.reasons() == ["Created"]
+    serving.cluster.faults.end()
+    serving.passes(5)
+    assert (serving.status.phase, serving.status.committed_epoch) == ("Ready", 1)
+
+
+def test_a_node_that_cannot_have_the_image_that_another_runs_is_planned_without(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.no_image.add("b")
+    world.passes(50)
+    assert world.reasons() == ["Created"]
+    world.passes(40)
+    assert world.reasons() == ["Created", "ImageUnusable"]
+    assert (world.status.phase, world.nodes()) == ("Ready", ["a", "c"])
+    (exclusion,) = world.status.exclusions
+    assert exclusion.message.startswith("slot chat-b cannot start: pod chat-b-0: ImagePullBackOff; check spec.runtime")
+
+
+def test_an_image_that_no_node_has_is_no_nodes_trouble(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.no_image |= {"a", "b", "c", "d"}
+    world.passes(600, every=50)
+    assert (world.reasons(), world.condition("Ready").reason) == (["Created"], "ImagePullBackOff")
 
 
 def test_when_every_slot_refuses_plans_are_few_and_status_says_what_goes_on(a_world: AWorld) -> None:

@@ -43,6 +43,13 @@ def claim(deployment: str, slot: str, node: str, **requests: str) -> Claim:
     return Claim("default", deployment, slot, node, amounts(renamed))
 
 
+STRANGERS = {  # a chart's pod, where its release is called as the deployment
+    "app.kubernetes.io/name": "redis",
+    "app.kubernetes.io/instance": "chat",
+    "app.kubernetes.io/component": "gateway",
+    "app.kubernetes.io/managed-by": "Helm",
+}
+
 # name -> (things, what is found by node)
 FREE_GPUS = {
     "all of an empty node": ([t4()], 2),
@@ -55,6 +62,7 @@ FREE_GPUS = {
     "a pod without a node holds nothing": ([t4(), a_pod().requesting(gpu="2")], 2),
     "a pod of another node": ([t4(), a_pod().on("b").requesting(gpu="2")], 2),
     "own slots are one's own": ([t4(), own_slot("a")], 2),
+    "another chart's release of the same name": ([t4(), a_pod().labelled(STRANGERS).on("a").requesting(gpu="1")], 1),
     "another's claim": ([t4(), claim("other", "s", "a", gpu="1")], 1),
     "one's own claim": ([t4(), claim("chat", "s", "a", gpu="1")], 2),
     "a claim whose pod is scheduled counts once": (
@@ -137,6 +145,11 @@ REFUSALS = {
         "node a: the product Quadro-9000 is not in the catalogue; give the operator a profile of it",
     ),
     "not ready": (t4().not_ready(), {}, "node a: is not Ready (NodeStatusUnknown)"),
+    "another system": (
+        t4().labelled({"kubernetes.io/os": "windows"}),
+        {},
+        "node a: has kubernetes.io/os=windows; slots run on linux alone",
+    ),
     "cordoned": (t4().cordoned(), {}, "node a: is cordoned; uncordon it to use it"),
     "tainted": (
         t4().tainted("nvidia.com/gpu", value="true"),

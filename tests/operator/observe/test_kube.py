@@ -11,6 +11,7 @@ from strata_operator.observe.kube import (
     PODS,
     STATEFUL_SETS,
     AlreadyExistsError,
+    ForbiddenError,
     HttpWire,
     Kube,
     RefusedError,
@@ -102,7 +103,7 @@ async def test_a_server_that_is_away_is_not_ready() -> None:
     ("code", "error"),
     [
         (401, RefusedError),
-        (403, RefusedError),
+        (403, ForbiddenError),
         (404, StaleError),
         (409, AlreadyExistsError),
         (410, RefusedError),
