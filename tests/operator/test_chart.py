@@ -34,7 +34,10 @@ def helm_path() -> str | None:
 
 
 HELM = helm_path()
-pytestmark = pytest.mark.skipif(HELM is None, reason="helm is not built; run scripts/build-cluster-tools helm")
+pytestmark = [
+    pytest.mark.slow,  # `make check` runs them
+    pytest.mark.skipif(HELM is None, reason="helm is not built; run scripts/build-cluster-tools helm"),
+]
 
 
 def helm(*arguments: str, values: str = "{}") -> subprocess.CompletedProcess[str]:

@@ -246,6 +246,11 @@ class VirtualOperator:
             raise NotLeadingError("another operator leads")
         return REQUEST_SECONDS
 
+    def unsaid_epoch(self, uid: str) -> int | None:
+        """Committed by a status that the API server would not take: what serves goes on from it all the same."""
+        kept = self.controller._kept.get(uid)
+        return kept.unsaid.committed_epoch if kept and kept.unsaid else None
+
     def depose(self) -> None:
         """Another operator leads: what was sent has arrived by then."""
         self._leads = False

@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -146,12 +147,13 @@ async def test_sigterm_ends_it_in_mid_stream(running: Running) -> None:
     await running.leader.until(lambda: running.leader.aborts)
 
 
-async def test_a_port_in_use(running: Running, model_folder: Path) -> None:
-    port = running.url.rpartition(":")[2]
-    second = await start(
-        *("--port", port, "--control-port", "0", "--served-model-name", "tiny", "--model-uri", str(model_folder))
-    )
-    _, said = await second.communicate()
+async def test_a_port_in_use(model_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        second = await start(
+            *("--port", port, "--control-port", "0", "--served-model-name", "tiny", "--model-uri", str(model_folder))
+        )
+        _, said = await second.communicate()
     assert second.returncode == 2
     assert f"--port {port}: cannot listen at 127.0.0.1:{port}" in said.decode()
     assert "free port" in said.decode()
