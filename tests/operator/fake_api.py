@@ -133,8 +133,8 @@ class FakeApi:
 
 
 @contextmanager
-def serving(api: FakeApi) -> Iterator[str]:
-    """Listens on a port of its own; yields the address."""
+def serving(api: FakeApi) -> Iterator[FakeApi]:
+    """Listens on a port of its own, whose address is its `url` from now on."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -169,7 +169,8 @@ def serving(api: FakeApi) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        api.url = f"http://127.0.0.1:{server.server_address[1]}"
+        yield api
     finally:
         server.shutdown()
         thread.join()

@@ -5,7 +5,6 @@ with its sentence and tried again later; the rest is done all the same. Decides 
 still be taken.
 """
 
-import base64
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,7 @@ from strata_operator.act.ownership import apply_own, create_own
 from strata_operator.act.planner_call import Answer, Question
 from strata_operator.act.planners import LOSSES, Planners
 from strata_operator.api import LLMDeployment
-from strata_operator.api.status import read_status
+from strata_operator.api.status import stored_status
 from strata_operator.decide.actions import (
     Action,
     Apply,
@@ -56,6 +55,7 @@ from strata_operator.observe.kube import (
 )
 from strata_operator.render.epoch import Epoch
 from strata_operator.render.names import epoch_name, process_secret
+from strata_operator.render.objects import secret_text
 from strata_operator.render.records import RENEWED, Cause, as_planned, record_objects
 from strata_operator.render.slots import claims_of
 from strata_planner.contract.keys import new_secret
@@ -138,7 +138,7 @@ class Hands:
                 await self._send(kept, name, message)
             case SetStatus(status=status):
                 stored = await self._kube.apply(status_object(deployment, status), "status")
-                kept.note_said(status, read_status(stored.get("status")), self._clock.seconds())
+                kept.note_said(status, stored_status(stored.get("status")), self._clock.seconds())
                 return False
             case Emit():
                 await self._kube.create(EVENTS, event_object(deployment, action, self._clock.now()))
@@ -267,7 +267,7 @@ class Hands:
         if secret is None:
             raise NotReadyError(f"{where} is not there; create it")
         try:
-            return base64.b64decode(secret["data"][named.key]).decode().strip()
+            return secret_text(secret, named.key).strip()
         except (KeyError, TypeError, ValueError) as error:
             raise NotReadyError(f"{where} has no text under the key {named.key}; add it") from error
 

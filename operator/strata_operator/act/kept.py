@@ -4,14 +4,12 @@ What the API server refused, plans that failed and looks that broke are remember
 """
 
 import asyncio
-import json
 from dataclasses import dataclass
-from typing import Any
 
 from strata_operator.act.control_client import Links
 from strata_operator.api import LLMDeploymentStatus
 from strata_operator.decide.backoff import Backoff
-from strata_operator.decide.view import PlanFailure
+from strata_operator.decide.view import PlanFailure, PlanKey
 from strata_planner.contract.keys import new_secret
 from strata_planner.question.cluster import Cluster
 
@@ -36,7 +34,7 @@ class Asked:
     """
 
     question: str
-    key: str
+    key: PlanKey
     cluster: Cluster
     inventory_digest: str
     without: str
@@ -52,7 +50,7 @@ class Kept:
         self.control_key = new_secret()  # used if the cluster has none yet
         self.applied: dict[str, tuple[str, float]] = {}  # kind and name -> what it was made last (digest), and when
         self.refusals: dict[str, Refusal] = {}  # by what was to be done
-        self.failures: dict[str, PlanFailure] = {}  # of plans that were not found, by key, the last few
+        self.failures: dict[PlanKey, PlanFailure] = {}  # of plans that were not found, the last few
         self.asked: Asked | None = None
         self.conflicts = Backoff()  # of plans whose devices were gone when they were done
         self.errors = Backoff()  # of looks that ended in an error
@@ -73,12 +71,12 @@ class Kept:
             self.unsaid, self._meant, self._stored = None, None, stored
         return self.unsaid or self._meant or stored
 
-    def note_said(self, status: LLMDeploymentStatus, stored: dict[str, Any], now: float) -> None:
+    def note_said(self, status: LLMDeploymentStatus, stored: LLMDeploymentStatus, now: float) -> None:
         """It was written, and this is what became of it. An admission webhook may cut or change it: saying it at once again would
         not help.
         """
         self._said_at = now
-        self.unsaid, self._stored = None, LLMDeploymentStatus.model_validate_json(json.dumps(stored), by_alias=True)
+        self.unsaid, self._stored = None, stored
         self._meant = None if self._stored == status else status
 
     def is_to_be_said(self, now: float) -> bool:

@@ -3,7 +3,6 @@
 Starts to listen to the slots of the newest plan; decides nothing.
 """
 
-import base64
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from strata_operator.decide.view import (
     View,
     gateway_is_ready,
     gateway_pod_views,
-    gateway_trouble,
     given_the_control_key,
     node_views,
     pod_views,
@@ -40,7 +38,7 @@ from strata_operator.render.names import (
     process_secret,
     slot_address,
 )
-from strata_operator.render.objects import is_own
+from strata_operator.render.objects import is_own, secret_text
 from strata_operator.render.records import EpochRecord, as_planned
 from strata_operator.render.slots import Claim, claims_of, slots_of
 from strata_planner.contract.control import GatewayStatus, SlotStatus
@@ -112,7 +110,6 @@ class Look:
             failures=dict(kept.failures),
             gateway_pods=gateway_pod_views(deployment, snapshot.pods),
             gateway_ready=gateway_is_ready(deployment, snapshot.pods),
-            gateway_trouble=gateway_trouble(deployment, snapshot.pods),
             highest_number=max((number, *(each.number for each in unread))),
             troubles=tuple(f"{each.name}: {each.reason}" for each in unread if not 0 < each.number < number),
             refusals=kept.still_refused({manifest_digest(manifest) for manifest in manifests}),
@@ -183,5 +180,5 @@ def _keys_of(deployment: LLMDeployment, snapshot: Snapshot) -> dict[str, str]:
     for secret in snapshot.secrets:
         if secret["metadata"].get("namespace") == deployment.namespace and is_own(deployment, secret):
             with suppress(KeyError, TypeError, ValueError):  # it holds none that could be read: the derived one stands
-                keys[secret["metadata"]["name"]] = base64.b64decode(secret["data"][CONTROL_SECRET_KEY]).decode()
+                keys[secret["metadata"]["name"]] = secret_text(secret, CONTROL_SECRET_KEY)
     return keys

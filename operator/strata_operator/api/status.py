@@ -189,6 +189,11 @@ def read_status(status: Any) -> dict[str, Any]:
             return kept
 
 
+def stored_status(status: Any) -> LLMDeploymentStatus:
+    """The same as a value."""
+    return LLMDeploymentStatus.model_validate_json(json.dumps(read_status(status)), by_alias=True, by_name=False)
+
+
 def _without(status: dict[str, Any], places: set[tuple[str, int | str | None]]) -> dict[str, Any]:
     """Less some fields, or some members of lists that are fields. A problem in a field that is no list takes the field."""
     kept = {}

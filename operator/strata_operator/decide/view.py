@@ -6,7 +6,7 @@ Built by the controller, read by `reconcile` and `report`. Pure.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.epochs import Ledger, Observed
@@ -57,13 +57,23 @@ class PodView:
     device: str = ""  # as annotated
 
 
+class PlanKey(NamedTuple):
+    """All that an answer of the planner depends on: planning the same again would give the same."""
+
+    spec: str  # digest
+    inventory: str  # digest
+    without: str  # digest of the nodes that it does without
+    margin: float
+    optional: bool
+
+
 @dataclass(frozen=True, slots=True)
 class PlanFailure:
-    """Planning this (`key`: spec, inventory and exclusions) gave nothing. It is not tried again before the key changes, unless
+    """Planning this (`key`) gave nothing. It is not tried again before the key changes, unless
     it is `passing`: then trying again may help although nothing changes. `kept`: the running plan was good enough.
     """
 
-    key: str
+    key: PlanKey
     reason: str  # CamelCase
     message: str
     at: datetime
@@ -90,15 +100,19 @@ class View:
     refused: tuple[str, ...]  # nodes left out, as sentences
     manifests: tuple[Object, ...]  # what serves the newest plan
     applied: frozenset[str]  # digests of manifests that are in the cluster
-    failures: Mapping[str, PlanFailure]  # by key, the last few
+    failures: Mapping[PlanKey, PlanFailure]  # the last few
     gateway_pods: tuple[PodView, ...] = ()
     gateway_ready: bool = True  # a gateway's pod is behind the Service that clients use
-    gateway_trouble: PodTrouble | None = None
     highest_number: int = 0  # of all records, those included that this release cannot read
     troubles: tuple[str, ...] = ()  # what could not be read or done for reasons nobody foresaw, as sentences
     refusals: tuple[str, ...] = ()  # what the API server refused, as sentences that name the object
     postponed: frozenset[str] = frozenset()  # digests of manifests that were refused and wait to be tried again
     is_unsaid: bool = False  # `deployment.status` is known here alone: the API server would not take it as it is
+
+    @property
+    def gateway_trouble(self) -> PodTrouble | None:
+        """What keeps a gateway's pod from starting, if anything does."""
+        return next((pod.trouble for pod in self.gateway_pods if pod.trouble), None)
 
     @property
     def newest(self) -> EpochRecord | None:
@@ -183,11 +197,6 @@ def _secrets_read_by(pod: Mapping[str, Any]) -> set[str]:
         for variable in container.get("env") or ()
         if "secretKeyRef" in (variable.get("valueFrom") or {})
     }
-
-
-def gateway_trouble(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> PodTrouble | None:
-    """What keeps a gateway's pod from starting, if anything does."""
-    return next(filter(None, map(pod_trouble, _gateway_pods(deployment, pods))), None)
 
 
 def _gateway_pods(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:

@@ -14,7 +14,7 @@ from strata_operator.decide.brake import closed, cordoned, losses
 from strata_operator.decide.epochs import CreateEpoch, Step
 from strata_operator.decide.exclusions import LOST, PEACE, Memory
 from strata_operator.decide.troubles import Trouble
-from strata_operator.decide.view import PlanFailure, View
+from strata_operator.decide.view import PlanFailure, PlanKey, View
 from strata_operator.render.records import moment
 
 STEADY = timedelta(seconds=60)  # so long a node is Ready, and an epoch serves, before a better plan is looked for
@@ -50,26 +50,19 @@ def wanted(view: View, memory: Memory, found: tuple[Trouble, ...], steps: tuple[
 
 def _last_failure(view: View, wish: MakePlan) -> PlanFailure | None:
     """Of the same question, whatever the cluster was then."""
-    asked = _but_for_the_inventory(plan_key(view, wish))
-    failures = (each for each in view.failures.values() if _but_for_the_inventory(each.key) == asked)
+    asked = plan_key(view, wish)
+    failures = (each for each in view.failures.values() if each.key._replace(inventory=asked.inventory) == asked)
     return max((each for each in failures if each.wish == wish.reason), key=lambda each: each.at, default=None)
 
 
-def _but_for_the_inventory(key: str) -> list[str]:
-    planned, _, *rest = key.split("/")
-    return [planned, *rest]
-
-
-def plan_key(view: View, wish: MakePlan) -> str:
-    """Planning the same again would give the same. What it is planned on is the second part."""
-    parts = (
-        planned_digest(view, wish),
-        view.inventory_digest,
-        without_digest(view, wish.without),
-        f"{wish.margin:g}",
-        wish.optional,
+def plan_key(view: View, wish: MakePlan) -> PlanKey:
+    return PlanKey(
+        spec=planned_digest(view, wish),
+        inventory=view.inventory_digest,
+        without=without_digest(view, wish.without),
+        margin=wish.margin,
+        optional=wish.optional,
     )
-    return "/".join(map(str, parts))
 
 
 def planned_digest(view: View, wish: MakePlan) -> str:

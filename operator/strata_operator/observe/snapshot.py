@@ -4,7 +4,6 @@ Listed live instead of kept from watches: a decision never rests on an object th
 """
 
 import asyncio
-import base64
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,7 +35,7 @@ from strata_operator.render.names import (
     TEMPLATE_ANNOTATION,
     control_secret,
 )
-from strata_operator.render.objects import is_own
+from strata_operator.render.objects import is_own, secret_text
 from strata_operator.render.records import EpochRecord, UnreadRecord, epoch_number, moment, read_record, usable_records
 from strata_planner.contract.values import ContractError
 
@@ -94,7 +93,7 @@ class Snapshot:
                 deployment
             )
             if named and is_own(deployment, secret):
-                return base64.b64decode(secret["data"][CONTROL_SECRET_KEY]).decode()
+                return secret_text(secret, CONTROL_SECRET_KEY)
         return None
 
     def stateful_sets_of(self, deployment: LLMDeployment) -> dict[str, datetime]:

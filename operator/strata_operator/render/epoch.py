@@ -4,13 +4,12 @@ Creating the ConfigMap is what makes an epoch: AlreadyExists means that another 
 applied. The Secret is made first; one that exists already, left by an attempt that ended early, holds the key to use. `read_epoch` is the way back. Called by render's users; knows no API client.
 """
 
-import base64
 from dataclasses import dataclass
 from typing import Any
 
 from strata_operator.api import LLMDeployment
 from strata_operator.render.names import APP, EPOCH_LABEL, epoch_name, labels
-from strata_operator.render.objects import Object, metadata
+from strata_operator.render.objects import Object, metadata, secret_text
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import from_json, to_json
 from strata_planner.question.cluster import Cluster
@@ -34,7 +33,7 @@ def epoch_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster) -> 
 
     Of that only the plan's own nodes are kept: links join every pair of nodes, and an object holds a megabyte.
     """
-    taken = cluster.restricted_to({stage.node for replica in epoch.plan.replicas for stage in replica.stages})
+    taken = cluster.restricted_to({stage.node for stage in epoch.plan.stages})
     name = epoch_name(deployment, epoch.number)
     own_labels = labels(deployment, APP) | {EPOCH_LABEL: str(epoch.number)}
     secret = {
@@ -58,6 +57,6 @@ def epoch_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster) -> 
 def read_epoch(secret: dict[str, Any], config_map: dict[str, Any]) -> tuple[Epoch, Cluster]:
     """An epoch from its stored objects. Raises ContractError when another release wrote what this one cannot read."""
     number = int(config_map["metadata"]["labels"][EPOCH_LABEL])
-    key = base64.b64decode(secret["data"][EPOCH_SECRET_KEY]).decode()
+    key = secret_text(secret, EPOCH_SECRET_KEY)
     data = config_map["data"]
     return Epoch(number, key, Plan.decode(data[PLAN_FILE])), from_json(data[CLUSTER_FILE], Cluster)

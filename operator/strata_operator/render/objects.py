@@ -1,5 +1,6 @@
 """What every rendered object has in common, and the smallest objects. Called by the other modules of render."""
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +110,11 @@ def is_own(deployment: LLMDeployment, thing: Mapping[str, Any]) -> bool:
         return any(each.get("uid") == deployment.metadata.uid for each in owners)
     said = thing["metadata"].get("labels") or {}
     return (said.get(MANAGER_LABEL), said.get(INSTANCE_LABEL)) == (APP, deployment.name)
+
+
+def secret_text(secret: Mapping[str, Any], key: str) -> str:
+    """As it was written. Raises KeyError, TypeError or ValueError where it holds no text under the key."""
+    return base64.b64decode(secret["data"][key]).decode()
 
 
 def owners_of(thing: Mapping[str, Any]) -> list[Mapping[str, Any]]:

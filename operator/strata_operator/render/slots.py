@@ -108,9 +108,9 @@ def encode_asked(device: Device) -> str:
 def is_pod_of(deployment: LLMDeployment, pod: Mapping[str, Any]) -> bool:
     """Slots and gateway of this deployment, by every label that its selectors choose by: others call theirs by its name, too."""
     component = pod_label(pod, COMPONENT_LABEL)
-    chosen = labels(deployment, component).items()
-    same_namespace = pod["metadata"].get("namespace") == deployment.namespace
-    return same_namespace and bool(component) and all(pod_label(pod, name) == value for name, value in chosen)
+    if not component or pod["metadata"].get("namespace") != deployment.namespace:
+        return False  # most of a cluster's pods
+    return all(pod_label(pod, name) == value for name, value in labels(deployment, component).items())
 
 
 def pod_label(pod: Mapping[str, Any], name: str) -> str:

@@ -124,6 +124,9 @@ class _Partition:
     def __init__(self, scores: torch.Tensor) -> None:
         self._scores = scores.nan_to_num(nan=-torch.inf)
         self._bins = (self._scores * -BINS_PER_UNIT).clamp_(0, BINS - 1).to(torch.int64)
+        self._first, self._last = (
+            int(each) for each in self._bins.aminmax()
+        )  # the last alone, of a row without a number
         weights = self._scores.exp().double()
         self._mass = torch.zeros(BINS, dtype=torch.float64, device=scores.device)
         self._mass = self._mass.scatter_add_(0, self._bins, weights).cumsum(dim=0)
@@ -145,10 +148,7 @@ class _Partition:
 
     def _find(self, mass: float, *, right: bool) -> tuple[int, torch.Tensor, torch.Tensor]:
         """The place in its bin, the bin's tokens and their cumulative weights of the first token to reach `mass`, or pass it."""
-        first, last = (
-            int(each) for each in self._bins.aminmax()
-        )  # a row without a number weighs nothing, and is in the last
-        bin_ = max(first, min(int(torch.searchsorted(self._mass, mass, right=right)), last))
+        bin_ = max(self._first, min(int(torch.searchsorted(self._mass, mass, right=right)), self._last))
         tokens, cumulative = self._sorted(bin_)
         place = int(torch.searchsorted(cumulative, mass, right=right))
         return min(place, tokens.numel() - 1), tokens, cumulative

@@ -28,6 +28,5 @@ def api(model: Path) -> Iterator[FakeApi]:
         fake.put(f"/api/v1/nodes/{name}", a_node(name))
     for name, other in (("chat", "b"), ("odd", "a")):
         fake.put(f"{LLMDS}/{name}", a_deployment(name, model, placement={"exclude": [other]}))
-    with serving(fake) as url:
-        fake.url = url
+    with serving(fake):
         yield fake

@@ -31,8 +31,7 @@ def api(model: Path) -> Iterator[FakeApi]:
     for name in ("a", "b"):
         fake.put(f"/api/v1/nodes/{name}", a_node(name))
     fake.put(f"{LLMDS}/chat", a_deployment("chat", model))
-    with serving(fake) as url:
-        fake.url = url
+    with serving(fake):
         yield fake
 
 

@@ -149,9 +149,7 @@ async def test_the_fence_closes_before_another_may_take_the_lease() -> None:
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    fake = FakeApi()
-    with serving(fake) as url:
-        fake.url = url
+    with serving(FakeApi()) as fake:
         yield fake
 
 

@@ -43,8 +43,7 @@ def api(tmp_path: Path) -> Iterator[FakeApi]:
         fake.put(f"/api/v1/nodes/{name}", a_node(name))
     fake.put("/api/v1/nodes/other", {"metadata": {"name": "other"}, "spec": {}, "status": a_node("other")["status"]})
     fake.put(f"{LLMDS}/chat", a_deployment("chat", tmp_path, placement={"maxStages": 1}))
-    with serving(fake) as url:
-        fake.url = url
+    with serving(fake):
         yield fake
 
 

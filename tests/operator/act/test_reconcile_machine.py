@@ -5,7 +5,6 @@ and run out of memory; pods find no place; plans take long and fail; specs are e
 is at it; the operator is started anew or deposed. Time is virtual.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,6 +18,7 @@ from strata_operator.observe.kube import Request
 from strata_operator.render.names import EPOCH_LABEL, INSTANCE_LABEL
 from strata_operator.render.records import REASON
 from strata_planner.contract.control import Commit, Prepare
+from strata_planner.contract.plan import Plan
 from tests.laws import share
 from tests.operator.cluster_model import GPUS, Kubernetes, status_of
 from tests.operator.fakes import FakeSlot
@@ -307,12 +307,8 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def no_device_is_dealt_twice(self) -> None:
-        dealt: Counter[str] = Counter()
-        for name in NAMES:
-            for record in self.records_of(name)[-1:]:
-                for replica in json.loads(record["data"]["plan.json"])["replicas"]:
-                    for stage in replica["stages"]:
-                        dealt[stage["node"]] += len(stage["devices"])
+        newest = [Plan.decode(record["data"]["plan.json"]) for name in NAMES for record in self.records_of(name)[-1:]]
+        dealt = Counter(stage.node for plan in newest for stage in plan.stages for _ in stage.devices)
         assert all(count <= GPUS for count in dealt.values()), dealt
 
     @invariant()

@@ -20,8 +20,7 @@ def api(tmp_path: Path) -> Iterator[FakeApi]:
     for name in ("a", "b", "c"):
         fake.put(f"/api/v1/nodes/{name}", a_node(name))
     fake.put(f"{LLMDS}/chat", a_deployment("chat", tmp_path, placement={"maxStages": 1}))
-    with serving(fake) as url:
-        fake.url = url
+    with serving(fake):
         yield fake
 
 

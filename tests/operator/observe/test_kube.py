@@ -25,9 +25,7 @@ CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x",
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    fake = FakeApi()
-    with serving(fake) as url:
-        fake.url = url
+    with serving(FakeApi()) as fake:
         yield fake
 
 
