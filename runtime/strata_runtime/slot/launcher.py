@@ -38,10 +38,12 @@ _PR_SET_PDEATHSIG = 1
 
 def main(modules: Sequence[str] = ()) -> int:
     """`modules`: what its children find imported; by default what slots and gateways need."""
+    gc.disable()  # until all is imported: what stays would be gone through again and again, a quarter of the start
     for name in modules or PRELOADED:
         importlib.import_module(name)
     gc.collect()
     freeze_imports()  # and a collection in a child would write to every object of the parent, and so copy its pages
+    gc.enable()
     wakeup, bell = os.pipe()
     os.set_blocking(bell, False)
     signal.set_wakeup_fd(bell)

@@ -13,6 +13,7 @@ from strata_operator.act.lease import NotLeadingError
 from strata_operator.decide.backoff import Backoff
 from strata_operator.observe.kube import ForbiddenError
 from strata_operator.observe.snapshot import take_snapshot
+from tests.laws import swept
 from tests.operator.act.test_controller import (
     LLMDS,
     OPTIONS,
@@ -140,7 +141,11 @@ async def test_an_object_that_no_schema_checked_is_refused_in_its_own_status(api
 
 @pytest.mark.parametrize(
     ("label", "value"),
-    [("nvidia.com/gpu.memory", "15360XB"), ("nvidia.com/gpu.compute.major", "x"), ("nvidia.com/gpu.memory", "0")],
+    [
+        ("nvidia.com/gpu.memory", "15360XB"),
+        pytest.param("nvidia.com/gpu.compute.major", "x", marks=pytest.mark.slow),
+        pytest.param("nvidia.com/gpu.memory", "0", marks=pytest.mark.slow),
+    ],
 )
 async def test_a_node_with_an_odd_label_is_refused_by_name(api: FakeApi, label: str, value: str) -> None:
     node = a_node("c")
@@ -209,7 +214,7 @@ REFUSED: dict[str, tuple[int, str]] = {
 }
 
 
-@pytest.mark.parametrize("why", REFUSED)
+@pytest.mark.parametrize("why", swept(REFUSED, ["rights"]))
 async def test_one_object_that_is_refused_is_a_condition_and_the_rest_is_carried_out(api: FakeApi, why: str) -> None:
     code, sentence = REFUSED[why]
     api.refuse = lambda request: REFUSED[why] if _applies(request, "networkpolicies") else None
@@ -225,7 +230,9 @@ async def test_one_object_that_is_refused_is_a_condition_and_the_rest_is_carried
     assert condition(api, "chat", "Rendered")["status"] == "True"
 
 
-@pytest.mark.parametrize("part", ["networkpolicies/chat-gateway", "llmdeployments/chat/status"])
+@pytest.mark.parametrize(
+    "part", swept(["networkpolicies/chat-gateway", "llmdeployments/chat/status"], ["llmdeployments/chat/status"])
+)
 async def test_what_is_refused_is_tried_again_later_and_later(api: FakeApi, part: str) -> None:
     api.refuse = lambda request: (403, "no") if _applies(request, part) else None
     controller = a_controller(api)

@@ -241,6 +241,7 @@ async def test_a_process_of_its_own_plans_and_what_it_cannot_read_is_an_answer(q
     assert (other.plan, other.reason) == (None, "InvalidInput")
 
 
+@pytest.mark.slow
 async def test_a_plan_that_needs_more_memory_than_it_may_have_is_an_answer(question: Question) -> None:
     process = PlanProcess(PlanLimits(memory_bytes=1 << 20))
     answer = await process.answer(question)

@@ -39,6 +39,7 @@ def test_json_is_the_figures_and_nothing_else() -> None:
     assert len(figures["replicas"][0]["utilisation"]) == 2
 
 
+@pytest.mark.slow  # planner/simulate/test_simulation.py has the law
 def test_the_same_seed_shows_the_same(tmp_path: Path) -> None:
     first, again, other = (simulated("--rate", "2", "--requests", "20", "--json", "--seed", seed) for seed in "112")
     assert first.stdout == again.stdout != other.stdout

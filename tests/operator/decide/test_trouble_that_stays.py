@@ -75,6 +75,7 @@ def test_the_only_slot_of_a_plan_is_missed_by_the_gateway(a_world: AWorld) -> No
     assert (world.reasons(), world.status.phase, world.nodes()) == (["Created", "PrepareStalled"], "Ready", ["b"])
 
 
+@pytest.mark.slow  # hours of a controller's life
 def test_a_slot_that_only_its_controller_does_not_hear_stays_where_it_is(serving: World) -> None:
     serving.edit(replanning={"prepareTimeoutSeconds": 300})
     serving.cluster.faults.unreachable.add("b")
@@ -104,6 +105,7 @@ def test_an_image_that_no_node_has_is_no_nodes_trouble(a_world: AWorld) -> None:
     assert (world.reasons(), world.condition("Ready").reason) == (["Created"], "ImagePullBackOff")
 
 
+@pytest.mark.slow  # hours of a controller's life
 def test_when_every_slot_refuses_plans_are_few_and_status_says_what_goes_on(a_world: AWorld) -> None:
     world = a_world()
     world.cluster.faults.refuses |= {"a", "b", "c", "d"}
@@ -179,6 +181,7 @@ def test_an_exclusion_ends_and_the_node_is_used_again(a_world: AWorld) -> None:
     assert (world.status.phase, world.nodes()) == ("Ready", ["a", "b"])
 
 
+@pytest.mark.slow  # hours of a controller's life
 def test_when_a_quota_forbids_pods_plans_are_few(a_world: AWorld) -> None:
     world = a_world("a", "b")
     world.edit(placement={"maxStages": 1})
@@ -190,6 +193,7 @@ def test_when_a_quota_forbids_pods_plans_are_few(a_world: AWorld) -> None:
     assert world.status.phase == "Ready"
 
 
+@pytest.mark.slow  # hours of a controller's life
 def test_a_slot_that_runs_out_of_memory_again_and_again_is_planned_with_more_left_free(serving: World) -> None:
     serving.cluster.faults.out_of_memory.add("b")
     serving.passes(600)

@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.laws import swept
 
 PHASES = {
     "measuring": ("measuring the processor", "machine.MEASURE = SLOW"),
@@ -62,32 +63,25 @@ TOOLS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """All phases at once: most of the time goes into starting."""
+@pytest.mark.parametrize("phase", swept(PHASES, ["loading"]))
+def test_ctrl_c_ends_every_phase_with_a_line_and_nothing_left(phase: str, tmp_path: Path) -> None:
+    doing, slow = PHASES[phase]
     (tmp_path / "cluster.yaml").write_text(RATES)
+    cluster = "None" if phase == "measuring" else f"Path({str(tmp_path / 'cluster.yaml')!r})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", UP.format(slow=slow, cluster=cluster), str(ROOT)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+    )  # fmt: skip
     with contextlib.ExitStack() as held:
-        started = {}
-        for phase, (_, slow) in PHASES.items():
-            cluster = "None" if phase == "measuring" else f"Path({str(tmp_path / 'cluster.yaml')!r})"
-            environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / phase)}
-            process = subprocess.Popen(
-                [sys.executable, "-c", UP.format(slow=slow, cluster=cluster), str(ROOT)],
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
-            )  # fmt: skip
-            started[phase] = held.enter_context(process)
-            held.callback(process.kill)
-        yield started
-
-
-def test_ctrl_c_ends_every_phase_with_a_line_and_nothing_left(running: dict[str, subprocess.Popen[str]]) -> None:
-    for phase, process in running.items():
-        said = said_until(process, PHASES[phase][0])
+        held.enter_context(process)
+        held.callback(process.kill)
+        said = said_until(process, doing)
         os.killpg(process.pid, signal.SIGINT)
         said += process.communicate(timeout=60)[1]  # far less than what it was doing takes
         assert process.returncode == 128 + signal.SIGINT, said
         assert said.splitlines()[-1].startswith("strata: stopped while "), said
-        assert PHASES[phase][0] in said.splitlines()[-1]
+        assert doing in said.splitlines()[-1]
         assert ends(process.pid), said
 
 

@@ -21,6 +21,7 @@ from strata_operator.local.progress import Progress
 from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import PrepareState, SlotStatus
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
+from tests.laws import swept
 from tests.operator.fakes import FakeSlot, a_plan
 
 ROOT = Path(__file__).parents[3]
@@ -82,7 +83,7 @@ async def test_it_serves_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> N
     assert not started_since(before)
 
 
-@pytest.mark.parametrize("victim", ["a", "b"])
+@pytest.mark.parametrize("victim", swept(["a", "b"], ["b"]))
 async def test_a_slot_that_is_killed_comes_back_in_a_new_epoch(tmp_path: Path, victim: str) -> None:
     async with running(tmp_path) as deployment:
         killed = deployment.pids[victim]
@@ -173,6 +174,8 @@ import asyncio, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 from tests.operator.local.test_local_deployment import *
+from tests.laws import swept
+from tests.laws import swept
 async def main():
     async with running(Path({str(tmp_path)!r})) as deployment:
         print(*deployment.pids.values(), flush=True)

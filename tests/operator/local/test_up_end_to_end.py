@@ -21,7 +21,7 @@ from strata_operator.local.ports import free_port
 from strata_runtime.model.random_model import make_random_model
 from tests.laws import swept
 
-ANSWER = 300
+ANSWER = 200
 KILL_AFTER = 20
 DEPLOYMENT = """
 apiVersion: strata.dev/v1alpha1
@@ -170,6 +170,7 @@ def test_a_killed_process_comes_back_and_the_stream_goes_on_with_the_same_tokens
     assert up.pids[victim] != killed
 
 
+@pytest.mark.slow  # runtime/stage/test_sampling.py: a draw is of the seed and the position
 def test_sampled_tokens_are_the_same_too(up: Up) -> None:
     wish = {"temperature": 1.0, "seed": 7}
     undisturbed = "".join(up.stream([1, 2, 3], **wish))

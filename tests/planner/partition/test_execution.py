@@ -64,7 +64,8 @@ def test_a_strategy_on_the_front_is_the_whole_layer(case: tuple[Shape, int, int]
     _same(strategy, case, strategy.layout, residuals=True)
 
 
-@pytest.mark.parametrize("gated", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow  # the law above draws from the same front
+@pytest.mark.parametrize("gated", [False, True])
 def test_everything_on_the_front_is_the_whole_layer(gated: bool) -> None:  # noqa: FBT001
     case = (Shape(tokens=5, hidden=6, heads=6, kv_heads=3, head_dim=2, mlp=7, gated=gated), 3, 1)
     for convention in Volume:

@@ -5,10 +5,11 @@ import pytest
 from strata_planner.partition.chain import decoder_chain
 from strata_planner.partition.naming import STRATEGIES, find_strategies, recognised, serves, shared_layout
 from strata_planner.partition.states import CS, RS, R, Volume
+from tests.laws import swept
 
 
 @pytest.mark.parametrize("convention", Volume)
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("gated", swept([False, True], [True]))
 def test_all_three_are_on_the_front(convention: Volume, *, gated: bool) -> None:
     found = find_strategies(gated=gated, convention=convention)
     assert tuple(found.strategies) == STRATEGIES

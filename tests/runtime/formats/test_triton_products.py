@@ -48,7 +48,7 @@ def assert_is_the_product(result: Tensor, tokens: Tensor, values: Tensor) -> Non
     assert ((result.double() - expected).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("bits", swept([3, 4, 5, 6, 7, 8], [3, 4, 8]))
+@pytest.mark.parametrize("bits", swept([3, 4, 5, 6, 7, 8], [3]))
 @given(shape=SHAPES, count=st.integers(1, 16), dtype=DTYPES)
 @EXAMPLES
 def test_a_weight_of_any_precision_is_multiplied_by_its_centroids(
@@ -58,7 +58,7 @@ def test_a_weight_of_any_precision_is_multiplied_by_its_centroids(
     assert_is_the_product(products.product(tokens, weight), tokens, weight.dequantized())
 
 
-@pytest.mark.parametrize("bits", swept([2, 3, 4, 8], [3, 4]))
+@pytest.mark.parametrize("bits", swept([2, 3, 4, 8], [3]))
 @given(shape=SHAPES, count=st.integers(1, 16), group=st.sampled_from([32, 64, 128, 1 << 20]))
 @EXAMPLES
 def test_a_gptq_weight_is_multiplied_as_the_reference_rounds_it(
@@ -68,6 +68,7 @@ def test_a_gptq_weight_is_multiplied_as_the_reference_rounds_it(
     assert_is_the_product(products.product(tokens, weight), tokens, weight.dequantized().half())
 
 
+@pytest.mark.slow
 def test_a_gptq_weight_in_bfloat16() -> None:
     weight, tokens = gptq_weight((33, 577), 4, 128), some_tokens(3, 577, torch.bfloat16)
     values = products.decoded(weight, torch.bfloat16)
@@ -97,14 +98,14 @@ def test_more_tokens_take_rows_decoded_a_few_at_a_time(monkeypatch: pytest.Monke
     assert_is_the_product(products.dequantized(tokens, weight), tokens, weight.dequantized())
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", swept([4, 8], [4]))
 def test_a_token_has_the_same_sums_whoever_comes_with_it(bits: int) -> None:
     weight, tokens = planes_weight((40, 1100), bits, torch.float16), some_tokens(8, 1100, torch.float16)
     together = products.product(tokens, weight)
     assert all(torch.equal(products.product(tokens[i : i + 1], weight)[0], together[i]) for i in (0, 7))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", swept([4, 8], [4]))
 def test_views_that_start_and_step_anywhere(bits: int) -> None:
     whole = planes_weight((40, 600), bits, torch.float16)
     stored = [torch.zeros(40, plane.shape[1] + 3, dtype=torch.uint8) for plane in whole.planes]

@@ -63,7 +63,7 @@ def route(pipeline: PipelineHarness, gateway: Harness) -> None:
     gateway.dispatcher.set_route(SetRoute(pipeline.epoch, pipeline.key, (leader,), MAX_MODEL_LEN))
 
 
-@pytest.mark.parametrize("lost", swept([None, *SLOTS], [None, SLOTS[0]]))
+@pytest.mark.parametrize("lost", swept([None, *SLOTS], [SLOTS[0]]))
 async def test_a_stream_is_what_transformers_generates(model: Path, expected: str, lost: str | None) -> None:
     with PipelineHarness(SLOTS) as pipeline:
         async with (
@@ -85,7 +85,7 @@ async def test_a_stream_is_what_transformers_generates(model: Path, expected: st
             assert await gateway.metric("strata_replays_total") == (lost is not None)
 
 
-@pytest.fixture(params=[0, 1], ids=["first stage", "last stage"])
+@pytest.fixture(params=[pytest.param(0, marks=pytest.mark.slow), 1], ids=["first stage", "last stage"])
 def failing_stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """A stage that fails at every sequence whose prompt begins with the poisonous token."""
     compute = StageExecutor.compute

@@ -226,6 +226,7 @@ def test_a_small_measurement_of_this_machine(compute: ComputeType, monkeypatch: 
     assert json.loads(msgspec.json.encode(profile))["source"] == "measured"
 
 
+@pytest.mark.slow
 def test_a_processors_profile_says_where_it_packs_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 CHILD = """
 import os, sys, time
 def main(arguments):
-    print("child says", arguments, "torch" in sys.modules, os.environ.get("STRATA_TEST"))
+    print("child says", arguments, "numpy" in sys.modules, os.environ.get("STRATA_TEST"))
     if arguments == ["fail"]:
         raise ValueError("as asked")
     if arguments == ["wait"]:
@@ -27,7 +27,7 @@ class LauncherProcess:
     def __init__(self, folder: Path) -> None:
         (folder / "launched_child.py").write_text(CHILD)
         environment = os.environ | {"PYTHONPATH": str(folder)}
-        command = [sys.executable, "-m", "strata_runtime.slot.launcher", "torch"]
+        command = [sys.executable, "-m", "strata_runtime.slot.launcher", "numpy"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )

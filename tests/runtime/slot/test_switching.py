@@ -145,32 +145,29 @@ def test_a_request_is_fulfilled_once_however_often_it_is_sent(model: Path) -> No
         assert [each.request.bits for each in slot.ask(GetStatus()).switches] == [{2: 8}, {2: 4}]
 
 
-REFUSED = {
-    "another epoch": (SetBits(7, 0, 0, {1: 4}), "epoch 1 is in force here, not 7"),
-    "another replica": (SetBits(1, 1, 0, {1: 4}), "slot s0 has no role of replica 1 stage 0"),
-    "a layer of another stage": (
-        SetBits(1, 0, 0, {1: 4, 6: 4}),
-        "layer 6 is not of this role, which has layers 0 to 5",
-    ),
-    "bits that do not exist": (SetBits(1, 0, 0, {1: 4, 2: 2}), "2 bits; a layer moves among 3, 4, 5, 6, 7, 8, 16"),
-    "a rounded layer": (SetBits(1, 0, 0, {1: 4, 0: 8}), "stored in int4, from which no other bits can be made"),
-}
+REFUSED = [
+    (SetBits(7, 0, 0, {1: 4}), "epoch 1 is in force here, not 7"),
+    (SetBits(1, 1, 0, {1: 4}), "slot s0 has no role of replica 1 stage 0"),
+    (SetBits(1, 0, 0, {1: 4, 6: 4}), "layer 6 is not of this role, which has layers 0 to 5"),
+    (SetBits(1, 0, 0, {1: 4, 2: 2}), "2 bits; a layer moves among 3, 4, 5, 6, 7, 8, 16"),
+    (SetBits(1, 0, 0, {1: 4, 0: 8}), "stored in int4, from which no other bits can be made"),
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_refused_request_changes_nothing(model: Path, name: str) -> None:
-    request, reason = REFUSED[name]
+def test_a_refused_request_changes_nothing(model: Path) -> None:
     with PipelineHarness(["s0"]) as pipeline:
         leader = pipeline.serve(any_plan(model, ["s0"], ["int4", *["any8"] * 5]))
         before = leader.generate([greedy("a", PROMPT, 8)])
-        state = pipeline.slots["s0"].set_bits(request)
-        assert state.phase == "refused"
-        assert reason in state.reason
-        assert not state.done
-        assert pipeline.slots["s0"].ask(GetStatus()).roles[0].bits == (4, 8, 8, 8, 8, 8)
+        for request, reason in REFUSED:
+            state = pipeline.slots["s0"].set_bits(request)
+            assert state.phase == "refused"
+            assert reason in state.reason
+            assert not state.done
+            assert pipeline.slots["s0"].ask(GetStatus()).roles[0].bits == (4, 8, 8, 8, 8, 8)
         assert leader.generate([greedy("a", PROMPT, 8)]) == before
 
 
+@pytest.mark.slow
 def test_without_a_copy_the_refusal_names_the_command(damaged: Path) -> None:
     shutil.rmtree(damaged / ANY_PRECISION_FOLDER)
     with PipelineHarness(["s0"]) as pipeline:
@@ -180,6 +177,7 @@ def test_without_a_copy_the_refusal_names_the_command(damaged: Path) -> None:
     assert f"run `strata quantize {damaged}`" in state.reason
 
 
+@pytest.mark.slow  # loading/test_load_cache.py moves layers after such a load
 def test_layers_move_that_the_slot_quantized_itself_while_it_loaded(
     damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def objective(request: PlanRequest, made: PlanOutcome) -> float:
     return verdict.objective
 
 
+@pytest.mark.slow  # test_widths.py holds the same of few
 @laws
 @given(
     memory=st.lists(st.floats(2.0, 6.0), min_size=1, max_size=2),

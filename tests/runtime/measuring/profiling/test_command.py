@@ -64,6 +64,7 @@ def test_formats_that_a_kept_profile_lacks_are_added(asked: list[str], capsys: p
     assert third.of(("int4",)).points != first.of(("int4",)).points
 
 
+@pytest.mark.slow  # test_profiling.py has notes that go on
 def test_an_extension_that_is_interrupted_goes_on(
     asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +96,7 @@ def _interrupted_after(count: int) -> Any:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (["--kv-bits", "8"], "keys and values of 16 bits"),
+        pytest.param(["--kv-bits", "8"], "keys and values of 16 bits", marks=pytest.mark.slow),
         pytest.param(["--company", "1"], "0 others beside it", marks=pytest.mark.slow),
         pytest.param(["--compute-type", "float32"], "in bfloat16", marks=pytest.mark.slow),
         (["--type", "other"], "of 1 threads of 'cpu'"),
@@ -110,6 +111,7 @@ def test_a_named_file_of_another_subject_is_not_extended(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_named_file_of_another_model_is_not_extended(
     tmp_path: Path, asked: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_named_file_of_another_model_is_not_extended(
     assert "write to another file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_keys_and_values_of_8_bits_are_a_profile_of_their_own(
     asked: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

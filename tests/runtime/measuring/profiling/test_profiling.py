@@ -24,6 +24,7 @@ from strata_runtime.measuring.profiling.model import Sizes, make_shallow, shapes
 from strata_runtime.measuring.profiling.notes import Notes
 from strata_runtime.measuring.profiling.stage import ProfiledStage, StageSpec
 from strata_runtime.measuring.profiling.survey import Subject, Survey
+from tests.laws import share
 from tests.runtime.measuring.profiling.shapes import FIELDS, WORKS
 
 CPU = torch.device("cpu")
@@ -164,7 +165,7 @@ def test_what_is_to_be_judged_by_a_profile_runs_between_its_passes(tmp_path: Pat
     assert {len(each.points) for _, each in met} == {len(profile.points)}
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=share(8))
 @given(requests=st.integers(1, 9), prompt=st.integers(1, 40), answer=st.integers(1, 5))
 def test_handling_counts_what_the_steps_of_a_load_carry(requests: int, prompt: int, answer: int) -> None:
     with idle_pipeline(64, "bfloat16", 128) as pipeline:

@@ -23,6 +23,7 @@ from strata_runtime.tools.gptq.calibrated import Job, quantize_model
 from strata_runtime.tools.gptq.description import Description
 from strata_runtime.tools.gptq.solver import GptqSettings, round_to_nearest
 from strata_runtime.tools.gptq.writer import write_gptq
+from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.gptq_models import permuted
 
@@ -65,8 +66,9 @@ DESCRIPTIONS: dict[str, Description] = {
 }
 
 
-@pytest.mark.parametrize("description", DESCRIPTIONS.values(), ids=DESCRIPTIONS)
-def test_what_was_written_is_read(description: Description, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", swept(DESCRIPTIONS, ["v1", "v2", "ordered groups", "bits of each layer"]))
+def test_what_was_written_is_read(name: str, tmp_path: Path) -> None:
+    description = DESCRIPTIONS[name]
     model, output = make_tiny_model(tmp_path / "plain", "llama"), tmp_path / "gptq"
     codes = written(model, output, description)
     checkpoint, plain = quantized_checkpoint(output), load_file(model / "model.safetensors")

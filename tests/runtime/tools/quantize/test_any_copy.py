@@ -85,7 +85,7 @@ def test_a_calibration_weighs_errors(model: Path) -> None:
         assert torch.equal(artefact.read(key, 4, torch.float32).dequantized(), expected)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", swept([4, 8], [4]))
 def test_and_tables_are_fitted_to_its_inputs(bits: int, model: Path) -> None:
     make_copy(job(model, windows=WINDOWS, bits=bits), quiet)
     artefact = found(model)
@@ -112,7 +112,7 @@ def test_fewer_bits_are_the_same_model_and_a_smaller_copy(model: Path) -> None:
     assert torch.equal(artefact.read("model.layers.0.mlp.up_proj", 5, torch.float32).table, wide.table)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.99])
+@pytest.mark.parametrize("share", swept([0.0, 0.2, 0.5, 0.99], [0.5]))
 def test_an_interrupted_run_goes_on(share: float, model: Path) -> None:
     def stop(done: int, total: int) -> None:
         if done and done >= share * total:
@@ -153,9 +153,7 @@ def test_an_interrupted_calibration_comes_to_the_same_bytes(layers: int, model: 
     assert all((made / name).read_bytes() == (whole / name).read_bytes() for name in files)
 
 
-@pytest.mark.parametrize(
-    "other", swept(["another text", "a longer one", "no text", "not fitted"], ["another text", "not fitted"])
-)
+@pytest.mark.parametrize("other", swept(["another text", "a longer one", "no text", "not fitted"], ["another text"]))
 def test_another_calibration_makes_all_anew(other: str, model: Path) -> None:
     make_copy(job(model, windows=WINDOWS), quiet)
     chosen: dict[str, dict[str, object]] = {
@@ -187,7 +185,7 @@ def test_what_a_killed_run_left_is_removed(model: Path) -> None:
     assert not list(folder.glob(".any-*.safetensors.*"))
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "removed"])
+@pytest.mark.parametrize("damage", swept(["changed", "cut", "removed"], ["changed"]))
 def test_a_damaged_file_is_made_again(damage: str, model: Path) -> None:
     make_copy(job(model), quiet)
     victim = model / ANY_PRECISION_FOLDER / "any-00001.safetensors"
@@ -201,7 +199,7 @@ def test_a_damaged_file_is_made_again(damage: str, model: Path) -> None:
     assert victim.read_bytes() == data
 
 
-@pytest.mark.parametrize("other", ["recipe", "model", "version", "no manifest at all"])
+@pytest.mark.parametrize("other", swept(["recipe", "model", "version", "no manifest at all"], ["model"]))
 def test_what_cannot_be_kept_is_made_again(other: str, model: Path, tmp_path: Path) -> None:
     make_copy(job(model, bits=7 if other == "recipe" else 8), quiet)
     manifest = model / ANY_PRECISION_FOLDER / "manifest.json"
@@ -264,7 +262,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "copy"
 
 
-@pytest.mark.parametrize("stopped_at", swept([1, 3, 4, 5, 6, 8, 10], [1, 4, 8]))
+@pytest.mark.parametrize("stopped_at", swept([1, 3, 4, 5, 6, 8, 10], [4]))
 def test_an_interrupted_calibration_goes_on_where_it_stopped(
     stopped_at: int, model: Path, calibrated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
