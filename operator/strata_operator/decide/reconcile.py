@@ -25,7 +25,7 @@ from strata_operator.decide.epochs import CreateEpoch, PlanWithout, RecordCommit
 from strata_operator.decide.exclusions import PEACE, Memory, delay, remember
 from strata_operator.decide.report import report
 from strata_operator.decide.rollout import outdated, replaced, speakable
-from strata_operator.decide.troubles import troubles
+from strata_operator.decide.troubles import Trouble, hung, troubles
 from strata_operator.decide.view import View
 from strata_operator.decide.wishes import Wanted, wanted
 
@@ -54,7 +54,7 @@ def reconcile(view: View) -> tuple[Action, ...]:
     going_on = _roll_out(view) if replaces else _go_on(view, steps)
     committed = _committed(view, steps)
     outcome = Outcome(committed, memory, wish, found, losses(view).braked, bool(outdated(view)))
-    return (*planning, *_freed(view), *going_on, *report(view, outcome))
+    return (*planning, *_freed(view), *_ended(view, found), *going_on, *report(view, outcome))
 
 
 def _go_on(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:
@@ -165,6 +165,11 @@ def _freed(view: View) -> tuple[DeletePod, ...]:
         for pod in view.gateway_pods
         if pod.is_ending and pod.node and (pod.node not in view.nodes or is_overdue(view, pod.node))
     )
+
+
+def _ended(view: View, found: tuple[Trouble, ...]) -> tuple[DeletePod, ...]:
+    """Slots that hang, as a liveness probe would see to it: the kubelet knows nothing of epochs."""
+    return tuple(DeletePod(pod.name, pod.uid, force=False) for pod in hung(view, found))
 
 
 def _forget(view: View) -> tuple[Action, ...]:

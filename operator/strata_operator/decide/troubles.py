@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from strata_operator.decide.epochs import PlanWithout, Step, progress_of, why_broken
-from strata_operator.decide.view import View
+from strata_operator.decide.view import PodView, View
 from strata_operator.render.records import moment
 from strata_planner.contract.plan import Stage
 
 UNSCHEDULABLE = timedelta(seconds=60)  # so long a slot may wait for a place, for its pod, or for its image
+STALLED = "PrepareStalled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,27 @@ def progress(view: View, stage: Stage) -> tuple[int, datetime]:
     return before
 
 
+def hung(view: View, found: Iterable[Trouble]) -> tuple[PodView, ...]:
+    """Pods of slots that got no further, do not answer, and that no plan does without: a new process may. A pod that is younger than
+    what a slot may take has not had its time. What is on a node that is away is the brake's.
+    """
+    newest, patience = view.newest, timedelta(seconds=view.deployment.spec.replanning.prepare_timeout_seconds)
+    if newest is None or not any(each.wish == STALLED and each.at >= newest.at for each in view.failures.values()):
+        return ()
+    stalled = {trouble.node for trouble in found if trouble.reason == STALLED}
+    slots = {stage.slot: view.nodes.get(stage.node) for stage in view.stages() if stage.node in stalled}
+    return tuple(
+        pod
+        for slot, node in slots.items()
+        if node is not None
+        and node.away_since is None
+        and not view.answers(slot)
+        and (pod := view.pod_of(slot)) is not None
+        and not pod.is_ending
+        and view.now - pod.made_at >= patience
+    )
+
+
 def _of(view: View, stage: Stage, refused: dict[str, str]) -> Iterator[Trouble]:
     since = _waiting_since(view, stage.slot)
     if since is not None and view.now - since >= UNSCHEDULABLE:
@@ -57,7 +79,7 @@ def _of(view: View, stage: Stage, refused: dict[str, str]) -> Iterator[Trouble]:
     if stage.slot in refused:
         yield Trouble(stage.node, "PrepareRefused", f"slot {stage.slot} refused: {refused[stage.slot]}")
     if (not view.is_committed or _is_missed(view, stage)) and (stalled := _stalled(view, stage)):
-        yield Trouble(stage.node, "PrepareStalled", stalled)
+        yield Trouble(stage.node, STALLED, stalled)
 
 
 def _image_unusable(view: View, stage: Stage) -> str:

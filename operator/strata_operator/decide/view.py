@@ -45,6 +45,7 @@ class PodView:
     uid: str
     stateful_set: str
     node: str
+    made_at: datetime
     restarts: int = 0
     waiting_since: datetime | None = None
     waiting_for: str = ""
@@ -231,6 +232,7 @@ def _pod_view(pod: Mapping[str, Any]) -> PodView:
         uid=pod["metadata"]["uid"],
         stateful_set=pod_label(pod, SLOT_LABEL),
         node=pod.get("spec", {}).get("nodeName", ""),
+        made_at=moment(pod["metadata"]["creationTimestamp"]),
         restarts=sum(container.get("restartCount", 0) for container in status.get("containerStatuses") or ()),
         waiting_since=moment(place["lastTransitionTime"]) if place and waiting else None,
         waiting_for=place.get("message", "") if place and waiting else "",

@@ -346,7 +346,6 @@ class Life(RuleBasedStateMachine):
 
     def comes_to_rest(self) -> None:
         self.cluster.faults.end()
-        self.cluster.dead.clear()  # somebody ends them: a slot that hangs is planned without, which may be impossible (critiques)
         self.api.end()
         self.planner.seconds, self.planner.breaks = 0, False
         for node in NODES:

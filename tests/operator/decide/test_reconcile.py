@@ -181,7 +181,7 @@ class Pretended:
         elif name not in self.made:
             self.made[name] = self.now
             self.slots[name] = FakeSlot(name)
-            self.pods[name] = PodView(f"{name}-0", f"uid-{name}", name, name)
+            self.pods[name] = PodView(f"{name}-0", f"uid-{name}", name, name, self.now)
 
     def _end_pod(self, name: str) -> None:
         slot = name.removesuffix("-0")
@@ -336,7 +336,7 @@ def test_a_pod_that_finds_no_place_leads_to_a_plan_without_its_node(pretended: P
     pretended.step()
     pretended.step()
     waiting = {"waiting_since": pretended.now, "waiting_for": "0/3 nodes are available: insufficient memory"}
-    pretended.pods["b"] = PodView("b-0", "uid-b", "b", "", **waiting)
+    pretended.pods["b"] = PodView("b-0", "uid-b", "b", "", pretended.now, **waiting)
     pretended.slots["b"].refuses = "never asked"
     assert "plan: Unschedulable" not in pretended.step()
     pretended.now += UNSCHEDULABLE

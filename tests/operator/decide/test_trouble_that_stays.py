@@ -51,6 +51,20 @@ def test_a_slot_that_dies_for_good_under_a_served_epoch_is_planned_without_after
     assert (serving.status.phase, serving.nodes()) == ("Ready", ["a", "b"])  # a new pod of it starts
 
 
+def test_a_slot_that_hangs_is_ended_where_no_plan_does_without_its_node(a_world: AWorld) -> None:
+    world = a_world("a", "b")
+    world.edit(placement={"minStages": 2}, replanning={"prepareTimeoutSeconds": 300})
+    world.passes()
+    assert world.status.phase == "Ready"
+    (pod,) = world.cluster.pods_on("b")
+    world.cluster.kill(pod)
+    world.passes(290)
+    assert world.pods()["chat-b-0"] == pod["metadata"]["uid"]
+    world.passes(60)
+    assert world.pods()["chat-b-0"] != pod["metadata"]["uid"]
+    assert (world.status.phase, world.nodes()) == ("Ready", ["a", "b"])
+
+
 def test_where_a_stranger_has_the_name_of_a_slots_secret_no_node_is_left_out(a_world: AWorld) -> None:
     """As the slot of `chat-b` on the node `node` has that of `chat` on the node `b-node`."""
     world = a_world()
