@@ -18,6 +18,7 @@ class Limits:
     """How much the gateway takes and how long it waits."""
 
     max_requests: int = 1024  # answers in the journal, held ones included; each of a request's n choices counts
+    max_prompt_tokens: int = 2**22  # of their prompts together, each choice again: a leader keeps them as numbers
     max_body_bytes: int = 0  # 0: by what requests of the route's maxModelLen can use
     max_held_body_bytes: int = 2**28  # of all bodies that are being read; more get 503
     max_connections: int = 4096  # at the bound the longest idle one makes room for a new one
@@ -72,6 +73,7 @@ def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str
         api_keys_file=flags.api_keys_file,
         limits=Limits(
             max_requests=flags.max_requests,
+            max_prompt_tokens=flags.max_prompt_tokens,
             max_body_bytes=flags.max_body_bytes,
             max_held_body_bytes=flags.max_held_body_bytes,
             max_connections=flags.max_connections,
@@ -103,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
     limits = Limits()
     parser.add_argument(
         "--max-requests", type=positive, default=limits.max_requests, help="running and waiting answers, more get 429"
+    )
+    parser.add_argument(
+        "--max-prompt-tokens",
+        type=positive,
+        default=limits.max_prompt_tokens,
+        help="of the prompts of all running and waiting answers, more get 429 (default: 4 Mi)",
     )
     parser.add_argument(
         "--max-body-bytes",

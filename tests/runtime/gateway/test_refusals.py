@@ -286,6 +286,21 @@ async def test_the_bound_on_requests(tokenizer: Tokenizer, leader: FakeLeader) -
         assert (await running).status_code == 200
 
 
+async def test_the_bound_on_tokens_of_prompts(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    async with a_gateway(tokenizer, limits=Limits(max_prompt_tokens=8)) as gateway:
+        await gateway.connect(leader)
+        assert (await gateway.complete(prompt=[5] * 9)).status_code == 200  # nothing else runs
+        leader.allow(0)
+        running = asyncio.create_task(gateway.complete(prompt=[5] * 3, n=2))
+        await gateway.until(lambda: gateway.dispatcher.status().running_requests == 2)
+        refused = await gateway.complete(prompt=[5] * 3)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert "6 tokens of prompts are running" in refused.json()["error"]["message"]
+        leader.allow(None)
+        assert (await running).status_code == 200
+        assert (await gateway.complete(prompt=[5] * 3)).status_code == 200
+
+
 async def test_a_body_that_is_too_large(tokenizer: Tokenizer) -> None:
     async with a_gateway(tokenizer, limits=Limits(max_body_bytes=100)) as gateway:
         response = await gateway.complete(prompt="x" * 100)

@@ -124,12 +124,7 @@ class Dispatcher:
     def open(self, requests: Sequence[GenerationRequest]) -> Generation:
         """Start requests together, or none. Raises UnavailableError without a route, TooManyRequestsError at the bound."""
         self.check_open()
-        if len(self._journal) + len(requests) > self._limits.max_requests:
-            raise TooManyRequestsError(
-                f"{len(self._journal)} answers are running or waiting and this request asks for {len(requests)}, "
-                f"the bound is {self._limits.max_requests}: send it again later",
-                code="queue_full",
-            )
+        self._check_room(requests)
         for request in requests:
             encode(request.submit(request.id, (), alone=False))  # what cannot be sent never enters the journal
         generation = Generation(self, requests)
@@ -144,6 +139,24 @@ class Dispatcher:
             raise
         self.changed.set()
         return generation
+
+    def _check_room(self, requests: Sequence[GenerationRequest]) -> None:
+        """A prompt beyond the bound on tokens is taken where nothing else runs."""
+        bounds = {
+            "answers": (len(self._journal), len(requests), self._limits.max_requests),
+            "tokens of prompts": (
+                self._journal.prompt_tokens(),
+                sum(len(request.prompt) for request in requests),
+                max(self._limits.max_prompt_tokens, 0 if len(self._journal) else self.max_tokens() * len(requests)),
+            ),
+        }
+        for what, (held, asked, bound) in bounds.items():
+            if held + asked > bound:
+                raise TooManyRequestsError(
+                    f"{held} {what} are running or waiting and this request asks for {asked}, "
+                    f"the bound is {bound}: send it again later",
+                    code="queue_full",
+                )
 
     def check_open(self) -> None:
         """Raises UnavailableError when no request can be taken."""

@@ -82,6 +82,10 @@ class Journal:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def prompt_tokens(self) -> int:
+        """Of all of them; choices of one request count each."""
+        return sum(len(entry.request.prompt) for entry in self._entries.values())
+
     def held(self) -> list[str]:
         """Requests that no leader has, oldest first."""
         return [entry.request.id for entry in self._entries.values() if entry.replica is None]
