@@ -63,7 +63,7 @@ def _by_type(request: PlanRequest) -> Genome:
 
 
 def decoded(request: PlanRequest, layout: Layout, data: Path) -> Outcome:
-    replicas = fleet(layout_plan(request, layout), request.model, request.cluster, Latencies(request.latency_sources))
+    replicas = fleet(layout_plan(layout), request.model, request.cluster, Latencies(request.latency_sources))
     trace = [
         each
         for each in azure(data / "traces" / "azure-2023-conversation.csv", limit=2 * REQUESTS)

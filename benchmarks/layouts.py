@@ -83,6 +83,7 @@ def llama(cluster: Cluster, workload: Workload, **changes: object) -> PlanReques
         allowed_bits=(16,),
         theta=0.0,
         compute_type="float16",
+        tensor_parallel=(1, 2, 4, 8),
     )
     return replace(request, **changes)  # type: ignore[arg-type]
 
@@ -112,7 +113,7 @@ class Attainment:
 
 
 def attained(request: PlanRequest, layout: Layout, base: float, rates: Sequence[float], seconds: float) -> Attainment:
-    replicas = fleet(layout_plan(request, layout), request.model, request.cluster, Latencies())
+    replicas = fleet(layout_plan(layout), request.model, request.cluster, Latencies())
     found = {}
     for load, rate in zip(LOADS, rates, strict=True):
         trace = poisson(rate, round(rate * seconds), WORKLOAD.prompt_tokens, WORKLOAD.output_tokens, SEED)
@@ -123,7 +124,7 @@ def attained(request: PlanRequest, layout: Layout, base: float, rates: Sequence[
 
 def lone_seconds(request: PlanRequest, layout: Layout) -> float:
     """Of a request that has the whole layout to itself."""
-    replicas = fleet(layout_plan(request, layout), request.model, request.cluster, Latencies())
+    replicas = fleet(layout_plan(layout), request.model, request.cluster, Latencies())
     outcome = simulate(replicas, poisson(1e-3, 2 * len(replicas), WORKLOAD.prompt_tokens, WORKLOAD.output_tokens, SEED))
     return outcome.mean("latency") or 0.0
 

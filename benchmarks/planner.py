@@ -73,7 +73,9 @@ class Planned:
 
 def asked(cluster: PaperCluster, theta: float, data: Path | None = None) -> PlanRequest:
     """The cluster's request with seeded sensitivities; with `data` also measured layer times."""
-    request = replace(request_for(cluster), theta=theta, sensitivity=Sensitivity.from_file(file_of(cluster.model)))
+    request = replace(
+        request_for(cluster), solver="pipeline", theta=theta, sensitivity=Sensitivity.from_file(file_of(cluster.model))
+    )
     if data is None:
         return request
     shape = TableShape.of(request.model.layers[0])

@@ -172,12 +172,14 @@ class PlacementSpec(ApiType):
     min_stages: Annotated[int, Field(ge=1, le=64)] = 1
     """Fewest stages of the pipeline; more than 1 forces a split."""
     max_stages: Annotated[int, Field(ge=1, le=64)] = 64
-    """Most stages of the pipeline."""
+    """Most stages of a pipeline."""
+    max_replicas: Annotated[int, Field(ge=1, le=64)] = 64
+    """Most pipelines that serve side by side. Without it the plan takes all devices that add to its objective."""
     tensor_parallel: Annotated[
         tuple[Literal[1, 2, 4, 8], ...],
         Field(min_length=1, max_length=4, json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = (1,)
-    """How many devices of a node may share a stage; more than 1 needs the solver `layout`."""
+    """How many devices of a node may share a stage; more than 1 needs the solver `auto` or `layout`."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -208,9 +210,10 @@ class PlanningOverrides(ApiType):
 
 
 class PlanningSpec(ApiType):
-    solver: Literal["auto", "exact", "transfer", "layout"] = "auto"
-    """`auto`: one pipeline, the best one proven; `exact` proves the same by LLM-PQ's ILP, slower; `transfer` is LLM-PQ's
-    heuristic; `layout` forms replicas and tensor-parallel groups (HexGen)."""
+    solver: Literal["auto", "pipeline", "exact", "transfer", "layout"] = "auto"
+    """`auto`: the best plan by the objective's goal, whatever its shape. The others restrict: `layout` to what HexGen's search over
+    replicas and tensor-parallel groups finds; `pipeline` to one pipeline of single devices, the best one by LLM-PQ's objective and proven;
+    `exact` proves the same by LLM-PQ's ILP, slower; `transfer` is LLM-PQ's heuristic."""
     time_limit_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """Longest time to look for a better plan; the best one found until then is used."""
     overrides: PlanningOverrides = PlanningOverrides()
@@ -278,11 +281,11 @@ class LLMDeploymentSpec(ApiType):
             path="workload",
         ),
         Rule(
-            cel="self.planning.solver == 'layout' || (self.objective.goal == 'throughput' && "
+            cel="self.planning.solver in ['auto', 'layout'] || (self.objective.goal == 'throughput' && "
             "self.placement.tensorParallel == [1])",
-            message="goals other than throughput and tensorParallel above 1 need planning.solver: layout",
+            message="goals other than throughput and tensorParallel above 1 need planning.solver: auto or layout",
             holds=lambda spec: (
-                spec.planning.solver == "layout"
+                spec.planning.solver in {"auto", "layout"}
                 or (spec.objective.goal == "throughput" and spec.placement.tensor_parallel == (1,))
             ),
             path="planning.solver",

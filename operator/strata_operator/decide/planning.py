@@ -15,7 +15,7 @@ from strata_planner.errors import ClusterError, WorkloadError
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import CPU_USABLE_FRACTION, CUDA_USABLE_FRACTION, Cluster, Device
 from strata_planner.question.model import Model
-from strata_planner.question.request import LayoutWishes, PlanRequest
+from strata_planner.question.request import Objective, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
 
@@ -76,12 +76,14 @@ def request_for(
         theta=spec.objective.quality_weight,
         min_stages=spec.placement.min_stages,
         max_stages=spec.placement.max_stages,
+        max_replicas=spec.placement.max_replicas,
         compute_type=spec.runtime.compute_type or compute_type_for(devices),
         time_limit_seconds=spec.planning.time_limit_seconds,
         sensitivity=sensitivity,
         penalty_bound=None if most is None else penalty_bound(sensitivity or prior(model, ()), most),
-        solver="auto" if spec.planning.solver == "layout" else spec.planning.solver,
-        layout=_layout(deployment, for_serving=for_serving) if spec.planning.solver == "layout" else None,
+        solver=spec.planning.solver,
+        objective=_objective(deployment),
+        tensor_parallel=_degrees(deployment, for_serving=for_serving),
     )
 
 
@@ -106,18 +108,22 @@ def _allowed(deployment: LLMDeployment, method: Method, copied_bits: tuple[int, 
     return left
 
 
-def _layout(deployment: LLMDeployment, *, for_serving: bool) -> LayoutWishes:
-    """Raises WorkloadError for what the runtime cannot run, unless only shapes are studied."""
+def _objective(deployment: LLMDeployment) -> Objective:
     spec = deployment.spec
-    degrees = tuple(sorted(spec.placement.tensor_parallel))
+    slo, load = spec.objective.slo, spec.workload
+    deadline = None if slo is None else (slo.ttft_ms + slo.tpot_ms * (load.output_tokens - 1)) / 1e3
+    return Objective(spec.objective.goal, deadline, load.requests_per_second)
+
+
+def _degrees(deployment: LLMDeployment, *, for_serving: bool) -> tuple[int, ...]:
+    """Raises WorkloadError for what the runtime cannot run, unless only shapes are studied."""
+    degrees = tuple(sorted(deployment.spec.placement.tensor_parallel))
     if for_serving and degrees != (1,):
         raise WorkloadError(
             f"placement.tensorParallel {list(degrees)}: this release runs one device per stage; use [1], or study the plan "
             "with `strata plan --shapes-only`"
         )
-    slo, load = spec.objective.slo, spec.workload
-    deadline = None if slo is None else (slo.ttft_ms + slo.tpot_ms * (load.output_tokens - 1)) / 1e3
-    return LayoutWishes(spec.objective.goal, degrees, deadline, load.requests_per_second)
+    return degrees
 
 
 def _sensitivity(calibration: Calibration | None, model: Model) -> Sensitivity | None:

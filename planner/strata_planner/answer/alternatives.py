@@ -1,7 +1,7 @@
-"""What was not chosen, and why: the best plan under another number of stages, one precision, or a single device.
+"""What was not chosen, and why: the best plan under another number of stages or replicas, one precision, or a single device.
 
 Called by `strata plan` and by the operator for a first plan; not in the path of recovery. Each alternative is a search of its
-own over a smaller space, so that "rejected because" compares two best plans.
+own over a smaller space, so that "rejected because" compares two best plans. One that is better after all becomes the plan.
 """
 
 from collections.abc import Iterator
@@ -12,69 +12,87 @@ import msgspec
 from strata_planner.contract.plan import Alternative, Plan
 from strata_planner.errors import InfeasibleError, PlannerError
 from strata_planner.question.request import PlanRequest
+from strata_planner.search.metric import Metric, gain
 from strata_planner.search.planning import PlanOutcome, make_plan
 
 MOST = 3
 _SECONDS = 2.0  # for each search: an alternative is an explanation, not a promise
+_SAME = 1e-6  # plans whose values are apart by less are equally good
 
 
 def with_alternatives(request: PlanRequest, outcome: PlanOutcome) -> PlanOutcome:
-    """The outcome whose plan names up to MOST alternatives, the nearest first, what does not fit last."""
-    plan = outcome.plan
-    found = [_compared(plan, summary, variant) for summary, variant in _variants(request, plan)]
-    known = [each for each in found if each is not None]
-    ranked = sorted(known, key=lambda each: (each.objective is None, each.objective or 0.0))
+    """The outcome whose plan names up to MOST alternatives, the nearest first, what does not fit last. None is better than the plan:
+    what turns out to be is the plan, and what was chosen before is tried again beside it.
+    """
+    found = [(summary, variant, _planned(variant)) for summary, variant in _variants(request, outcome.plan)]
+    best = max(
+        (each for _, _, each in found if isinstance(each, PlanOutcome)),
+        key=lambda each: _value(request, each.plan),
+        default=None,
+    )
+    if best is not None and gain(_value(request, best.plan), _value(request, outcome.plan)) > _SAME:
+        return with_alternatives(request, best)
+    known = [_compared(request, outcome.plan, *each) for each in found if each[2] is not None]
+    ranked = sorted(known, key=lambda each: (each.objective is None, -(each.objective or 0.0)))
     kept = ranked[: MOST - 1] + [each for each in ranked[MOST - 1 :] if each.objective is None][:1]
     kept += [each for each in ranked[MOST - 1 :] if each not in kept][: MOST - len(kept)]
-    return replace(outcome, plan=_with(plan, tuple(kept)))
-
-
-def _with(plan: Plan, alternatives: tuple[Alternative, ...]) -> Plan:
-    return msgspec.structs.replace(plan, alternatives=alternatives)
+    return replace(outcome, plan=msgspec.structs.replace(outcome.plan, alternatives=tuple(kept)))
 
 
 def _variants(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanRequest]]:
-    if request.layout:
-        yield "one pipeline of single devices", replace(request, layout=None)
-        return
+    """Within the same constraints, each narrower in one way."""
+    one = len(plan.replicas) == 1
+    if not one:
+        yield "one replica", replace(request, max_replicas=1)
     stages = len(plan.replicas[0].stages)
-    most = min(len(request.cluster.accelerators()), request.model.num_layers)
-    for count in dict.fromkeys((stages - 1, stages + 1, 1)):
-        if 1 <= count <= most and count != stages:
+    most = min(len(request.cluster.accelerators()), request.model.num_layers, request.max_stages or stages + 1)
+    for count in dict.fromkeys((stages - 1, stages + 1, 1)) if one else (1,):
+        if max(1, request.min_stages) <= count <= most and count != stages:
             name = "one device" if count == 1 else f"{count} stages"
-            yield name, replace(request, min_stages=count, max_stages=count)
-    used = {bits for stage in plan.replicas[0].stages for bits in stage.bits}
+            yield (name if one else f"{name} a replica"), replace(request, min_stages=count, max_stages=count)
+    used = {bits for stage in plan.stages for bits in stage.bits}
     for bits in request.bits:
         if used != {bits}:
             yield f"{bits} bits everywhere", replace(request, allowed_bits=(bits,))
 
 
-def _compared(plan: Plan, summary: str, variant: PlanRequest) -> Alternative | None:
-    """None where the search told nothing in its time, or found the same plan."""
+def _planned(variant: PlanRequest) -> PlanOutcome | InfeasibleError | None:
+    """None where the search told nothing in its time."""
     try:
-        other = make_plan(replace(variant, time_limit_seconds=min(_SECONDS, variant.time_limit_seconds))).plan
+        return make_plan(replace(variant, time_limit_seconds=min(_SECONDS, variant.time_limit_seconds)))
     except InfeasibleError as error:
-        return Alternative(summary, None, None, f"does not fit: {error.reasons[0]}")
+        return error
     except PlannerError:
         return None
-    theta = variant.theta
-    return Alternative(summary, other.prediction, objective(other, theta), why(plan, other, theta))
 
 
-def objective(plan: Plan, theta: float) -> float:
-    """What the search minimises (LLM-PQ, arXiv 2403.01136, equation 4)."""
-    return plan.prediction.latency_seconds + theta * plan.prediction.quality_penalty
+def _value(request: PlanRequest, plan: Plan) -> float:
+    return Metric.for_request(request).of_plan(plan, request.cluster.accelerators())
 
 
-def why(plan: Plan, other: Plan, theta: float) -> str:
-    """In which of the two terms the other plan is worse, and what binds it there."""
+def _compared(
+    request: PlanRequest, plan: Plan, summary: str, _: PlanRequest, other: PlanOutcome | InfeasibleError | None
+) -> Alternative:
+    if not isinstance(other, PlanOutcome):
+        assert other is not None, "what told nothing is left out"
+        return Alternative(summary, None, None, f"does not fit: {other.reasons[0]}")
+    value = _value(request, other.plan)
+    return Alternative(summary, other.plan.prediction, value, why(request, plan, other.plan))
+
+
+def why(request: PlanRequest, plan: Plan, other: Plan) -> str:
+    """By how much the other plan is worse in the request's metric, what it costs in quality, and what binds it."""
     mine, theirs = plan.prediction, other.prediction
-    slower = theirs.latency_seconds / mine.latency_seconds - 1
-    quality = theta * (theirs.quality_penalty - mine.quality_penalty)
+    worse = -gain(_value(request, other), _value(request, plan))
+    quality = request.theta * (theirs.quality_penalty - mine.quality_penalty)
     parts = []
-    if abs(slower) >= 0.0005:
-        parts.append(f"{abs(slower):.1%} {'slower' if slower > 0 else 'faster'}, bound by {theirs.bound_by}")
+    if abs(worse) >= 0.0005:
+        said = Metric.for_request(request).said(_value(request, other))
+        parts.append(
+            f"{worse:.1%} worse ({said}), bound by {theirs.bound_by}" if worse > 0 else f"{-worse:.1%} better ({said})"
+        )
     if abs(quality) >= 0.0005 * mine.latency_seconds:
-        worse = "worse" if quality > 0 else "better"
-        parts.append(f"quality {worse} by what qualityWeight values at {abs(quality):.3g} s")
+        parts.append(
+            f"quality {'worse' if quality > 0 else 'better'} by what qualityWeight values at {abs(quality):.3g} s"
+        )
     return "; ".join(parts) or "as good; the first found was kept"

@@ -112,7 +112,7 @@ class Alternative(Value, frozen=True):
 
     summary: str
     prediction: Prediction | None
-    objective: float | None  # seconds, as in the search: latency and weighed quality
+    objective: float | None  # by the question's metric, more is better: seconds are below 0
     rejected_because: str
 
 

@@ -24,20 +24,21 @@ from strata_planner.question.model import Model
 from strata_planner.question.workload import Workload
 from strata_planner.sensitivity import Sensitivity, prior
 
-Solver = Literal["auto", "exact", "transfer"]
+Solver = Literal["auto", "pipeline", "exact", "transfer", "layout"]
+REFERENCES = {"exact", "transfer"}  # LLM-PQ's own methods
+ONE_PIPELINE = {"pipeline", *REFERENCES}
 GoalName = Literal["throughput", "latency", "slo", "cost"]
 QUANTIZED_ALREADY = "none: the checkpoint is quantized already"
 MAX_CHUNK_TOKENS = 2048  # longer prefills are cut into steps of this many tokens
 
 
 @dataclass(frozen=True)
-class LayoutWishes:
-    """What replicas and tensor-parallel groups are to be good at. `slo`: most requests answered within `deadline_seconds`
-    (of a whole request) while `requests_per_second` arrive.
+class Objective:
+    """What the plan is to be good at. `slo`: most requests answered within `deadline_seconds` (of a whole request) while
+    `requests_per_second` arrive.
     """
 
     goal: GoalName = "throughput"
-    tensor_parallel: tuple[int, ...] = (1, 2, 4, 8)
     deadline_seconds: float | None = None
     requests_per_second: float | None = None
 
@@ -45,8 +46,6 @@ class LayoutWishes:
         """Raises WorkloadError."""
         if self.goal not in get_args(GoalName):
             raise WorkloadError(f"goal '{self.goal}': choose from {', '.join(get_args(GoalName))}")
-        if not self.tensor_parallel or any(degree not in {1, 2, 4, 8} for degree in self.tensor_parallel):
-            raise WorkloadError(f"tensorParallel {list(self.tensor_parallel)}: choose from [1, 2, 4, 8]")
         if self.goal == "slo" and not (self.deadline_seconds and self.requests_per_second):
             raise WorkloadError(
                 "the goal slo needs a deadline and a rate of requests: give objective.slo and workload.requestsPerSecond"
@@ -58,10 +57,10 @@ class PlanRequest:
     """`theta`: what a unit of the quality penalty is worth in seconds of the batch's latency (LLM-PQ).
 
     `penalty_bound`: the most that the layers' omega may sum to; None: no bound. `max_stages` None: as many as there are
-    devices. `sensitivity` None: the prior. `latency_sources`: in order of trust, before the roofline. `solver`: "exact" is
-    the ILP of LLM-PQ for every candidate, "transfer" its heuristic; "auto" proves as much as "exact", faster.
-    `layout`: form replicas and tensor-parallel groups too; None: one pipeline of single devices. `method`: how weights become
-    fewer bits. `activation_bits`: 8 among them lets products round activations too, where a format for it exists and a device is faster by it.
+    devices; `max_replicas` None: as many as are good for the objective. `sensitivity` None: the prior. `latency_sources`: in order of trust, before the roofline.
+    `solver`: "auto" takes the best by `objective` of all that follow. "layout": replicas and tensor-parallel groups of the degrees
+    `tensor_parallel`. One pipeline of single devices, the least by LLM-PQ's objective: "pipeline" proves it, "exact" does so by
+    the ILP of LLM-PQ, "transfer" is its heuristic. `method`: how weights become fewer bits. `activation_bits`: 8 among them lets products round activations too, where a format for it exists and a device is faster by it.
     `static_activations`: the ranges of this model's activations were calibrated.
     """
 
@@ -76,13 +75,15 @@ class PlanRequest:
     theta: float = 1.0
     min_stages: int = 1
     max_stages: int | None = None
+    max_replicas: int | None = None
     compute_type: ComputeType = "bfloat16"
     time_limit_seconds: float = 30.0
     sensitivity: Sensitivity | None = None
     latency_sources: tuple[LatencySource, ...] = ()
     penalty_bound: float | None = None
     solver: Solver = "auto"
-    layout: LayoutWishes | None = None
+    objective: Objective = Objective()
+    tensor_parallel: tuple[int, ...] = (1,)
     method: Method = "roundToNearest"
     activation_bits: tuple[int, ...] = (16,)
     static_activations: bool = False
@@ -151,6 +152,8 @@ class PlanRequest:
             raise WorkloadError(
                 f"minStages {self.min_stages} and maxStages {most}: 1 <= minStages <= maxStages is needed"
             )
+        if self.max_replicas is not None and self.max_replicas < 1:
+            raise WorkloadError(f"maxReplicas {self.max_replicas}: at least 1 is needed")
         if not 0 <= self.theta < float("inf"):
             raise WorkloadError(f"qualityWeight {self.theta}: a number of at least 0 is needed")
         if self.penalty_bound is not None and not 0 <= self.penalty_bound < float("inf"):
@@ -163,10 +166,20 @@ class PlanRequest:
             raise InfeasibleError(
                 [f"minStages {self.min_stages}: the model has {self.model.num_layers} layers, at least one per stage"]
             )
-        if self.layout:
-            self.layout.check()
+        self._check_objective()
         if self.sensitivity:
             self.omega.check(self.model, self.bits)
+
+    def _check_objective(self) -> None:
+        self.objective.check()
+        if not self.tensor_parallel or any(degree not in {1, 2, 4, 8} for degree in self.tensor_parallel):
+            raise WorkloadError(f"tensorParallel {list(self.tensor_parallel)}: choose from [1, 2, 4, 8]")
+        wished = self.objective.goal != "throughput" or self.tensor_parallel != (1,)
+        if self.solver in ONE_PIPELINE and wished:
+            raise WorkloadError(
+                f"solver '{self.solver}' plans one pipeline of single devices for throughput: leave goal "
+                f"'{self.objective.goal}' and tensorParallel {list(self.tensor_parallel)} to the solvers auto and layout"
+            )
 
     def _check_lengths(self) -> None:
         limit = self.model.max_positions

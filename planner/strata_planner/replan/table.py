@@ -7,6 +7,7 @@ from rich.text import Text
 from strata_planner.replan.decision import Replanned
 from strata_planner.replan.holdings import Movement, Place
 from strata_planner.replan.steps import Drop, Load, Narrow, Step, Switch
+from strata_planner.search.metric import gain
 from strata_planner.units import human_bytes
 
 
@@ -15,10 +16,10 @@ def render_replan(outcome: Replanned) -> RenderableType:
     verb = "keep the running plan" if outcome.kept else "change the plan"
     lines = [f"{verb}: {outcome.reason}"]
     if not outcome.kept:
-        worse = outcome.objective / outcome.scratch_objective - 1
+        below = max(0.0, -gain(outcome.value, outcome.scratch_value))
         lines += [
             f"reads {_moved(outcome.movement)}; planning anew would read {_moved(outcome.scratch_movement)}",
-            f"objective {outcome.objective:.4g} s, {worse:.2%} above the best",
+            f"{below:.2%} below the best plan",
         ]
     parts: list[RenderableType] = [*map(Text, lines)]
     return Group(*parts, steps_table(outcome.steps)) if outcome.steps else Group(*parts)

@@ -40,20 +40,20 @@ def combined(plans: Sequence[Plan]) -> Plan:
         msgspec.structs.replace(replica, replica=number)
         for number, replica in enumerate(replica for plan in plans for replica in plan.replicas)
     )
-    return msgspec.structs.replace(first, replicas=replicas, prediction=_together(plans), alternatives=())
-
-
-def _together(plans: Sequence[Plan]) -> Prediction:
-    """Rates add up; what a request sees is the mean over the replicas, weighed by their shares of the load."""
     predicted = [plan.prediction for plan in plans]
     shares = [sum(replica.concurrency for replica in plan.replicas) for plan in plans]
+    return msgspec.structs.replace(first, replicas=replicas, prediction=together(predicted, shares), alternatives=())
+
+
+def together(predicted: Sequence[Prediction], shares: Sequence[int]) -> Prediction:
+    """Of replicas with so many sequences in flight each. Rates add up; what a request sees is the mean, weighed by the shares."""
 
     def mean(values: Sequence[float]) -> float:
         return sum(share * value for share, value in zip(shares, values, strict=True)) / sum(shares)
 
-    slowest = max(range(len(plans)), key=lambda number: predicted[number].latency_seconds)
+    slowest = max(range(len(predicted)), key=lambda number: predicted[number].latency_seconds)
     increases = [each.perplexity_increase for each in predicted]
-    where = f"replica {slowest}: " if len(plans) > 1 else ""
+    where = f"replica {slowest}: " if len(predicted) > 1 else ""
     return msgspec.structs.replace(
         predicted[0],
         tokens_per_second=sum(each.tokens_per_second for each in predicted),

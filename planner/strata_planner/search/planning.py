@@ -4,7 +4,9 @@ check the request -> search -> assemble the Plan, or say why nothing fits. Pure:
 limit's.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.communication import RING_SHARE
@@ -13,18 +15,26 @@ from strata_planner.errors import InfeasibleError, PlannerError
 from strata_planner.partition.seconds import Group
 from strata_planner.partition.states import Collective
 from strata_planner.partition.switching import strategy_table
-from strata_planner.question.request import LayoutWishes, PlanRequest
+from strata_planner.question.request import ONE_PIPELINE, Objective, PlanRequest
 from strata_planner.search.assembly import assemble
+from strata_planner.search.canonical import canonical
 from strata_planner.search.exact.blocks import mixed_widths
 from strata_planner.search.exact.feasibility import reasons
 from strata_planner.search.exact.problem import SolutionStatus, StopReason
 from strata_planner.search.exact.search import Search, SearchStats
-from strata_planner.search.layouts.goals import Deadlines, Goal
-from strata_planner.search.layouts.search import Wish, best_layout, layout_plan
+from strata_planner.search.exact.widths import narrowings
+from strata_planner.search.layouts.genetic import Genome
+from strata_planner.search.layouts.goals import goal_of
+from strata_planner.search.layouts.pool import Pool
+from strata_planner.search.layouts.search import Layout, LayoutStats, Wish, best_layout, layout_plan
+from strata_planner.search.layouts.solved import SolvedReplica
+from strata_planner.search.prediction import predict
 
 __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
 
 _PROVEN_GAP = 1e-5  # what is left between a plan and its bound when nothing better is to be found
+_PROVEN_DEVICES = 6  # with so many, one pipeline of them is proven within a second or two
+_PROOF_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -34,12 +44,66 @@ class PlanOutcome:
     plan: Plan
     stats: SearchStats
     notes: tuple[str, ...]
+    replicas: tuple[SolvedReplica, ...] = ()
+    improvements: tuple[tuple[float, float], ...] = ()  # seconds since the start, the value by the request's metric
 
 
-def make_plan(request: PlanRequest) -> PlanOutcome:
-    """Raises InputError for a wrong request and InfeasibleError, with reasons, where nothing fits."""
+def make_plan(request: PlanRequest, hints: Sequence[Plan] = ()) -> PlanOutcome:
+    """The best plan by the request's metric that is found; `hints`: plans whose grouping of devices is tried too, a running one say.
+
+    Raises InputError for a wrong request and InfeasibleError, with reasons, where nothing fits.
+    """
     request.check()
-    return _layout(request, request.layout) if request.layout else _pipeline(request)
+    request = replace(request, cluster=canonical(request.cluster))
+    if request.solver in ONE_PIPELINE:
+        return _pipeline(request)
+    found = _searched(request, hints)
+    return _outcome(request, found)
+
+
+def _searched(request: PlanRequest, hints: Sequence[Plan]) -> Layout:
+    """Replicas; and beside them, where the devices are few, the pipeline that is proven to be the least by LLM-PQ's objective."""
+    pool = Pool(request.cluster)
+    starts = [start for plan in hints if (start := _start(pool, plan))]
+    asked = narrowings(request)
+    found = [layout for each in asked if (layout := _laid_out(each, starts, request.time_limit_seconds / len(asked)))]
+    few = request.tensor_parallel == (1,) and sum(pool.whole) <= _PROVEN_DEVICES
+    if few and request.solver == "auto" and request.objective.goal == "throughput":
+        found += _pipeline_as_layout(request)
+    if not found:
+        raise InfeasibleError(reasons(replace(request, solver="pipeline", objective=Objective(), tensor_parallel=(1,))))
+    return max(found, key=lambda each: each.value(request))
+
+
+def _laid_out(request: PlanRequest, starts: Sequence[Genome], seconds: float) -> Layout | None:
+    try:
+        return best_layout(request, Wish(seconds=seconds), starts)
+    except InfeasibleError:
+        return None
+
+
+def _pipeline_as_layout(request: PlanRequest) -> list[Layout]:
+    limit = min(_PROOF_SECONDS, request.time_limit_seconds)
+    search = Search(replace(request, solver="pipeline", time_limit_seconds=limit))
+    one, stats = search.run()
+    if one is None:
+        return []
+    asked = search.pricer.request
+    replica = SolvedReplica(asked, one, predict(asked, one))
+    told = LayoutStats(stats.orders, stats.candidates, stats.seconds, 0.0)
+    return [Layout(goal_of(request), (replica,), len(request.cluster.accelerators()) - len(replica.order), told)]
+
+
+def _start(pool: Pool, plan: Plan) -> Genome | None:
+    """The plan's replicas as the search deals them out; devices that are gone are left out."""
+    there = {device.place: c for c, each in enumerate(pool.classes) for device in each.devices}
+    parts = []
+    for replica in plan.replicas:
+        held = Counter(there[place] for stage in replica.stages for place in stage.places if place in there)
+        parts.append(tuple(held[c] for c in range(len(pool.classes))))
+    taken = tuple(map(sum, zip(*parts, strict=True)))
+    rest = tuple(whole - used for whole, used in zip(pool.whole, taken, strict=True))
+    return tuple(part for part in (*parts, rest) if any(part)) if min(rest, default=0) >= 0 else None
 
 
 def _pipeline(request: PlanRequest) -> PlanOutcome:
@@ -64,37 +128,32 @@ def _pipeline(request: PlanRequest) -> PlanOutcome:
     if stats.stop is not StopReason.PROVED or stats.gap > _PROVEN_GAP:
         ended = f"the search ended at its {stats.stop.value}: " if stats.stop is not StopReason.PROVED else ""
         notes.append(f"{ended}a better plan may exist, at most {stats.gap:.2%} better by the objective")
-    return PlanOutcome(plan, stats, tuple(notes))
+    asked = search.pricer.request
+    return PlanOutcome(plan, stats, tuple(notes), (SolvedReplica(asked, found, predict(asked, found)),))
 
 
-def _layout(request: PlanRequest, wishes: LayoutWishes) -> PlanOutcome:
-    """Replicas and tensor-parallel groups: a search by chance with a seed, so that the same question has the same answer."""
-    found = best_layout(request, Wish(_goal(wishes), request.time_limit_seconds))
+def _outcome(request: PlanRequest, found: Layout) -> PlanOutcome:
     stats = SearchStats(
         orders=found.stats.evaluations,
         candidates=found.stats.mutations,
         pruned=0,
         solved=len(found.replicas),
         seconds=found.stats.seconds,
-        stop=StopReason.TIME_LIMIT,
+        stop=StopReason.TIME_LIMIT if found.stats.was_cut else StopReason.SETTLED,
         status=SolutionStatus.FEASIBLE,
     )
-    plan = layout_plan(request, found)
+    plan = layout_plan(found)
     notes = [*_notes(request, plan), *partition_notes(request, plan)]
     notes.append(
-        "replicas by genetic search: layers and bits of each are proven for its devices, the dealing out is not"
+        "layers and bits are proven for each replica's devices; which devices form one is searched, not proven"
     )
+    if found.stats.was_cut:
+        notes.append(
+            f"the search was cut at planning.timeLimitSeconds, {request.time_limit_seconds:g} s: another run may find another plan"
+        )
     if found.idle:
         notes.append(f"{found.idle} devices stay idle: they would not help this goal")
-    return PlanOutcome(plan, stats, tuple(notes))
-
-
-def _goal(wishes: LayoutWishes) -> Goal:
-    if wishes.goal != "slo":
-        return Goal(wishes.goal)
-    assert wishes.deadline_seconds is not None, "the request is checked"
-    assert wishes.requests_per_second is not None, "the request is checked"
-    return Goal("slo", Deadlines((wishes.deadline_seconds,), (wishes.requests_per_second,)))
+    return PlanOutcome(plan, stats, tuple(notes), found.replicas, found.stats.improvements)
 
 
 def partition_notes(request: PlanRequest, plan: Plan) -> list[str]:
@@ -121,7 +180,7 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     if assumed:
         notes.append(f"rates or efficiencies of {', '.join(assumed)} are assumed: measure them for a better prediction")
     mixed = mixed_widths(request.model.num_layers, len(request.bits))
-    if mixed < len(request.bits) and request.solver == "auto":
+    if mixed < len(request.bits) and request.solver == "pipeline":
         notes.append(f"proven among plans whose stages mix at most {mixed} neighbouring widths")
     left_out = [] if request.model.quantization else sorted(set(request.allowed_bits) - set(request.bits))
     if left_out:

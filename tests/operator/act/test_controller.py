@@ -131,7 +131,7 @@ async def test_a_slots_key_goes_with_it_and_comes_back_with_it(api: FakeApi) -> 
     controller = a_controller(api)
     for _ in range(2):
         await look_and_plan(controller)
-    (path,) = (each for each in api.objects if "/statefulsets/" in each)
+    path = next(each for each in api.objects if "/statefulsets/" in each)
     key = f"/api/v1/namespaces/ns/secrets/{path.rpartition('/')[2]}-key"
     assert key in api.objects
     (kept,) = controller._kept.values()
@@ -153,7 +153,8 @@ async def test_another_operator_goes_on_where_the_first_stopped(api: FakeApi) ->
 
 
 async def test_two_deployments_never_get_the_same_device(api: FakeApi, model: Path) -> None:
-    api.put(f"{LLMDS}/other", a_deployment("other", model))
+    for name in ("chat", "other"):
+        api.put(f"{LLMDS}/{name}", a_deployment(name, model, placement={"maxReplicas": 1}))
     await looked(api, 3)  # both are planned at once; who is done last is planned anew
     nodes = {
         name: {stage["node"] for stage in api.objects[f"{LLMDS}/{name}"]["status"]["stages"]}

@@ -75,8 +75,10 @@ SENTENCES = {
         ],
     ),
     "a goal that one pipeline cannot have": (
-        {"objective": {"goal": "latency"}},
-        ["spec.planning.solver: goals other than throughput and tensorParallel above 1 need planning.solver: layout"],
+        {"objective": {"goal": "latency"}, "planning": {"solver": "exact"}},
+        [
+            "spec.planning.solver: goals other than throughput and tensorParallel above 1 need planning.solver: auto or layout"
+        ],
     ),
     "a goal without its figures": (
         {"objective": {"goal": "slo"}, "planning": {"solver": "layout"}},

@@ -27,6 +27,8 @@ REACHES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "kvCacheBits": ({"precision": {"kvCacheBits": 8}}, "kv_bits", 8),
     "minStages": ({"placement": {"minStages": 2}}, "min_stages", 2),
     "maxStages": ({"placement": {"maxStages": 3}}, "max_stages", 3),
+    "maxReplicas": ({"placement": {"maxReplicas": 2}}, "max_replicas", 2),
+    "goal": ({"objective": {"goal": "latency"}}, "objective.goal", "latency"),
     "solver": ({"planning": {"solver": "transfer"}}, "solver", "transfer"),
     "timeLimitSeconds": ({"planning": {"timeLimitSeconds": 9}}, "time_limit_seconds", 9),
     "computeType": ({"runtime": {"computeType": "float32"}}, "compute_type", "float32"),
@@ -77,7 +79,9 @@ def test_the_plan_in_force_is_kept_where_another_gains_less_than_min_gain(tmp_pa
         return plan
 
     running = planned((slow,))
-    same = Node("c", (Device("cpu", memory_bytes=2 << 30, threads=1),))
+    same = Node(
+        "c", (Device("cpu", memory_bytes=50 << 20, threads=1),)
+    )  # holds no replica, and as a stage is only one hop more
     assert planned((slow, same), running) == running
     better = planned((slow, fast), running)
     assert {stage.node for stage in better.stages} == {"b"}

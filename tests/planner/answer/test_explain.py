@@ -11,7 +11,7 @@ from tests.planner.builders import a_cluster, a_request
 
 
 def test_the_table_names_what_matters() -> None:
-    outcome = make_plan(a_request(a_cluster(64, 64), min_stages=2, theta=1e6))
+    outcome = make_plan(a_request(a_cluster(64, 64), min_stages=2, theta=1e6, solver="pipeline"))
     console = Console(width=160, file=io.StringIO())
     with console.capture() as captured:
         console.print(render_plan(outcome.plan, outcome))

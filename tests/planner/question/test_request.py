@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from strata_planner.errors import InputError, PlannerError, WorkloadError
-from strata_planner.question.request import LayoutWishes
+from strata_planner.question.request import Objective
 from strata_planner.question.workload import Workload
 from strata_planner.search.planning import make_plan
 from strata_planner.sensitivity import Sensitivity
@@ -50,10 +50,15 @@ def test_one_long_request_must_fit_as_well_as_the_batch() -> None:
     assert a_request(workload=Workload(40, 40, 9), max_model_len=64).kv_pages == 9 * 4
 
 
-def test_layout_wishes_are_checked_before_any_search() -> None:
-    for wishes, message in (
-        (LayoutWishes(tensor_parallel=(3,)), r"tensorParallel \[3\]: choose from"),
-        (LayoutWishes(goal="slo"), "needs a deadline"),
-    ):
-        with pytest.raises(WorkloadError, match=message):
-            a_request(layout=wishes).check()
+WRONG_WISHES: dict[str, tuple[dict[str, Any], str]] = {
+    "three devices a stage": ({"tensor_parallel": (3,)}, r"tensorParallel \[3\]: choose from"),
+    "in time of nothing": ({"objective": Objective("slo")}, "needs a deadline"),
+    "a latency of LLM-PQ's": ({"objective": Objective("latency"), "solver": "exact"}, "to the solvers auto and layout"),
+    "groups of LLM-PQ's": ({"tensor_parallel": (2,), "solver": "pipeline"}, r"tensorParallel \[2\] to the solvers"),
+}
+
+
+@pytest.mark.parametrize(("wishes", "message"), WRONG_WISHES.values(), ids=WRONG_WISHES)
+def test_wishes_are_checked_before_any_search(wishes: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        a_request(**wishes).check()

@@ -28,7 +28,7 @@ from strata_planner.costs.working import StepShape, Storage, WorkingMemory, work
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.model import LayerShape
 from strata_planner.question.precision import formats_on
-from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
+from strata_planner.question.request import MAX_CHUNK_TOKENS, REFERENCES, PlanRequest
 from strata_planner.search.exact.blocks import MOST_ENTRIES, table_entries
 from strata_planner.search.exact.orders import Order
 from strata_planner.search.exact.problem import Problem, Run, StageCosts
@@ -166,7 +166,7 @@ class Pricer:
         """Consecutive layers that nothing tells apart; pairs of layers where that still leaves too much for the solver."""
         runs = self._runs_of(1)
         request = self.request
-        big = request.model.parameters > GROUPED_ABOVE_PARAMETERS or (self.alike and request.solver == "auto")
+        big = request.model.parameters > GROUPED_ABOVE_PARAMETERS or (self.alike and request.solver not in REFERENCES)
         if big and len(runs) > _GROUPED_ABOVE_RUNS and request.model.num_layers % 2 == 0 and not self._decomposed:
             return self._runs_of(2)
         return runs
@@ -186,7 +186,7 @@ class Pricer:
         longest = min(layers - request.min_stages + 1, largest // smallest)
         return (
             self.alike
-            and request.solver == "auto"
+            and request.solver not in REFERENCES
             and table_entries(layers, longest, len(request.bits)) <= MOST_ENTRIES
         )
 

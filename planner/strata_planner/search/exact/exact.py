@@ -4,6 +4,7 @@ Called by `search` and by replanning. Knows only the Problem.
 """
 
 import math
+import threading
 import time
 from functools import lru_cache
 
@@ -15,6 +16,8 @@ from strata_planner.search.exact.lattice import alike, lattice_of, unit_runs
 from strata_planner.search.exact.problem import Counts, Problem, Solution, SolutionStatus, StopReason
 
 ROUNDS = 20
+QUICK_ROUNDS = 5
+QUICK_SECONDS = 1.0
 FIRST_SLACK, WIDER = 0.003, 3.0  # how far above the bound a solution is looked for first, and by what that grows
 RELATIVE_GAP = 1e-6
 
@@ -36,6 +39,18 @@ def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float 
     return Solution(status, stop, counts, problem.objective(counts), solver.bound)
 
 
+def nearly(problem: Problem) -> Solution:
+    """A good split in a fraction of the time: what the first few shares of the slowest stage come to. INFEASIBLE where none was met."""
+    solver = _decomposition(problem)
+    if solver is None:
+        return reference(problem, time_limit_seconds=QUICK_SECONDS)
+    solver.tune(math.inf, QUICK_ROUNDS)
+    if solver.best is None:
+        return Solution(SolutionStatus.INFEASIBLE, StopReason.SETTLED)
+    counts = counts_of(solver, solver.best, unit_runs(problem))
+    return Solution(SolutionStatus.FEASIBLE, StopReason.SETTLED, counts, problem.objective(counts), solver.bound)
+
+
 def reference(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float | None = None) -> Solution:
     """The same by LLM-PQ's ILP."""
     from strata_planner.search.exact import ilp  # noqa: PLC0415  the solver takes longer to load than most plans to make
@@ -52,9 +67,13 @@ def _decomposition(problem: Problem) -> Decomposition | None:
     return solver if solver.table_entries <= MOST_ENTRIES else None
 
 
-@lru_cache(maxsize=1)
 def _blocks(penalty: bytes, bits: int) -> Blocks:
-    """Shared by the candidates of a search, whose units have the same penalties."""
+    """Shared by the candidates of a search, whose units have the same penalties; not by threads, for they grow while they are used."""
+    return _of_thread(threading.get_ident(), penalty, bits)
+
+
+@lru_cache(maxsize=4)
+def _of_thread(_: int, penalty: bytes, bits: int) -> Blocks:
     return Blocks(np.frombuffer(penalty).reshape(-1, bits))
 
 

@@ -19,7 +19,7 @@ from strata_planner.search.exact.widths import narrowings
 
 __all__ = ["Found", "Search", "SearchStats", "lengths"]
 
-_SOLVERS: dict[str, Solve] = {"auto": exact.solve, "exact": exact.reference, "transfer": transfer.solve}
+_SOLVERS: dict[str, Solve] = {"exact": exact.reference, "transfer": transfer.solve}  # the others: exact.solve
 
 
 class Search:
@@ -49,10 +49,10 @@ class Search:
         request, started = pricer.request, time.monotonic()
         fleet = fleet_of(request.cluster)
         stages = lengths(request, fleet, pricer.least_weight_bytes)
-        if request.solver == "auto" and pricer.alike:
+        if request.solver not in _SOLVERS and pricer.alike:
             pooled = PenaltySearch(pricer, fleet, self._deadline)
             return _told(pooled.run(stages), pooled, started)
-        single = OrderSearch(pricer, fleet, self._deadline, _SOLVERS[request.solver])
+        single = OrderSearch(pricer, fleet, self._deadline, _SOLVERS.get(request.solver, exact.solve))
         return _told(single.run(stages), single, started)
 
 

@@ -60,7 +60,7 @@ def _shares(pricer: Pricer, each: DeviceClass, kind: int, sequences: int) -> Ite
     """`pricer`: of one sequence in flight."""
     model = pricer.request.model
     for degree in DEGREES:
-        if degree > len(each.devices) or not divisible(model, degree):
+        if degree not in pricer.request.tensor_parallel or degree > len(each.devices) or not divisible(model, degree):
             continue
         group = DeviceGroup(each.devices[:degree])
         one = pricer.stage(group, Pair(1, 1), first=False, head=False)

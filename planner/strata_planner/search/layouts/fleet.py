@@ -19,7 +19,7 @@ from strata_planner.question.request import PlanRequest
 from strata_planner.search.layouts.bound import most_tokens_per_second
 from strata_planner.search.layouts.pipelines import Pipeline, Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
-from strata_planner.search.layouts.solved import SolvedReplica, solved
+from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved, solved
 from strata_planner.search.layouts.stages import with_concurrency
 
 MOST_SEQUENCES = 4096  # in flight on one replica
@@ -166,9 +166,10 @@ def _solved(
         if not count:
             continue
         order = pipelines.order(pattern.pipeline.groups[pattern.rung])
-        one = solved(request, order, pipelines.stages.rungs[pattern.rung])
+        pipeline, rung = pattern.pipeline, pattern.rung
+        one = nearly_solved(request, order, pipelines.stages.rungs[rung], pipeline.parts[rung])
         if one is not None:
-            found.append((count, one))
+            found.append((count, solved(request, one)))
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ kept, as idle devices, for later merges.
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from strata_planner.search.layouts.clusters import grouped
@@ -18,6 +18,7 @@ from strata_planner.search.layouts.pool import Composition, minus, plus
 Genome = tuple[Composition, ...]
 
 POPULATION = 24
+_FIRST_SHOWN = 100  # mutations
 _ROOMS = (1.02, 1.15, 1.4, 2.0)  # times the model's bytes: what replicas of the first layouts have
 
 
@@ -25,7 +26,7 @@ _ROOMS = (1.02, 1.15, 1.4, 2.0)  # times the model's bytes: what replicas of the
 class Limits:
     """`stall`: mutations without a better layout that end the search."""
 
-    seconds: float
+    seconds: float  # a safety: the same question has the same answer only where it does not cut
     mutations: int = 40_000
     stall: int = 4_000
 
@@ -44,18 +45,29 @@ class Genetic:
         self.pipelines = pipelines
         self.pool = pipelines.pool
         self.mutations = 0
+        self.was_cut = False  # by the clock
         self._goal = goal
         self._costs = costs
+        self._most = request.max_replicas or sum(self.pool.whole)
         self._load = Load(pipelines.stages.rungs, request.workload.concurrency, request.workload.output_tokens)
         self._judged: dict[Genome, Judged] = {}
 
-    def run(self, seed: int, limits: Limits, starts: Sequence[Genome] = ()) -> list[Individual]:
-        """The population at the end, best first; the same for the same seed unless the time limit cuts it short."""
+    def run(self, seed: int, limits: Limits, starts: Sequence[Genome] = ()) -> Iterator[list[Individual]]:
+        """The population, best first: at the start, whenever four times as much is done, and at the end. The same for the same seed
+        unless the time limit cuts it short.
+        """
         draw = random.Random(seed)
         deadline = time.monotonic() + limits.seconds
         people = self._ranked({self._individual(each) for each in (*starts, *self._first(seed))})
-        stalled = 0
-        while self.mutations < limits.mutations and stalled < limits.stall and time.monotonic() < deadline:
+        yield people
+        stalled, shown = 0, _FIRST_SHOWN
+        while self.mutations < limits.mutations and stalled < limits.stall:
+            if time.monotonic() >= deadline:
+                self.was_cut = True
+                break
+            if self.mutations >= shown:
+                shown *= 4
+                yield people
             self.mutations += 1
             stalled += 1
             parent = people[min(int(draw.expovariate(4.0 / POPULATION)), len(people) - 1)]
@@ -69,7 +81,7 @@ class Genetic:
             people = self._ranked({*people, child})
             if child.judged.score > best * (1 + 1e-9 * (1 if best > 0 else -1)):
                 stalled = 0
-        return people
+        yield people
 
     def replicas(self, genome: Genome) -> list[tuple[Composition, Pipeline]]:
         """Those that hold the model."""
@@ -80,7 +92,20 @@ class Genetic:
         """Its shares are those of `replicas`, in their order."""
         replicas = self.replicas(genome)
         costs = [sum(n * cost for n, cost in zip(each, self._costs, strict=True)) for each, _ in replicas]
-        return judge(self._goal, self._load, [pipeline for _, pipeline in replicas], costs)
+        pipelines = [pipeline for _, pipeline in replicas]
+        if len(pipelines) <= self._most:
+            return judge(self._goal, self._load, pipelines, costs)
+        ranked = sorted(range(len(pipelines)), key=lambda place: (-pipelines[place].best_rate, place))
+        chosen = sorted(ranked[: self._most])  # the others serve nothing
+        judged = judge(self._goal, self._load, [pipelines[p] for p in chosen], [costs[p] for p in chosen])
+        shares = dict(zip(chosen, judged.shares, strict=True))
+        rungs = dict(zip(chosen, judged.rungs or (), strict=False))
+        places = range(len(pipelines))
+        return Judged(
+            judged.score,
+            tuple(shares.get(place, 0) for place in places),
+            tuple(rungs.get(place, 0) for place in places) if judged.rungs else None,
+        )
 
     def _individual(self, genome: Genome) -> Individual:
         ordered = tuple(sorted(each for each in genome if any(each)))
@@ -95,13 +120,38 @@ class Genetic:
     def _first(self, seed: int) -> list[Genome]:
         free = self.pool.whole
         groups = grouped(self.pool, seed)
-        layouts: list[Genome] = []
+        layouts: list[Genome] = [*self._by_speed(free), *self._by_kind(free)]
         for room in _ROOMS:
             layouts.append(tuple(part for nodes in groups for part in self._carved(self._within(free, nodes), room)))
             layouts.append(
                 tuple(part for node in self.pool.nodes for part in self._carved(self._within(free, [node]), room))
             )
         return layouts
+
+    def _by_speed(self, free: Composition) -> Iterator[Genome]:
+        """The fastest devices as one replica, then the next class too, to all of them; each class that is left by itself."""
+        classes = [c for c, count in enumerate(free) if count]
+        ranked = sorted(classes, key=lambda c: (-self.pipelines.speed(c), c))
+        for most in range(1, len(ranked) + 1):
+            chosen = set(ranked[:most])
+            one = tuple(count if c in chosen else 0 for c, count in enumerate(free))
+            yield (one, *self._alone(free, set(ranked[most:])))
+
+    def _by_kind(self, free: Composition) -> Iterator[Genome]:
+        """Equal devices, on whatever nodes, as a replica; and every device by itself."""
+        kinds = {each.kind for each in self.pool.classes}
+        parts = (
+            tuple(count if each.kind == kind else 0 for each, count in zip(self.pool.classes, free, strict=True))
+            for kind in sorted(kinds)
+        )
+        yield tuple(part for part in parts if any(part))
+        alone = (tuple(int(at == c) for at in range(len(free))) for c, count in enumerate(free) for _ in range(count))
+        yield tuple(alone)
+
+    @staticmethod
+    def _alone(free: Composition, classes: set[int]) -> tuple[Composition, ...]:
+        parts = (tuple(count if at == c else 0 for at, count in enumerate(free)) for c in sorted(classes))
+        return tuple(part for part in parts if any(part))
 
     def _within(self, free: Composition, nodes: Sequence[str]) -> Composition:
         return tuple(count if each.node in nodes else 0 for each, count in zip(self.pool.classes, free, strict=True))

@@ -10,11 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata_planner.question.request import GoalName
+from strata_planner.question.request import GoalName, PlanRequest
 from strata_planner.search.layouts.pipelines import Curve, Pipeline
-
-_SPARE = 0.02  # what a load less of the capacity is worth, for bursts
-_SPREAD = 0.2  # how far a replica's requests differ in their seconds, as a share
+from strata_planner.search.metric import SPARE, share_in_time
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,14 @@ class Goal:
     deadlines: Deadlines | None = None
 
 
-THROUGHPUT = Goal()
+def goal_of(request: PlanRequest) -> Goal:
+    """As the request's objective says."""
+    asked = request.objective
+    if asked.goal != "slo":
+        return Goal(asked.goal)
+    assert asked.deadline_seconds is not None, "the request is checked"
+    assert asked.requests_per_second is not None, "the request is checked"
+    return Goal("slo", Deadlines((asked.deadline_seconds,), (asked.requests_per_second,)))
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ def _in_time(deadlines: Deadlines, load: Load, pipelines: Sequence[Pipeline]) ->
         score += value * each.best_rate / total
         shares.append(_most_within(curve, load, deadlines.seconds[-1]))
         rungs.append(curve.rung)
-    return Judged(score - _SPARE * max(used), tuple(shares), tuple(rungs))
+    return Judged(score - SPARE * max(used), tuple(shares), tuple(rungs))
 
 
 def _punctual(curve: Curve, best_rate: float, used: Sequence[float], deadlines: Deadlines) -> float:
@@ -130,7 +135,7 @@ def _punctual(curve: Curve, best_rate: float, used: Sequence[float], deadlines: 
         if rung is None:
             continue
         seconds = curve.seconds[rung]
-        score += sum(min(1.0, max(0.0, 0.5 + (deadline / seconds - 1) / _SPREAD)) for deadline in deadlines.seconds)
+        score += sum(share_in_time(deadline, seconds) for deadline in deadlines.seconds)
     return score / len(used) / len(deadlines.seconds)
 
 

@@ -7,6 +7,7 @@ and all layers of a replica have the same bits; `solved` decides both anew on th
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
@@ -16,8 +17,9 @@ from strata_planner.costs.shards import divisible
 from strata_planner.errors import WorkloadError
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
+from strata_planner.search.exact.candidates import Pair
 from strata_planner.search.layouts.pool import Composition, Pool
-from strata_planner.search.layouts.stages import Floats, Stages, StageTable
+from strata_planner.search.layouts.stages import Floats, Split, Stages, StageTable
 from strata_planner.search.layouts.water import cheapest_first, level
 
 DEGREES = (8, 4, 2, 1)
@@ -37,7 +39,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Per rung of the ladder: tokens a second, seconds of one request, the groups and the bits; rate 0 where nothing fits.
+    """Per rung of the ladder: tokens a second, seconds of one request, the groups, the bits, and the micro-batches that decoding
+    is split into (`parts`); rate 0 where nothing fits.
 
     `curves`: of each choice of groups that is best at some rung, that rung with its own rates and seconds at all of them.
     `steps`: the load's concave hull as (tokens a second per sequence more, sequences more, rung).
@@ -47,6 +50,7 @@ class Pipeline:
     seconds: tuple[float, ...]
     groups: tuple[Groups, ...]
     bits: tuple[int, ...]
+    parts: tuple[int, ...]
     curves: tuple[Curve, ...] = field(repr=False)
     steps: tuple[tuple[float, int, int], ...] = field(repr=False)
 
@@ -64,7 +68,7 @@ class Pipelines:
         self.request = request
         self.pool = pool
         self.stages = Stages(request)
-        wished = request.layout.tensor_parallel if request.layout else DEGREES
+        wished = request.tensor_parallel
         self.degrees = tuple(each for each in DEGREES if each in wished and divisible(request.model, each))
         self.evaluations = 0
         self._only = only or {}
@@ -109,23 +113,33 @@ class Pipelines:
         count = len(self.stages.rungs)
         rates, seconds = np.zeros(count), np.full(count, np.inf)
         groups: list[Groups] = [()] * count
-        bits = [0] * count
+        bits, parts = [0] * count, [1] * count
         curves: dict[Groups, Curve] = {}
         given = self._only.get(composition)
         for option in self.options(composition) if given is None else (given,):
-            found_rates, found_seconds, found_bits = self.estimate(option)
+            found_rates, found_seconds, found_bits, found_parts = self.estimate(option)
             better = np.flatnonzero(found_rates > rates)
             if better.size:
                 curves[option] = Curve(-1, tuple(found_rates.tolist()), tuple(found_seconds.tolist()))
             for rung in better:
                 rates[rung], seconds[rung] = found_rates[rung], found_seconds[rung]
-                groups[rung], bits[rung] = option, int(found_bits[rung])
+                groups[rung], bits[rung], parts[rung] = option, int(found_bits[rung]), int(found_parts[rung])
         if not rates.any():
             return None
         steps = _hull(self.stages.rungs, rates)
         last = {option: rung for rung, option in enumerate(groups) if option}
         kept = tuple(replace(curves[option], rung=rung) for option, rung in last.items())
-        return Pipeline(tuple(rates.tolist()), tuple(seconds.tolist()), tuple(groups), tuple(bits), kept, steps)
+        return Pipeline(
+            tuple(rates.tolist()), tuple(seconds.tolist()), tuple(groups), tuple(bits), tuple(parts), kept, steps
+        )
+
+    def speed(self, c: int) -> float:
+        """Of a device of class c: layers a second of a request, prompt and answer, at the fewest bits it runs."""
+        group = DeviceGroup(self.pool.classes[c].devices[:1])
+        table = self.stages.table(self.pool.classes[c].kind, group, Split(1, 1), first=False, head=False)
+        answer = self.request.workload.output_tokens
+        seconds = [p + (answer - 1) * d for p, d in zip(table.prefill[:, 0], table.decode[:, 0], strict=True)]
+        return float(1 / min(seconds))
 
     def options(self, composition: Composition) -> Iterator[Groups]:
         """Every split of each class into groups of one degree and its rest by smaller ones, in the nodes' order; where there are
@@ -165,49 +179,65 @@ class Pipelines:
             found.append(DeviceGroup(self.pool.classes[c].devices[first : first + degree]))
         return tuple(found)
 
-    def estimate(self, groups: Groups) -> tuple[Floats, Floats, Floats]:
-        """[rungs] tokens a second (0 where it does not fit), seconds of one request, bits."""
+    def estimate(self, groups: Groups) -> tuple[Floats, Floats, Floats, Floats]:
+        """[rungs] tokens a second (0 where it does not fit), seconds of one request, bits, parts."""
         order = self.order(groups)
         last = len(order) - 1
-        tables = [
-            self.stages.table(self.pool.classes[c].kind, group, last + 1, first=place == 0, head=place == last)
-            for place, ((c, _), group) in enumerate(zip(groups, order, strict=True))
-        ]
-        hops = self._hops(order)
-        rates, seconds, bits = (np.zeros(len(self.stages.rungs)) for _ in range(3))
-        for row, width in enumerate(self.request.bits):
-            found = self._at_bits(tables, hops, row)
-            if found is None:
-                continue
-            penalty = self.request.theta * sum(run.units * run.omega[width] for run in self.stages.pricers[0].runs)
-            tokens = np.array(self.stages.rungs) * self.request.workload.output_tokens
-            rate = np.where(np.isfinite(found[0]), tokens / (found[0] + penalty), 0.0)
-            better = rate > rates
-            rates, seconds, bits = (
-                np.where(better, new, old) for new, old in ((rate, rates), (found[1], seconds), (width, bits))
-            )
-        return rates, seconds, bits
+        tokens = np.array(self.stages.rungs) * self.request.workload.output_tokens
+        rates, seconds, bits, parts = (np.zeros(len(self.stages.rungs)) for _ in range(4))
+        for split in self.stages.splits(len(order)):
+            if split.prefill == 1 and rates.all():  # which only brings what fits no other way
+                break
+            tables = [
+                self.stages.table(self.pool.classes[c].kind, group, split, first=place == 0, head=place == last)
+                for place, ((c, _), group) in enumerate(zip(groups, order, strict=True))
+            ]
+            hops = self._hops(order, split)
+            for row, width in enumerate(self.request.bits):
+                found = self._at_bits(tables, hops, row, split) if self._is_allowed(width) else None
+                if found is None:
+                    continue
+                rate = np.where(np.isfinite(found[0]), tokens / (found[0] + self._penalty[width]), 0.0)
+                better = rate > rates
+                rates, seconds, bits, parts = (
+                    np.where(better, new, old)
+                    for new, old in ((rate, rates), (found[1], seconds), (width, bits), (split.parts, parts))
+                )
+        return rates, seconds, bits, parts
 
-    def _hops(self, order: tuple[DeviceGroup, ...]) -> Floats:
+    @cached_property
+    def _penalty(self) -> dict[int, float]:
+        """Of all layers at these bits, in seconds of the batch."""
+        runs = self.stages.pricers[0].runs
+        return {
+            bits: self.request.theta * sum(run.units * run.omega[bits] for run in runs) for bits in self.request.bits
+        }
+
+    def _is_allowed(self, bits: int) -> bool:
+        """Whether all layers at these bits keep to the bound of the penalty; those that do not may still be mixed."""
+        most = self.request.penalty_bound
+        return most is None or sum(run.units * run.omega[bits] for run in self.stages.pricers[0].runs) <= most
+
+    def _hops(self, order: tuple[DeviceGroup, ...], split: Split) -> Floats:
         """[stages, 2, rungs]."""
         count = len(order)
         if count == 1:
             return np.zeros((1, 2, len(self.stages.rungs)))
         return np.array(
             [
-                self.stages.hop(group, order[(place + 1) % count], count, back=place == count - 1)
+                self.stages.hop(group, order[(place + 1) % count], split, back=place == count - 1)
                 for place, group in enumerate(order)
             ]
         )
 
-    def _at_bits(self, tables: list[StageTable], hops: Floats, row: int) -> tuple[Floats, Floats] | None:
+    def _at_bits(self, tables: list[StageTable], hops: Floats, row: int, split: Split) -> tuple[Floats, Floats] | None:
         """Seconds of the whole batch and of one request, per rung; infinite where it does not fit."""
         most = np.array([each.most_layers[row] for each in tables])
         layers = self.request.model.num_layers
         fits = (most.sum(axis=0) >= layers) & (most.min(axis=0) >= 1)
         if not fits.any():
             return None
-        pairs, answer = self.stages.pairs(len(tables)), self.request.workload.output_tokens
+        pairs, answer = self.stages.pairs(split), self.request.workload.output_tokens
         one = np.array([each.prefill[row] for each in tables]), np.array([each.decode[row] for each in tables])
         fixed = np.array([each.fixed for each in tables])
         shares = (
@@ -216,16 +246,17 @@ class Pipelines:
         )
         work = one[0] * shares[0] + one[1] * shares[1]
         spread = level(work, fixed[:, 0] * shares[0] + fixed[:, 1] * shares[1], most, layers)
-        batch, request = self._batch(spread, one, fixed, hops)
+        batch, request = self._batch(spread, one, fixed, hops, pairs)
         if len(tables) > 1:
-            packed, alone = self._batch(cheapest_first(work, most, layers), one, fixed, hops)
+            packed, alone = self._batch(cheapest_first(work, most, layers), one, fixed, hops, pairs)
             quicker = packed < batch
             batch, request = np.where(quicker, packed, batch), np.where(quicker, alone, request)
         return np.where(fits, batch, np.inf), np.where(fits, request, np.inf)
 
-    def _batch(self, dealt: Floats, one: tuple[Floats, Floats], fixed: Floats, hops: Floats) -> tuple[Floats, Floats]:
+    def _batch(
+        self, dealt: Floats, one: tuple[Floats, Floats], fixed: Floats, hops: Floats, pairs: list[Pair]
+    ) -> tuple[Floats, Floats]:
         """As `prediction.predict` counts them."""
-        pairs = self.stages.pairs(len(dealt))
         rungs = np.array(self.stages.rungs)
         prefills = np.ceil(rungs / np.array([each.prefill for each in pairs]))
         decodes = np.ceil(rungs / np.array([each.decode for each in pairs]))

@@ -35,10 +35,8 @@ class Pool:
         free = (tuple(each for each in devices if each.place not in without) for devices in fleet.devices)
         self.classes = tuple(
             DeviceClass(devices[0].node, kind, devices)
-            for devices, kind in sorted(
-                ((devices, kind) for devices, kind in zip(free, fleet.kind, strict=True) if devices),
-                key=lambda each: (each[0][0].node, each[0][0].type),
-            )
+            for devices, kind in zip(free, fleet.kind, strict=True)
+            if devices
         )
         self.whole: Composition = tuple(len(each.devices) for each in self.classes)
         self._cycles: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -46,6 +44,11 @@ class Pool:
     @cached_property
     def nodes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(each.node for each in self.classes))
+
+    @cached_property
+    def _rank(self) -> dict[str, int]:
+        """Of each node, in the cluster's order: names decide nothing."""
+        return {node: place for place, node in enumerate(self.nodes)}
 
     @cached_property
     def usable_bytes(self) -> tuple[int, ...]:
@@ -73,7 +76,7 @@ class Pool:
     def nodes_of(self, composition: Composition) -> tuple[str, ...]:
         """The nodes it has devices on, by what it has of them: in the same order for compositions of one key."""
         parts = self._parts(composition)
-        return tuple(sorted(parts, key=lambda node: (parts[node], node)))
+        return tuple(sorted(parts, key=lambda node: (parts[node], self._rank[node])))
 
     def _parts(self, composition: Composition) -> dict[str, list[tuple[int, int]]]:
         """Kinds of devices and how many, of each node."""

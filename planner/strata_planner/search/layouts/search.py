@@ -1,6 +1,7 @@
 """Finding a layout: the room's front door. `best_layout` deals out a cluster, `replan_layout` what has changed of one.
 
-Called by planning and benchmarks. Genetic search over estimates, then the exact solver on the groups that won.
+Called by planning and benchmarks. Genetic search over estimates; the exact solver on the best few of them, now and then; of what it
+makes of them the best by the request's metric is kept.
 """
 
 import time
@@ -10,14 +11,18 @@ from dataclasses import dataclass
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import ClusterError, InfeasibleError, WorkloadError
 from strata_planner.question.request import PlanRequest
+from strata_planner.search.assembly import together
+from strata_planner.search.exact.orders import Order
 from strata_planner.search.layouts.genetic import Genetic, Genome, Limits
-from strata_planner.search.layouts.goals import THROUGHPUT, Goal
-from strata_planner.search.layouts.pipelines import Pipeline, Pipelines
+from strata_planner.search.layouts.goals import Goal, goal_of
+from strata_planner.search.layouts.pipelines import Groups, Pipeline, Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
-from strata_planner.search.layouts.solved import Place, SolvedReplica, plan_of, solved
+from strata_planner.search.layouts.solved import Place, SolvedReplica, nearly_solved, plan_of, solved
 from strata_planner.search.layouts.stages import with_concurrency
+from strata_planner.search.metric import Metric
 
 _SEARCH_SHARE = 0.8  # of the time; the rest is for solving the replicas exactly
+_SOLVED_OF_EACH = 6  # layouts of a population that the exact solver is asked for
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class LayoutStats:
     mutations: int
     seconds: float
     score: float
+    was_cut: bool = False  # by the clock
+    improvements: tuple[tuple[float, float], ...] = ()  # seconds since the start, the value by the request's metric
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,10 @@ class Layout:
     idle: int
     stats: LayoutStats
 
+    def value(self, request: PlanRequest) -> float:
+        """By the request's metric."""
+        return value_of(request, self.replicas)
+
     @property
     def tokens_per_second(self) -> float:
         """As predicted, all sequences in flight."""
@@ -47,9 +58,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Wish:
-    """How to search: what for, for how long, and the seed of all chance."""
+    """How to search: for how long, with which seed of all chance, and what for where that is not the request's own objective."""
 
-    goal: Goal = THROUGHPUT
+    goal: Goal | None = None
     seconds: float = 4.0
     seed: int = 0
     stall: int = 1500
@@ -63,31 +74,31 @@ def best_layout(request: PlanRequest, wish: Wish = DEFAULT, starts: Sequence[Gen
     cluster holds the model.
     """
     request.check()
-    started = time.monotonic()
+    started, goal = time.monotonic(), wish.goal or goal_of(request)
     pool = Pool(request.cluster)
-    genetic = Genetic(Pipelines(request, pool), wish.goal, _checked_costs(wish.goal, pool))
+    genetic = Genetic(Pipelines(request, pool), goal, _checked_costs(goal, pool))
     return _finished(request, wish, genetic, (), started, starts)
 
 
 def replan_layout(request: PlanRequest, running: Layout, wish: Wish = DEFAULT) -> Layout:
     """Replicas whose devices are all still there stay as they are; the others' devices and sequences are dealt out anew."""
     request.check()
-    started = time.monotonic()
+    started, goal = time.monotonic(), wish.goal or goal_of(request)
     pool = Pool(request.cluster)
     there = {device.place for each in pool.classes for device in each.devices}
     kept = tuple(each for each in running.replicas if each.places <= there)
     rest = Pool(request.cluster, without=frozenset[Place]().union(*(each.places for each in kept)))
     free = request.workload.concurrency
-    if wish.goal.name != "slo":  # whose replicas have room for all sequences that can be in time, each
+    if goal.name != "slo":  # whose replicas have room for all sequences that can be in time, each
         free = max(1, free - sum(each.concurrency for each in kept))
-    genetic = Genetic(Pipelines(with_concurrency(request, free), rest), wish.goal, _checked_costs(wish.goal, rest))
+    genetic = Genetic(Pipelines(with_concurrency(request, free), rest), goal, _checked_costs(goal, rest))
     if not rest.classes:
         return _solved(request, wish, genetic, (), kept, started)
     return _finished(request, wish, genetic, kept, started, ())
 
 
-def layout_plan(request: PlanRequest, layout: Layout) -> Plan:
-    return plan_of(request, layout.replicas)
+def layout_plan(layout: Layout) -> Plan:
+    return plan_of(layout.replicas)
 
 
 def composition_of(pool: Pool, counts: dict[str, int]) -> Composition:
@@ -110,13 +121,13 @@ def laid(
     """The layout of given compositions; nothing is searched but their pipelines, or not even these where `degrees` names
     the tensor-parallel degree of every stage.
     """
-    started = time.monotonic()
+    started, goal = time.monotonic(), wish.goal or goal_of(request)
     pool = Pool(request.cluster)
     only = {}
     if degrees is not None:
         free = Pipelines(request, pool)
         only = {each: free.of_degrees(each, given) for each, given in zip(genome, degrees, strict=True)}
-    genetic = Genetic(Pipelines(request, pool, only), wish.goal, _checked_costs(wish.goal, pool))
+    genetic = Genetic(Pipelines(request, pool, only), goal, _checked_costs(goal, pool))
     return _solved(request, wish, genetic, genome, (), started)
 
 
@@ -128,9 +139,13 @@ def _finished(
     started: float,
     starts: Sequence[Genome],
 ) -> Layout:
+    """The best of what the exact solver makes of the best estimates: a longer search has seen all that a shorter one has."""
     limits = Limits(seconds=wish.seconds * _SEARCH_SHARE, stall=wish.stall)
-    best = genetic.run(wish.seed, limits, starts)[0]
-    return _solved(request, wish, genetic, best.genome, kept, started)
+    solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
+    for people in genetic.run(wish.seed, limits, starts):
+        for each in people[:_SOLVED_OF_EACH]:
+            solver.offer(each.genome)
+    return solver.best()
 
 
 def _solved(
@@ -141,20 +156,89 @@ def _solved(
     kept: tuple[SolvedReplica, ...],
     started: float,
 ) -> Layout:
-    judged = genetic.judged(genome)
-    pipelines, found = genetic.pipelines, list(kept)
-    taken: dict[int, int] = {}
-    rungs = judged.rungs or (None,) * len(judged.shares)
-    for (_, pipeline), share, rung in zip(genetic.replicas(genome), judged.shares, rungs, strict=True):
-        one = _replica(request, pipelines, pipeline, _Choice(share, rung), taken) if share else None
-        if one is not None:
-            found.append(one)
-    if not found:
-        raise InfeasibleError([f"no part of the cluster holds {request.model_uri} with a sequence of its KV"])
-    used = sum(group.degree for each in found for group in each.order)
-    devices = sum(each.usable_bytes > 0 for each in request.cluster.accelerators())
-    stats = LayoutStats(pipelines.evaluations, genetic.mutations, time.monotonic() - started, judged.score)
-    return Layout(wish.goal, tuple(found), devices - used, stats)
+    solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
+    solver.offer(genome)
+    return solver.best()
+
+
+def value_of(request: PlanRequest, replicas: Sequence[SolvedReplica]) -> float:
+    """By the request's metric."""
+    shares = [each.concurrency for each in replicas]
+    prediction = together([each.prediction for each in replicas], shares)
+    devices = (device for each in replicas for group in each.order for device in group.devices)
+    cost = sum(device.hourly_cost or 0.0 for device in devices)
+    return Metric.for_request(request).of(prediction, sum(shares), cost)
+
+
+class _Solver:
+    """What the exact solver makes of layouts, and which of them is the best so far. Replicas are solved once, whatever they are part of."""
+
+    def __init__(
+        self, request: PlanRequest, goal: Goal, genetic: Genetic, kept: tuple[SolvedReplica, ...], started: float
+    ) -> None:
+        self._request, self._goal, self._genetic, self._kept, self._started = request, goal, genetic, kept, started
+        self._known: dict[tuple[Groups, int, int], SolvedReplica | None] = {}
+        self._seen: set[Genome] = set()
+        self._best: tuple[float, tuple[SolvedReplica, ...], float] | None = None
+        self._improvements: list[tuple[float, float]] = []
+
+    def offer(self, genome: Genome) -> None:
+        if genome in self._seen:
+            return
+        self._seen.add(genome)
+        judged = self._genetic.judged(genome)
+        found, taken = list(self._kept), dict[int, int]()
+        rungs = judged.rungs or (None,) * len(judged.shares)
+        for (_, pipeline), share, rung in zip(self._genetic.replicas(genome), judged.shares, rungs, strict=True):
+            one = self._replica(pipeline, _Choice(share, rung), taken) if share else None
+            if one is not None:
+                found.append(one)
+        if not found:
+            return
+        value = value_of(self._request, found) if self._goal == goal_of(self._request) else judged.score
+        if self._best is None or value > self._best[0]:
+            self._best = (value, tuple(found), judged.score)
+            self._improvements.append((time.monotonic() - self._started, value))
+
+    def best(self) -> Layout:
+        """Raises InfeasibleError where no offered layout holds the model."""
+        if self._best is None:
+            raise InfeasibleError([f"no part of the cluster holds {self._request.model_uri} with a sequence of its KV"])
+        _, nearly, score = self._best
+        kept = set(map(id, self._kept))
+        found = tuple(each if id(each) in kept else solved(self._request, each) for each in nearly)
+        used = sum(group.degree for each in found for group in each.order)
+        devices = sum(each.usable_bytes > 0 for each in self._request.cluster.accelerators())
+        genetic, seconds = self._genetic, time.monotonic() - self._started
+        stats = LayoutStats(
+            genetic.pipelines.evaluations, genetic.mutations, seconds, score, genetic.was_cut, tuple(self._improvements)
+        )
+        return Layout(self._goal, found, devices - used, stats)
+
+    def _replica(self, pipeline: Pipeline, choice: "_Choice", taken: dict[int, int]) -> SolvedReplica | None:
+        """On the best groups for its share, or for less where the whole of it does not fit after all."""
+        rungs = self._genetic.pipelines.stages.rungs
+        start = next((rung for rung, sequences in enumerate(rungs) if sequences >= choice.share), len(rungs) - 1)
+        for rung in range(start, -1, -1):
+            at = rung if choice.rung is None else choice.rung
+            groups = pipeline.groups[at]
+            if not groups:
+                continue
+            used = dict(taken)
+            order = self._genetic.pipelines.order(groups, used)
+            one = self._on(order, groups, min(choice.share, rungs[rung]), pipeline.parts[at])
+            if one is not None:
+                taken.update(used)
+                return one
+        return None
+
+    def _on(self, order: Order, groups: Groups, share: int, parts: int) -> SolvedReplica | None:
+        """Equal devices of a class are as good as each other."""
+        key = (groups, share, parts)
+        if key not in self._known:
+            self._known[key] = nearly_solved(self._request, order, share, parts)
+        known = self._known[key]
+        return known and known.on(order)
 
 
 @dataclass(frozen=True)
@@ -163,24 +247,6 @@ class _Choice:
 
     share: int
     rung: int | None
-
-
-def _replica(
-    request: PlanRequest, pipelines: Pipelines, pipeline: Pipeline, choice: _Choice, taken: dict[int, int]
-) -> SolvedReplica | None:
-    """On the best groups for its share, or for less where the whole of it does not fit after all."""
-    rungs = pipelines.stages.rungs
-    start = next((rung for rung, sequences in enumerate(rungs) if sequences >= choice.share), len(rungs) - 1)
-    for rung in range(start, -1, -1):
-        groups = pipeline.groups[rung if choice.rung is None else choice.rung]
-        if not groups:
-            continue
-        used = dict(taken)
-        one = solved(request, pipelines.order(groups, used), min(choice.share, rungs[rung]))
-        if one is not None:
-            taken.update(used)
-            return one
-    return None
 
 
 def _checked_costs(goal: Goal, pool: Pool) -> tuple[float, ...]:

@@ -3,36 +3,49 @@
 Called by `search`. Each replica is planned alone for its share of the workload's sequences.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from strata_planner.contract.plan import Plan, Prediction
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.assembly import assemble, combined
-from strata_planner.search.exact.candidates import Candidate, Pricer
-from strata_planner.search.exact.exact import solve
+from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
+from strata_planner.search.exact.exact import nearly, solve
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import Order
-from strata_planner.search.exact.problem import SolutionStatus
+from strata_planner.search.exact.problem import Problem, Solution
 from strata_planner.search.layouts.stages import with_concurrency
+from strata_planner.search.metric import Metric
 from strata_planner.search.prediction import predict
 
 Place = tuple[str, str, int]  # node, type, index
 
 _PREFILL_TOKENS = (256, 512, 2048)  # of the prefill micro-batches that are tried, about
+_PRICES = 16  # of the penalty that are tried, to keep within its bound
 
 
 @dataclass(frozen=True)
 class SolvedReplica:
-    """`found`: its candidate has the groups in order; `concurrency`: its share of the sequences in flight."""
+    """`request`: the question for this replica alone, its share of the sequences in flight and the widths it was searched among.
+    `found`: its candidate has the groups in order.
+    """
 
-    concurrency: int
+    request: PlanRequest
     found: Found
     prediction: Prediction
 
     @property
+    def concurrency(self) -> int:
+        return self.request.workload.concurrency
+
+    @property
     def order(self) -> Order:
         return self.found.candidate.order
+
+    def on(self, order: Order) -> "SolvedReplica":
+        """The same on equal devices."""
+        return replace(self, found=replace(self.found, candidate=replace(self.found.candidate, order=order)))
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -45,37 +58,106 @@ class SolvedReplica:
         return frozenset(place for group in self.order for place in group.places)
 
 
-def solved(request: PlanRequest, order: Order, concurrency: int) -> SolvedReplica | None:
-    """The pair of micro-batches with the highest predicted rate; None where nothing fits."""
-    share = with_concurrency(request, concurrency)
-    pricer = Pricer(share)
-    best: SolvedReplica | None = None
-    for candidate in _candidates(pricer, order):
-        problem = pricer.problem(candidate)
+def nearly_solved(request: PlanRequest, order: Order, concurrency: int, parts: int = 0) -> SolvedReplica | None:
+    """The best by the request's metric over micro-batches of both phases, each split nearly as well as can be; None where nothing fits.
+    `parts`: the micro-batches that decoding is split into, to begin with; 0: one per stage.
+    """
+    return _Climb(with_concurrency(request, concurrency), order, nearly).run(parts or len(order))
+
+
+def solved(request: PlanRequest, near: SolvedReplica) -> SolvedReplica:
+    """The same micro-batches with the split that is proven to be best by LLM-PQ's objective, where that is better by the metric too."""
+    share = with_concurrency(request, near.concurrency)
+
+    def proven(problem: Problem) -> Solution:
+        return solve(problem, time_limit_seconds=request.time_limit_seconds)
+
+    climb = _Climb(share, near.order, proven)
+    return climb.better(near, [near.found.candidate.pair]) or near
+
+
+class _Climb:
+    """From neighbour to neighbour while it gets better: half or twice as many micro-batches in decoding, other sizes in prefill."""
+
+    def __init__(self, share: PlanRequest, order: Order, split: Callable[[Problem], Solution]) -> None:
+        self._share, self._order, self._split = share, order, split
+        self._pricer, self._metric = Pricer(share), Metric.for_request(share)
+        self._seen: dict[Pair, SolvedReplica | None] = {}
+
+    def run(self, parts: int) -> SolvedReplica | None:
+        best = self.better(
+            None, [pair for each in (parts, 1) for pair in self._pairs(each)][: len(_PREFILL_TOKENS) + 2]
+        )
+        while True:
+            at = best.found.candidate.decode if best else self._size(parts)
+            batch = self._share.workload.concurrency
+            near = sorted({self._size(max(1, -(-batch // at) * 2)), self._size(max(1, -(-batch // at) // 2))} - {at})
+            prefill = best.found.candidate.prefill if best else at
+            found = self.better(best, [Pair(min(prefill, size), size) for size in near])
+            if found is not None and found is not best:
+                found = self.better(found, list(self._pairs(-(-batch // found.found.candidate.decode))))
+            if found is best:
+                return best
+            best = found
+
+    def _size(self, parts: int) -> int:
+        return -(-self._share.workload.concurrency // parts)
+
+    def _pairs(self, parts: int) -> Iterator[Pair]:
+        """Every prefill is too many for large loads: a few sizes."""
+        prompt, decode = self._share.workload.prompt_tokens, self._size(parts)
+        for prefill in dict.fromkeys(min(decode, max(1, tokens // prompt)) for tokens in (*_PREFILL_TOKENS, 1)):
+            yield Pair(prefill, decode)
+
+    def better(self, best: SolvedReplica | None, pairs: Sequence[Pair]) -> SolvedReplica | None:
+        for pair in pairs:
+            if pair not in self._seen:
+                self._seen[pair] = self._solved(pair)
+            one = self._seen[pair]
+            if one is not None and (best is None or self._value(one) > self._value(best)):
+                best = one
+        return best
+
+    def _value(self, one: SolvedReplica) -> float:
+        return self._metric.of(one.prediction, one.concurrency)
+
+    def _solved(self, pair: Pair) -> SolvedReplica | None:
+        """LLM-PQ's objective fills the pipeline anew for every token; continuous batching does not, and takes the better of what that
+        gives and of what is best where a round takes all stages in turn.
+        """
+        share, candidate = self._share, Candidate(self._order, pair.prefill, pair.decode)
+        problem = self._pricer.problem(candidate)
         if any(stage.capacity_bytes < 0 for stage in problem.stages):
-            continue
-        solution = solve(problem, time_limit_seconds=request.time_limit_seconds)
-        if solution.status not in {SolutionStatus.OPTIMAL, SolutionStatus.FEASIBLE}:
-            continue
-        found = Found(candidate, problem, solution)
-        one = SolvedReplica(concurrency, found, predict(share, found))
-        if best is None or one.prediction.tokens_per_second > best.prediction.tokens_per_second:
-            best = one
-    return best
+            return None
+        best: SolvedReplica | None = None
+        in_turn = [replace(problem, slowest_decode=0.0)] if problem.slowest_decode else []
+        for asked in (problem, *in_turn):
+            solution = self._within(asked)
+            if solution is None:
+                return best
+            told = Solution(solution.status, solution.stop, solution.counts, problem.objective(solution.counts))
+            found = Found(candidate, problem, told)
+            one = SolvedReplica(share, found, predict(share, found))
+            best = one if best is None or self._value(one) > self._value(best) else best
+        return best
+
+    def _within(self, problem: Problem) -> Solution | None:
+        """The best split within the bound of the penalty, which a dearer penalty leads to; None where there is none."""
+        free, theta = replace(problem, penalty_bound=math.inf), problem.theta
+        solution = self._split(free)
+        if not solution.counts or problem.penalty(solution.counts) <= problem.penalty_bound:
+            return solution if solution.counts else None
+        low, high, kept = theta, max(theta, 1e-6) * 4, None
+        for _ in range(_PRICES):
+            price = high if kept is None else math.sqrt(low * high) if low > 0 else high / 4
+            solution = self._split(replace(free, theta=price))
+            if solution.counts and problem.penalty(solution.counts) <= problem.penalty_bound:
+                kept, high = solution, price
+            else:
+                low, high = price, high * 16 if kept is None else high
+        return kept
 
 
-def _candidates(pricer: Pricer, order: Order) -> Iterator[Candidate]:
-    """Every pair is too many for large loads: prefills of a few sizes, decodes split evenly."""
-    prompt = pricer.request.workload.prompt_tokens
-    decode = -(-pricer.request.workload.concurrency // len(order))
-    for prefill in dict.fromkeys(min(decode, max(1, tokens // prompt)) for tokens in _PREFILL_TOKENS):
-        yield Candidate(order, prefill, decode)
-
-
-def plan_of(request: PlanRequest, replicas: tuple[SolvedReplica, ...]) -> Plan:
+def plan_of(replicas: Sequence[SolvedReplica]) -> Plan:
     """One plan of all replicas."""
-    plans = []
-    for each in replicas:
-        share = with_concurrency(request, each.concurrency)
-        plans.append(assemble(share, each.found, Pricer(share)))
-    return combined(plans)
+    return combined([assemble(each.request, each.found, Pricer(each.request)) for each in replicas])

@@ -1,11 +1,11 @@
-"""What a stage costs in a pipeline of so many stages, for every number of sequences in flight at once: the search's tables.
+"""What a stage costs when a pipeline's sequences run in so many micro-batches, for every number of sequences in flight at once.
 
 Called by `pipelines`. All numbers come from the solver's Pricer, asked once per unlike stage; a layer counts as the mean of the
 model's layers, which is exact where they are equal.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -42,47 +42,62 @@ class StageTable:
     fixed: Floats
 
 
+class Split(NamedTuple):
+    """`parts`: the micro-batches of decoding, where there are as many sequences; `prefill`: the most sequences of one in prefill."""
+
+    parts: int
+    prefill: int
+
+
 class Stages:
-    """Tables of one request's stages. `pair(stages, rung)`: the micro-batches that they are priced at."""
+    """Tables of one request's stages, by how its sequences run in micro-batches."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.request = request
         self.rungs = ladder(request.workload.concurrency)
         self.pricers = [Pricer(with_concurrency(request, rung)) for rung in self.rungs]
-        self._tables: dict[tuple[int, int, int, bool, bool], StageTable] = {}
-        self._pairs: dict[int, list[Pair]] = {}
-        self._hops: dict[tuple[int, float, float, bool], Floats] = {}
+        self._tables: dict[tuple[int, int, Split, bool, bool], StageTable] = {}
+        self._pairs: dict[Split, list[Pair]] = {}
+        self._hops: dict[tuple[Split, float, float, bool], Floats] = {}
 
-    def pairs(self, stages: int) -> list[Pair]:
-        """Of each rung: decoding is split evenly over the stages; prefills are as large as they gain from."""
-        if stages not in self._pairs:
-            enough = max(1, _PREFILL_TOKENS // self.request.workload.prompt_tokens)
-            self._pairs[stages] = [Pair(min(-(-rung // stages), enough), -(-rung // stages)) for rung in self.rungs]
-        return self._pairs[stages]
+    def pairs(self, split: Split) -> list[Pair]:
+        """Of each rung."""
+        if split not in self._pairs:
+            sizes = [-(-rung // split.parts) for rung in self.rungs]
+            self._pairs[split] = [Pair(min(size, split.prefill), size) for size in sizes]
+        return self._pairs[split]
 
-    def table(self, kind: int, group: DeviceGroup, stages: int, *, first: bool, head: bool) -> StageTable:
+    def splits(self, stages: int) -> list[Split]:
+        """Micro-batches worth a try: 1, 2, 4, ... in decoding. With fewer than stages each is larger, and reading weights is shared by
+        more; with more, hops take place beside the work. Prefills as large as they gain from come first, single ones take less memory.
+        """
+        enough = max(1, _PREFILL_TOKENS // self.request.workload.prompt_tokens)
+        parts = [1 << power for power in range((stages - 1).bit_length() + 1)]
+        return [Split(each, prefill) for prefill in dict.fromkeys((enough, 1)) for each in parts]
+
+    def table(self, kind: int, group: DeviceGroup, split: Split, *, first: bool, head: bool) -> StageTable:
         """`kind` stands for the group's devices."""
-        key = (kind, group.degree, stages, first, head)
+        key = (kind, group.degree, split, first, head)
         if key not in self._tables:
-            self._tables[key] = self._table(group, stages, first=first, head=head)
+            self._tables[key] = self._table(group, split, first=first, head=head)
         return self._tables[key]
 
-    def hop(self, source: DeviceGroup, target: DeviceGroup, stages: int, *, back: bool) -> Floats:
+    def hop(self, source: DeviceGroup, target: DeviceGroup, split: Split, *, back: bool) -> Floats:
         """[2, rungs] seconds of handing a micro-batch of each phase on."""
         link = self.request.cluster.link(source.leader, target.leader)
-        key = (stages, link.gbps, link.latency_ms, back)
+        key = (split, link.gbps, link.latency_ms, back)
         if key not in self._hops:
             each = [
                 pricer.hop(source, target, pair, back=back)
-                for pricer, pair in zip(self.pricers, self.pairs(stages), strict=True)
+                for pricer, pair in zip(self.pricers, self.pairs(split), strict=True)
             ]
             self._hops[key] = np.array(each).T
         return self._hops[key]
 
-    def _table(self, group: DeviceGroup, stages: int, *, first: bool, head: bool) -> StageTable:
+    def _table(self, group: DeviceGroup, split: Split, *, first: bool, head: bool) -> StageTable:
         rungs = [
             self._rung(pricer, group, pair, first=first, head=head)
-            for pricer, pair in zip(self.pricers, self.pairs(stages), strict=True)
+            for pricer, pair in zip(self.pricers, self.pairs(split), strict=True)
         ]
         most, prefill, decode, fixed = (np.array(each) for each in zip(*rungs, strict=True))
         return StageTable(most.T, prefill.T, decode.T, fixed.T)

@@ -16,14 +16,19 @@ from strata_planner.question.workload import Workload
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.feasibility import _holds, _is_beyond_all, _longest_first, fits
 from strata_planner.search.exact.widths import narrowings
-from strata_planner.search.planning import make_plan
+from strata_planner.search.planning import PlanOutcome, make_plan
 from tests.laws import share
 from tests.planner.builders import a_cluster, a_request
 
 
+def planned(request: PlanRequest) -> PlanOutcome:
+    """One pipeline with all of the load, whose reasons these are: others may do with less of it in flight."""
+    return make_plan(replace(request, solver="pipeline"))
+
+
 def reason(request: PlanRequest) -> str:
     with pytest.raises(InfeasibleError) as caught:
-        make_plan(request)
+        planned(request)
     assert str(caught.value) == "; ".join(caught.value.reasons)
     return str(caught.value)
 
@@ -37,14 +42,14 @@ def test_by_how_much_and_what_would_fit() -> None:
 def test_a_suggested_number_of_sequences_fits_and_one_more_does_not() -> None:
     request = a_request(a_cluster(2.0), workload=Workload(30, 30, 400))
     widest = int(re.search(r"concurrency <= (\d+)", reason(request))[1])  # type: ignore[index]
-    make_plan(replace(request, workload=Workload(30, 30, widest)))
+    planned(replace(request, workload=Workload(30, 30, widest)))
     reason(replace(request, workload=Workload(30, 30, widest + 1)))
 
 
 def test_a_suggested_length_fits_and_a_page_more_does_not() -> None:
     request = a_request(a_cluster(2.0), workload=Workload(30, 30, 1), max_model_len=2048)
     longest = int(re.search(r"maxModelLen <= (\d+)", reason(request))[1])  # type: ignore[index]
-    make_plan(replace(request, max_model_len=longest))
+    planned(replace(request, max_model_len=longest))
     reason(replace(request, max_model_len=longest + 16))
 
 
@@ -61,7 +66,7 @@ def test_suggested_bits_are_of_the_method_or_name_another_and_fit(method: Method
     named = cast("Method", found[2] or method)
     assert int(found[1]) in FORMATS_OF_METHOD[named]
     assert (named == method) is (method != "float8")
-    make_plan(replace(request, allowed_bits=(*request.allowed_bits, int(found[1])), method=named))
+    planned(replace(request, allowed_bits=(*request.allowed_bits, int(found[1])), method=named))
 
 
 def test_no_single_change() -> None:
@@ -94,7 +99,7 @@ def test_fits_says_what_planning_says() -> None:
     for memory in (0.5, 0.9):
         request = a_request(a_cluster(memory, memory))
         try:
-            make_plan(request)
+            planned(request)
         except InfeasibleError:
             assert not fits(request)
         else:

@@ -67,7 +67,7 @@ def falling(layers: int) -> st.SearchStrategy[Sensitivity]:
     return st.integers(0, 2**32).map(drawn)
 
 
-def outcome(request: PlanRequest, solver: Solver = "auto") -> PlanOutcome | None:
+def outcome(request: PlanRequest, solver: Solver = "pipeline") -> PlanOutcome | None:
     try:
         return make_plan(replace(request, solver=solver))
     except InfeasibleError:
@@ -163,7 +163,7 @@ def test_a_penalty_that_nothing_reaches_is_told_with_the_least_that_fits() -> No
 
 
 def test_an_unknown_solver_is_refused() -> None:
-    with pytest.raises(WorkloadError, match="solver 'best': choose from auto, exact, transfer"):
+    with pytest.raises(WorkloadError, match="solver 'best': choose from auto, pipeline, exact, transfer, layout"):
         make_plan(a_request(solver="best"))
 
 

@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata_planner.answer.alternatives import objective, with_alternatives
+from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.formats import FORMATS_OF_METHOD, Method
+from strata_planner.contract.plan import Plan
 from strata_planner.errors import InfeasibleError
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import Cluster, Device, Node
-from strata_planner.question.request import PlanRequest
+from strata_planner.question.request import PlanRequest, Solver
 from strata_planner.replan.decision import replan
 from strata_planner.search.exact.feasibility import fits
 from strata_planner.search.exact.widths import narrowings
+from strata_planner.search.metric import Metric
 from strata_planner.search.planning import make_plan
 from tests.laws import share
 from tests.planner.builders import MIB, a_cluster, a_request
@@ -29,9 +31,13 @@ def small_processors(*memory_mib: float) -> Cluster:
 
 def best(request: PlanRequest) -> float:
     try:
-        return objective(make_plan(request).plan, request.theta)
+        return value(request, make_plan(request).plan)
     except InfeasibleError:
-        return float("inf")
+        return -float("inf")
+
+
+def value(request: PlanRequest, plan: Plan) -> float:
+    return Metric.for_request(request).of_plan(plan, request.cluster.accelerators())
 
 
 @settings(max_examples=share(12), deadline=None)
@@ -39,13 +45,17 @@ def best(request: PlanRequest) -> float:
     memory=st.floats(8, 40),
     method=st.sampled_from(sorted(FORMATS_OF_METHOD)),
     theta=st.sampled_from([0.0, 1.0]),
+    solver=st.sampled_from(["auto", "pipeline"]),
 )
-def test_more_widths_are_never_worse(memory: float, method: Method, theta: float) -> None:
+def test_more_widths_are_never_worse(memory: float, method: Method, theta: float, solver: Solver) -> None:
     widths = tuple(FORMATS_OF_METHOD[method])
-    request = a_request(small_processors(memory, memory), method=method, allowed_bits=widths, theta=theta)
+    request = a_request(
+        small_processors(memory, memory), method=method, allowed_bits=widths, theta=theta, solver=solver
+    )
     all_of_them = best(request)
     for few in (*((each,) for each in widths), widths[:2], widths[-2:]):
-        assert all_of_them <= best(replace(request, allowed_bits=few)) * (1 + 1e-6)
+        few_of_them = best(replace(request, allowed_bits=few))
+        assert all_of_them >= few_of_them - 1e-6 * abs(few_of_them)
 
 
 @pytest.mark.parametrize("memory", [14.0, 18.0, 24.0])
@@ -53,7 +63,7 @@ def test_no_alternative_of_the_same_request_is_better(memory: float) -> None:
     request = a_request(small_processors(memory, memory), method="anyPrecision", allowed_bits=(3, 4, 6, 8, 16))
     outcome = with_alternatives(request, make_plan(request))
     others = [each.objective for each in outcome.plan.alternatives if each.objective is not None]
-    assert min(others, default=float("inf")) >= objective(outcome.plan, request.theta) * (1 - 1e-6)
+    assert max(others, default=-float("inf")) <= value(request, outcome.plan) * (1 + 1e-6)
 
 
 def test_what_fits_at_one_width_fits_with_more_allowed() -> None:

@@ -27,6 +27,7 @@ def a_device(count: int, memory_mib: float = 2.2, **fields: Any) -> Device:
 def a_pool_request(cluster: Cluster, **changes: Any) -> PlanRequest:
     fields: dict[str, Any] = {
         "allowed_bits": (16,),
+        "tensor_parallel": (1, 2, 4, 8),
         "workload": Workload(prompt_tokens=32, output_tokens=16, concurrency=8),
     }
     return a_request(cluster, **(fields | changes))

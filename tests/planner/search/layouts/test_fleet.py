@@ -31,7 +31,7 @@ def test_devices_serve_once_below_the_bound(counts: dict[str, int]) -> None:
     assert len(places) + layout.idle == sum(counts.values())
     assert sum(each.concurrency for each in layout.replicas) <= 64
     assert 0 < layout.tokens_per_second <= layout.bound
-    plan_of(request, layout.replicas).check()
+    plan_of(layout.replicas).check()
 
 
 def test_no_layout_of_the_search_passes_the_bound() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from strata_planner.errors import ClusterError, InfeasibleError, WorkloadError
 from strata_planner.question.cluster import Cluster, Node
-from strata_planner.question.request import LayoutWishes, PlanRequest
+from strata_planner.question.request import PlanRequest
 from strata_planner.search.layouts.goals import Deadlines, Goal
 from strata_planner.search.layouts.pool import Pool
 from strata_planner.search.layouts.search import (
@@ -56,7 +56,7 @@ def test_devices_serve_once_and_every_replica_holds_the_model(counts: list[int],
     places = used(layout)
     assert len(places) == len(set(places))
     assert len(places) + layout.idle == sum(counts)
-    plan = layout_plan(request, layout)
+    plan = layout_plan(layout)
     plan.check()
     for stage in (stage for replica in plan.replicas for stage in replica.stages):
         assert stage.memory.total_bytes <= min(device.usable_bytes for device in stage.devices)
@@ -98,7 +98,7 @@ def test_replanning_keeps_untouched_replicas_and_uses_only_what_is_left() -> Non
     assert all(each in layout.replicas for each in kept)
     assert len(layout.replicas) == 3
     assert set(used(layout)) <= there
-    layout_plan(smaller, layout).check()
+    layout_plan(layout).check()
 
 
 def test_replanning_with_nothing_left_to_deal_out_keeps_what_runs() -> None:
@@ -130,7 +130,7 @@ def test_degrees_that_part_no_class_are_told() -> None:
 
 @pytest.mark.parametrize("wished", [(1,), (2,), (4, 2)])
 def test_only_wished_degrees_are_used(wished: tuple[int, ...]) -> None:
-    request = a_pool_request(a_pool(a=5, b=3), layout=LayoutWishes(tensor_parallel=wished))
+    request = a_pool_request(a_pool(a=5, b=3), tensor_parallel=wished)
     assert {group.degree for each in found(request).replicas for group in each.order} <= set(wished)
 
 
@@ -153,6 +153,6 @@ def test_a_pool_that_cannot_hold_the_model_is_told() -> None:
 
 def test_fewer_bits_where_memory_is_short() -> None:
     request = a_pool_request(a_pool(a=1), allowed_bits=(4, 8, 16))
-    plan = layout_plan(request, best_layout(request, QUICK))
+    plan = layout_plan(best_layout(request, QUICK))
     assert max(plan.replicas[0].stages[0].bits) <= 16
     assert min(plan.replicas[0].stages[0].bits) < 16

@@ -1,0 +1,47 @@
+"""A cluster in an order of its own: whatever its nodes are called and however they are listed, the search sees the same.
+
+Called by `planning`. Nodes are told apart by what they hold and by how they are linked (colour refinement, Weisfeiler and Leman
+1968); those that even their links do not tell apart keep the order they came in, which changes no plan but the names in it.
+"""
+
+import hashlib
+
+import msgspec
+
+from strata_planner.question.cluster import Cluster, Node
+
+
+def canonical(cluster: Cluster) -> Cluster:
+    """The same cluster with its nodes, and the types of devices on each, in an order that names have no part in."""
+    nodes = tuple(_sorted_devices(node) for node in cluster.nodes)
+    content = {node.name: _digest([msgspec.json.encode(node.devices, order="sorted")]) for node in nodes}
+    colour = _refined(cluster, content)
+    return msgspec.structs.replace(
+        cluster, nodes=tuple(sorted(nodes, key=lambda node: (content[node.name], colour[node.name])))
+    )
+
+
+def _sorted_devices(node: Node) -> Node:
+    """By type; those of one type stay as they are, for they are counted in their order."""
+    return msgspec.structs.replace(node, devices=tuple(sorted(node.devices, key=lambda device: device.type)))
+
+
+def _refined(cluster: Cluster, colour: dict[str, bytes]) -> dict[str, bytes]:
+    """Each node's colour, then that with its neighbours', until no two more are told apart."""
+    joined: dict[str, list[tuple[bytes, str]]] = {name: [] for name in colour}
+    for link in cluster.links:
+        rate = msgspec.json.encode(link.rate)
+        joined[link.source].append((rate, link.target))
+        joined[link.target].append((rate, link.source))
+    while True:
+        finer = {
+            name: _digest([mine, *sorted(rate + colour[other] for rate, other in joined[name])])
+            for name, mine in colour.items()
+        }
+        if len(set(finer.values())) == len(set(colour.values())):
+            return finer
+        colour = finer
+
+
+def _digest(parts: list[bytes]) -> bytes:
+    return hashlib.sha256(b"\0".join(parts)).digest()

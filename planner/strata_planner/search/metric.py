@@ -1,0 +1,96 @@
+"""What plans are compared by: one number for the goal, in its own unit, from what is predicted of a plan.
+
+Called by the searches, by replanning and by the table of alternatives, so that all three mean the same by "better".
+
+throughput  tokens a second; what `qualityWeight` takes for bits is taken from them
+latency     seconds of a request, from its prompt to its last token, all of the load in flight
+cost        tokens for a unit of money
+slo         the share of requests that are in time, and a little for what could be served beside them
+
+Where one pipeline is asked for (the solvers `pipeline`, `exact` and `transfer`) it is LLM-PQ's objective, in seconds of the batch.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from strata_planner.contract.plan import Plan, Prediction
+from strata_planner.question.cluster import Accelerator
+from strata_planner.question.request import ONE_PIPELINE, Objective, PlanRequest
+
+SPARE = 0.02  # what a load less of the capacity is worth, for bursts
+SPREAD = 0.2  # how far requests differ in their seconds, as a share
+
+
+def share_in_time(deadline: float, seconds: float) -> float:
+    """Of requests that take `seconds` in the middle: all of them well below the deadline, none well above."""
+    return min(1.0, max(0.0, 0.5 + (deadline / seconds - 1) / SPREAD))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Of one request. `of` gives a number, more of which is better, whatever the goal."""
+
+    objective: Objective
+    theta: float
+    output_tokens: int
+    of_the_batch: bool
+
+    @classmethod
+    def for_request(cls, request: PlanRequest) -> "Metric":
+        of_the_batch = request.solver in ONE_PIPELINE
+        return cls(request.objective, request.theta, request.workload.output_tokens, of_the_batch)
+
+    def of(self, prediction: Prediction, sequences: int, hourly_cost: float = 0.0) -> float:
+        """`sequences`: in flight; `hourly_cost`: of all devices of the plan, 0 where nobody named one."""
+        if self.of_the_batch:
+            return -(prediction.latency_seconds + self.theta * prediction.quality_penalty)
+        match self.objective.goal:
+            case "latency":
+                return -(self._request_seconds(prediction) + self.theta * prediction.quality_penalty)
+            case "slo":
+                return self._in_time(prediction)
+            case "cost" if hourly_cost:
+                return self._tokens_per_second(prediction, sequences) * 3600 / hourly_cost
+            case _:
+                return self._tokens_per_second(prediction, sequences)
+
+    def of_plan(self, plan: Plan, devices: Iterable[Accelerator]) -> float:
+        """`devices`: of the cluster; those that the plan uses are paid for."""
+        used = {place for stage in plan.stages for place in stage.places}
+        cost = sum(each.hourly_cost or 0.0 for each in devices if each.place in used)
+        return self.of(plan.prediction, sum(replica.concurrency for replica in plan.replicas), cost)
+
+    def said(self, value: float) -> str:
+        """With its unit, for people."""
+        if self.of_the_batch:
+            return f"{-value:.4g} s for the batch"
+        match self.objective.goal:
+            case "latency":
+                return f"{-value:.4g} s a request"
+            case "cost":
+                return f"{value:.4g} tokens per hourlyCost 1"
+            case "slo":
+                return f"{min(1.0, value):.1%} in time"
+            case _:
+                return f"{value:.4g} tokens/s" + (", what its bits cost taken off" if self.theta else "")
+
+    def _request_seconds(self, prediction: Prediction) -> float:
+        return (prediction.ttft_ms + (self.output_tokens - 1) * prediction.tpot_ms) / 1e3
+
+    def _tokens_per_second(self, prediction: Prediction, sequences: int) -> float:
+        """The batch's seconds with the penalty's beside them (LLM-PQ's objective), as a rate."""
+        seconds = sequences * self.output_tokens / prediction.tokens_per_second
+        return sequences * self.output_tokens / (seconds + self.theta * prediction.quality_penalty)
+
+    def _in_time(self, prediction: Prediction) -> float:
+        deadline, asked = self.objective.deadline_seconds, self.objective.requests_per_second
+        assert deadline is not None, "the request is checked"
+        assert asked is not None, "the request is checked"
+        capacity = prediction.tokens_per_second / self.output_tokens
+        share = min(1.0, capacity / asked) * share_in_time(deadline, self._request_seconds(prediction))
+        return share + SPARE * max(0.0, 1 - asked / capacity)
+
+
+def gain(new: float, old: float) -> float:
+    """By what share of the old value the new one is better; negative where it is worse."""
+    return (new - old) / abs(old) if old else 0.0
