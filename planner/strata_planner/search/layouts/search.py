@@ -22,6 +22,7 @@ from strata_planner.search.layouts.stages import with_concurrency
 from strata_planner.search.metric import Metric
 
 _SEARCH_SHARE = 0.8  # of the time; the rest is for solving the replicas exactly
+_LEAST_STALL, _STALL_OF_EACH, _MOST_STALL = 150, 60, 2400  # of each device
 _SOLVED_OF_EACH = 6  # layouts of a population that the exact solver is asked for
 
 
@@ -58,12 +59,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Wish:
-    """How to search: for how long, with which seed of all chance, and what for where that is not the request's own objective."""
+    """How to search: for how long, with which seed of all chance, and what for where that is not the request's own objective. `stall`:
+    mutations without a better layout that end it; None: by the number of devices.
+    """
 
     goal: Goal | None = None
     seconds: float = 4.0
     seed: int = 0
-    stall: int = 1500
+    stall: int | None = None
 
 
 DEFAULT = Wish()
@@ -140,10 +143,11 @@ def _finished(
     starts: Sequence[Genome],
 ) -> Layout:
     """The best of what the exact solver makes of the best estimates: a longer search has seen all that a shorter one has."""
-    limits = Limits(seconds=wish.seconds * _SEARCH_SHARE, stall=wish.stall)
+    stall = wish.stall or min(_MOST_STALL, max(_LEAST_STALL, _STALL_OF_EACH * sum(genetic.pool.whole)))
+    limits = Limits(seconds=wish.seconds * _SEARCH_SHARE, stall=stall)
     solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
     for people in genetic.run(wish.seed, limits, starts):
-        for each in people[:_SOLVED_OF_EACH]:
+        for each in people[: min(_SOLVED_OF_EACH, max(2, sum(genetic.pool.whole) // 2))]:
             solver.offer(each.genome)
     return solver.best()
 
