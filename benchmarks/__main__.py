@@ -16,6 +16,7 @@ BENCHMARKS = (
     "quality",
     "eight_bits",
     "planner",
+    "fleets",
     "costs",
     "simulation",
     "partition",

@@ -16,8 +16,6 @@ from strata_planner.search.exact.lattice import alike, lattice_of, unit_runs
 from strata_planner.search.exact.problem import Counts, Problem, Solution, SolutionStatus, StopReason
 
 ROUNDS = 20
-QUICK_ROUNDS = 5
-QUICK_SECONDS = 1.0
 FIRST_SLACK, WIDER = 0.003, 3.0  # how far above the bound a solution is looked for first, and by what that grows
 RELATIVE_GAP = 1e-6
 
@@ -37,18 +35,6 @@ def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float 
     counts = counts_of(solver, solver.best, unit_runs(problem))
     status = SolutionStatus.OPTIMAL if done else SolutionStatus.FEASIBLE
     return Solution(status, stop, counts, problem.objective(counts), solver.bound)
-
-
-def nearly(problem: Problem) -> Solution:
-    """A good split in a fraction of the time: what the first few shares of the slowest stage come to. INFEASIBLE where none was met."""
-    solver = _decomposition(problem)
-    if solver is None:
-        return reference(problem, time_limit_seconds=QUICK_SECONDS)
-    solver.tune(math.inf, QUICK_ROUNDS)
-    if solver.best is None:
-        return Solution(SolutionStatus.INFEASIBLE, StopReason.SETTLED)
-    counts = counts_of(solver, solver.best, unit_runs(problem))
-    return Solution(SolutionStatus.FEASIBLE, StopReason.SETTLED, counts, problem.objective(counts), solver.bound)
 
 
 def reference(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float | None = None) -> Solution:

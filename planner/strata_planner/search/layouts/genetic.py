@@ -26,7 +26,7 @@ _ROOMS = (1.02, 1.15, 1.4, 2.0)  # times the model's bytes: what replicas of the
 class Limits:
     """`stall`: mutations without a better layout that end the search."""
 
-    seconds: float  # a safety: the same question has the same answer only where it does not cut
+    latest: float  # by time.monotonic; a safety: the same question has the same answer only where it does not cut
     mutations: int = 40_000
     stall: int = 4_000
 
@@ -57,18 +57,19 @@ class Genetic:
         unless the time limit cuts it short.
         """
         draw = random.Random(seed)
-        deadline = time.monotonic() + limits.seconds
         people = self._ranked({self._individual(each) for each in (*starts, *self._first(seed))})
         yield people
-        stalled, shown = 0, _FIRST_SHOWN
-        while self.mutations < limits.mutations and stalled < limits.stall:
-            if time.monotonic() >= deadline:
+        mutations = stalled = 0
+        shown = _FIRST_SHOWN
+        while mutations < limits.mutations and stalled < limits.stall:
+            if time.monotonic() >= limits.latest:
                 self.was_cut = True
                 break
-            if self.mutations >= shown:
+            if mutations >= shown:
                 shown *= 4
                 yield people
             self.mutations += 1
+            mutations += 1
             stalled += 1
             parent = people[min(int(draw.expovariate(4.0 / POPULATION)), len(people) - 1)]
             genome = parent.genome

@@ -13,7 +13,7 @@ from strata_planner.errors import ClusterError, InfeasibleError, WorkloadError
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.assembly import together
 from strata_planner.search.exact.orders import Order
-from strata_planner.search.layouts.genetic import Genetic, Genome, Limits
+from strata_planner.search.layouts.genetic import Genetic, Genome, Individual, Limits
 from strata_planner.search.layouts.goals import Goal, goal_of
 from strata_planner.search.layouts.pipelines import Groups, Pipeline, Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
@@ -23,7 +23,9 @@ from strata_planner.search.metric import Metric
 
 _SEARCH_SHARE = 0.8  # of the time; the rest is for solving the replicas exactly
 _LEAST_STALL, _STALL_OF_EACH, _MOST_STALL = 150, 60, 2400  # of each device
-_SOLVED_OF_EACH = 6  # layouts of a population that the exact solver is asked for
+_PROVEN_IN_THE_END = 3  # of the layouts that were solved, those that are solved exactly
+_SOLVED_OF_EACH = 12  # layouts of a population that the solver is asked for in the end; on the way it is the best one
+_ISLANDS = 3  # populations that know nothing of each other
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,17 @@ def _finished(
 ) -> Layout:
     """The best of what the exact solver makes of the best estimates: a longer search has seen all that a shorter one has."""
     stall = wish.stall or min(_MOST_STALL, max(_LEAST_STALL, _STALL_OF_EACH * sum(genetic.pool.whole)))
-    limits = Limits(seconds=wish.seconds * _SEARCH_SHARE, stall=stall)
+    latest = started + wish.seconds * _SEARCH_SHARE
     solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
-    for people in genetic.run(wish.seed, limits, starts):
-        for each in people[: min(_SOLVED_OF_EACH, max(2, sum(genetic.pool.whole) // 2))]:
-            solver.offer(each.genome)
+    bests: list[Genome] = []
+    for island in range(_ISLANDS + 1):
+        begin = starts if island < _ISLANDS else [*starts, *bests]  # the last one goes on from what the others found
+        people: list[Individual] = []
+        for people in genetic.run(wish.seed + island, Limits(latest, stall=stall), begin):
+            solver.offer(people[0].genome)
+        bests += [each.genome for each in people[:_SOLVED_OF_EACH]]
+        for genome in bests[-_SOLVED_OF_EACH:]:
+            solver.offer(genome)
     return solver.best()
 
 
@@ -183,8 +191,10 @@ class _Solver:
         self._request, self._goal, self._genetic, self._kept, self._started = request, goal, genetic, kept, started
         self._known: dict[tuple[Groups, int, int], SolvedReplica | None] = {}
         self._seen: set[Genome] = set()
-        self._best: tuple[float, tuple[SolvedReplica, ...], float] | None = None
+        self._found: list[tuple[float, tuple[SolvedReplica, ...], float]] = []  # value, replicas, score; best first
         self._improvements: list[tuple[float, float]] = []
+        self._of: dict[int, SolvedReplica] = {}  # by identity: what a replica was solved as, on equal devices
+        self._exactly: dict[int, SolvedReplica] = {}
 
     def offer(self, genome: Genome) -> None:
         if genome in self._seen:
@@ -199,18 +209,20 @@ class _Solver:
                 found.append(one)
         if not found:
             return
-        value = value_of(self._request, found) if self._goal == goal_of(self._request) else judged.score
-        if self._best is None or value > self._best[0]:
-            self._best = (value, tuple(found), judged.score)
+        value = self._value(found, judged.score)
+        if not self._found or value > self._found[0][0]:
             self._improvements.append((time.monotonic() - self._started, value))
+        self._found = sorted([*self._found, (value, tuple(found), judged.score)], key=lambda each: -each[0])[
+            :_PROVEN_IN_THE_END
+        ]
 
     def best(self) -> Layout:
         """Raises InfeasibleError where no offered layout holds the model."""
-        if self._best is None:
+        if not self._found:
             raise InfeasibleError([f"no part of the cluster holds {self._request.model_uri} with a sequence of its KV"])
-        _, nearly, score = self._best
-        kept = set(map(id, self._kept))
-        found = tuple(each if id(each) in kept else solved(self._request, each) for each in nearly)
+        proven = [(self._proven(nearly), score) for _, nearly, score in self._found]
+        found, score = max(proven, key=lambda each: self._value(*each))
+        self._improvements.append((time.monotonic() - self._started, self._value(found, score)))
         used = sum(group.degree for each in found for group in each.order)
         devices = sum(each.usable_bytes > 0 for each in self._request.cluster.accelerators())
         genetic, seconds = self._genetic, time.monotonic() - self._started
@@ -218,6 +230,20 @@ class _Solver:
             genetic.pipelines.evaluations, genetic.mutations, seconds, score, genetic.was_cut, tuple(self._improvements)
         )
         return Layout(self._goal, found, devices - used, stats)
+
+    def _value(self, found: Sequence[SolvedReplica], score: float) -> float:
+        return value_of(self._request, found) if self._goal == goal_of(self._request) else score
+
+    def _proven(self, nearly: tuple[SolvedReplica, ...]) -> tuple[SolvedReplica, ...]:
+        """Alike replicas are solved once."""
+        found = []
+        kept = set(map(id, self._kept))
+        for each in nearly:
+            key = id(self._of.get(id(each), each))
+            if id(each) not in kept and key not in self._exactly:
+                self._exactly[key] = solved(self._request, each)
+            found.append(each if id(each) in kept else self._exactly[key].on(each.order))
+        return tuple(found)
 
     def _replica(self, pipeline: Pipeline, choice: "_Choice", taken: dict[int, int]) -> SolvedReplica | None:
         """On the best groups for its share, or for less where the whole of it does not fit after all."""
@@ -242,7 +268,11 @@ class _Solver:
         if key not in self._known:
             self._known[key] = nearly_solved(self._request, order, share, parts)
         known = self._known[key]
-        return known and known.on(order)
+        if known is None:
+            return None
+        one = known.on(order)
+        self._of[id(one)] = known
+        return one
 
 
 @dataclass(frozen=True)

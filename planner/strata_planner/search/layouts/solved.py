@@ -11,10 +11,11 @@ from strata_planner.contract.plan import Plan, Prediction
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.assembly import assemble, combined
 from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
-from strata_planner.search.exact.exact import nearly, solve
+from strata_planner.search.exact.exact import solve
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import Order
 from strata_planner.search.exact.problem import Problem, Solution
+from strata_planner.search.layouts.rounded import rounded
 from strata_planner.search.layouts.stages import with_concurrency
 from strata_planner.search.metric import Metric
 from strata_planner.search.prediction import predict
@@ -59,21 +60,29 @@ class SolvedReplica:
 
 
 def nearly_solved(request: PlanRequest, order: Order, concurrency: int, parts: int = 0) -> SolvedReplica | None:
-    """The best by the request's metric over micro-batches of both phases, each split nearly as well as can be; None where nothing fits.
-    `parts`: the micro-batches that decoding is split into, to begin with; 0: one per stage.
+    """The best by the request's metric over micro-batches of both phases, each split quickly; None where nothing fits. `parts`: the
+    micro-batches that decoding is split into, to begin with; 0: one per stage.
     """
-    return _Climb(with_concurrency(request, concurrency), order, nearly).run(parts or len(order))
+
+    def quick(problem: Problem) -> Solution:
+        return rounded(problem) or solve(problem, time_limit_seconds=request.time_limit_seconds)
+
+    return _Climb(with_concurrency(request, concurrency), order, quick).run(parts or len(order))
 
 
 def solved(request: PlanRequest, near: SolvedReplica) -> SolvedReplica:
-    """The same micro-batches with the split that is proven to be best by LLM-PQ's objective, where that is better by the metric too."""
+    """These micro-batches, and one for each stage, with the split that is proven to be best by LLM-PQ's objective, where that is better by
+    the metric too.
+    """
     share = with_concurrency(request, near.concurrency)
 
     def proven(problem: Problem) -> Solution:
         return solve(problem, time_limit_seconds=request.time_limit_seconds)
 
     climb = _Climb(share, near.order, proven)
-    return climb.better(near, [near.found.candidate.pair]) or near
+    pair = near.found.candidate.pair
+    even = -(-near.concurrency // len(near.order))
+    return climb.better(near, [pair, Pair(min(pair.prefill, even), even)]) or near
 
 
 class _Climb:
@@ -86,19 +95,16 @@ class _Climb:
 
     def run(self, parts: int) -> SolvedReplica | None:
         best = self.better(
-            None, [pair for each in (parts, 1) for pair in self._pairs(each)][: len(_PREFILL_TOKENS) + 2]
+            None, [pair for each in dict.fromkeys((parts, len(self._order), 1)) for pair in self._pairs(each)]
         )
-        while True:
-            at = best.found.candidate.decode if best else self._size(parts)
+        while best is not None:
             batch = self._share.workload.concurrency
-            near = sorted({self._size(max(1, -(-batch // at) * 2)), self._size(max(1, -(-batch // at) // 2))} - {at})
-            prefill = best.found.candidate.prefill if best else at
-            found = self.better(best, [Pair(min(prefill, size), size) for size in near])
-            if found is not None and found is not best:
-                found = self.better(found, list(self._pairs(-(-batch // found.found.candidate.decode))))
+            at = -(-batch // best.found.candidate.decode)
+            found = self.better(best, [pair for each in (at * 2, max(1, at // 2)) for pair in self._pairs(each)])
             if found is best:
-                return best
+                break
             best = found
+        return best
 
     def _size(self, parts: int) -> int:
         return -(-self._share.workload.concurrency // parts)

@@ -68,11 +68,11 @@ class Stages:
         return self._pairs[split]
 
     def splits(self, stages: int) -> list[Split]:
-        """Micro-batches worth a try: 1, 2, 4, ... in decoding. With fewer than stages each is larger, and reading weights is shared by
-        more; with more, hops take place beside the work. Prefills as large as they gain from come first, single ones take less memory.
+        """Micro-batches worth a try: in decoding one per stage, or 1, 2, 4, ... fewer and larger ones, so that reading weights is shared by
+        more. Prefills as large as they gain from come first, single ones take less memory.
         """
         enough = max(1, _PREFILL_TOKENS // self.request.workload.prompt_tokens)
-        parts = [1 << power for power in range((stages - 1).bit_length() + 1)]
+        parts = [stages, *(1 << power for power in reversed(range((stages - 1).bit_length())))]
         return [Split(each, prefill) for prefill in dict.fromkeys((enough, 1)) for each in parts]
 
     def table(self, kind: int, group: DeviceGroup, split: Split, *, first: bool, head: bool) -> StageTable:
