@@ -20,7 +20,7 @@ from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact.candidates import Pair
 from strata_planner.search.layouts.pool import Composition, Pool
 from strata_planner.search.layouts.stages import Floats, Split, Stages, StageTable
-from strata_planner.search.layouts.water import cheapest_first, level
+from strata_planner.search.layouts.water import capped, cheapest_first, level
 
 DEGREES = (8, 4, 2, 1)
 _MOST_OPTIONS = 64  # splits of one composition; four classes have more
@@ -245,13 +245,20 @@ class Pipelines:
             (answer - 1) / np.array([each.decode for each in pairs]),
         )
         work = one[0] * shares[0] + one[1] * shares[1]
-        spread = level(work, fixed[:, 0] * shares[0] + fixed[:, 1] * shares[1], most, layers)
-        batch, request = self._batch(spread, one, fixed, hops, pairs)
-        if len(tables) > 1:
-            packed, alone = self._batch(cheapest_first(work, most, layers), one, fixed, hops, pairs)
-            quicker = packed < batch
-            batch, request = np.where(quicker, packed, batch), np.where(quicker, alone, request)
+        beside = fixed[:, 0] * shares[0] + fixed[:, 1] * shares[1]
+        batch, request = self._batch(level(work, beside, most, layers), one, fixed, hops, pairs)
+        for dealt in self._uneven(work, beside, most, split.parts):
+            whole, alone = self._batch(dealt, one, fixed, hops, pairs)
+            quicker = whole < batch
+            batch, request = np.where(quicker, whole, batch), np.where(quicker, alone, request)
         return np.where(fits, batch, np.inf), np.where(fits, request, np.inf)
+
+    def _uneven(self, work: Floats, beside: Floats, most: Floats, parts: int) -> Iterator[Floats]:
+        layers = self.request.model.num_layers
+        if len(work) > 1:
+            yield cheapest_first(work, most, layers)
+        if 1 < parts < len(work):
+            yield capped(work, beside, most, layers, parts)
 
     def _batch(
         self, dealt: Floats, one: tuple[Floats, Floats], fixed: Floats, hops: Floats, pairs: list[Pair]

@@ -6,7 +6,7 @@ Near the best where all layers of a replica may well have the same bits; what mi
 import numpy as np
 
 from strata_planner.search.exact.problem import Counts, Problem, Solution, SolutionStatus, StopReason
-from strata_planner.search.layouts.water import cheapest_first, level
+from strata_planner.search.layouts.water import capped, cheapest_first, level
 
 
 def rounded(problem: Problem) -> Solution | None:
@@ -23,7 +23,7 @@ def rounded(problem: Problem) -> Solution | None:
 
 
 def _splits(problem: Problem, bits: int) -> list[Counts]:
-    """Even in time, and as many as fit to the cheapest stage."""
+    """Even in time, as many as fit to the cheapest stage, and between the two."""
     units = [run.units for run in problem.runs]
     shares = np.array(units) / sum(units)
     weights = np.array([problem.slowest_prefill + 1, problem.slowest_decode + problem.sum_decode])
@@ -42,7 +42,10 @@ def _splits(problem: Problem, bits: int) -> list[Counts]:
     if room_of.min() < 1 or room_of.sum() < sum(units):
         return []
     work, beside = np.array(seconds)[:, None], np.array(fixed)[:, None]
-    dealt = (level(work, beside, room_of, sum(units)), cheapest_first(work, room_of, sum(units)))
+    dealt = [level(work, beside, room_of, sum(units)), cheapest_first(work, room_of, sum(units))]
+    if problem.sum_decode and problem.slowest_decode:
+        parts = 1 + problem.slowest_decode / problem.sum_decode
+        dealt.append(capped(work, beside, room_of, sum(units), parts))
     return [_counts(units, _whole(each[:, 0], room_of[:, 0], sum(units)), bits) for each in dealt]
 
 

@@ -1,11 +1,15 @@
-"""Layers dealt to stages as fractions: evenly in time, or the cheapest stage first. Called by `pipelines` for all loads at once.
+"""Layers dealt to stages as fractions: evenly in time, the cheapest stage first, or between the two. Called by `pipelines` for all loads
+at once, and by `rounded`.
 
 Arrays are [stages, loads]: seconds of a layer, seconds that a stage takes beside its layers, the most layers it holds.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from strata_planner.search.layouts.stages import Floats
+
+_HALVINGS = 8  # of the span between both ends
 
 
 def level(seconds: Floats, fixed: Floats, most: Floats, layers: int) -> Floats:
@@ -35,3 +39,30 @@ def cheapest_first(seconds: Floats, most: Floats, layers: int) -> Floats:
     dealt = np.empty_like(given)
     np.put_along_axis(dealt, order, given, axis=0)
     return dealt + 1
+
+
+def capped(seconds: Floats, fixed: Floats, most: Floats, layers: int, parts: float) -> Floats:
+    """The cheapest stages first, as far as the slowest takes a `parts`-th of all stages together: with so many micro-batches a round takes
+    the larger of `parts` times the slowest and of the sum.
+    """
+    low = _slowest(level(seconds, fixed, most, layers), seconds, fixed)
+    high = np.maximum(low, _slowest(cheapest_first(seconds, most, layers), seconds, fixed))
+    for _ in range(_HALVINGS):
+        cap = (low + high) / 2
+        dealt, fits = _under(cap, seconds, fixed, most, layers)
+        higher = ~fits | (parts * cap < (dealt * seconds + fixed).sum(axis=0))
+        low, high = np.where(higher, cap, low), np.where(higher, high, cap)
+    return _under(high, seconds, fixed, most, layers)[0]
+
+
+def _under(
+    cap: Floats, seconds: Floats, fixed: Floats, most: Floats, layers: int
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """The cheapest first with no stage above the cap, and for which loads that holds all layers."""
+    room = np.clip((cap - fixed) / seconds, np.minimum(1.0, most), most)
+    return cheapest_first(seconds, room, layers), room.sum(axis=0) >= layers * (1 - 1e-9)
+
+
+def _slowest(dealt: Floats, seconds: Floats, fixed: Floats) -> Floats:
+    slowest: Floats = (dealt * seconds + fixed).max(axis=0)
+    return slowest

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from strata_planner.search.layouts.clusters import kmeans
 from strata_planner.search.layouts.pipelines import splits
-from strata_planner.search.layouts.water import cheapest_first, level
+from strata_planner.search.layouts.stages import Floats
+from strata_planner.search.layouts.water import capped, cheapest_first, level
 
 STAGES = st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 40)), min_size=1, max_size=6)
 
@@ -26,6 +27,25 @@ def test_all_layers_are_dealt_within_what_stages_hold(stages: list[tuple[float, 
     at_least_one = even > 1 + 1e-9
     times = (even * seconds)[roomy & at_least_one]
     assert times.size == 0 or np.ptp(times) < 1e-6 * times.max()
+
+
+@given(stages=STAGES, share=st.floats(0.3, 1.0), parts=st.integers(1, 6))
+def test_between_the_two_a_round_is_no_longer_than_with_either(
+    stages: list[tuple[float, int]], share: float, parts: int
+) -> None:
+    seconds, most = (np.array([[each[i]] for each in stages], dtype=float) for i in (0, 1))
+    fixed = np.zeros_like(seconds)
+    layers = max(len(stages), int(share * most.sum()))
+
+    def of_a_round(dealt: Floats) -> float:
+        times = dealt * seconds
+        return max(parts * float(times.max()), float(times.sum()))
+
+    dealt = capped(seconds, fixed, most, layers, parts)
+    assert np.isclose(dealt.sum(), layers)
+    assert (dealt <= most + 1e-9).all()
+    either = min(of_a_round(level(seconds, fixed, most, layers)), of_a_round(cheapest_first(seconds, most, layers)))
+    assert of_a_round(dealt) <= either * 1.02  # the cap is halved eight times
 
 
 @given(count=st.integers(1, 16))
