@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import InfeasibleError, WorkloadError
 from strata_planner.question.cluster import DeviceGroup
-from strata_planner.question.request import PlanRequest
+from strata_planner.question.request import ONE_PIPELINE, PlanRequest
 from strata_planner.replan.holdings import Movement, holdings, movement
 from strata_planner.replan.moves import Moves, weight
-from strata_planner.replan.running import running_replicas
+from strata_planner.replan.running import keeps_to, running_replicas
 from strata_planner.replan.steps import Step, steps
 from strata_planner.search.exact.found import SearchStats
 from strata_planner.search.exact.orders import Order, fleet_of
@@ -26,6 +26,7 @@ from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved
 from strata_planner.search.metric import Metric, gain
 from strata_planner.search.planning import make_plan
 
+_SCRATCH_SHARE = 0.6  # of the time; the rest is for repairs
 _REPAIR = Wish(seconds=2.0, stall=300)  # of what is left beside the replicas that stay
 
 
@@ -75,7 +76,8 @@ def replan(request: PlanRequest, running: Plan, wishes: ReplanWishes | None = No
     wishes = wishes or ReplanWishes()
     request.check()
     started = time.monotonic()
-    scratch = make_plan(request, (running,))
+    limit = max(0.5, _SCRATCH_SHARE * request.time_limit_seconds)
+    scratch = make_plan(replace(request, time_limit_seconds=limit), (running,))
     whole = running_replicas(request, running)
     choices = _choices(request, running, whole, scratch.replicas, wishes.slack)
     best = max(each.value for each in choices)
@@ -119,21 +121,22 @@ def _choices(
 ) -> list[_Choice]:
     """The plan from scratch, and what repairs give, each moved towards what devices hold."""
     moves = Moves(request, running)
-    found = []
+    found: list[_Choice] = []
     for replicas in (scratch, *_repaired(request, running, whole)):
         plan = moves.towards(replicas, slack)
-        found.append(_Choice(plan, _value(request, plan), movement(moves.before, plan, request.model)))
+        if not found or keeps_to(request, plan):
+            found.append(_Choice(plan, _value(request, plan), movement(moves.before, plan, request.model)))
     return found
 
 
 def _repaired(
     request: PlanRequest, running: Plan, whole: tuple[SolvedReplica, ...]
 ) -> Iterator[tuple[SolvedReplica, ...]]:
-    if len(running.replicas) == 1:
+    if len(running.replicas) == 1 and keeps_to(request, running):
         for order in _repaired_orders(request, running):
             if one := nearly_solved(request, order, request.workload.concurrency):
                 yield (one,)
-    elif whole:
+    elif whole and request.solver not in ONE_PIPELINE:
         layout = Layout(goal_of(request), whole, 0, LayoutStats(0, 0, 0.0, 0.0))
         try:
             yield replan_layout(request, layout, _REPAIR).replicas

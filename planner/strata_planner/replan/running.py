@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from strata_planner.contract.plan import Plan, Replica, Stage
 from strata_planner.question.cluster import DeviceGroup
-from strata_planner.question.request import PlanRequest
+from strata_planner.question.request import ONE_PIPELINE, PlanRequest
 from strata_planner.replan.placement import Placement, Units
 from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.found import Found
@@ -18,17 +18,49 @@ from strata_planner.search.layouts.stages import with_concurrency
 from strata_planner.search.prediction import predict
 
 
-def running_replicas(request: PlanRequest, running: Plan) -> tuple[SolvedReplica, ...]:
-    """Those that are whole, still fit, and answer this request at all: its model, its type of activations, its length, its widths."""
+def keeps_to(request: PlanRequest, plan: Plan) -> bool:
+    """Whether a plan may answer this request at all: its model, its type of activations, its length, its shape and its formats."""
     asked = (request.model_uri, request.compute_type, request.max_model_len, request.model.num_layers)
-    if asked != (running.model_uri, running.compute_type, running.max_model_len, running.num_layers):
+    most = request.max_stages or request.model.num_layers
+    replicas = 1 if request.solver in ONE_PIPELINE else request.max_replicas or len(plan.replicas)
+    return (
+        asked == (plan.model_uri, plan.compute_type, plan.max_model_len, plan.num_layers)
+        and len(plan.replicas) <= min(replicas, request.workload.concurrency)
+        and all(request.min_stages <= len(replica.stages) <= most for replica in plan.replicas)
+        and all(_keeps_to(request, stage) for stage in plan.stages)
+    )
+
+
+def _keeps_to(request: PlanRequest, stage: Stage) -> bool:
+    return (
+        stage.tensor_parallel in request.tensor_parallel
+        and stage.kv_bits == request.kv_bits
+        and all(name in request.formats.get(bits, ()) for bits, name in zip(stage.bits, stage.format, strict=True))
+    )
+
+
+def running_replicas(request: PlanRequest, running: Plan) -> tuple[SolvedReplica, ...]:
+    """Those that are whole and still fit, priced for the load that is asked for; none of a plan that answers another request."""
+    if not keeps_to(request, running):
         return ()
-    alone = len(running.replicas) == 1
     found = (
-        _whole(request if alone else with_concurrency(request, replica.concurrency), replica)
-        for replica in running.replicas
+        _whole(with_concurrency(request, share), replica)
+        for replica, share in zip(running.replicas, _shares(request, running), strict=True)
     )
     return tuple(each for each in found if each is not None)
+
+
+def _shares(request: PlanRequest, running: Plan) -> list[int]:
+    """Of the sequences in flight: all for one replica, in proportion where there are fewer than were planned for."""
+    asked, planned = request.workload.concurrency, [replica.concurrency for replica in running.replicas]
+    if len(planned) == 1:
+        return [asked]
+    if sum(planned) <= asked:
+        return planned
+    found = [max(1, share * asked // sum(planned)) for share in planned]
+    while sum(found) > asked:
+        found[found.index(max(found))] -= 1
+    return found
 
 
 def _whole(share: PlanRequest, replica: Replica) -> SolvedReplica | None:
@@ -43,8 +75,8 @@ def _whole(share: PlanRequest, replica: Replica) -> SolvedReplica | None:
 
 
 def _priced(own: PlanRequest, order: tuple[DeviceGroup, ...], replica: Replica) -> SolvedReplica | None:
-    pricer, batch = Pricer(own), replica.micro_batch
-    candidate = Candidate(order, batch.prefill, batch.decode)
+    pricer, batch, most = Pricer(own), replica.micro_batch, own.workload.concurrency
+    candidate = Candidate(order, min(batch.prefill, most), min(batch.decode, most))
     problem, units = pricer.problem(candidate), Units.of(pricer.layer_runs)
     placement = _placement_of(units, replica.stages)
     if placement is None or not problem.is_feasible(counts := placement.counts(units)):

@@ -3,7 +3,7 @@
 Called by the searches, by replanning and by the table of alternatives, so that all three mean the same by "better".
 
 throughput  tokens a second; what `qualityWeight` takes for bits is taken from them
-latency     seconds of a request, from its prompt to its last token, all of the load in flight
+latency     seconds of a request, from its prompt to its last token, all of the load there at once: what finds no place waits its turn
 cost        tokens for a unit of money
 slo         the share of requests that are in time, and a little for what could be served beside them
 
@@ -33,20 +33,23 @@ class Metric:
     objective: Objective
     theta: float
     output_tokens: int
+    asked: int  # sequences in flight
     of_the_batch: bool
 
     @classmethod
     def for_request(cls, request: PlanRequest) -> "Metric":
         of_the_batch = request.solver in ONE_PIPELINE
-        return cls(request.objective, request.theta, request.workload.output_tokens, of_the_batch)
+        load = request.workload
+        return cls(request.objective, request.theta, load.output_tokens, load.concurrency, of_the_batch)
 
     def of(self, prediction: Prediction, sequences: int, hourly_cost: float = 0.0) -> float:
         """`sequences`: in flight; `hourly_cost`: of all devices of the plan, 0 where nobody named one."""
+        turns = max(1.0, self.asked / sequences)
         if self.of_the_batch:
-            return -(prediction.latency_seconds + self.theta * prediction.quality_penalty)
+            return -(turns * prediction.latency_seconds + self.theta * prediction.quality_penalty)
         match self.objective.goal:
             case "latency":
-                return -(self._request_seconds(prediction) + self.theta * prediction.quality_penalty)
+                return -(turns * self._request_seconds(prediction) + self.theta * prediction.quality_penalty)
             case "slo":
                 return self._in_time(prediction)
             case "cost" if hourly_cost:

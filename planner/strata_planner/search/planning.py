@@ -64,15 +64,27 @@ def make_plan(request: PlanRequest, hints: Sequence[Plan] = ()) -> PlanOutcome:
 def _searched(request: PlanRequest, hints: Sequence[Plan]) -> Layout:
     """Replicas; and beside them, where the devices are few, the pipeline that is proven to be the least by LLM-PQ's objective."""
     pool = Pool(request.cluster)
+    alone = replace(request, solver="pipeline", objective=Objective(), tensor_parallel=(1,))
+    if not pool.classes:
+        raise InfeasibleError(reasons(alone))
     starts = [start for plan in hints if (start := _start(pool, plan))]
     asked = narrowings(request)
     found = [layout for each in asked if (layout := _laid_out(each, starts, request.time_limit_seconds / len(asked)))]
-    few = request.tensor_parallel == (1,) and sum(pool.whole) <= _PROVEN_DEVICES
-    if few and request.solver == "auto" and request.objective.goal == "throughput":
+    few = sum(pool.whole) <= _PROVEN_DEVICES and request.objective.goal == "throughput"
+    if request.solver == "auto" and 1 in request.tensor_parallel and (few or not found or _mixes(request)):
         found += _pipeline_as_layout(request)
+    if not found and 1 not in request.tensor_parallel:
+        degrees = ", ".join(map(str, request.tensor_parallel))
+        held = "no groups of so many equal devices of one node, which divide the model's heads, hold"
+        raise InfeasibleError([f"tensorParallel [{degrees}]: {held} {request.model_uri}; allow 1 too"])
     if not found:
-        raise InfeasibleError(reasons(replace(request, solver="pipeline", objective=Objective(), tensor_parallel=(1,))))
+        raise InfeasibleError(reasons(alone))
     return max(found, key=lambda each: each.value(request))
+
+
+def _mixes(request: PlanRequest) -> bool:
+    """Whether layers can have to have unlike bits, which only the exact search sees to: estimates give a replica's layers the same."""
+    return request.penalty_bound is not None or len(set(request.model.stored_formats or ())) > 1
 
 
 def _laid_out(request: PlanRequest, starts: Sequence[Genome], seconds: float) -> Layout | None:

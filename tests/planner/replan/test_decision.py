@@ -1,6 +1,7 @@
 """Replanning: near the best, little moved, nothing for noise, every step within memory."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,9 +11,12 @@ from hypothesis import strategies as st
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.memory import layer_weights_bytes
 from strata_planner.errors import InfeasibleError, WorkloadError
-from strata_planner.question.request import PlanRequest
+from strata_planner.question.cluster import Cluster
+from strata_planner.question.request import Objective, PlanRequest
+from strata_planner.question.workload import Workload
 from strata_planner.replan.decision import Replanned, ReplanWishes, replan
 from strata_planner.replan.holdings import Movement, Place, holdings, movement
+from strata_planner.replan.running import keeps_to
 from strata_planner.replan.steps import Drop, Ledger, Load, Narrow, Step, Switch
 from strata_planner.search.planning import make_plan
 from tests.laws import share, swept
@@ -161,6 +165,66 @@ def test_survivors_keep_the_layers_they_hold() -> None:
     assert first.layers[0] == before[first.node][0]
     assert last.layers[1] == before[last.node][1]
     assert outcome.movement.moved_layers == before[lost][1] - before[lost][0] + 1
+
+
+FOUR = a_cluster(64, 64, 64, 64)
+CHANGED: dict[str, dict[str, Any]] = {
+    "fewer replicas": {"max_replicas": 1},
+    "longer pipelines": {"min_stages": 2},
+    "keys and values of 8 bits": {"kv_bits": 8},
+    "one pipeline by LLM-PQ's objective": {"solver": "pipeline"},
+    "other widths": {"allowed_bits": (4,)},
+    "less in flight than replicas": {"workload": Workload(32, 16, 2)},
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_running_plan_that_breaks_a_wish_is_replaced_by_one_that_keeps_it(name: str) -> None:
+    request = a_request(FOUR, workload=Workload(32, 16, 16))
+    running = make_plan(request).plan
+    assert len(running.replicas) == 4
+    wished = replace(request, **CHANGED[name])
+    outcome = replan(wished, running)
+    assert not outcome.kept
+    assert keeps_to(wished, outcome.plan)
+
+
+def test_replicas_that_are_whole_stay_and_no_more_than_wished_join_them() -> None:
+    request = a_request(FOUR, workload=Workload(32, 16, 16), max_replicas=2)
+    running = make_plan(request).plan
+    lost = running.replicas[0].stages[0].node
+    larger = without(replace(request, cluster=a_cluster(*[64] * 7)), lost)
+    outcome = replan(larger, running)
+    assert len(outcome.plan.replicas) == 2
+    places = {stage.places for stage in running.replicas[1].stages}
+    assert places <= {stage.places for stage in outcome.plan.stages}
+
+
+@pytest.mark.parametrize("goal", ["throughput", "latency"])
+def test_what_lost_replicas_carried_is_carried_by_those_that_stay(goal: str) -> None:
+    request = a_request(FOUR, workload=Workload(32, 16, 16), objective=Objective(goal))  # type: ignore[arg-type]
+    running = make_plan(request).plan
+    outcome = replan(replace(request, cluster=a_cluster(64)), running)
+    assert sum(replica.concurrency for replica in outcome.plan.replicas) == 16
+    fewer = replace(request, workload=Workload(32, 16, 8))  # which the running plan carries as well as any
+    assert replan(fewer, running).kept
+
+
+def test_a_dear_device_is_left_for_a_cheap_one() -> None:
+    def priced(*costs: float) -> Cluster:
+        nodes = (
+            msgspec.structs.replace(
+                node, devices=tuple(msgspec.structs.replace(each, hourly_cost=cost) for each in node.devices)
+            )
+            for node, cost in zip(a_cluster(64, 64).nodes, costs, strict=False)
+        )
+        return msgspec.structs.replace(a_cluster(64, 64), nodes=tuple(nodes))
+
+    request = a_request(priced(10.0), objective=Objective("cost"))
+    running = make_plan(request).plan
+    outcome = replan(replace(request, cluster=priced(10.0, 1.0)), running)
+    assert not outcome.kept
+    assert [stage.node for stage in outcome.plan.stages] == ["b"]
 
 
 def test_wishes_that_make_no_sense_are_refused() -> None:

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from strata_planner.contract.plan import Plan
+from strata_planner.errors import InfeasibleError
 from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.request import Objective, PlanRequest
 from strata_planner.search.planning import make_plan
-from tests.planner.builders import a_cluster, a_request, a_wide_model
+from tests.planner.builders import CARD, MIB, a_cluster, a_profile, a_request, a_wide_model
 
 
 def a_layout_request(**wishes: Any) -> PlanRequest:
@@ -28,6 +29,50 @@ def test_groups_say_how_their_layers_are_cut() -> None:
     outcome = make_plan(a_layout_request(objective=Objective("latency"), tensor_parallel=(1, 2)))
     assert any(stage.tensor_parallel == 2 for each in outcome.plan.replicas for stage in each.stages)
     assert any(note.startswith("tensor partition of 2 x L4: megatron from 1 tokens") for note in outcome.notes)
+
+
+def test_no_more_is_in_flight_than_asked_for_whatever_the_goal() -> None:
+    asked = Objective("slo", deadline_seconds=1.0, requests_per_second=1.0)
+    plan = make_plan(a_request(a_cluster(64, 64), objective=asked)).plan
+    assert sum(replica.concurrency for replica in plan.replicas) <= 4
+
+
+MIXED: dict[str, dict[str, Any]] = {
+    "seven devices": {"cluster": a_cluster(160, 160, 160, 1, 1, 1, 1)},
+    "another goal": {"cluster": a_cluster(160, 160, 160), "objective": Objective("latency")},
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_bound_that_only_mixed_bits_keep_is_kept(name: str) -> None:
+    changes = MIXED[name]
+    request = a_request(model=a_wide_model(), penalty_bound=200.0, allowed_bits=(4, 8), theta=0.0, **changes)
+    plan = make_plan(request).plan
+    assert plan.prediction.quality_penalty <= 200
+    assert {bits for stage in plan.stages for bits in stage.bits} == {4, 8}
+
+
+NOTHING: dict[str, tuple[dict[str, Any], str]] = {
+    "no nodes": ({"cluster": Cluster(())}, "no device has usable memory"),
+    "no groups": ({"cluster": a_cluster(64, 64), "tensor_parallel": (2,)}, r"tensorParallel \[2\]: no groups"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), NOTHING.values(), ids=NOTHING)
+def test_what_no_search_finds_says_why(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InfeasibleError, match=words):
+        make_plan(a_request(**changes))
+
+
+def test_prices_tell_devices_apart() -> None:
+    dear, cheap = (
+        Device(CARD, memory_bytes=64 * MIB, usable_fraction=1.0, overhead_bytes=0, hourly_cost=cost)
+        for cost in (10.0, 1.0)
+    )
+    for devices in ((dear, cheap), (cheap, dear)):
+        cluster = Cluster((Node("a", devices),), profiles={CARD: a_profile(type=CARD)})
+        (stage,) = make_plan(a_request(cluster, objective=Objective("cost"))).plan.stages
+        assert stage.devices[0].index == devices.index(cheap)
 
 
 def test_one_pipeline_is_planned_where_it_is_asked_for() -> None:

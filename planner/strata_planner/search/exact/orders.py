@@ -86,4 +86,4 @@ def picked(fleet: Fleet, chosen: Sequence[int]) -> Order:
 
 def _identity(each: Accelerator) -> bytes:
     """What two devices share when plans cannot tell them apart."""
-    return msgspec.json.encode((each.type, each.usable_bytes, each.profile), order="sorted")
+    return msgspec.json.encode((each.type, each.usable_bytes, each.profile, each.hourly_cost), order="sorted")

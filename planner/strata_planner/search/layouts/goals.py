@@ -124,7 +124,18 @@ def _in_time(deadlines: Deadlines, load: Load, pipelines: Sequence[Pipeline]) ->
         score += value * each.best_rate / total
         shares.append(_most_within(curve, load, deadlines.seconds[-1]))
         rungs.append(curve.rung)
-    return Judged(score - SPARE * max(used), tuple(shares), tuple(rungs))
+    return Judged(score - SPARE * max(used), _within(shares, load.total), tuple(rungs))
+
+
+def _within(shares: Sequence[int], total: int) -> tuple[int, ...]:
+    """In proportion, and no more in flight than the workload has; replicas come off as they are listed where each would have one."""
+    if sum(shares) <= total:
+        return tuple(shares)
+    found = [max(1, share * total // sum(shares)) for share in shares]
+    while sum(found) > total:
+        place = max(range(len(found)), key=lambda each: (found[each], each))
+        found[place] -= 1
+    return tuple(found)
 
 
 def _punctual(curve: Curve, best_rate: float, used: Sequence[float], deadlines: Deadlines) -> float:

@@ -6,7 +6,7 @@ makes of them the best by the request's metric is kept.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import ClusterError, InfeasibleError, WorkloadError
@@ -23,9 +23,10 @@ from strata_planner.search.metric import Metric
 
 _SEARCH_SHARE = 0.8  # of the time; the rest is for solving the replicas exactly
 _LEAST_STALL, _STALL_OF_EACH, _MOST_STALL = 150, 60, 2400  # of each device
+_LEAST_SECONDS = 0.05  # of a proof, where time is over
 _PROVEN_IN_THE_END = 3  # of the layouts that were solved, those that are solved exactly
 _SOLVED_OF_EACH = 12  # layouts of a population that the solver is asked for in the end; on the way it is the best one
-_ISLANDS = 3  # populations that know nothing of each other
+_ISLANDS, _MANY_DEVICES = 3, 24  # populations that know nothing of each other; of many devices there is one
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ def best_layout(request: PlanRequest, wish: Wish = DEFAULT, starts: Sequence[Gen
     request.check()
     started, goal = time.monotonic(), wish.goal or goal_of(request)
     pool = Pool(request.cluster)
+    if not pool.classes:
+        raise InfeasibleError(["no device has usable memory: add nodes with devices"])
     genetic = Genetic(Pipelines(request, pool), goal, _checked_costs(goal, pool))
     return _finished(request, wish, genetic, (), started, starts)
 
@@ -93,12 +96,14 @@ def replan_layout(request: PlanRequest, running: Layout, wish: Wish = DEFAULT) -
     there = {device.place for each in pool.classes for device in each.devices}
     kept = tuple(each for each in running.replicas if each.places <= there)
     rest = Pool(request.cluster, without=frozenset[Place]().union(*(each.places for each in kept)))
-    free = request.workload.concurrency
-    if goal.name != "slo":  # whose replicas have room for all sequences that can be in time, each
-        free = max(1, free - sum(each.concurrency for each in kept))
-    genetic = Genetic(Pipelines(with_concurrency(request, free), rest), goal, _checked_costs(goal, rest))
-    if not rest.classes:
-        return _solved(request, wish, genetic, (), kept, started)
+    free = request.workload.concurrency - sum(each.concurrency for each in kept)
+    more = len(rest.classes) if request.max_replicas is None else request.max_replicas - len(kept)
+    if kept and (free <= 0 or more <= 0 or not rest.classes):
+        idle = sum(each.usable_bytes > 0 for each in request.cluster.accelerators())
+        idle -= sum(group.degree for each in kept for group in each.order)
+        return Layout(goal, kept, idle, LayoutStats(0, 0, time.monotonic() - started, 0.0))
+    others = replace(with_concurrency(request, free), max_replicas=None if request.max_replicas is None else more)
+    genetic = Genetic(Pipelines(others, rest), goal, _checked_costs(goal, rest))
     return _finished(request, wish, genetic, kept, started, ())
 
 
@@ -149,15 +154,19 @@ def _finished(
     latest = started + wish.seconds * _SEARCH_SHARE
     solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
     bests: list[Genome] = []
-    for island in range(_ISLANDS + 1):
-        begin = starts if island < _ISLANDS else [*starts, *bests]  # the last one goes on from what the others found
+    islands = _ISLANDS if sum(genetic.pool.whole) <= _MANY_DEVICES else 0
+    for island in range(islands + 1):
+        begin = starts if island < islands else [*starts, *bests]  # the last one goes on from what the others found
         people: list[Individual] = []
         for people in genetic.run(wish.seed + island, Limits(latest, stall=stall), begin):
             solver.offer(people[0].genome)
         bests += [each.genome for each in people[:_SOLVED_OF_EACH]]
         for genome in bests[-_SOLVED_OF_EACH:]:
-            solver.offer(genome)
-    return solver.best()
+            if time.monotonic() < latest:
+                solver.offer(genome)
+        if genetic.was_cut:
+            break
+    return solver.best(started + wish.seconds)
 
 
 def _solved(
@@ -170,7 +179,7 @@ def _solved(
 ) -> Layout:
     solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
     solver.offer(genome)
-    return solver.best()
+    return solver.best(started + wish.seconds)
 
 
 def value_of(request: PlanRequest, replicas: Sequence[SolvedReplica]) -> float:
@@ -216,11 +225,11 @@ class _Solver:
             :_PROVEN_IN_THE_END
         ]
 
-    def best(self) -> Layout:
-        """Raises InfeasibleError where no offered layout holds the model."""
+    def best(self, latest: float) -> Layout:
+        """With the splits proven as far as there is time. Raises InfeasibleError where no offered layout holds the model."""
         if not self._found:
             raise InfeasibleError([f"no part of the cluster holds {self._request.model_uri} with a sequence of its KV"])
-        proven = [(self._proven(nearly), score) for _, nearly, score in self._found]
+        proven = [(self._proven(nearly, latest), score) for _, nearly, score in self._found]
         found, score = max(proven, key=lambda each: self._value(*each))
         self._improvements.append((time.monotonic() - self._started, self._value(found, score)))
         used = sum(group.degree for each in found for group in each.order)
@@ -234,14 +243,15 @@ class _Solver:
     def _value(self, found: Sequence[SolvedReplica], score: float) -> float:
         return value_of(self._request, found) if self._goal == goal_of(self._request) else score
 
-    def _proven(self, nearly: tuple[SolvedReplica, ...]) -> tuple[SolvedReplica, ...]:
+    def _proven(self, nearly: tuple[SolvedReplica, ...], latest: float) -> tuple[SolvedReplica, ...]:
         """Alike replicas are solved once."""
         found = []
         kept = set(map(id, self._kept))
         for each in nearly:
             key = id(self._of.get(id(each), each))
             if id(each) not in kept and key not in self._exactly:
-                self._exactly[key] = solved(self._request, each)
+                left = max(_LEAST_SECONDS, (latest - time.monotonic()) / len(nearly))
+                self._exactly[key] = solved(replace(self._request, time_limit_seconds=left), each)
             found.append(each if id(each) in kept else self._exactly[key].on(each.order))
         return tuple(found)
 

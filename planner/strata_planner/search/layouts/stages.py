@@ -17,6 +17,7 @@ from strata_planner.search.exact.candidates import Pair, Pricer
 
 Floats = npt.NDArray[np.float64]
 
+_MANY_STAGES = 16  # of more, every other number of micro-batches is left out
 _PREFILL_TOKENS = 512  # of a micro-batch, about: where prefilling is bound by arithmetic
 
 
@@ -72,7 +73,8 @@ class Stages:
         more. Prefills as large as they gain from come first, single ones take less memory.
         """
         enough = max(1, _PREFILL_TOKENS // self.request.workload.prompt_tokens)
-        parts = [stages, *(1 << power for power in reversed(range((stages - 1).bit_length())))]
+        step = 1 if stages <= _MANY_STAGES else 2
+        parts = [stages, *(1 << power for power in reversed(range(0, (stages - 1).bit_length(), step)))]
         return [Split(each, prefill) for prefill in dict.fromkeys((enough, 1)) for each in parts]
 
     def table(self, kind: int, group: DeviceGroup, split: Split, *, first: bool, head: bool) -> StageTable:
