@@ -59,7 +59,9 @@ def test_a_job_makes_the_copy_and_slots_serve_its_four_bit_model(
     steps.mark("quantized")
 
     four = Deployed(
-        cluster, operator, manifest("four", namespace, precision={"allowed": [4]}, placement={"minStages": 2})
+        cluster,
+        operator,
+        manifest("four", namespace, precision={"allowed": [4]}, placement={"minStages": 2, "maxStages": 2}),
     )
     four.apply()
     status = four.wait_ready()
