@@ -1,6 +1,7 @@
 """The timeline and the picture of it: what they show is what the plan predicts."""
 
 import itertools
+from functools import lru_cache
 from xml.etree import ElementTree as ET
 
 import msgspec
@@ -22,10 +23,15 @@ def a_plan() -> Plan:
     return make_plan(a_request(a_cluster(3, 3, 6), min_stages=3)).plan
 
 
+@lru_cache
+def a_stage() -> Stage:
+    return make_plan(a_request()).plan.stages[0]
+
+
 @st.composite
 def replicas(draw: st.DrawFn) -> Replica:
     """Stages of any speeds; nothing else about them matters here."""
-    template = make_plan(a_request()).plan.replicas[0].stages[0]
+    template = a_stage()
     stages: list[Stage] = []
     for number in range(draw(st.integers(1, 4))):
         times = StageTimes(*(draw(seconds) for _ in range(4)), source="drawn")

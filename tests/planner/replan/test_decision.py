@@ -178,7 +178,7 @@ CHANGED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("name", swept(CHANGED, ["fewer replicas", "keys and values of 8 bits"]))
 def test_a_running_plan_that_breaks_a_wish_is_replaced_by_one_that_keeps_it(name: str) -> None:
     request = a_request(FOUR, workload=Workload(32, 16, 16))
     running = make_plan(request).plan
@@ -200,7 +200,7 @@ def test_replicas_that_are_whole_stay_and_no_more_than_wished_join_them() -> Non
     assert places <= {stage.places for stage in outcome.plan.stages}
 
 
-@pytest.mark.parametrize("goal", ["throughput", "latency"])
+@pytest.mark.parametrize("goal", swept(["throughput", "latency"], ["latency"]))
 def test_what_lost_replicas_carried_is_carried_by_those_that_stay(goal: str) -> None:
     request = a_request(FOUR, workload=Workload(32, 16, 16), objective=Objective(goal))  # type: ignore[arg-type]
     running = make_plan(request).plan

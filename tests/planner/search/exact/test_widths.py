@@ -58,6 +58,7 @@ def test_more_widths_are_never_worse(memory: float, method: Method, theta: float
         assert all_of_them >= few_of_them - 1e-6 * abs(few_of_them)
 
 
+@pytest.mark.slow  # answer/test_alternatives.py has the law
 @pytest.mark.parametrize("memory", [14.0, 18.0, 24.0])
 def test_no_alternative_of_the_same_request_is_better(memory: float) -> None:
     request = a_request(small_processors(memory, memory), method="anyPrecision", allowed_bits=(3, 4, 6, 8, 16))
@@ -66,6 +67,7 @@ def test_no_alternative_of_the_same_request_is_better(memory: float) -> None:
     assert max(others, default=-float("inf")) <= value(request, outcome.plan) * (1 + 1e-6)
 
 
+@pytest.mark.slow  # the law above has the same of plans that fit
 def test_what_fits_at_one_width_fits_with_more_allowed() -> None:
     request = a_request(small_processors(9.0, 9.0), method="anyPrecision", allowed_bits=(8,))
     memory = next(each for each in range(6, 40) if fits(replace(request, cluster=small_processors(each, each))))
