@@ -120,9 +120,11 @@ def _choices(
     slack: float,
 ) -> list[_Choice]:
     """The plan from scratch, and what repairs give, each moved towards what devices hold."""
-    moves = Moves(request, running)
+    moves, before = Moves(request, running), value_of(request, scratch)
     found: list[_Choice] = []
     for replicas in (scratch, *_repaired(request, running, whole)):
+        if gain(value_of(request, replicas), before) < -slack:  # and what moves less is no better
+            continue
         plan = moves.towards(replicas, slack)
         if not found or keeps_to(request, plan):
             found.append(_Choice(plan, _value(request, plan), movement(moves.before, plan, request.model)))

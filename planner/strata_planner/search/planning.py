@@ -69,7 +69,10 @@ def _searched(request: PlanRequest, hints: Sequence[Plan]) -> Layout:
         raise InfeasibleError(reasons(alone))
     starts = [start for plan in hints if (start := _start(pool, plan))]
     asked = narrowings(request)
-    found = [layout for each in asked if (layout := _laid_out(each, starts, request.time_limit_seconds / len(asked)))]
+    wish = Wish(seconds=request.time_limit_seconds / len(asked))
+    wishes = (wish, *(replace(wish, thorough=False) for _ in asked[1:]))  # of fewer widths one population is enough
+    tried = (_laid_out(each, starts, wished) for each, wished in zip(asked, wishes, strict=True))
+    found = [layout for layout in tried if layout is not None]
     few = sum(pool.whole) <= _PROVEN_DEVICES and request.objective.goal == "throughput"
     if request.solver == "auto" and 1 in request.tensor_parallel and (few or not found or _mixes(request)):
         found += _pipeline_as_layout(request)
@@ -87,9 +90,9 @@ def _mixes(request: PlanRequest) -> bool:
     return request.penalty_bound is not None or len(set(request.model.stored_formats or ())) > 1
 
 
-def _laid_out(request: PlanRequest, starts: Sequence[Genome], seconds: float) -> Layout | None:
+def _laid_out(request: PlanRequest, starts: Sequence[Genome], wish: Wish) -> Layout | None:
     try:
-        return best_layout(request, Wish(seconds=seconds), starts)
+        return best_layout(request, wish, starts)
     except InfeasibleError:
         return None
 

@@ -123,7 +123,8 @@ def test_nothing_moves_when_nothing_changed() -> None:
     assert "gains 0.0%" in outcome.reason
 
 
-@pytest.mark.parametrize("noise", swept([0.97, 1.03], [1.03]))
+@pytest.mark.slow  # test_nothing_moves_when_nothing_changed is the same without noise
+@pytest.mark.parametrize("noise", [0.97, 1.03])
 def test_nothing_moves_for_noise(noise: float) -> None:
     running = make_plan(a_request(a_cluster(3, 3, 6))).plan
     noisy = a_request(a_cluster(3, 3, 6, speeds=(1.0, noise, 1.0)))

@@ -26,6 +26,7 @@ _LEAST_STALL, _STALL_OF_EACH, _MOST_STALL = 150, 60, 2400  # of each device
 _LEAST_SECONDS = 0.05  # of a proof, where time is over
 _PROVEN_IN_THE_END = 3  # of the layouts that were solved, those that are solved exactly
 _SOLVED_OF_EACH = 12  # layouts of a population that the solver is asked for in the end; on the way it is the best one
+_SOLVED_OF_FEW = 3
 _ISLANDS, _MANY_DEVICES = 3, 24  # populations that know nothing of each other; of many devices there is one
 
 
@@ -63,13 +64,14 @@ class Layout:
 @dataclass(frozen=True)
 class Wish:
     """How to search: for how long, with which seed of all chance, and what for where that is not the request's own objective. `stall`:
-    mutations without a better layout that end it; None: by the number of devices.
+    mutations without a better layout that end it; None: by the number of devices. Not `thorough`: one population, of which few are solved.
     """
 
     goal: Goal | None = None
     seconds: float = 4.0
     seed: int = 0
     stall: int | None = None
+    thorough: bool = True
 
 
 DEFAULT = Wish()
@@ -154,19 +156,20 @@ def _finished(
     latest = started + wish.seconds * _SEARCH_SHARE
     solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
     bests: list[Genome] = []
-    islands = _ISLANDS if sum(genetic.pool.whole) <= _MANY_DEVICES else 0
+    islands = _ISLANDS if wish.thorough and sum(genetic.pool.whole) <= _MANY_DEVICES else 0
+    few = _SOLVED_OF_EACH if wish.thorough else _SOLVED_OF_FEW
     for island in range(islands + 1):
         begin = starts if island < islands else [*starts, *bests]  # the last one goes on from what the others found
         people: list[Individual] = []
         for people in genetic.run(wish.seed + island, Limits(latest, stall=stall), begin):
             solver.offer(people[0].genome)
-        bests += [each.genome for each in people[:_SOLVED_OF_EACH]]
-        for genome in bests[-_SOLVED_OF_EACH:]:
+        bests += [each.genome for each in people[:few]]
+        for genome in bests[-few:]:
             if time.monotonic() < latest:
                 solver.offer(genome)
         if genetic.was_cut:
             break
-    return solver.best(started + wish.seconds)
+    return solver.best(started + wish.seconds, _PROVEN_IN_THE_END if wish.thorough else 1)
 
 
 def _solved(
@@ -179,7 +182,7 @@ def _solved(
 ) -> Layout:
     solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
     solver.offer(genome)
-    return solver.best(started + wish.seconds)
+    return solver.best(started + wish.seconds, 1)
 
 
 def value_of(request: PlanRequest, replicas: Sequence[SolvedReplica]) -> float:
@@ -225,12 +228,12 @@ class _Solver:
             :_PROVEN_IN_THE_END
         ]
 
-    def best(self, latest: float) -> Layout:
-        """With the splits proven as far as there is time. Raises InfeasibleError where no offered layout holds the model."""
+    def best(self, latest: float, proven: int) -> Layout:
+        """With the splits of the best `proven` layouts proven as far as there is time. Raises InfeasibleError where no offered layout holds the model."""
         if not self._found:
             raise InfeasibleError([f"no part of the cluster holds {self._request.model_uri} with a sequence of its KV"])
-        proven = [(self._proven(nearly, latest), score) for _, nearly, score in self._found]
-        found, score = max(proven, key=lambda each: self._value(*each))
+        exact = [(self._proven(nearly, latest), score) for _, nearly, score in self._found[:proven]]
+        found, score = max(exact, key=lambda each: self._value(*each))
         self._improvements.append((time.monotonic() - self._started, self._value(found, score)))
         used = sum(group.degree for each in found for group in each.order)
         devices = sum(each.usable_bytes > 0 for each in self._request.cluster.accelerators())
