@@ -28,7 +28,7 @@ from strata_planner.question.model import Model
 from strata_planner.question.request import GoalName, Objective, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.layouts.search import Wish, best_layout
-from strata_planner.search.metric import Metric
+from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import make_plan
 
 SEED = 12
@@ -161,7 +161,9 @@ def judge(fleet: Fleet, seconds: float) -> Judged | None:
         took = time.monotonic() - started
     except InfeasibleError:
         return None
-    judged = Judged(fleet, _value(request, outcome.plan), took, outcome.plan, cut="cut" in " ".join(outcome.notes))
+    judged = Judged(
+        fleet, value_of_plan(request, outcome.plan), took, outcome.plan, cut="cut" in " ".join(outcome.notes)
+    )
     shown = with_alternatives(request, outcome).plan
     judged.values["alternatives"] = max(
         (each.objective for each in shown.alternatives if each.objective is not None), default=-float("inf")
@@ -179,14 +181,10 @@ def judge(fleet: Fleet, seconds: float) -> Judged | None:
     return judged
 
 
-def _value(request: PlanRequest, plan: Plan) -> float:
-    return Metric.for_request(request).of_plan(plan, request.cluster.accelerators())
-
-
 def _planned(request: PlanRequest) -> float:
     """Minus infinity where there is none."""
     try:
-        return _value(request, make_plan(request).plan)
+        return value_of_plan(request, make_plan(request).plan)
     except PlannerError:
         return -float("inf")
 

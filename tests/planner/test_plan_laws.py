@@ -16,7 +16,7 @@ from strata_planner.question.request import PlanRequest, Solver
 from strata_planner.question.workload import Workload
 from strata_planner.search.exact.problem import SolutionStatus
 from strata_planner.search.layouts.stages import with_concurrency
-from strata_planner.search.metric import Metric
+from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import PlanOutcome, make_plan
 from tests.laws import share
 from tests.planner.builders import a_cluster, a_request, a_wide_model
@@ -101,7 +101,7 @@ def value(request: PlanRequest) -> float:
     if outcome is None:
         return -float("inf")
     assert request.solver == "auto" or outcome.stats.status is SolutionStatus.OPTIMAL
-    return Metric.for_request(request).of_plan(outcome.plan, request.cluster.accelerators())
+    return value_of_plan(request, outcome.plan)
 
 
 def is_no_worse(one: float, other: float) -> bool:
@@ -132,7 +132,7 @@ def test_no_other_way_to_ask_gives_a_better_plan(request: PlanRequest) -> None:
     for solver in ("layout", "pipeline", "exact"):
         other = planned(replace(request, solver=solver))  # type: ignore[arg-type]
         if other is not None:
-            of_it = Metric.for_request(request).of_plan(other.plan, request.cluster.accelerators())
+            of_it = value_of_plan(request, other.plan)
             assert is_no_worse(best, of_it), solver
 
 

@@ -12,7 +12,7 @@ import msgspec
 from strata_planner.contract.plan import Alternative, Plan
 from strata_planner.errors import InfeasibleError, PlannerError
 from strata_planner.question.request import PlanRequest
-from strata_planner.search.metric import Metric, gain
+from strata_planner.search.metric import Metric, gain, value_of_plan
 from strata_planner.search.planning import PlanOutcome, make_plan
 
 MOST = 3
@@ -24,15 +24,12 @@ def with_alternatives(request: PlanRequest, outcome: PlanOutcome) -> PlanOutcome
     """The outcome whose plan names up to MOST alternatives, the nearest first, what does not fit last. None is better than the plan:
     what turns out to be is the plan, and what was chosen before is tried again beside it.
     """
-    found = [(summary, variant, _planned(variant)) for summary, variant in _variants(request, outcome.plan)]
-    best = max(
-        (each for _, _, each in found if isinstance(each, PlanOutcome)),
-        key=lambda each: _value(request, each.plan),
-        default=None,
-    )
-    if best is not None and gain(_value(request, best.plan), _value(request, outcome.plan)) > _SAME:
+    found = [(summary, _planned(variant)) for summary, variant in _variants(request, outcome.plan)]
+    planned = [other for _, other in found if isinstance(other, PlanOutcome)]
+    best = max(planned, key=lambda each: value_of_plan(request, each.plan), default=None)
+    if best is not None and gain(value_of_plan(request, best.plan), value_of_plan(request, outcome.plan)) > _SAME:
         return with_alternatives(request, best)
-    known = [_compared(request, outcome.plan, *each) for each in found if each[2] is not None]
+    known = [_compared(request, outcome.plan, summary, other) for summary, other in found if other is not None]
     ranked = sorted(known, key=lambda each: (each.objective is None, -(each.objective or 0.0)))
     kept = ranked[: MOST - 1] + [each for each in ranked[MOST - 1 :] if each.objective is None][:1]
     kept += [each for each in ranked[MOST - 1 :] if each not in kept][: MOST - len(kept)]
@@ -66,28 +63,22 @@ def _planned(variant: PlanRequest) -> PlanOutcome | InfeasibleError | None:
         return None
 
 
-def _value(request: PlanRequest, plan: Plan) -> float:
-    return Metric.for_request(request).of_plan(plan, request.cluster.accelerators())
-
-
-def _compared(
-    request: PlanRequest, plan: Plan, summary: str, _: PlanRequest, other: PlanOutcome | InfeasibleError | None
-) -> Alternative:
-    if not isinstance(other, PlanOutcome):
-        assert other is not None, "what told nothing is left out"
+def _compared(request: PlanRequest, plan: Plan, summary: str, other: PlanOutcome | InfeasibleError) -> Alternative:
+    if isinstance(other, InfeasibleError):
         return Alternative(summary, None, None, f"does not fit: {other.reasons[0]}")
-    value = _value(request, other.plan)
+    value = value_of_plan(request, other.plan)
     return Alternative(summary, other.plan.prediction, value, why(request, plan, other.plan))
 
 
 def why(request: PlanRequest, plan: Plan, other: Plan) -> str:
     """By how much the other plan is worse in the request's metric, what it costs in quality, and what binds it."""
     mine, theirs = plan.prediction, other.prediction
-    worse = -gain(_value(request, other), _value(request, plan))
+    value = value_of_plan(request, other)
+    worse = -gain(value, value_of_plan(request, plan))
     quality = request.theta * (theirs.quality_penalty - mine.quality_penalty)
     parts = []
     if abs(worse) >= 0.0005:
-        said = Metric.for_request(request).said(_value(request, other))
+        said = Metric.for_request(request).said(value)
         parts.append(
             f"{worse:.1%} worse ({said}), bound by {theirs.bound_by}" if worse > 0 else f"{-worse:.1%} better ({said})"
         )

@@ -23,7 +23,7 @@ from strata_planner.search.exact.orders import Order, fleet_of
 from strata_planner.search.layouts.goals import goal_of
 from strata_planner.search.layouts.search import Layout, LayoutStats, Wish, replan_layout, value_of
 from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved
-from strata_planner.search.metric import Metric, gain
+from strata_planner.search.metric import gain, value_of_plan
 from strata_planner.search.planning import make_plan
 
 _SCRATCH_SHARE = 0.6  # of the time; the rest is for repairs
@@ -88,7 +88,7 @@ def replan(request: PlanRequest, running: Plan, wishes: ReplanWishes | None = No
         kept=False,
         reason="devices of the running plan are gone, or too small for it",
         value=chosen.value,
-        scratch_value=_value(request, scratch.plan),
+        scratch_value=value_of_plan(request, scratch.plan),
         movement=chosen.movement,
         scratch_movement=movement(holdings(running), scratch.plan, request.model),
         steps=steps(running, chosen.plan, request.model, serving=_serves(request, running)),
@@ -127,7 +127,7 @@ def _choices(
             continue
         plan = moves.towards(replicas, slack)
         if not found or keeps_to(request, plan):
-            found.append(_Choice(plan, _value(request, plan), movement(moves.before, plan, request.model)))
+            found.append(_Choice(plan, value_of_plan(request, plan), movement(moves.before, plan, request.model)))
     return found
 
 
@@ -162,7 +162,3 @@ def _repaired_orders(request: PlanRequest, running: Plan) -> Iterator[Order]:
 
 def _serves(request: PlanRequest, running: Plan) -> bool:
     return all(request.cluster.group(stage.places) for stage in running.stages)
-
-
-def _value(request: PlanRequest, plan: Plan) -> float:
-    return Metric.for_request(request).of_plan(plan, request.cluster.accelerators())

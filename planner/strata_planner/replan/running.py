@@ -13,6 +13,7 @@ from strata_planner.replan.placement import Placement, Units
 from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.problem import Solution, SolutionStatus, StopReason
+from strata_planner.search.layouts.goals import in_proportion
 from strata_planner.search.layouts.solved import SolvedReplica
 from strata_planner.search.layouts.stages import with_concurrency
 from strata_planner.search.prediction import predict
@@ -50,17 +51,10 @@ def running_replicas(request: PlanRequest, running: Plan) -> tuple[SolvedReplica
     return tuple(each for each in found if each is not None)
 
 
-def _shares(request: PlanRequest, running: Plan) -> list[int]:
+def _shares(request: PlanRequest, running: Plan) -> tuple[int, ...]:
     """Of the sequences in flight: all for one replica, in proportion where there are fewer than were planned for."""
     asked, planned = request.workload.concurrency, [replica.concurrency for replica in running.replicas]
-    if len(planned) == 1:
-        return [asked]
-    if sum(planned) <= asked:
-        return planned
-    found = [max(1, share * asked // sum(planned)) for share in planned]
-    while sum(found) > asked:
-        found[found.index(max(found))] -= 1
-    return found
+    return (asked,) if len(planned) == 1 else in_proportion(planned, asked)
 
 
 def _whole(share: PlanRequest, replica: Replica) -> SolvedReplica | None:

@@ -10,11 +10,9 @@ slo         the share of requests that are in time, and a little for what could 
 Where one pipeline is asked for (the solvers `pipeline`, `exact` and `transfer`) it is LLM-PQ's objective, in seconds of the batch.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from strata_planner.contract.plan import Plan, Prediction
-from strata_planner.question.cluster import Accelerator
 from strata_planner.question.request import ONE_PIPELINE, Objective, PlanRequest
 
 SPARE = 0.02  # what a load less of the capacity is worth, for bursts
@@ -57,12 +55,6 @@ class Metric:
             case _:
                 return self._tokens_per_second(prediction, sequences)
 
-    def of_plan(self, plan: Plan, devices: Iterable[Accelerator]) -> float:
-        """`devices`: of the cluster; those that the plan uses are paid for."""
-        used = {place for stage in plan.stages for place in stage.places}
-        cost = sum(each.hourly_cost or 0.0 for each in devices if each.place in used)
-        return self.of(plan.prediction, sum(replica.concurrency for replica in plan.replicas), cost)
-
     def said(self, value: float) -> str:
         """With its unit, for people."""
         if self.of_the_batch:
@@ -92,6 +84,13 @@ class Metric:
         capacity = prediction.tokens_per_second / self.output_tokens
         share = min(1.0, capacity / asked) * share_in_time(deadline, self._request_seconds(prediction))
         return share + SPARE * max(0.0, 1 - asked / capacity)
+
+
+def value_of_plan(request: PlanRequest, plan: Plan) -> float:
+    """By the request's metric; the devices that the plan uses are paid for."""
+    used = {place for stage in plan.stages for place in stage.places}
+    cost = sum(each.hourly_cost or 0.0 for each in request.cluster.accelerators() if each.place in used)
+    return Metric.for_request(request).of(plan.prediction, sum(each.concurrency for each in plan.replicas), cost)
 
 
 def gain(new: float, old: float) -> float:

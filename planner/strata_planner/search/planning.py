@@ -20,6 +20,7 @@ from strata_planner.search.assembly import assemble
 from strata_planner.search.canonical import canonical
 from strata_planner.search.exact.blocks import mixed_widths
 from strata_planner.search.exact.feasibility import reasons
+from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.problem import SolutionStatus, StopReason
 from strata_planner.search.exact.search import Search, SearchStats
 from strata_planner.search.exact.widths import narrowings
@@ -57,8 +58,7 @@ def make_plan(request: PlanRequest, hints: Sequence[Plan] = ()) -> PlanOutcome:
     request = replace(request, cluster=canonical(request.cluster))
     if request.solver in ONE_PIPELINE:
         return _pipeline(request)
-    found = _searched(request, hints)
-    return _outcome(request, found)
+    return _outcome(request, _searched(request, hints))
 
 
 def _searched(request: PlanRequest, hints: Sequence[Plan]) -> Layout:
@@ -103,8 +103,7 @@ def _pipeline_as_layout(request: PlanRequest) -> list[Layout]:
     one, stats = search.run()
     if one is None:
         return []
-    asked = search.pricer.request
-    replica = SolvedReplica(asked, one, predict(asked, one))
+    replica = _replica(search, one)
     told = LayoutStats(stats.orders, stats.candidates, stats.seconds, 0.0)
     return [Layout(goal_of(request), (replica,), len(request.cluster.accelerators()) - len(replica.order), told)]
 
@@ -143,8 +142,13 @@ def _pipeline(request: PlanRequest) -> PlanOutcome:
     if stats.stop is not StopReason.PROVED or stats.gap > _PROVEN_GAP:
         ended = f"the search ended at its {stats.stop.value}: " if stats.stop is not StopReason.PROVED else ""
         notes.append(f"{ended}a better plan may exist, at most {stats.gap:.2%} better by the objective")
+    return PlanOutcome(plan, stats, tuple(notes), (_replica(search, found),))
+
+
+def _replica(search: Search, found: Found) -> SolvedReplica:
+    """With the widths that it was found among."""
     asked = search.pricer.request
-    return PlanOutcome(plan, stats, tuple(notes), (SolvedReplica(asked, found, predict(asked, found)),))
+    return SolvedReplica(asked, found, predict(asked, found))
 
 
 def _outcome(request: PlanRequest, found: Layout) -> PlanOutcome:

@@ -3,7 +3,7 @@
 import pytest
 
 from strata_planner.answer.alternatives import MOST, with_alternatives
-from strata_planner.search.metric import Metric
+from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import make_plan
 from tests.laws import swept
 from tests.planner.builders import a_cluster, a_request
@@ -21,7 +21,7 @@ def test_no_alternative_is_better_and_each_says_why(name: str) -> None:
     plan = with_alternatives(request_, make_plan(request_)).plan
     assert type(plan).decode(plan.encode()) == plan
     assert 0 < len(plan.alternatives) <= MOST
-    value = Metric.for_request(request_).of_plan(plan, request_.cluster.accelerators())
+    value = value_of_plan(request_, plan)
     for each in plan.alternatives:
         assert each.rejected_because
         if each.objective is not None:

@@ -124,11 +124,11 @@ def _in_time(deadlines: Deadlines, load: Load, pipelines: Sequence[Pipeline]) ->
         score += value * each.best_rate / total
         shares.append(_most_within(curve, load, deadlines.seconds[-1]))
         rungs.append(curve.rung)
-    return Judged(score - SPARE * max(used), _within(shares, load.total), tuple(rungs))
+    return Judged(score - SPARE * max(used), in_proportion(shares, load.total), tuple(rungs))
 
 
-def _within(shares: Sequence[int], total: int) -> tuple[int, ...]:
-    """In proportion, and no more in flight than the workload has; replicas come off as they are listed where each would have one."""
+def in_proportion(shares: Sequence[int], total: int) -> tuple[int, ...]:
+    """The shares, less in proportion where they are more than `total` sequences; the last go without where each would have one."""
     if sum(shares) <= total:
         return tuple(shares)
     found = [max(1, share * total // sum(shares)) for share in shares]

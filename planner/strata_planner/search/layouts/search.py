@@ -7,12 +7,12 @@ makes of them the best by the request's metric is kept.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import ClusterError, InfeasibleError, WorkloadError
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.assembly import together
-from strata_planner.search.exact.orders import Order
 from strata_planner.search.layouts.genetic import Genetic, Genome, Individual, Limits
 from strata_planner.search.layouts.goals import Goal, goal_of
 from strata_planner.search.layouts.pipelines import Groups, Pipeline, Pipelines
@@ -201,38 +201,37 @@ class _Solver:
         self, request: PlanRequest, goal: Goal, genetic: Genetic, kept: tuple[SolvedReplica, ...], started: float
     ) -> None:
         self._request, self._goal, self._genetic, self._kept, self._started = request, goal, genetic, kept, started
-        self._known: dict[tuple[Groups, int, int], SolvedReplica | None] = {}
+        self._nearly: dict[_Key, SolvedReplica | None] = {}
+        self._exactly: dict[_Key, SolvedReplica] = {}
         self._seen: set[Genome] = set()
-        self._found: list[tuple[float, tuple[SolvedReplica, ...], float]] = []  # value, replicas, score; best first
+        self._found: list[_Found] = []  # best first
         self._improvements: list[tuple[float, float]] = []
-        self._of: dict[int, SolvedReplica] = {}  # by identity: what a replica was solved as, on equal devices
-        self._exactly: dict[int, SolvedReplica] = {}
 
     def offer(self, genome: Genome) -> None:
         if genome in self._seen:
             return
         self._seen.add(genome)
         judged = self._genetic.judged(genome)
-        found, taken = list(self._kept), dict[int, int]()
+        dealt, taken = list[tuple[_Key, SolvedReplica]](), dict[int, int]()
         rungs = judged.rungs or (None,) * len(judged.shares)
         for (_, pipeline), share, rung in zip(self._genetic.replicas(genome), judged.shares, rungs, strict=True):
             one = self._replica(pipeline, _Choice(share, rung), taken) if share else None
             if one is not None:
-                found.append(one)
-        if not found:
+                dealt.append(one)
+        replicas = (*self._kept, *(replica for _, replica in dealt))
+        if not replicas:
             return
-        value = self._value(found, judged.score)
-        if not self._found or value > self._found[0][0]:
+        value = self._value(replicas, judged.score)
+        if not self._found or value > self._found[0].value:
             self._improvements.append((time.monotonic() - self._started, value))
-        self._found = sorted([*self._found, (value, tuple(found), judged.score)], key=lambda each: -each[0])[
-            :_PROVEN_IN_THE_END
-        ]
+        found = [*self._found, _Found(value, judged.score, tuple(dealt))]
+        self._found = sorted(found, key=lambda each: -each.value)[:_PROVEN_IN_THE_END]
 
     def best(self, latest: float, proven: int) -> Layout:
         """With the splits of the best `proven` layouts proven as far as there is time. Raises InfeasibleError where no offered layout holds the model."""
         if not self._found:
             raise InfeasibleError([f"no part of the cluster holds {self._request.model_uri} with a sequence of its KV"])
-        exact = [(self._proven(nearly, latest), score) for _, nearly, score in self._found[:proven]]
+        exact = [(self._proven(each.dealt, latest), each.score) for each in self._found[:proven]]
         found, score = max(exact, key=lambda each: self._value(*each))
         self._improvements.append((time.monotonic() - self._started, self._value(found, score)))
         used = sum(group.degree for each in found for group in each.order)
@@ -246,19 +245,17 @@ class _Solver:
     def _value(self, found: Sequence[SolvedReplica], score: float) -> float:
         return value_of(self._request, found) if self._goal == goal_of(self._request) else score
 
-    def _proven(self, nearly: tuple[SolvedReplica, ...], latest: float) -> tuple[SolvedReplica, ...]:
-        """Alike replicas are solved once."""
-        found = []
-        kept = set(map(id, self._kept))
-        for each in nearly:
-            key = id(self._of.get(id(each), each))
-            if id(each) not in kept and key not in self._exactly:
-                left = max(_LEAST_SECONDS, (latest - time.monotonic()) / len(nearly))
-                self._exactly[key] = solved(replace(self._request, time_limit_seconds=left), each)
-            found.append(each if id(each) in kept else self._exactly[key].on(each.order))
-        return tuple(found)
+    def _proven(self, dealt: Sequence[tuple["_Key", SolvedReplica]], latest: float) -> tuple[SolvedReplica, ...]:
+        """With those that are kept; alike replicas are solved once."""
+        for key, replica in dealt:
+            if key not in self._exactly:
+                left = max(_LEAST_SECONDS, (latest - time.monotonic()) / len(dealt))
+                self._exactly[key] = solved(replace(self._request, time_limit_seconds=left), replica)
+        return (*self._kept, *(self._exactly[key].on(replica.order) for key, replica in dealt))
 
-    def _replica(self, pipeline: Pipeline, choice: "_Choice", taken: dict[int, int]) -> SolvedReplica | None:
+    def _replica(
+        self, pipeline: Pipeline, choice: "_Choice", taken: dict[int, int]
+    ) -> tuple["_Key", SolvedReplica] | None:
         """On the best groups for its share, or for less where the whole of it does not fit after all."""
         rungs = self._genetic.pipelines.stages.rungs
         start = next((rung for rung, sequences in enumerate(rungs) if sequences >= choice.share), len(rungs) - 1)
@@ -269,23 +266,30 @@ class _Solver:
                 continue
             used = dict(taken)
             order = self._genetic.pipelines.order(groups, used)
-            one = self._on(order, groups, min(choice.share, rungs[rung]), pipeline.parts[at])
-            if one is not None:
+            key = _Key(groups, min(choice.share, rungs[rung]), pipeline.parts[at])
+            if key not in self._nearly:
+                self._nearly[key] = nearly_solved(self._request, order, key.share, key.parts)
+            if (known := self._nearly[key]) is not None:
                 taken.update(used)
-                return one
+                return key, known.on(order)
         return None
 
-    def _on(self, order: Order, groups: Groups, share: int, parts: int) -> SolvedReplica | None:
-        """Equal devices of a class are as good as each other."""
-        key = (groups, share, parts)
-        if key not in self._known:
-            self._known[key] = nearly_solved(self._request, order, share, parts)
-        known = self._known[key]
-        if known is None:
-            return None
-        one = known.on(order)
-        self._of[id(one)] = known
-        return one
+
+class _Key(NamedTuple):
+    """What a replica is solved from; equal devices of a class are as good as each other."""
+
+    groups: Groups
+    share: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A layout whose replicas, beside those that are kept, are nearly solved."""
+
+    value: float
+    score: float
+    dealt: tuple[tuple[_Key, SolvedReplica], ...]
 
 
 @dataclass(frozen=True)

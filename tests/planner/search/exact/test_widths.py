@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.formats import FORMATS_OF_METHOD, Method
-from strata_planner.contract.plan import Plan
 from strata_planner.errors import InfeasibleError
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import Cluster, Device, Node
@@ -16,7 +15,7 @@ from strata_planner.question.request import PlanRequest, Solver
 from strata_planner.replan.decision import replan
 from strata_planner.search.exact.feasibility import fits
 from strata_planner.search.exact.widths import narrowings
-from strata_planner.search.metric import Metric
+from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import make_plan
 from tests.laws import share
 from tests.planner.builders import MIB, a_cluster, a_request
@@ -31,13 +30,9 @@ def small_processors(*memory_mib: float) -> Cluster:
 
 def best(request: PlanRequest) -> float:
     try:
-        return value(request, make_plan(request).plan)
+        return value_of_plan(request, make_plan(request).plan)
     except InfeasibleError:
         return -float("inf")
-
-
-def value(request: PlanRequest, plan: Plan) -> float:
-    return Metric.for_request(request).of_plan(plan, request.cluster.accelerators())
 
 
 @settings(max_examples=share(12), deadline=None)
@@ -64,7 +59,7 @@ def test_no_alternative_of_the_same_request_is_better(memory: float) -> None:
     request = a_request(small_processors(memory, memory), method="anyPrecision", allowed_bits=(3, 4, 6, 8, 16))
     outcome = with_alternatives(request, make_plan(request))
     others = [each.objective for each in outcome.plan.alternatives if each.objective is not None]
-    assert max(others, default=-float("inf")) <= value(request, outcome.plan) * (1 + 1e-6)
+    assert max(others, default=-float("inf")) <= value_of_plan(request, outcome.plan) * (1 + 1e-6)
 
 
 @pytest.mark.slow  # the law above has the same of plans that fit
