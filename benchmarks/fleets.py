@@ -2,7 +2,8 @@
 
 `python -m benchmarks.fleets [--json FILE] [--fleets 100] [--seconds 30] [--only NUMBER]`. Costs are rooflines over datasheets with the
 catalogue's efficiencies; every rate is **predicted**. The best known of a fleet is the best of all that is planned here: longer searches
-from several seeds for `--seconds`, the solvers `layout` and `pipeline`, alternatives, and the fleet under other names.
+from several seeds for `--seconds`, the solvers `layout` and `pipeline`, alternatives, and the fleet under other names. Beside it each plan's
+prediction is held against the simulator's closed loop, replica by replica, with the requests in flight that it was planned for.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from rich.table import Table
 from benchmarks.rows import Row, run
 from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.plan import Plan
+from strata_planner.costs.latency import Latencies
 from strata_planner.errors import InfeasibleError, PlannerError
 from strata_planner.question.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.question.model import Model
@@ -30,6 +32,7 @@ from strata_planner.question.workload import Workload
 from strata_planner.search.layouts.search import Wish, best_layout
 from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import make_plan
+from strata_planner.simulate import fleet, of_clients, simulate
 
 SEED = 12
 MODELS = Path(__file__).parent.parent / "examples" / "models"
@@ -45,6 +48,7 @@ PRICES = {
 NETWORKS = (LinkRate(10, 0.1), LinkRate(25, 0.05), LinkRate(100, 0.02))
 SAME = 1e-6  # values that are apart by less are the same plan's
 NAMED_AGAIN = 2  # times that a fleet is planned under other names
+WAVES = 3  # requests that are simulated of each client
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,7 @@ class Judged:
     values: dict[str, float] = field(default_factory=dict)
     first: float = 0.0
     cut: bool = False
+    over_simulated: float = 1.0  # tokens/s, predicted over simulated
 
     @property
     def best(self) -> float:
@@ -177,8 +182,26 @@ def judge(fleet: Fleet, seconds: float) -> Judged | None:
     judged.values["search"] = _long(request, seconds)
     trace = outcome.improvements
     enough = judged.best - 0.1 * abs(judged.best)
+    judged.over_simulated = outcome.plan.prediction.tokens_per_second / simulated(request, outcome.plan)
     judged.first = next((at for at, value in trace if value >= enough), float("inf"))
     return judged
+
+
+def simulated(request: PlanRequest, plan: Plan) -> float:
+    """Tokens a second of closed loops, one for each replica; alike replicas do alike."""
+    load, known = request.workload, dict[tuple[object, ...], float]()
+    models = fleet(plan, request.model, request.cluster, Latencies(request.latency_sources))
+    total = 0.0
+    for replica, model in zip(plan.replicas, models, strict=True):
+        stages = tuple((stage.devices[0].type, stage.layers, stage.bits) for stage in replica.stages)
+        key = (stages, replica.concurrency, replica.micro_batch)
+        if key not in known:
+            clients = replica.concurrency
+            lengths = (load.prompt_tokens, load.output_tokens)
+            trace = of_clients(clients, WAVES * clients + 8, *lengths, SEED, model.limits.most_tokens)
+            known[key] = simulate([model], trace, in_flight=clients).steady_tokens_per_second(clients)
+        total += known[key]
+    return total
 
 
 def _planned(request: PlanRequest) -> float:
@@ -232,6 +255,20 @@ def measure(count: int, seconds: float, only: int | None) -> list[Row]:
         Row("plan_seconds_mean", statistics.mean(each.seconds for each in judged), "s for a plan"),
         Row("plan_seconds_worst", max(each.seconds for each in judged), "s"),
         Row("cut_by_the_clock", sum(each.cut for each in judged), "plans cut at 5 s"),
+        Row(
+            "predicted_over_simulated",
+            statistics.mean(abs(each.over_simulated - 1) for each in judged),
+            "mean distance of predicted tokens/s from a simulated closed loop's",
+            goal=0.1,
+            lower_is_better=True,
+        ),
+        Row(
+            "predicted_over_simulated_worst",
+            max(abs(each.over_simulated - 1) for each in judged),
+            f"fleet {max(judged, key=lambda each: abs(each.over_simulated - 1)).fleet.number}",
+            goal=0.25,
+            lower_is_better=True,
+        ),
         Row("never_beaten", len(beaten), "times that another way was better", goal=0, lower_is_better=True),
         *(
             Row(f"beaten_by_{name}", sum(name == each for _, each in beaten), "plans")

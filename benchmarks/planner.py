@@ -35,7 +35,7 @@ from benchmarks.small_instances import best_objective, instances
 from strata_planner.costs.tables import LayerTables, TableShape
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact import exact
-from strata_planner.search.exact.candidates import Candidate, Pricer
+from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import fleet_of, orders
 from strata_planner.search.exact.problem import SolutionStatus
@@ -151,7 +151,7 @@ def candidates_of(planned: Planned, number: int) -> list[Candidate]:
         for candidate in pricer.micro_batches(order)
     ]
     given = assignment_of(planned.outcome.plan, request)
-    ours = Candidate(given.order, given.prefill, given.decode)
+    ours = Candidate(given.order, Pair(given.prefill, given.decode))
     others = random.Random(_SEED).sample(every, min(number, len(every)))
     return [ours, *others]
 
@@ -234,7 +234,7 @@ def compared(console: Console, planned: Sequence[Planned], own: dict[int, tuple[
                 continue
             latency = found.problem.latency_seconds(found.solution.counts)
             quality = each.request.theta * found.problem.penalty(found.solution.counts)
-            rates[name] = (predict(each.request, found).tokens_per_second, quality)
+            rates[name] = (predict(Pricer(each.request), found).tokens_per_second, quality)
             _method_row(table, (number, name, latency, quality), each, rates[name][0], seconds)
         standing.append(_standing(each.cluster.number, rates))
     console.print(table)
@@ -291,7 +291,7 @@ def over_even(console: Console, clusters: Sequence[PaperCluster]) -> float | Non
         if found is None:
             table.add_row(str(cluster.number), "does not fit", "", "", "", "")
             continue
-        rate = predict(request, found).tokens_per_second
+        rate = predict(Pricer(request), found).tokens_per_second
         bits = {key[2] for key in found.solution.counts}
         bound = found.problem.penalty(found.solution.counts)
         outcome = make_plan(replace(request, penalty_bound=bound * (1 + 1e-9)))

@@ -47,7 +47,15 @@ LISTED: dict[str, tuple[str, ...]] = {
         "indicator_correlation_ratio",
         "indicator_time_ratio",
     ),
-    "fleets": ("mixed_gap_mean", "mixed_gap_worst", "mixed_first_mean", "mixed_first_worst", "never_beaten"),
+    "fleets": (
+        "mixed_gap_mean",
+        "mixed_gap_worst",
+        "mixed_first_mean",
+        "mixed_first_worst",
+        "predicted_over_simulated",
+        "predicted_over_simulated_worst",
+        "never_beaten",
+    ),
     "simulation": ("simulator_error",),
     "kernels": (
         *(f"matvec_k{bits}" for bits in range(3, 9)),

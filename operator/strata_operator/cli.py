@@ -120,6 +120,13 @@ def simulate(  # noqa: PLR0913  one parameter per option
             help="Requests a second: a Poisson process of the workload's lengths, or what a trace is scaled to."
         ),
     ] = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Requests in flight: each comes as soon as another has its answer. Without --trace and --rate the workload's concurrency.",
+        ),
+    ] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="How many; by default 1000, or the whole trace.")] = None,
     seed: Annotated[int, typer.Option(help="Of the Poisson process.")] = 0,
     slo: Annotated[
@@ -139,7 +146,7 @@ def simulate(  # noqa: PLR0913  one parameter per option
     """
     from strata_operator.commands import simulate as command
 
-    arrivals = command.Arrivals(trace, rate, requests, seed)
+    arrivals = command.Arrivals(trace, rate, requests, seed, clients)
     command.run(command.SimulateOptions(file, cluster, arrivals, slo, tuple(costs or ()), json, measure, profile))
 
 

@@ -75,7 +75,10 @@ def test_a_plan_is_whole_and_within_memory(request: PlanRequest) -> None:
         assert request.min_stages <= len(stages)
         assert [stage.embedding for stage in stages] == [stage.stage == 0 for stage in stages]
         assert [stage.head for stage in stages] == [stage.stage == len(stages) - 1 for stage in stages]
-        assert 1 <= replica.micro_batch.prefill <= replica.micro_batch.decode <= replica.concurrency
+        batch = replica.micro_batch
+        assert 1 <= batch.prefill <= replica.concurrency
+        assert 1 <= batch.decode <= replica.concurrency
+        assert batch.max_step_tokens > batch.decode, "prompts go on whatever decodes"
         for stage in stages:
             memory = stage.memory
             parts = memory.weights_bytes + memory.embedding_bytes + memory.kv_bytes + memory.temporary_bytes

@@ -16,9 +16,10 @@ from strata_operator.errors import InvalidInputError
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
 from strata_operator.local.view import FILE_WIDTH
 from strata_planner.costs.latency import Latencies
+from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.planning import make_plan
-from strata_planner.simulate import Outcome, Request, azure, fleet, poisson, scaled, simulate
+from strata_planner.simulate import Outcome, Request, azure, fleet, of_clients, poisson, scaled, simulate
 from strata_planner.simulate.outcome import METRICS
 
 _PERCENTS = (50, 90, 99)
@@ -27,12 +28,20 @@ _NAMES = {"ttft": "time to first token", "tpot": "time per output token", "laten
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Which requests come when. `trace`: a file; without `rate` at its own times. Else Poisson of the workload's lengths."""
+    """Which requests come when. `trace`: a file; without `rate` at its own times. `rate`: Poisson of the workload's lengths. `clients`: so many,
+    each with the next request as soon as it has an answer; as many as the workload's concurrency where nothing else is said.
+    """
 
     trace: Path | None
     rate: float | None
     requests: int | None
     seed: int
+    clients: int | None = None
+
+    def in_flight(self, workload: Workload) -> int | None:
+        """None where requests come at times of their own."""
+        alone = self.trace is None and self.rate is None
+        return workload.concurrency if self.clients is None and alone else self.clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +73,51 @@ def _run(options: SimulateOptions, progress: Progress) -> None:
     question = read_question(options.deployment, options.cluster, measure=options.measure)
     profiles = profiles_for(question, options.profile, kept=options.measure)
     request = replace(question.request, latency_sources=(*profiles, *sources))
-    trace = trace_of(options.arrivals, request.workload)
+    clients = options.arrivals.in_flight(request.workload)
+    trace = trace_of(options.arrivals, request)
     plan = interruptible(lambda: make_plan(request)).plan
     progress.doing = "simulating"
     latencies = Latencies(request.latency_sources)
-    outcome = interruptible(lambda: simulate(fleet(plan, request.model, request.cluster, latencies), trace))
+    replicas = fleet(plan, request.model, request.cluster, latencies)
+    outcome = interruptible(lambda: simulate(replicas, trace, in_flight=clients))
     costs = sorted({stage.times.source for replica in plan.replicas for stage in replica.stages})
     if options.as_json:
-        shown = {"costs": costs} | outcome.as_json() | _objectives(outcome, options.objectives)
+        steady = {} if clients is None else {"steadyTokensPerSecond": outcome.steady_tokens_per_second(clients)}
+        shown = {"costs": costs} | outcome.as_json() | steady | _objectives(outcome, options.objectives)
         sys.stdout.write(json.dumps(shown, indent=2) + "\n")
         return
     console = Console()
     if not console.is_terminal:
         console.width = FILE_WIDTH
     console.print(latency_table(outcome), use_table(outcome))
-    for line in (*_lines(outcome, options.objectives), f"seconds from: {'; '.join(costs)}"):
+    lines = [*_lines(outcome, options.objectives), f"seconds from: {'; '.join(costs)}"]
+    if clients is not None:
+        rate, told = outcome.steady_tokens_per_second(clients), plan.prediction.tokens_per_second
+        lines.insert(
+            0, f"a closed loop of {clients}: {rate:.1f} tokens/s while it is full; the plan predicts {told:.1f}"
+        )
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def trace_of(arrivals: Arrivals, workload: Workload) -> tuple[Request, ...]:
-    """Raises WorkloadError for a wrong file or number, InvalidInputError where nothing says what arrives."""
+def trace_of(arrivals: Arrivals, request: PlanRequest) -> tuple[Request, ...]:
+    """Raises WorkloadError for a wrong file or number, InvalidInputError for two ways to arrive."""
+    if arrivals.rate is not None and arrivals.clients is not None:
+        raise InvalidInputError(
+            "strata simulate",
+            [
+                f"--rate {arrivals.rate:g} and --clients {arrivals.clients}: requests come at a rate or as others end; give one"
+            ],
+        )
     if arrivals.trace is not None:
         trace = azure(arrivals.trace, arrivals.requests)
         return trace if arrivals.rate is None else scaled(trace, arrivals.rate)
-    if arrivals.rate is None:
-        raise InvalidInputError(
-            "strata simulate", ["nothing arrives: give --trace FILE, or --rate R (requests a second)"]
-        )
-    lengths = (workload.prompt_tokens, workload.output_tokens)
-    return poisson(arrivals.rate, arrivals.requests or 1000, *lengths, arrivals.seed)
+    lengths, count = (request.workload.prompt_tokens, request.workload.output_tokens), arrivals.requests
+    clients = arrivals.in_flight(request.workload)
+    if clients is not None:
+        return of_clients(clients, count or max(1000, 4 * clients), *lengths, arrivals.seed, request.max_model_len)
+    assert arrivals.rate is not None, "else there are clients"
+    return poisson(arrivals.rate, count or 1000, *lengths, arrivals.seed)
 
 
 def latency_table(outcome: Outcome) -> Table:

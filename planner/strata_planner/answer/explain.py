@@ -32,7 +32,7 @@ def stage_table(plan: Plan) -> Table:
     table.add_column("stage", justify="right")
     for column in ("device", "node", "layers", "bits"):
         table.add_column(column)
-    for column in ("memory of usable", "KV tokens", "prefill ms", "decode ms"):
+    for column in ("memory of usable", "KV tokens", "step with prompts ms", "decode ms"):
         table.add_column(column, justify="right")
     table.caption = "\n".join([f"weights: {formats_summary(plan)}", *(f"times: {source}" for source in sources(plan))])
     table.caption_justify = "left"
@@ -97,7 +97,7 @@ def summary_lines(plan: Plan) -> list[str]:
     return [
         (
             f"predicted: {predicted.tokens_per_second:.4g} tokens/s, first token {predicted.ttft_ms:.4g} ms, "
-            f"then {predicted.tpot_ms:.4g} ms per token"
+            f"then {predicted.tpot_ms:.4g} ms per token, while {_in_flight(plan)}"
         ),
         (
             f"whole batch: {predicted.latency_seconds:.4g} s (LLM-PQ's objective); "
@@ -108,6 +108,15 @@ def summary_lines(plan: Plan) -> list[str]:
     ]
 
 
+def _in_flight(plan: Plan) -> str:
+    count = sum(replica.concurrency for replica in plan.replicas)
+    return (
+        f"{count} requests are in flight and each is followed by the next"
+        if count > 1
+        else "one request follows the other"
+    )
+
+
 def _in_perplexity(plan: Plan) -> str:
     increase = plan.prediction.perplexity_increase
     return "" if increase is None else f", perplexity +{increase:.3g} (predicted from calibration)"
@@ -116,8 +125,10 @@ def _in_perplexity(plan: Plan) -> str:
 def _micro_batches(plan: Plan, replica: Replica) -> str:
     batch, several = replica.micro_batch, len(plan.replicas) > 1
     where = f"replica {replica.replica}, {replica.concurrency} sequences in flight: " if several else ""
-    sizes = f"{batch.prefill} sequences in prefill, {batch.decode} in decode"
-    return f"{where}micro-batches of {sizes}, steps of at most {batch.max_step_tokens} tokens"
+    count = batch.under_way(len(replica.stages))
+    under_way = f"{count} steps under way, " if count > 1 else ""
+    chunk = batch.max_step_tokens - batch.decode
+    return f"{where}{under_way}each of at most {batch.decode} decoding sequences and {chunk} tokens of prompts"
 
 
 def search_line(stats: SearchStats) -> str:

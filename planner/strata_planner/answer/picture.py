@@ -77,10 +77,11 @@ class _Drawing:
             self._y += _ROW
 
     def timelines(self, replica: Replica) -> None:
-        """Prefill of the whole batch, then the first rounds of decoding."""
+        """A round of steps that carry prompts, then the first rounds of steps that only decode."""
         batch = replica.micro_batch
-        for name, size, rounds in (("prefill", batch.prefill, 1), ("decode", batch.decode, _ROUNDS)):
-            count = -(-replica.concurrency // size)
+        chunk = f"steps with prompts, up to {batch.max_step_tokens - batch.decode} tokens of them"
+        for name, size, rounds in ((chunk, batch.decode, 1), ("decode", batch.decode, _ROUNDS)):
+            count = min(batch.under_way(len(replica.stages)), -(-replica.concurrency // size))
             shown = min(count, _MOST_BATCHES)
             work = prefill_timeline(replica, shown) if rounds == 1 else decode_timeline(replica, shown, rounds)
             some = f" (the first {shown} of {count})" if shown < count else ""

@@ -34,7 +34,9 @@ class StageMemory(Value, frozen=True):
 
 
 class StageTimes(Value, frozen=True):
-    """Predicted seconds of one micro-batch on one stage, in each phase, and of handing it to the next stage."""
+    """Predicted seconds of one step on one stage and of handing it to the next: `prefill` where it carries prompts beside a full micro-batch
+    of decoding sequences, `decode` where it carries none.
+    """
 
     prefill_seconds: float
     decode_seconds: float
@@ -68,12 +70,19 @@ class Stage(Value, frozen=True):
         return tuple((self.node, device.type, device.index) for device in self.devices)
 
 
-class MicroBatch(Value, frozen=True):
-    """Sequences per micro-batch in the two phases (LLM-PQ's eta and xi) and the most tokens one step may carry."""
+class MicroBatch(Value, frozen=True, omit_defaults=True):
+    """Sequences per micro-batch in the two phases (LLM-PQ's eta and xi) and the most tokens one step may carry. `count`: micro-batches that
+    are under way at most, 0: one per stage; fewer and larger ones read the weights of unlike stages less often.
+    """
 
     prefill: int
     decode: int
     max_step_tokens: int
+    count: int = 0
+
+    def under_way(self, stages: int) -> int:
+        """Of a pipeline of so many stages."""
+        return min(self.count or stages, stages)
 
 
 class Replica(Value, frozen=True):
@@ -95,7 +104,9 @@ class Replica(Value, frozen=True):
 
 
 class Prediction(Value, frozen=True):
-    """What the whole plan should give for the workload it was made for."""
+    """What the whole plan should give for the workload it was made for, while as many requests as its replicas' `concurrency` are in
+    flight and each is followed by the next as soon as it has its answer.
+    """
 
     tokens_per_second: float
     ttft_ms: float

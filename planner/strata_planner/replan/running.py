@@ -10,7 +10,7 @@ from strata_planner.contract.plan import Plan, Replica, Stage
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import ONE_PIPELINE, PlanRequest
 from strata_planner.replan.placement import Placement, Units
-from strata_planner.search.exact.candidates import Candidate, Pricer
+from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.problem import Solution, SolutionStatus, StopReason
 from strata_planner.search.layouts.goals import in_proportion
@@ -70,14 +70,15 @@ def _whole(share: PlanRequest, replica: Replica) -> SolvedReplica | None:
 
 def _priced(own: PlanRequest, order: tuple[DeviceGroup, ...], replica: Replica) -> SolvedReplica | None:
     pricer, batch, most = Pricer(own), replica.micro_batch, own.workload.concurrency
-    candidate = Candidate(order, min(batch.prefill, most), min(batch.decode, most))
+    chunk = batch.max_step_tokens - batch.decode
+    candidate = Candidate(order, Pair(min(batch.prefill, most), min(batch.decode, most), chunk, batch.count))
     problem, units = pricer.problem(candidate), Units.of(pricer.layer_runs)
     placement = _placement_of(units, replica.stages)
     if placement is None or not problem.is_feasible(counts := placement.counts(units)):
         return None
     solution = Solution(SolutionStatus.FEASIBLE, StopReason.SETTLED, counts, problem.objective(counts))
     found = Found(candidate, problem, solution)
-    return SolvedReplica(own, found, predict(own, found))
+    return SolvedReplica(own, found, predict(pricer, found))
 
 
 def _placement_of(units: Units, stages: Sequence[Stage]) -> Placement | None:

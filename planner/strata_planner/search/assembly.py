@@ -26,8 +26,9 @@ from strata_planner.costs.shards import sharded
 from strata_planner.naming import slot_name
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact.candidates import Pricer
+from strata_planner.search.exact.problem import Problem
 from strata_planner.search.exact.search import Found
-from strata_planner.search.prediction import predict
+from strata_planner.search.prediction import predict, steps_of
 
 
 def combined(plans: Sequence[Plan]) -> Plan:
@@ -82,11 +83,13 @@ def assemble(
     slices = _slices(found, pricer) if stage_bits is None else _dealt(stage_bits)
     pages = _page_budget(request, found, pricer, slices)
     memories = _memories(request, found, pricer, slices, pages)
-    stages = tuple(_stage(found, pricer, part, memory, pages) for part, memory in zip(slices, memories, strict=True))
+    steps = steps_of(pricer, found)
+    stages = tuple(_stage(found, pricer, steps, part, memory) for part, memory in zip(slices, memories, strict=True))
     micro_batch = MicroBatch(
         prefill=found.candidate.prefill,
         decode=found.candidate.decode,
-        max_step_tokens=pricer.max_step_tokens(found.candidate),
+        max_step_tokens=pricer.max_step_tokens(found.candidate.pair),
+        count=found.candidate.pair.count,
     )
     return Plan(
         version=PLAN_VERSION,
@@ -97,7 +100,7 @@ def assemble(
         max_model_len=request.max_model_len,
         page_tokens=PAGE_TOKENS,
         replicas=(Replica(0, stages, micro_batch, request.workload.concurrency),),
-        prediction=predict(request, found),
+        prediction=predict(pricer, found),
     )
 
 
@@ -161,11 +164,14 @@ def _page_budget(request: PlanRequest, found: Found, pricer: Pricer, slices: lis
     return min(request.kv_pages + more, request.largest_kv_pages)
 
 
-def _stage(found: Found, pricer: Pricer, part: _Slice, memory: StageMemory, pages: int) -> Stage:
+def _stage(found: Found, pricer: Pricer, steps: Problem, part: _Slice, memory: StageMemory) -> Stage:
+    """`steps`: the candidate's, with the phases of a pipeline that is never empty."""
     place, request = part.stage, pricer.request
     group = found.candidate.order[place]
-    costs = found.problem.stages[place]
-    prefill, decode = found.problem.stage_seconds(found.solution.counts, place)
+    prompts, decode = steps.stage_seconds(found.solution.counts, place)
+    send_prompts, send = steps.stages[place].transfer_seconds
+    pages = memory.kv_bytes // _page_bytes(request, part, group.degree)
+    sources = pricer.sources(part.bits, found.candidate, place)
     return Stage(
         stage=place,
         slot=slot_name(request.deployment, group.node, group.leader.type),
@@ -181,7 +187,5 @@ def _stage(found: Found, pricer: Pricer, part: _Slice, memory: StageMemory, page
         embedding=place == 0,
         head=place == len(found.candidate.order) - 1,
         memory=memory,
-        times=StageTimes(
-            prefill, decode, *costs.transfer_seconds, source=pricer.sources(part.bits, found.candidate, place)
-        ),
+        times=StageTimes(prompts + decode, decode, send_prompts + send, send, sources),
     )

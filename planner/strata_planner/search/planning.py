@@ -148,7 +148,7 @@ def _pipeline(request: PlanRequest) -> PlanOutcome:
 def _replica(search: Search, found: Found) -> SolvedReplica:
     """With the widths that it was found among."""
     asked = search.pricer.request
-    return SolvedReplica(asked, found, predict(asked, found))
+    return SolvedReplica(asked, found, predict(search.pricer, found))
 
 
 def _outcome(request: PlanRequest, found: Layout) -> PlanOutcome:

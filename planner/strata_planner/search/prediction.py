@@ -1,27 +1,31 @@
 """What a plan should give for its workload: rate, latencies, and what binds it.
 
-Called by `assembly`. Two accounts of the same stage times: `latency_seconds` is LLM-PQ's objective (arXiv 2403.01136, equation
-4: after every token the pipeline is filled anew); the rate and the time per token are those of continuous batching, where a
-micro-batch enters as soon as its last token is back, so that a round takes max(micro-batches x slowest, sum of stages).
+Called by `assembly` and by searches. Two accounts: `latency_seconds` is LLM-PQ's objective (arXiv 2403.01136, equation 4: a batch is
+prefilled, then decoded, and after every token the pipeline is filled anew); the rate, the time to the first token and the time per token
+are those of a pipeline that is never empty (`steady`), with as many requests in flight as the plan is for.
 """
+
+from dataclasses import replace
+
+import numpy as np
 
 from strata_planner.contract.plan import Prediction
 from strata_planner.question.request import PlanRequest
+from strata_planner.search.exact.candidates import Pricer
+from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.problem import Counts, Problem
-from strata_planner.search.exact.search import Found
+from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady
 from strata_planner.sensitivity import perplexity_increase_of
 
 
-def predict(request: PlanRequest, found: Found) -> Prediction:
-    problem, counts = found.problem, found.solution.counts
-    load = request.workload
-    prefill, first_token = _prefill(request, found)
-    round_seconds = _decode_round(request, found)
-    generation = (load.output_tokens - 1) * round_seconds
+def predict(pricer: Pricer, found: Found) -> Prediction:
+    """`pricer`: of the request that was searched."""
+    request, problem, counts = pricer.request, found.problem, found.solution.counts
+    running = _steady(pricer, found)
     return Prediction(
-        tokens_per_second=load.concurrency * load.output_tokens / (prefill + generation),
-        ttft_ms=first_token * 1e3,
-        tpot_ms=round_seconds * 1e3,
+        tokens_per_second=float(running.requests_per_second[0]) * request.workload.output_tokens,
+        ttft_ms=float(running.first_token[0]) * 1e3,
+        tpot_ms=float(running.next_token[0]) * 1e3,
         latency_seconds=problem.latency_seconds(counts),
         quality_penalty=problem.penalty(counts),
         sensitivity_source=request.omega.source,
@@ -30,23 +34,30 @@ def predict(request: PlanRequest, found: Found) -> Prediction:
     )
 
 
+def steps_of(pricer: Pricer, found: Found) -> Problem:
+    """Of the same candidate, with the phases of a pipeline that is never empty."""
+    return found.problem if pricer.steady else Pricer(replace(pricer.request, solver="auto")).problem(found.candidate)
+
+
+def _steady(pricer: Pricer, found: Found) -> Steady:
+    """With arrays of one load."""
+    pair, problem, counts = found.candidate.pair, steps_of(pricer, found), found.solution.counts
+    times = np.array([problem.stage_seconds(counts, j) for j in range(len(problem.stages))])
+    hops = np.array([each.transfer_seconds for each in problem.stages])
+    latency = np.array([[each.latency_seconds] for each in problem.stages])
+    stages = StageSteps(times[:, 1:], times[:, :1], hops[:, 1:] - latency, hops[:, :1], latency)
+    load = pricer.request.workload
+    batches = micro_batches_of(load.concurrency, len(problem.stages), pair)
+    in_flight, count, steps = (
+        np.array([each]) for each in (float(load.concurrency), batches, pricer.prompts(pair).steps)
+    )
+    return steady(stages, Load(in_flight, count, steps, load.output_tokens))
+
+
 def _perplexity_increase(request: PlanRequest, found: Found) -> float | None:
     if request.omega.fit is None:
         return None
     return perplexity_increase_of(request.omega, found.problem.penalty(found.solution.counts))
-
-
-def _prefill(request: PlanRequest, found: Found) -> tuple[float, float]:
-    """Seconds until the whole batch, arriving at once, has its first tokens; and on average over its sequences."""
-    slowest, total = _times(found.problem, found.solution.counts, 0)
-    count = -(-request.workload.concurrency // found.candidate.prefill)
-    return total + (count - 1) * slowest, total + (count - 1) / 2 * slowest
-
-
-def _decode_round(request: PlanRequest, found: Found) -> float:
-    """Seconds from one token of a sequence to its next."""
-    slowest, total = _times(found.problem, found.solution.counts, 1)
-    return max(total, -(-request.workload.concurrency // found.candidate.decode) * slowest)
 
 
 def _times(problem: Problem, counts: Counts, phase: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from strata_planner.simulate.replica import Limits, ReplicaModel, fleet
 from strata_planner.simulate.routing import ReplicaLoad, least_loaded
 from strata_planner.simulate.simulation import simulate
 from strata_planner.simulate.stage import Batch, Chunk, Hop, StageModel, StageSeconds
-from strata_planner.simulate.trace import Request, at_once, azure, poisson, scaled
+from strata_planner.simulate.trace import Request, at_once, azure, of_clients, poisson, scaled
 
 __all__ = [
     "Batch",
@@ -30,6 +30,7 @@ __all__ = [
     "azure",
     "fleet",
     "least_loaded",
+    "of_clients",
     "poisson",
     "scaled",
     "simulate",

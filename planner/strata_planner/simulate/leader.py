@@ -19,7 +19,8 @@ class Leader:
     def __init__(self, model: ReplicaModel, finished: Callable[[Sequence], None]) -> None:
         count = len(model.stages)
         self.model = model
-        self.scheduler = Scheduler(model.limits, count)
+        self.under_way = model.limits.micro_batch.under_way(count)
+        self.scheduler = Scheduler(model.limits, self.under_way)
         self.wake_at: float | None = None
         self.kv_usage = 0.0  # as the coordinator was told last
         self.steps = 0
@@ -47,7 +48,7 @@ class Leader:
 
     def _step(self, now: float) -> float | None:
         """Start a step if there is one and the pipeline has room for it; when to look again."""
-        if len(self._results) < len(self.model.stages):
+        if len(self._results) < self.under_way:
             chosen = self.scheduler.next_batch()
             if chosen is not None:
                 batch, sampled = chosen

@@ -40,6 +40,15 @@ class Served:
             return None
         return (self.finished_at - self.first_token_at) / (self.request.output_tokens - 1)
 
+    def tokens_between(self, begin: float, end: float) -> float:
+        """Of a request that has ended: its tokens in these seconds, the first one at its moment and the others evenly after it."""
+        if self.first_token_at is None or self.finished_at is None:
+            return 0.0
+        first = float(begin <= self.first_token_at < end)
+        span, others = self.finished_at - self.first_token_at, self.produced_tokens - 1
+        inside = max(0.0, min(end, self.finished_at) - max(begin, self.first_token_at))
+        return first + (others * inside / span if span else 0.0)
+
     def meets(self, ttft_seconds: float, tpot_seconds: float) -> bool:
         """Finished, with both within their bounds; an answer of one token has no time per token to miss."""
         ttft = self.ttft_seconds
@@ -77,6 +86,16 @@ class Outcome:
     def tokens_per_second(self) -> float:
         """Generated tokens."""
         return sum(each.produced_tokens for each in self.requests) / self.seconds if self.seconds else 0.0
+
+    def steady_tokens_per_second(self, clients: int) -> float:
+        """Of a closed loop, while it is full: from when all of the first `clients` requests are gone to when the last one has come."""
+        begin = max((each.finished_at or 0.0 for each in self.requests[:clients]), default=0.0)
+        end = max((each.request.arrival_seconds for each in self.requests), default=0.0)
+        return self.tokens_between(begin, end) / (end - begin) if end > begin else self.tokens_per_second
+
+    def tokens_between(self, begin: float, end: float) -> float:
+        """Generated in these seconds; those of a request come evenly from its first to its last."""
+        return sum(each.tokens_between(begin, end) for each in self.requests)
 
     @property
     def requests_per_second(self) -> float:

@@ -31,9 +31,9 @@ class Sequence:
 class Scheduler:
     """Sequences wait, prefill, then decode; a decoding one is ready unless a token of it is being sampled."""
 
-    def __init__(self, limits: Limits, stages: int) -> None:
+    def __init__(self, limits: Limits, under_way: int) -> None:
         self._limits = limits
-        self._stages = stages
+        self._under_way = under_way
         self.waiting: deque[Sequence] = deque()
         self.reserved_pages = 0
         self.running = 0
@@ -76,7 +76,7 @@ class Scheduler:
 
     def _decoding(self) -> list[Sequence]:
         ready = self._ready
-        share = -(-(self.running - len(self._prefilling)) // self._stages)
+        share = -(-(self.running - len(self._prefilling)) // self._under_way)
         count = min(len(ready), self._limits.micro_batch.decode, max(share, 1))
         return [ready.popleft() for _ in range(count)]
 

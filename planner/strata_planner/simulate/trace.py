@@ -50,6 +50,24 @@ def poisson(
     return tuple(requests)
 
 
+def of_clients(
+    clients: int, count: int, prompt_tokens: int, output_tokens: int, seed: int, most_tokens: int
+) -> tuple[Request, ...]:
+    """For a closed loop: `count` requests whose lengths are spread evenly from half to one and a half of what is given, none longer than
+    `most_tokens` together. The first `clients` are found amid their answers, so that they do not all end at once. Raises WorkloadError.
+    """
+    if clients < 1 or count < 1:
+        raise WorkloadError(f"{clients} clients and {count} requests: at least 1 of each is needed")
+    draw = random.Random(seed)
+    found = []
+    for number in range(clients + count):
+        prompt, output = (draw.randint(-(-mean // 2), mean * 3 // 2) for mean in (prompt_tokens, output_tokens))
+        output = min(output, max(1, most_tokens - 1))
+        prompt = min(prompt, max(1, most_tokens - output))
+        found.append(Request(0.0, prompt, draw.randint(1, output) if number < clients else output))
+    return tuple(found)
+
+
 def at_once(requests: Iterable[Request]) -> tuple[Request, ...]:
     """The same requests, all at time 0: what the system can do, whatever comes."""
     return tuple(request._replace(arrival_seconds=0.0) for request in requests)

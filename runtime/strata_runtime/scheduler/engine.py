@@ -80,7 +80,7 @@ class Engine:
 
     def next_step(self) -> Step | None:
         """The next micro-batch if the pipeline has room, or KV operations alone, or None."""
-        chosen = [] if self.in_flight >= self.scheduler.limits.stages else self.scheduler.next_segments()
+        chosen = [] if self.in_flight >= self.scheduler.limits.under_way else self.scheduler.next_segments()
         if not chosen and not self._operations:
             return None
         operations, self._operations = self._operations, []

@@ -2,7 +2,7 @@
 
 Iteration-level continuous batching: sequences join and leave at every step. Admission reserves pages for a sequence's
 longest length in the smallest slot of the replica, first come first served, so that no slot can run out: what does not
-fit waits. Decode micro-batches are cut so that every stage has one to work on; prompts are cut into chunks that fill the
+fit waits. Decode micro-batches are cut so that as many as the plan says are under way, one per stage as a rule; prompts are cut into chunks that fill the
 step up to the plan's token limit. A sequence that is suspected of having failed a step computes its prompt in steps of its
 own, so that it can fail nobody else's. Knows no tensors and no sockets.
 """
@@ -18,9 +18,9 @@ from strata_runtime.scheduler.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the plan allows the replica: from the leader's role."""
+    """What the plan allows the replica: from the leader's role. `under_way`: micro-batches, at most."""
 
-    stages: int
+    under_way: int
     micro_batch: MicroBatch
     page_tokens: int
     page_budget: int
@@ -105,7 +105,7 @@ class Scheduler:
 
     def _decode_segments(self) -> list[tuple[Sequence, Segment]]:
         decoding = len(self.running) - len(self._prefilling) - len(self._suspects)
-        share = -(-decoding // self.limits.stages)
+        share = -(-decoding // self.limits.under_way)
         count = min(len(self._ready), self.limits.micro_batch.decode, max(share, 1))
         return [self._advance(self._ready.popleft(), 1) for _ in range(count)]
 

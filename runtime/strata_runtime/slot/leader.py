@@ -27,7 +27,7 @@ from strata_runtime.stage.worker import Inlet, Outlet, failure_of
 
 def limits_of(role: Role, vocabulary: int) -> Limits:
     return Limits(
-        stages=role.stages,
+        under_way=role.micro_batch.under_way(role.stages),
         micro_batch=role.micro_batch,
         page_tokens=role.page_tokens,
         page_budget=role.replica_page_budget,

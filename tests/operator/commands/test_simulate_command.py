@@ -55,10 +55,19 @@ def test_tables_say_what_was_refused_and_where_seconds_are_from(tmp_path: Path) 
     assert "seconds from: roofline" in shown
 
 
+def test_without_arrivals_the_workloads_requests_are_in_flight() -> None:
+    """A closed loop: what the plan predicts is what comes of it."""
+    figures = json.loads(simulated("--requests", "60", "--json", "--costs", "roofline").stdout)
+    assert figures["finished"] == figures["requests"] > 60
+    shown = simulated("--requests", "60", "--clients", "2", "--costs", "roofline").stdout
+    assert "a closed loop of 2: " in shown
+    assert "the plan predicts" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "nothing arrives: give --trace FILE, or --rate R"),
+        (("--rate", "2", "--clients", "3"), "--rate 2 and --clients 3: requests come at a rate or as others end"),
         (("--rate", "0"), "a rate above 0"),
         (("--trace", "/nowhere.csv"), "name a csv file that can be read"),
     ],

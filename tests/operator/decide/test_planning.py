@@ -80,7 +80,7 @@ def test_the_plan_in_force_is_kept_where_another_gains_less_than_min_gain(tmp_pa
 
     running = planned((slow,))
     same = Node(
-        "c", (Device("cpu", memory_bytes=50 << 20, threads=1),)
+        "c", (Device("cpu", memory_bytes=30 << 20, threads=1),)
     )  # holds no replica, and as a stage is only one hop more
     assert planned((slow, same), running) == running
     better = planned((slow, fast), running)

@@ -69,9 +69,9 @@ def test_the_picture_has_every_layer_and_every_micro_batch(plan: Plan) -> None:
     titles = [each.text or "" for each in drawn.iter("{http://www.w3.org/2000/svg}title")]
     batch, stages = plan.replicas[0].micro_batch, len(plan.replicas[0].stages)
     assert sum(title.startswith("layer ") for title in titles) == plan.num_layers
-    decodes = 2 * -(-workload.concurrency // batch.decode)
-    prefills = -(-workload.concurrency // batch.prefill)
-    assert sum(title.startswith("micro-batch ") for title in titles) == stages * (decodes + prefills)
+    under_way = min(batch.under_way(stages), -(-workload.concurrency // batch.decode))
+    with_prompts, decoding = under_way, 2 * under_way
+    assert sum(title.startswith("micro-batch ") for title in titles) == stages * (with_prompts + decoding)
 
 
 def test_names_are_escaped(plan: Plan) -> None:

@@ -114,18 +114,21 @@ def plan() -> Plan:
 
 
 def test_stages_cost_what_the_plan_says(plan: Plan) -> None:
-    """A full micro-batch of either phase, at the plan's own workload."""
+    """A full step of either kind, at the plan's own workload."""
     cluster = a_cluster(64, 64, speeds=(1.0, 2.0))
     (replica,) = fleet(plan, MODEL, cluster, Latencies())
     micro_batch = plan.replicas[0].micro_batch
-    eta, xi = micro_batch.prefill, micro_batch.decode
-    prefill = Batch(32 * eta, eta, 0, 0, (Chunk(32, 0),) * eta)
+    xi = micro_batch.decode
+    with_prompts = Batch(xi + 32, xi + 1, xi, xi * 64, (Chunk(32, 0),))
     for stage, planned in zip(replica.stages, plan.replicas[0].stages, strict=True):
         assert stage.seconds(decoding(xi, xi * 64)) == pytest.approx(planned.times.decode_seconds)
-        assert stage.seconds(prefill) == pytest.approx(planned.times.prefill_seconds, rel=1e-3)
+        assert stage.seconds(with_prompts) == pytest.approx(planned.times.prefill_seconds, rel=1e-3)
         hop, sampled = stage.hop, planned.head
-        transfer = hop.latency_seconds + (eta if sampled else 32 * eta) * hop.seconds_per_token
-        assert transfer == pytest.approx(planned.times.prefill_transfer_seconds)
+        for tokens, told in (
+            (xi + 32 * (not sampled), planned.times.prefill_transfer_seconds),
+            (xi, planned.times.decode_transfer_seconds),
+        ):
+            assert hop.latency_seconds + tokens * hop.seconds_per_token == pytest.approx(told)
 
 
 def test_a_batch_at_once_takes_about_what_the_plan_predicts(plan: Plan) -> None:

@@ -235,3 +235,33 @@ def test_a_replica_twice_as_fast_gets_twice_the_requests() -> None:
 def test_without_replicas_nothing_is_simulated() -> None:
     with pytest.raises(WorkloadError, match="at least one replica"):
         simulate([], [Request(0, 1, 1)])
+
+
+@given(replicas(), traces, st.integers(1, 6))
+def test_in_a_closed_loop_so_many_are_in_flight(
+    replica: ReplicaModel, trace: tuple[Request, ...], clients: int
+) -> None:
+    """Each as soon as another has its answer, in the trace's order; nobody is left out but those that never fit."""
+    outcome = simulate([replica], trace, in_flight=clients)
+    fitting = [each for each in outcome.requests if each.replica is not None]
+    assert len(outcome.requests) == len(trace)
+    assert all(each.finished_at is not None for each in fitting)
+    arrivals = [each.request.arrival_seconds for each in outcome.requests]
+    assert arrivals == sorted(arrivals)
+    for each in fitting:
+        at = each.request.arrival_seconds
+        there = sum(other.request.arrival_seconds <= at < (other.finished_at or 0.0) for other in fitting)
+        assert there <= clients
+    ends = {each.finished_at for each in fitting} | {0.0}
+    assert set(arrivals) <= ends
+
+
+def test_a_closed_loop_has_a_client() -> None:
+    with pytest.raises(WorkloadError, match="0 requests in flight: a closed loop needs at least 1"):
+        simulate([a_replica()], [Request(0, 1, 1)], in_flight=0)
+
+
+def test_tokens_of_a_window_come_evenly() -> None:
+    (one,) = simulate([a_replica(per_token(0.0))], [Request(0, 8, 5)]).requests
+    assert (one.first_token_at, one.finished_at) == (1.0, 5.0)
+    assert [one.tokens_between(0, at) for at in (1, 1.5, 3, 9)] == [0.0, 1.5, 3.0, 5.0]

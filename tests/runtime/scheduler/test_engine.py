@@ -29,7 +29,7 @@ def limits(**changes: int) -> Limits:
     }
     values |= changes
     return Limits(
-        stages=values["stages"],
+        under_way=values["stages"],
         micro_batch=MicroBatch(prefill=values["prefill"], decode=values["decode"], max_step_tokens=values["step"]),
         page_tokens=values["page_tokens"],
         page_budget=values["page_budget"],
@@ -68,7 +68,7 @@ class Pipeline:
         assert sum(allowed.pages(length) for length in self.lengths.values()) <= allowed.page_budget
         if step.segments:
             self.in_flight.append(step)
-            assert len(self.in_flight) <= allowed.stages
+            assert len(self.in_flight) <= allowed.under_way
 
     def result(self) -> list[TokenEvent]:
         step = self.in_flight.popleft()

@@ -15,6 +15,7 @@ import msgspec
 from strata_planner.contract.formats import FormatName
 from strata_planner.costs.communication import (
     Exchange,
+    hidden_states_busy_seconds,
     hidden_states_bytes,
     hidden_states_seconds,
     layer_collectives,
@@ -22,13 +23,14 @@ from strata_planner.costs.communication import (
 )
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
+from strata_planner.costs.prompts import Prompts, prompts_of_a_step
 from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
 from strata_planner.costs.working import StepShape, Storage, WorkingMemory, working_memory
-from strata_planner.question.cluster import DeviceGroup
+from strata_planner.question.cluster import DeviceGroup, LinkRate
 from strata_planner.question.model import LayerShape
 from strata_planner.question.precision import formats_on
-from strata_planner.question.request import MAX_CHUNK_TOKENS, REFERENCES, PlanRequest
+from strata_planner.question.request import MAX_CHUNK_TOKENS, ONE_PIPELINE, REFERENCES, PlanRequest
 from strata_planner.search.exact.blocks import MOST_ENTRIES, table_entries
 from strata_planner.search.exact.orders import Order
 from strata_planner.search.exact.problem import Problem, Run, StageCosts
@@ -41,21 +43,28 @@ _GROUPED_ABOVE_RUNS = 32
 
 @dataclass(frozen=True)
 class Pair:
-    """Sequences in a micro-batch of each phase."""
+    """Sequences in a micro-batch of each phase. `chunk`: the most tokens of prompts in one step; `count`: micro-batches under way at most, 0:
+    one per stage.
+    """
 
     prefill: int  # eta
     decode: int  # xi
+    chunk: int = MAX_CHUNK_TOKENS
+    count: int = 0
 
 
 @dataclass(frozen=True)
 class Candidate:
     order: Order
-    prefill: int  # eta
-    decode: int  # xi
+    pair: Pair
 
     @property
-    def pair(self) -> Pair:
-        return Pair(self.prefill, self.decode)
+    def prefill(self) -> int:
+        return self.pair.prefill
+
+    @property
+    def decode(self) -> int:
+        return self.pair.decode
 
 
 @dataclass(frozen=True)
@@ -94,14 +103,13 @@ class Pricer:
     def micro_batches(self, order: Order) -> Iterator[Candidate]:
         """The order with each of its pairs."""
         for pair in self.pairs(len(order)):
-            yield Candidate(order, pair.prefill, pair.decode)
+            yield Candidate(order, pair)
 
-    def max_step_tokens(self, pair: Pair | Candidate) -> int:
+    def max_step_tokens(self, pair: Pair) -> int:
         """Room for a micro-batch of prompts and for the sequences that decode beside them: without it every prompt would be
         cut in two as soon as anything decodes.
         """
-        prompt = pair.prefill * self.request.workload.prompt_tokens
-        return min(prompt, MAX_CHUNK_TOKENS) + pair.decode
+        return min(pair.prefill * self.request.workload.prompt_tokens, pair.chunk) + pair.decode
 
     def working(self, candidate: Candidate, place: int, formats: Iterable[FormatName]) -> WorkingMemory:
         """Of one stage whose layers are stored in `formats`."""
@@ -131,6 +139,7 @@ class Pricer:
             replace(
                 self.stage(group, candidate.pair, first=place == 0, head=place == len(candidate.order) - 1),
                 transfer_seconds=self._transfer(candidate, place),
+                latency_seconds=self._link(candidate, place).latency_seconds if len(candidate.order) > 1 else 0.0,
             )
             for place, group in enumerate(candidate.order)
         )
@@ -145,10 +154,23 @@ class Pricer:
             penalty_bound=math.inf if self.request.penalty_bound is None else self.request.penalty_bound,
         )
 
-    def weights(self, pair: Pair) -> tuple[int, int, int]:
+    def weights(self, pair: Pair) -> tuple[float, int, int]:
         """How often the slowest stage counts beside the sum, in prefill and in decode; how often the sum of decode counts."""
         batch, rounds = self.request.workload.concurrency, self.request.workload.output_tokens - 1
-        return -(-batch // pair.prefill) - 1, (-(-batch // pair.decode) - 1) * rounds, rounds
+        prefills = batch * self.prompts(pair).steps if self.steady else -(-batch // pair.prefill)
+        return max(0.0, prefills - 1), (-(-batch // pair.decode) - 1) * rounds, rounds
+
+    @property
+    def steady(self) -> bool:
+        """Whether phases are those of a pipeline that is never empty: steps that decode, and what prompts add to one. Else LLM-PQ's: a batch
+        that is prefilled, then decoded.
+        """
+        return self.request.solver not in ONE_PIPELINE
+
+    def prompts(self, pair: Pair) -> Prompts:
+        """Of a step that carries any."""
+        load = self.request.workload
+        return prompts_of_a_step(load, min(pair.chunk, pair.prefill * load.prompt_tokens), pair.decode)
 
     @cached_property
     def _shapes(self) -> tuple[LayerShape, ...]:
@@ -296,14 +318,22 @@ class Pricer:
 
     def _fixed(self, group: DeviceGroup, pair: Pair, *, head: bool) -> tuple[float, float]:
         """Of a micro-batch in each phase, beside the layers: the step, and the head where it is."""
-        rates, model = self._rates(group), self.request.model
         phases = (prefill_phase(self.request.workload, pair.prefill), self._decode(pair))
-        prefill, decode = (
-            self.latencies.step(model, rates, phase).seconds
-            + head * self.latencies.head(model, rates, phase.sequences).seconds / group.degree
-            for phase in phases
-        )
-        return prefill, decode
+        if not self.steady:
+            prefill, decode = (self._beside(group, phase, phase.sequences, head=head) for phase in phases)
+            return prefill, decode
+        prompts, decoding = self.prompts(pair), phases[1]
+        count = pair.decode + prompts.sequences
+        carrying = Phase(math.ceil(count), max(1, round((pair.decode + prompts.rows) / count)), 0)
+        decode = self._beside(group, decoding, pair.decode, head=head)
+        rows = pair.decode + math.ceil(prompts.sequences / max(1.0, prompts.steps))
+        return max(0.0, self._beside(group, carrying, rows, head=head) - decode), decode
+
+    def _beside(self, group: DeviceGroup, phase: Phase, rows: int, *, head: bool) -> float:
+        """The step, and the head's `rows` of logits."""
+        rates, model = self._rates(group), self.request.model
+        step = self.latencies.step(model, rates, phase).seconds
+        return step + head * self.latencies.head(model, rates, rows).seconds / group.degree
 
     def _decode(self, pair: Pair | Candidate) -> Phase:
         return decode_phase(self.request.workload, pair.decode)
@@ -312,12 +342,35 @@ class Pricer:
         return Rates(group.profile, self.request.compute_type, self.request.kv_bits, group.leader.name)
 
     def _unit_seconds(self, run: LayerRun, group: DeviceGroup, pair: Pair) -> Mapping[int, tuple[float, float]]:
-        prefill, decode = prefill_phase(self.request.workload, pair.prefill), self._decode(pair)
-        return {
-            bits: (self._phase_seconds(run, group, bits, prefill), self._phase_seconds(run, group, bits, decode))
+        runnable = [
+            bits
             for bits in self.formats(group)
             if all(bits in self.request.layer_bits(layer) for layer in self._unit(run))
+        ]
+        decode = self._decode(pair)
+        if self.steady:
+            return {
+                bits: (self._prompts_seconds(run, group, bits, pair), self._phase_seconds(run, group, bits, decode))
+                for bits in runnable
+            }
+        prefill = prefill_phase(self.request.workload, pair.prefill)
+        return {
+            bits: (self._phase_seconds(run, group, bits, prefill), self._phase_seconds(run, group, bits, decode))
+            for bits in runnable
         }
+
+    def _prompts_seconds(self, run: LayerRun, group: DeviceGroup, bits: int, pair: Pair) -> float:
+        """What prompts add to a step that decodes; linears are computed once for all of its rows, attention apart for each sequence."""
+        prompts = self.prompts(pair)
+        decoding, together = Phase(pair.decode, 1, 0), Phase(1, pair.decode + prompts.rows, 0)
+        chunk = Phase(1, prompts.tokens, prompts.past + prompts.tokens / 2)
+        alone = replace(chunk, context=0)
+
+        def seconds(phase: Phase) -> float:
+            return self._phase_seconds(run, group, bits, phase)
+
+        attention = prompts.sequences * max(0.0, seconds(chunk) - seconds(alone))
+        return max(0.0, seconds(together) - seconds(decoding)) + attention
 
     def formats(self, group: DeviceGroup) -> Mapping[int, FormatName]:
         """Bits -> the format in which these devices store them."""
@@ -375,13 +428,22 @@ class Pricer:
         target = order[(place + 1) % len(order)]
         return self.hop(order[place], target, candidate.pair, back=place == len(order) - 1)
 
+    def _link(self, candidate: Candidate, place: int) -> LinkRate:
+        order = candidate.order
+        return self.request.cluster.link(order[place].leader, order[(place + 1) % len(order)].leader)
+
     def hop(self, source: DeviceGroup, target: DeviceGroup, pair: Pair, *, back: bool) -> tuple[float, float]:
         """To the next stage; from the last one (`back`) the sampled tokens go to the first."""
         link = self.request.cluster.link(source.leader, target.leader)
+        model, compute_type = self.request.model, self.request.compute_type
+        if self.steady:
+            if back:
+                return 0.0, sampled_tokens_seconds(link, pair.decode)
+            busy = hidden_states_busy_seconds(model, link, self.prompts(pair).rows, compute_type)
+            return busy, hidden_states_seconds(model, link, pair.decode, compute_type)
         sizes = (pair.prefill * self.request.workload.prompt_tokens, pair.decode)
         if back:
             return sampled_tokens_seconds(link, pair.prefill), sampled_tokens_seconds(link, pair.decode)
-        model, compute_type = self.request.model, self.request.compute_type
         return (
             hidden_states_seconds(model, link, sizes[0], compute_type),
             hidden_states_seconds(model, link, sizes[1], compute_type),

@@ -15,7 +15,7 @@ from strata_planner.question.cluster import Cluster, Device, DeviceGroup, Node
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.exact.bounds import least_bytes
-from strata_planner.search.exact.candidates import Candidate, Pricer
+from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
 from strata_planner.search.exact.orders import Fleet, Order, fleet_of, orders
 from strata_planner.search.exact.penalty import least_penalty
 from strata_planner.search.exact.problem import Counts, Problem
@@ -107,7 +107,9 @@ def needed_bytes(request: PlanRequest, stages: int = 1) -> tuple[int, int]:
 def _needed_bytes(request: PlanRequest, stages: int) -> int:
     pricer = Pricer(request)
     device = DeviceGroup(request.cluster.accelerators()[:1])
-    one, inner = (pricer.problem(Candidate((device,) * count, 1, request.workload.concurrency)) for count in (1, 3))
+    one, inner = (
+        pricer.problem(Candidate((device,) * count, Pair(1, request.workload.concurrency))) for count in (1, 3)
+    )
     low = min(request.bits) < 16
     fixed = [
         device.usable_bytes - stage.capacity_bytes + (stage.quantized_bytes if low else stage.dense_bytes)
@@ -131,7 +133,7 @@ def _is_beyond_all(pricer: Pricer) -> bool:
     room: list[int] = []
     least: list[int] = []
     for members in fleet_of(pricer.request.cluster).devices:
-        problem = pricer.problem(Candidate((DeviceGroup(members[:1]),) * 3, 1, 1))
+        problem = pricer.problem(Candidate((DeviceGroup(members[:1]),) * 3, Pair(1, 1)))
         room += [max(0, problem.stages[1].capacity_bytes)] * len(members)  # the ends need more
         least.append(least_bytes(problem))
     return sum(sorted(room, reverse=True)[: pricer.request.max_stages or None]) < min(least)
@@ -145,7 +147,7 @@ def _longest_first(request: PlanRequest) -> list[Order]:
 
 def _holds(pricer: Pricer, order: Order) -> bool:
     batch = pricer.request.workload.concurrency
-    candidate = Candidate(order, 1, -(-batch // len(order)))
+    candidate = Candidate(order, Pair(1, -(-batch // len(order))))
     return at_fewest_bits(pricer.problem(candidate)) is not None
 
 

@@ -51,11 +51,20 @@ def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float 
         model, variables = _build(problem, margin)
         if math.isfinite(cutoff):
             model += model.objective <= cutoff, "beats_incumbent"
-        model.solve(pulp.HiGHS(msg=False, timeLimit=time_limit_seconds, gapRel=_RELATIVE_GAP, threads=1))
+        _run(model, time_limit_seconds)
         solution = _solution(problem, model, variables)
         if not solution.counts or problem.is_feasible(solution.counts):
             return solution
     return Solution(SolutionStatus.UNKNOWN, StopReason.PROVED)
+
+
+def _run(model: pulp.LpProblem, time_limit_seconds: float | None) -> None:
+    """Once more without presolve where that fails inside HiGHS ("vector::reserve", 1.15.1)."""
+    limits = {"timeLimit": time_limit_seconds, "gapRel": _RELATIVE_GAP, "threads": 1}
+    try:
+        model.solve(pulp.HiGHS(msg=False, **limits))
+    except ValueError:
+        model.solve(pulp.HiGHS(msg=False, presolve="off", **limits))
 
 
 def _build(problem: Problem, margin: float) -> tuple[pulp.LpProblem, _Variables]:

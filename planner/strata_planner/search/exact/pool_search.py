@@ -154,7 +154,7 @@ class PoolSearch:
         job, pipeline = self._best
         assert job.solver is not None, "a pipeline comes from a solver"
         order = job.pool.order([part.step for part in pipeline.parts])
-        candidate = Candidate(order, job.pair.prefill, job.pair.decode)
+        candidate = Candidate(order, job.pair)
         problem = self.pricer.problem(candidate)
         runs = [r for r, run in enumerate(problem.runs) for _ in range(run.units)]
         counts = counts_of(job.solver, pipeline, runs)

@@ -31,7 +31,7 @@ class StageCosts:
 
     Of one unit: `seconds[run][bits]` = (prefill, decode), bits that the device lacks are absent; `bytes[run][bits]` on each
     of the stage's devices with KV, `weight_bytes` without. `fixed` is what the stage adds to each micro-batch (the
-    head); `transfer` hands the micro-batch on. `quantized_bytes` and `dense_bytes`: what
+    head); `transfer` hands the micro-batch on, `latency` is the part of it that keeps no link busy. `quantized_bytes` and `dense_bytes`: what
     a stage needs more as soon as one of its units is below 16 bits or at 16; `mixed_bytes`: more still with both.
     `loading_...`: the same while weights are loaded, before there is KV.
     """
@@ -45,6 +45,7 @@ class StageCosts:
     weight_bytes: tuple[Mapping[int, int], ...]
     fixed_seconds: tuple[float, float] = (0.0, 0.0)
     transfer_seconds: tuple[float, float] = (0.0, 0.0)
+    latency_seconds: float = 0.0
     mixed_bytes: int = 0
     dense_bytes: int = 0
 
@@ -60,7 +61,10 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class Problem:
-    """Weights of the objective: how often the slowest stage counts beside the sum over stages, in each phase."""
+    """Weights of the objective: how often the slowest stage counts beside the sum over stages, in each phase.
+
+    The phases are LLM-PQ's prefill and decode, or, of a pipeline that is never empty, what prompts add to a step and a step that decodes.
+    """
 
     runs: tuple[Run, ...]
     stages: tuple[StageCosts, ...]

@@ -1,14 +1,16 @@
 """Tokens a second that no layout of a cluster passes: the other side of a layout's gap. Called by `fleet`.
 
 A linear programme over stages instead of replicas. Of a replica with S stages, B sequences in flight and decode micro-batches of
-xi = ceil(B / S), `prediction.predict` counts for every stage j at least B times what one sequence takes of it:
+xi = ceil(B / S), every stage j takes at least what a request needs of it: n - 1 steps shared by xi sequences, and its prompt of s
+tokens. Where seconds are convex in a step's tokens that is least when all steps carry equally much of prompts:
 
-    B n / R >= B x_j w_j(xi)    w = prefill(xi) / xi + (n - 1) decode(xi) / xi, seconds of a layer per sequence
+    x_j w_j(xi) <= n / R    w = (n - 1) / xi x (a step with xi sequences and xi s / (n - 1) tokens of prompts), seconds of a layer
 
-so that x_j R <= n / w_j(xi), and over the stages, whose layers x_j add up to L, R <= sum_j n / (L w_j(xi)). Each stage's share of the
+and over the stages, whose layers x_j add up to L, R <= sum_j n / (L w_j(xi)). Each stage's share of the
 rate depends on its devices and xi alone. Devices are counted per kind; S (xi - 1) < B ties the micro-batches to the sequences in flight.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -17,7 +19,7 @@ import pulp
 
 from strata_planner.costs.shards import divisible
 from strata_planner.question.cluster import DeviceGroup
-from strata_planner.question.request import PlanRequest
+from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.search.exact.candidates import Pair, Pricer
 from strata_planner.search.exact.problem import StageCosts
 from strata_planner.search.layouts.pipelines import DEGREES
@@ -39,8 +41,8 @@ class _Share:
 
 def most_tokens_per_second(request: PlanRequest) -> float:
     """No layout has a higher predicted rate: nothing is counted of hops, heads, steps, idle stages, layers that do not come out
-    even, and of memory only the KV of one layer. Exact where a layer's seconds per sequence never rise with the sequences, as a
-    roofline's.
+    even, and of memory only the KV of one layer. Exact where a layer's seconds per sequence never rise with the sequences and a step's are
+    convex in its tokens, as a roofline's.
     """
     length = min(request.max_model_len, request.workload.sequence_tokens)
     pricer = Pricer(replace(with_concurrency(request, 1), max_model_len=length))
@@ -63,23 +65,30 @@ def _shares(pricer: Pricer, each: DeviceClass, kind: int, sequences: int) -> Ite
         if degree not in pricer.request.tensor_parallel or degree > len(each.devices) or not divisible(model, degree):
             continue
         group = DeviceGroup(each.devices[:degree])
-        one = pricer.stage(group, Pair(1, 1), first=False, head=False)
+        one = pricer.stage(group, _spread(pricer, 1), first=False, head=False)
         for bits in pricer.request.bits:
             if any(bits not in runnable for runnable in one.seconds):
                 continue
             kv = min(both[bits] - own[bits] for both, own in zip(one.bytes, one.weight_bytes, strict=True))
             sizes = _sizes(max(1, min(group.usable_bytes // max(kv, 1), sequences)))
             for low, high in sizes:
-                costs = pricer.stage(group, Pair(high, high), first=False, head=False)
-                seconds = model.num_layers * _layer_seconds(pricer, costs, bits) / high
+                costs = pricer.stage(group, _spread(pricer, high), first=False, head=False)
+                steps = max(1, pricer.request.workload.output_tokens - 1) / high
+                seconds = model.num_layers * _layer_seconds(pricer, costs, bits) * steps
                 yield _Share(kind, degree, low - 1, pricer.request.workload.output_tokens / seconds)
 
 
+def _spread(pricer: Pricer, decoding: int) -> Pair:
+    """So many sequences, and as much of prompts as keeps them coming."""
+    load = pricer.request.workload
+    tokens = decoding * load.prompt_tokens / max(1, load.output_tokens - 1)
+    return Pair(max(1, math.ceil(tokens / load.prompt_tokens)), decoding, min(MAX_CHUNK_TOKENS, max(1, int(tokens))))
+
+
 def _layer_seconds(pricer: Pricer, costs: StageCosts, bits: int) -> float:
-    """Of the quickest layer for one micro-batch: its prefill and all its decode steps."""
-    steps = pricer.request.workload.output_tokens - 1
+    """Of the quickest layer in a step that decodes and carries prompts."""
     return min(
-        (each[bits][0] + steps * each[bits][1]) / run.layers_per_unit
+        (each[bits][0] + each[bits][1]) / run.layers_per_unit
         for run, each in zip(pricer.layer_runs, costs.seconds, strict=True)
     )
 

@@ -167,7 +167,7 @@ def _solved(
             continue
         order = pipelines.order(pattern.pipeline.groups[pattern.rung])
         pipeline, rung = pattern.pipeline, pattern.rung
-        one = nearly_solved(request, order, pipelines.stages.rungs[rung], pipeline.parts[rung])
+        one = nearly_solved(request, order, pipelines.stages.rungs[rung], pipeline.splits[rung])
         if one is not None:
             found.append((count, solved(request, one)))
     return tuple(found)

@@ -10,17 +10,21 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from strata_planner.costs.shards import divisible
 from strata_planner.errors import WorkloadError
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
-from strata_planner.search.exact.candidates import Pair
 from strata_planner.search.layouts.pool import Composition, Pool
-from strata_planner.search.layouts.stages import Floats, Split, Stages, StageTable
+from strata_planner.search.layouts.stages import EVENLY, Columns, Floats, Split, Stages, StageTable
 from strata_planner.search.layouts.water import capped, cheapest_first, level
+from strata_planner.search.steady import Load, StageSteps, long_rounds, steady
+
+Indices = npt.NDArray[np.intp]
 
 DEGREES = (8, 4, 2, 1)
 _MOST_OPTIONS = 64  # splits of one composition; four classes have more
@@ -39,8 +43,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Per rung of the ladder: tokens a second, seconds of one request, the groups, the bits, and the micro-batches that decoding
-    is split into (`parts`); rate 0 where nothing fits.
+    """Per rung of the ladder: tokens a second, seconds of one request, the groups, the bits, and how its steps are split; rate 0 where
+    nothing fits.
 
     `curves`: of each choice of groups that is best at some rung, that rung with its own rates and seconds at all of them.
     `steps`: the load's concave hull as (tokens a second per sequence more, sequences more, rung).
@@ -50,7 +54,7 @@ class Pipeline:
     seconds: tuple[float, ...]
     groups: tuple[Groups, ...]
     bits: tuple[int, ...]
-    parts: tuple[int, ...]
+    splits: tuple[Split, ...]
     curves: tuple[Curve, ...] = field(repr=False)
     steps: tuple[tuple[float, int, int], ...] = field(repr=False)
 
@@ -113,33 +117,38 @@ class Pipelines:
         count = len(self.stages.rungs)
         rates, seconds = np.zeros(count), np.full(count, np.inf)
         groups: list[Groups] = [()] * count
-        bits, parts = [0] * count, [1] * count
+        bits, ways = [0] * count, [Split(1, EVENLY)] * count
         curves: dict[Groups, Curve] = {}
         given = self._only.get(composition)
         for option in self.options(composition) if given is None else (given,):
-            found_rates, found_seconds, found_bits, found_parts = self.estimate(option)
-            better = np.flatnonzero(found_rates > rates)
+            found = self.estimate(option)
+            better = np.flatnonzero(found.rates > rates)
             if better.size:
-                curves[option] = Curve(-1, tuple(found_rates.tolist()), tuple(found_seconds.tolist()))
+                curves[option] = Curve(-1, tuple(found.rates.tolist()), tuple(found.seconds.tolist()))
+            tried = self.stages.columns(len(option)).splits
             for rung in better:
-                rates[rung], seconds[rung] = found_rates[rung], found_seconds[rung]
-                groups[rung], bits[rung], parts[rung] = option, int(found_bits[rung]), int(found_parts[rung])
+                rates[rung], seconds[rung] = found.rates[rung], found.seconds[rung]
+                groups[rung], bits[rung] = option, self.request.bits[found.width[rung]]
+                ways[rung] = tried[found.split[rung]]
         if not rates.any():
             return None
         steps = _hull(self.stages.rungs, rates)
         last = {option: rung for rung, option in enumerate(groups) if option}
         kept = tuple(replace(curves[option], rung=rung) for option, rung in last.items())
         return Pipeline(
-            tuple(rates.tolist()), tuple(seconds.tolist()), tuple(groups), tuple(bits), tuple(parts), kept, steps
+            tuple(rates.tolist()), tuple(seconds.tolist()), tuple(groups), tuple(bits), tuple(ways), kept, steps
         )
 
     def speed(self, c: int) -> float:
         """Of a device of class c: layers a second of a request, prompt and answer, at the fewest bits it runs."""
         group = DeviceGroup(self.pool.classes[c].devices[:1])
-        table = self.stages.table(self.pool.classes[c].kind, group, Split(1, 1), first=False, head=False)
-        answer = self.request.workload.output_tokens
-        seconds = [p + (answer - 1) * d for p, d in zip(table.prefill[:, 0], table.decode[:, 0], strict=True)]
-        return float(1 / min(seconds))
+        table, columns = (
+            self.stages.table(self.pool.classes[c].kind, group, 1, first=False, head=False),
+            self.stages.columns(1),
+        )
+        one = np.flatnonzero(columns.rung == 0)
+        prompts = columns.load.prompt_steps[one] * (table.prompts[one] + table.decode[one])
+        return float(1 / (prompts + self.request.workload.output_tokens * table.decode[one]).min())
 
     def options(self, composition: Composition) -> Iterator[Groups]:
         """Every split of each class into groups of one degree and its rest by smaller ones, in the nodes' order; where there are
@@ -179,100 +188,119 @@ class Pipelines:
             found.append(DeviceGroup(self.pool.classes[c].devices[first : first + degree]))
         return tuple(found)
 
-    def estimate(self, groups: Groups) -> tuple[Floats, Floats, Floats, Floats]:
-        """[rungs] tokens a second (0 where it does not fit), seconds of one request, bits, parts."""
+    def estimate(self, groups: Groups) -> "Estimate":
+        """The best of every way to run a pipeline of these groups, for each number of sequences in flight."""
         order = self.order(groups)
-        last = len(order) - 1
-        tokens = np.array(self.stages.rungs) * self.request.workload.output_tokens
-        rates, seconds, bits, parts = (np.zeros(len(self.stages.rungs)) for _ in range(4))
-        for split in self.stages.splits(len(order)):
-            if split.prefill == 1 and rates.all():  # which only brings what fits no other way
-                break
-            tables = [
-                self.stages.table(self.pool.classes[c].kind, group, split, first=place == 0, head=place == last)
-                for place, ((c, _), group) in enumerate(zip(groups, order, strict=True))
-            ]
-            hops = self._hops(order, split)
-            for row, width in enumerate(self.request.bits):
-                found = self._at_bits(tables, hops, row, split) if self._is_allowed(width) else None
-                if found is None:
-                    continue
-                rate = np.where(np.isfinite(found[0]), tokens / (found[0] + self._penalty[width]), 0.0)
-                better = rate > rates
-                rates, seconds, bits, parts = (
-                    np.where(better, new, old)
-                    for new, old in ((rate, rates), (found[1], seconds), (width, bits), (split.parts, parts))
-                )
-        return rates, seconds, bits, parts
+        columns = self.stages.columns(len(order))
+        tables = [
+            self.stages.table(
+                self.pool.classes[c].kind, group, len(order), first=place == 0, head=place == len(order) - 1
+            )
+            for place, ((c, _), group) in enumerate(zip(groups, order, strict=True))
+        ]
+        most = np.array([each.most_layers for each in tables])
+        layers = self.request.model.num_layers
+        fits = (most.sum(axis=0) >= layers) & (most.min(axis=0) >= 1) & self._allowed[columns.width]
+        chosen = np.flatnonzero(fits)
+        if not chosen.size:
+            return Estimate.nothing(len(self.stages.rungs))
+        load = columns.load.at(chosen)
+        steps = _Steps(tables, self._hops(order), chosen)
+        penalty = self._penalty[columns.width[chosen]]
+        best = np.zeros(len(fits))
+        seconds = np.zeros(len(fits))
+        for dealt in self._dealt(steps, most[:, chosen], columns.decode_size[chosen], load):
+            running = steady(steps.of(dealt), load)
+            batch = load.in_flight / running.requests_per_second + penalty
+            rates = load.in_flight * load.output_tokens / batch
+            better = rates > best[chosen]
+            best[chosen] = np.where(better, rates, best[chosen])
+            a_request = running.first_token + (load.output_tokens - 1) * running.next_token
+            seconds[chosen] = np.where(better, a_request, seconds[chosen])
+        return Estimate.of(columns, best, seconds)
 
     @cached_property
-    def _penalty(self) -> dict[int, float]:
-        """Of all layers at these bits, in seconds of the batch."""
-        runs = self.stages.pricers[0].runs
-        return {
-            bits: self.request.theta * sum(run.units * run.omega[bits] for run in runs) for bits in self.request.bits
-        }
+    def _penalty(self) -> Floats:
+        """[widths] of all layers, in seconds of the batch."""
+        return np.array([self.request.theta * self.stages.penalty[bits] for bits in self.request.bits])
 
-    def _is_allowed(self, bits: int) -> bool:
-        """Whether all layers at these bits keep to the bound of the penalty; those that do not may still be mixed."""
-        most = self.request.penalty_bound
-        return most is None or sum(run.units * run.omega[bits] for run in self.stages.pricers[0].runs) <= most
+    @cached_property
+    def _allowed(self) -> npt.NDArray[np.bool_]:
+        """[widths] whether all layers at these bits keep to the bound of the penalty; those that do not may still be mixed."""
+        bound = self.request.penalty_bound
+        return np.array([bound is None or self.stages.penalty[bits] <= bound for bits in self.request.bits])
 
-    def _hops(self, order: tuple[DeviceGroup, ...], split: Split) -> Floats:
-        """[stages, 2, rungs]."""
+    def _hops(self, order: tuple[DeviceGroup, ...]) -> Floats:
+        """[stages, 3, columns]."""
         count = len(order)
         if count == 1:
-            return np.zeros((1, 2, len(self.stages.rungs)))
+            return np.zeros((1, 3, len(self.stages.columns(1).width)))
         return np.array(
             [
-                self.stages.hop(group, order[(place + 1) % count], split, back=place == count - 1)
+                self.stages.hop(group, order[(place + 1) % count], count, back=place == count - 1)
                 for place, group in enumerate(order)
             ]
         )
 
-    def _at_bits(self, tables: list[StageTable], hops: Floats, row: int, split: Split) -> tuple[Floats, Floats] | None:
-        """Seconds of the whole batch and of one request, per rung; infinite where it does not fit."""
-        most = np.array([each.most_layers[row] for each in tables])
+    def _dealt(self, steps: "_Steps", most: Floats, decode_size: Floats, load: Load) -> list[Floats]:
+        """Layers of the stages, [stages, columns]: even in time, the cheapest first, and between the two."""
         layers = self.request.model.num_layers
-        fits = (most.sum(axis=0) >= layers) & (most.min(axis=0) >= 1)
-        if not fits.any():
-            return None
-        pairs, answer = self.stages.pairs(split), self.request.workload.output_tokens
-        one = np.array([each.prefill[row] for each in tables]), np.array([each.decode[row] for each in tables])
-        fixed = np.array([each.fixed for each in tables])
-        shares = (
-            1 / np.array([each.prefill for each in pairs]),
-            (answer - 1) / np.array([each.decode for each in pairs]),
-        )
-        work = one[0] * shares[0] + one[1] * shares[1]
-        beside = fixed[:, 0] * shares[0] + fixed[:, 1] * shares[1]
-        batch, request = self._batch(level(work, beside, most, layers), one, fixed, hops, pairs)
-        for dealt in self._uneven(work, beside, most, split.parts):
-            whole, alone = self._batch(dealt, one, fixed, hops, pairs)
-            quicker = whole < batch
-            batch, request = np.where(quicker, whole, batch), np.where(quicker, alone, request)
-        return np.where(fits, batch, np.inf), np.where(fits, request, np.inf)
+        _, long = long_rounds(load, load.in_flight)
+        a_request = (
+            load.output_tokens / decode_size
+        )  # its share of a step's seconds, of all the steps that it is part of
+        work = (steps.decode + long * steps.prompts) * a_request
+        beside = (steps.fixed_decode + long * steps.fixed_prompts) * a_request
+        if len(work) == 1:
+            return [level(work, beside, most, layers)]
+        parts = load.micro_batches
+        return [
+            level(work, beside, most, layers),
+            cheapest_first(work, most, layers),
+            capped(work, beside, most, layers, parts),
+        ]
 
-    def _uneven(self, work: Floats, beside: Floats, most: Floats, parts: int) -> Iterator[Floats]:
-        layers = self.request.model.num_layers
-        if len(work) > 1:
-            yield cheapest_first(work, most, layers)
-        if 1 < parts < len(work):
-            yield capped(work, beside, most, layers, parts)
 
-    def _batch(
-        self, dealt: Floats, one: tuple[Floats, Floats], fixed: Floats, hops: Floats, pairs: list[Pair]
-    ) -> tuple[Floats, Floats]:
-        """As `prediction.predict` counts them."""
-        rungs = np.array(self.stages.rungs)
-        prefills = np.ceil(rungs / np.array([each.prefill for each in pairs]))
-        decodes = np.ceil(rungs / np.array([each.decode for each in pairs]))
-        stage = [dealt * one[phase] + fixed[:, phase] for phase in (0, 1)]
-        slowest = [np.maximum(stage[phase].max(axis=0), hops[:, phase].max(axis=0)) for phase in (0, 1)]
-        total = [stage[phase].sum(axis=0) + hops[:, phase].sum(axis=0) for phase in (0, 1)]
-        generation = (self.request.workload.output_tokens - 1) * np.maximum(total[1], decodes * slowest[1])
-        batch = total[0] + (prefills - 1) * slowest[0] + generation
-        return batch, total[0] + (prefills - 1) / 2 * slowest[0] + generation
+class _Steps:
+    """A pipeline's tables and hops at the columns `chosen`, as arrays [stages, columns]."""
+
+    def __init__(self, tables: Sequence[StageTable], hops: Floats, chosen: Indices) -> None:
+        self.decode = np.array([each.decode[chosen] for each in tables])
+        self.prompts = np.array([each.prompts[chosen] for each in tables])
+        self.fixed_decode = np.array([each.fixed_decode[chosen] for each in tables])
+        self.fixed_prompts = np.array([each.fixed_prompts[chosen] for each in tables])
+        self._send_prompts, self._send, self._latency = (hops[:, each][:, chosen] for each in range(3))
+
+    def of(self, dealt: Floats) -> StageSteps:
+        """With so many layers on each stage."""
+        decode, prompts = dealt * self.decode + self.fixed_decode, dealt * self.prompts + self.fixed_prompts
+        return StageSteps(decode, prompts, self._send, self._send_prompts, self._latency)
+
+
+class Estimate(NamedTuple):
+    """Per rung of the ladder: tokens a second (0 where nothing fits), seconds of one request, bits by their place among the request's, and
+    the place of the split among the columns'.
+    """
+
+    rates: Floats
+    seconds: Floats
+    width: Indices
+    split: Indices
+
+    @classmethod
+    def nothing(cls, rungs: int) -> "Estimate":
+        nowhere = np.zeros(rungs, dtype=np.intp)
+        return cls(np.zeros(rungs), np.zeros(rungs), nowhere, nowhere)
+
+    @classmethod
+    def of(cls, columns: Columns, rates: Floats, seconds: Floats) -> "Estimate":
+        """The best of each rung, of equals the first."""
+        ways = len(columns.splits), -1, columns.widths
+        by_rung = rates.reshape(ways).transpose(1, 0, 2).reshape(-1, ways[0] * ways[2])
+        best = by_rung.argmax(axis=1)
+        split, width = np.divmod(best, columns.widths)
+        at = (split, np.arange(len(best)), width)
+        return cls(rates.reshape(ways)[at], seconds.reshape(ways)[at], width, split)
 
 
 def splits(count: int, degrees: tuple[int, ...]) -> list[tuple[int, ...]]:

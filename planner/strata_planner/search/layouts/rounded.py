@@ -45,7 +45,7 @@ def _splits(problem: Problem, bits: int) -> list[Counts]:
     dealt = [level(work, beside, room_of, sum(units)), cheapest_first(work, room_of, sum(units))]
     if problem.sum_decode and problem.slowest_decode:
         parts = 1 + problem.slowest_decode / problem.sum_decode
-        dealt.append(capped(work, beside, room_of, sum(units), parts))
+        dealt.append(capped(work, beside, room_of, sum(units), np.array([parts])))
     return [_counts(units, _whole(each[:, 0], room_of[:, 0], sum(units)), bits) for each in dealt]
 
 

@@ -18,7 +18,7 @@ from strata_planner.search.layouts.goals import Goal, goal_of
 from strata_planner.search.layouts.pipelines import Groups, Pipeline, Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
 from strata_planner.search.layouts.solved import Place, SolvedReplica, nearly_solved, plan_of, solved
-from strata_planner.search.layouts.stages import with_concurrency
+from strata_planner.search.layouts.stages import Split, with_concurrency
 from strata_planner.search.metric import Metric
 
 _SEARCH_SHARE = 0.8  # of the time; the rest is for solving the replicas exactly
@@ -266,9 +266,9 @@ class _Solver:
                 continue
             used = dict(taken)
             order = self._genetic.pipelines.order(groups, used)
-            key = _Key(groups, min(choice.share, rungs[rung]), pipeline.parts[at])
+            key = _Key(groups, min(choice.share, rungs[rung]), pipeline.splits[at])
             if key not in self._nearly:
-                self._nearly[key] = nearly_solved(self._request, order, key.share, key.parts)
+                self._nearly[key] = nearly_solved(self._request, order, key.share, key.split)
             if (known := self._nearly[key]) is not None:
                 taken.update(used)
                 return key, known.on(order)
@@ -280,7 +280,7 @@ class _Key(NamedTuple):
 
     groups: Groups
     share: int
-    parts: int
+    split: Split
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ Called by `search`. Each replica is planned alone for its share of the workload'
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from strata_planner.contract.plan import Plan, Prediction
-from strata_planner.question.request import PlanRequest
+from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.search.assembly import assemble, combined
 from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
 from strata_planner.search.exact.exact import solve
@@ -16,13 +16,12 @@ from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import Order
 from strata_planner.search.exact.problem import Problem, Solution
 from strata_planner.search.layouts.rounded import rounded
-from strata_planner.search.layouts.stages import with_concurrency
+from strata_planner.search.layouts.stages import CHUNKS, EVENLY, LEAST_CHUNK, Split, pair_of, with_concurrency
 from strata_planner.search.metric import Metric
 from strata_planner.search.prediction import predict
 
 Place = tuple[str, str, int]  # node, type, index
 
-_PREFILL_TOKENS = (256, 512, 2048)  # of the prefill micro-batches that are tried, about
 _PRICES = 16  # of the penalty that are tried, to keep within its bound
 
 
@@ -59,61 +58,55 @@ class SolvedReplica:
         return frozenset(place for group in self.order for place in group.places)
 
 
-def nearly_solved(request: PlanRequest, order: Order, concurrency: int, parts: int = 0) -> SolvedReplica | None:
-    """The best by the request's metric over micro-batches of both phases, each split quickly; None where nothing fits. `parts`: the
-    micro-batches that decoding is split into, to begin with; 0: one per stage.
+def nearly_solved(
+    request: PlanRequest, order: Order, concurrency: int, split: Split | None = None
+) -> SolvedReplica | None:
+    """The best by the request's metric over sizes of micro-batches and chunks, each with its layers dealt quickly; None where nothing fits.
+    `split`: to begin with.
     """
 
     def quick(problem: Problem) -> Solution:
         return rounded(problem) or solve(problem, time_limit_seconds=request.time_limit_seconds)
 
-    return _Climb(with_concurrency(request, concurrency), order, quick).run(parts or len(order))
+    return _Climb(with_concurrency(request, concurrency), order, quick).run(split or Split(len(order), EVENLY))
 
 
 def solved(request: PlanRequest, near: SolvedReplica) -> SolvedReplica:
-    """These micro-batches, and one for each stage, with the split that is proven to be best by LLM-PQ's objective, where that is better by
-    the metric too.
-    """
+    """These micro-batches with the split that is proven to be best by LLM-PQ's objective, where that is better by the metric too."""
     share = with_concurrency(request, near.concurrency)
 
     def proven(problem: Problem) -> Solution:
         return solve(problem, time_limit_seconds=request.time_limit_seconds)
 
     climb = _Climb(share, near.order, proven)
-    pair = near.found.candidate.pair
-    even = -(-near.concurrency // len(near.order))
-    return climb.better(near, [pair, Pair(min(pair.prefill, even), even)]) or near
+    return climb.better(near, [near.found.candidate.pair]) or near
 
 
 class _Climb:
-    """From neighbour to neighbour while it gets better: half or twice as many micro-batches in decoding, other sizes in prefill."""
+    """From neighbour to neighbour while it gets better: half or twice as many micro-batches, chunks half or twice as large."""
 
     def __init__(self, share: PlanRequest, order: Order, split: Callable[[Problem], Solution]) -> None:
         self._share, self._order, self._split = share, order, split
         self._pricer, self._metric = Pricer(share), Metric.for_request(share)
         self._seen: dict[Pair, SolvedReplica | None] = {}
 
-    def run(self, parts: int) -> SolvedReplica | None:
-        best = self.better(
-            None, [pair for each in dict.fromkeys((parts, len(self._order), 1)) for pair in self._pairs(each)]
-        )
+    def run(self, begin: Split) -> SolvedReplica | None:
+        stages = len(self._order)
+        first = [begin, *(Split(parts, chunk) for parts in dict.fromkeys((stages, 1)) for chunk in CHUNKS)]
+        best = self.better(None, [self._pair(each) for each in first])
         while best is not None:
-            batch = self._share.workload.concurrency
-            at = -(-batch // best.found.candidate.decode)
-            found = self.better(best, [pair for each in (at * 2, max(1, at // 2)) for pair in self._pairs(each)])
+            pair = best.found.candidate.pair
+            parts, chunk = pair.count or stages, pair.chunk
+            near = [Split(each, chunk) for each in (min(stages, parts * 2), max(1, parts // 2))]
+            near += [Split(parts, each) for each in (min(MAX_CHUNK_TOKENS, chunk * 2), max(LEAST_CHUNK, chunk // 2))]
+            found = self.better(best, [self._pair(each) for each in near])
             if found is best:
                 break
             best = found
         return best
 
-    def _size(self, parts: int) -> int:
-        return -(-self._share.workload.concurrency // parts)
-
-    def _pairs(self, parts: int) -> Iterator[Pair]:
-        """Every prefill is too many for large loads: a few sizes."""
-        prompt, decode = self._share.workload.prompt_tokens, self._size(parts)
-        for prefill in dict.fromkeys(min(decode, max(1, tokens // prompt)) for tokens in (*_PREFILL_TOKENS, 1)):
-            yield Pair(prefill, decode)
+    def _pair(self, split: Split) -> Pair:
+        return pair_of(self._share.workload, split, len(self._order))
 
     def better(self, best: SolvedReplica | None, pairs: Sequence[Pair]) -> SolvedReplica | None:
         for pair in pairs:
@@ -131,7 +124,7 @@ class _Climb:
         """LLM-PQ's objective fills the pipeline anew for every token; continuous batching does not, and takes the better of what that
         gives and of what is best where a round takes all stages in turn.
         """
-        share, candidate = self._share, Candidate(self._order, pair.prefill, pair.decode)
+        share, candidate = self._share, Candidate(self._order, pair)
         problem = self._pricer.problem(candidate)
         if any(stage.capacity_bytes < 0 for stage in problem.stages):
             return None
@@ -143,7 +136,7 @@ class _Climb:
                 return best
             told = Solution(solution.status, solution.stop, solution.counts, problem.objective(solution.counts))
             found = Found(candidate, problem, told)
-            one = SolvedReplica(share, found, predict(share, found))
+            one = SolvedReplica(share, found, predict(self._pricer, found))
             best = one if best is None or self._value(one) > self._value(best) else best
         return best
 

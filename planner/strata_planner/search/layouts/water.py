@@ -41,7 +41,7 @@ def cheapest_first(seconds: Floats, most: Floats, layers: int) -> Floats:
     return dealt + 1
 
 
-def capped(seconds: Floats, fixed: Floats, most: Floats, layers: int, parts: float) -> Floats:
+def capped(seconds: Floats, fixed: Floats, most: Floats, layers: int, parts: Floats) -> Floats:
     """The cheapest stages first, as far as the slowest takes a `parts`-th of all stages together: with so many micro-batches a round takes
     the larger of `parts` times the slowest and of the sum.
     """

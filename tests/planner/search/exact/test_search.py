@@ -132,7 +132,7 @@ def test_heuristics_and_baselines_are_feasible_and_never_better(request_: PlanRe
         assert helped.stats.bound <= best * (1 + 1e-9)
     methods = (baselines.even, baselines.pipeedge, baselines.proportional, baselines.greedy, baselines.water)
     for method in (*methods, baselines.adabits, transfer.solve):
-        found = baselines.best(request_, method)
+        found = baselines.best(replace(request_, solver="pipeline"), method)
         if found:
             assert found.problem.is_feasible(found.solution.counts)
             assert found.solution.objective == pytest.approx(found.problem.objective(found.solution.counts))

@@ -1,0 +1,113 @@
+"""A pipeline that is never empty: requests a second, time to the first token and between tokens, with so many requests in flight.
+
+Called by `prediction` for a plan and by `layouts.pipelines` for estimates, both with arrays [stages, loads]. Whoever has an answer is
+followed by the next request (a closed loop), so that steps which only decode alternate with steps that carry a chunk of a prompt too. A
+stage's seconds per request are therefore those of its prompt beside decoding and its share of the decoding steps.
+
+Steps do not overtake each other. Behind a long one every stage waits: a round in which any of the steps is long takes as long as if all of
+its stages met the long one in turn (the critical cycle of a flow shop, Baccelli et al., Synchronization and Linearity, 1992). That is
+why prompts in small chunks, spread over all steps, cost a long pipeline much less than whole ones now and then. Little's law says
+how many of the requests in flight are decoding.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from strata_planner.search.exact.candidates import Pair
+
+Floats = npt.NDArray[np.float64]
+
+_ROUNDS = 4  # of the fixed point; the share of requests that are decoding moves by less than a percent after the third
+
+
+@dataclass(frozen=True)
+class Load:
+    """Arrays [loads]. `in_flight`: requests; `micro_batches`: that decoding ones are cut into; `prompt_steps`: steps that carry one prompt, less
+    than 1 where several share one. `output_tokens` of each request.
+    """
+
+    in_flight: Floats
+    micro_batches: Floats
+    prompt_steps: Floats
+    output_tokens: int
+
+    def at(self, chosen: npt.NDArray[np.intp]) -> "Load":
+        """Of these loads alone."""
+        return Load(self.in_flight[chosen], self.micro_batches[chosen], self.prompt_steps[chosen], self.output_tokens)
+
+
+@dataclass(frozen=True)
+class StageSteps:
+    """Seconds. Arrays [stages, loads]: `decode` of a step that only decodes, `prompts` what a chunk of prompts adds to it, `send` and
+    `send_prompts` how long they keep the link to the next stage busy. `latency` [stages, 1]: until what was sent is there.
+    """
+
+    decode: Floats
+    prompts: Floats
+    send: Floats
+    send_prompts: Floats
+    latency: Floats
+
+
+class Steady(NamedTuple):
+    """Arrays [loads]: requests a second, seconds from arrival to the first token, seconds from one token to the next."""
+
+    requests_per_second: Floats
+    first_token: Floats
+    next_token: Floats
+
+
+def micro_batches_of(in_flight: int, stages: int, pair: Pair) -> float:
+    """Of so many decoding requests: one for each stage where that goes, a little fewer where they do not come out even. Groups that were cut
+    evenly fall apart again as requests end.
+    """
+    wished = min(pair.count or stages, stages, in_flight)
+    return (wished + min(wished, -(-in_flight // pair.decode))) / 2
+
+
+def long_rounds(load: Load, decoding: Floats) -> tuple[Floats, Floats]:
+    """Of a stage's steps the share that carry prompts; of rounds the share in which any step does. `decoding`: requests that are.
+
+    Chunks of one prompt are in steps one after the other, prompts come when others end.
+    """
+    others = decoding * (load.in_flight - 1) / load.in_flight / load.output_tokens  # prompts a round
+    carrying = np.minimum(1.0, others * load.prompt_steps / load.micro_batches)
+    begun = others * np.minimum(1.0, load.prompt_steps) / load.micro_batches
+    return carrying, 1 - (1 - carrying) * np.exp(-(load.micro_batches - 1) * begun)
+
+
+def steady(stages: StageSteps, load: Load) -> Steady:
+    """Infinite seconds stay infinite."""
+    decode, carry = np.maximum(stages.decode, stages.send), stages.prompts + stages.decode
+    carry = np.maximum(carry, stages.send + stages.send_prompts)
+    slowest, slowest_long = decode.max(axis=0), np.maximum(carry.max(axis=0), 1e-12)
+    hops = (stages.send + stages.latency).sum(axis=0)
+    through = stages.decode.sum(axis=0) + hops
+    through_long = through + (stages.prompts + stages.send_prompts).sum(axis=0)
+    count = load.micro_batches
+    quiet = np.maximum(through, count * slowest)
+    decoding = load.in_flight
+    rate = first = each = np.zeros_like(load.in_flight)
+    for _ in range(_ROUNDS):
+        carrying, long = long_rounds(load, decoding)
+        within = np.where(long > 0, carrying / np.maximum(long, 1e-12), 0.0)  # of a long round's steps
+        work = count * (slowest + within * (slowest_long - slowest))
+        beside = (count - 1) * slowest + slowest_long
+        each = (1 - long) * quiet + long * np.maximum(np.maximum(through_long, work), beside)
+        first = through_long + np.maximum(load.prompt_steps - 1, 0.0) * slowest_long + each / count / 2
+        first = first + _queue(load, carrying) * slowest_long
+        answering = (load.output_tokens - 1) * each
+        rate = np.minimum(load.in_flight / (first + answering), 1 / (load.prompt_steps * slowest_long))
+        first = np.maximum(first, load.in_flight / np.maximum(rate, 1e-300) - answering)
+        decoding = np.minimum(load.in_flight, rate * answering)
+    return Steady(rate, first, each)
+
+
+def _queue(load: Load, carrying: Floats) -> Floats:
+    """Steps that a prompt waits for those before it: a queue with steady service, of as many prompts as there are requests."""
+    most = (load.in_flight - 1) / 2
+    steps: Floats = load.prompt_steps * np.minimum(most, carrying / (2 * np.maximum(1 - carrying, 1e-9)))
+    return steps

@@ -1,0 +1,120 @@
+"""A pipeline that is never empty: what the formula says is what the simulator's engine does, and no better machine does worse."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata_planner.contract.plan import MicroBatch
+from strata_planner.question.workload import Workload
+from strata_planner.search.exact.candidates import Pair
+from strata_planner.search.layouts.stages import Split, pair_of
+from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady
+from strata_planner.simulate import Batch, Hop, Limits, ReplicaModel, Request, StageModel, StageSeconds, simulate
+
+FIXED, ROW = 10.0, 0.125  # seconds of a step, and of each of its tokens
+
+
+def a_stage(speed: float) -> StageSeconds:
+    return lambda batch: (FIXED + ROW * batch.tokens) / speed
+
+
+def decoding(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int) -> int:
+    """Sequences of a step, at most; one prompt at a time is computed."""
+    load = Workload(prompt_tokens=prompt, output_tokens=answer, concurrency=in_flight)
+    return pair_of(load, Split(len(speeds), min(chunk, prompt)), len(speeds)).decode
+
+
+def told(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop) -> Steady:
+    """By the formula."""
+    pair = Pair(1, decoding(speeds, in_flight, prompt, answer, chunk), chunk)
+    steps = -(-prompt // chunk)
+    rows = pair.decode + -(-prompt // steps)
+    decode = np.array([[a_stage(speed)(Batch(pair.decode, 0, 0, 0))] for speed in speeds])
+    both = np.array([[a_stage(speed)(Batch(rows, 0, 0, 0))] for speed in speeds])
+    several = len(speeds) > 1
+    send = np.full_like(decode, several * hop.seconds_per_token * pair.decode)
+    prompts = np.full_like(decode, several * hop.seconds_per_token * (rows - pair.decode))
+    stages = StageSteps(decode, both - decode, send, prompts, np.full_like(decode, several * hop.latency_seconds))
+    batches = micro_batches_of(in_flight, len(speeds), pair)
+    one = (np.array([float(each)]) for each in (in_flight, batches, steps))
+    in_flight_, count, prompt_steps = one
+    return steady(stages, Load(in_flight_, count, prompt_steps, answer))
+
+
+def simulated(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop) -> float:
+    """Requests a second of a closed loop, once all that were there at the start are gone and until the last ones come."""
+    decode = decoding(speeds, in_flight, prompt, answer, chunk)
+    limits = Limits(MicroBatch(1, decode, chunk + decode), 16, 10**6, 10**6)
+    replica = ReplicaModel(tuple(StageModel(a_stage(speed), hop) for speed in speeds), limits)
+    draw = random.Random(1)
+    first = [Request(0.0, prompt, draw.randint(1, answer)) for _ in range(in_flight)]
+    rest = [Request(0.0, prompt, draw.randint(answer // 2, answer * 3 // 2)) for _ in range(6 * in_flight + 8)]
+    outcome = simulate([replica], [*first, *rest], in_flight=in_flight)
+    return outcome.steady_tokens_per_second(in_flight) / answer
+
+
+EVEN, UNLIKE = [1.0] * 6, [1.0, 2.0, 4.0]
+LAN, WAN = Hop(0.01, 0.001), Hop(20.0, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "in_flight", "prompt", "answer", "chunk", "hop"),
+    [
+        pytest.param([1.0], 1, 64, 32, 512, LAN, id="one at a time"),
+        pytest.param([1.0], 16, 64, 32, 512, LAN, id="one stage"),
+        pytest.param([1.0], 16, 512, 16, 1024, LAN, id="prompts that take longer than answers"),
+        pytest.param(EVEN, 1, 64, 32, 512, LAN, id="one at a time over six stages"),
+        pytest.param(EVEN, 24, 256, 64, 512, LAN, id="whole prompts, which every stage waits for"),
+        pytest.param(EVEN, 24, 256, 64, 64, LAN, id="chunks"),
+        pytest.param(EVEN, 60, 512, 32, 128, LAN, id="nearly every step carries prompts"),
+        pytest.param(UNLIKE, 12, 128, 64, 128, LAN, id="unlike stages"),
+        pytest.param(UNLIKE, 12, 128, 64, 64, WAN, id="far away"),
+        pytest.param(EVEN, 4, 64, 32, 64, WAN, id="far away and nearly idle"),
+    ],
+)
+def test_the_formula_tells_what_the_engine_does(
+    speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop
+) -> None:
+    formula = told(speeds, in_flight, prompt, answer, chunk, hop)
+    rate = simulated(speeds, in_flight, prompt, answer, chunk, hop)
+    assert float(formula.requests_per_second[0]) == pytest.approx(rate, rel=0.12)
+
+
+def test_a_lone_request_takes_its_steps_one_after_the_other() -> None:
+    one = told([1.0, 2.0], 1, 64, 33, 64, Hop())
+    decode, whole = (FIXED + ROW) * 1.5, (FIXED + 65 * ROW) * 1.5
+    assert float(one.next_token[0]) == pytest.approx(decode)
+    assert float(one.first_token[0]) == pytest.approx(whole, rel=0.3)  # half a step until the next one begins
+
+
+pipelines = st.tuples(
+    st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=1, max_size=5),
+    st.integers(1, 60),
+    st.integers(1, 600),
+    st.integers(1, 80),
+    st.sampled_from([32, 128, 2048]),
+)
+
+
+@given(pipelines, st.floats(1.1, 4.0), st.integers(0, 4))
+def test_quicker_stages_and_links_are_never_worse(
+    pipeline: tuple[list[float], int, int, int, int], factor: float, place: int
+) -> None:
+    speeds, *load = pipeline
+    quicker = [speed * factor if at == place else speed for at, speed in enumerate(speeds)]
+    slow, fast = told(speeds, *load, hop=Hop(0.5, 0.01)), told(quicker, *load, hop=Hop(0.25, 0.005))
+    assert float(fast.requests_per_second[0]) >= float(slow.requests_per_second[0]) * (1 - 0.01)
+
+
+@given(pipelines)
+def test_requests_in_flight_are_rate_times_seconds(pipeline: tuple[list[float], int, int, int, int]) -> None:
+    """Little's law; and no stage does more than one thing at a time."""
+    speeds, in_flight, prompt, answer, chunk = pipeline
+    found = told(speeds, in_flight, prompt, answer, chunk, Hop(0.5, 0.01))
+    rate, first, each = (float(values[0]) for values in found)
+    assert rate * (first + (answer - 1) * each) == pytest.approx(in_flight, rel=1e-6)
+    least = max(ROW * (prompt + answer - 1) / speed for speed in speeds)
+    assert rate * least <= 1 + 1e-9
