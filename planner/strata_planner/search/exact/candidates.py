@@ -265,6 +265,10 @@ class Pricer:
         )
         return per_token * request.kv_pages * PAGE_TOKENS
 
+    def unit_bytes(self, degree: int) -> tuple[dict[int, int], ...]:
+        """Per run, bits -> bytes of a unit with its KV on each device of a group."""
+        return self._sizes(degree)[0]
+
     def _sizes(self, degree: int) -> tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]:
         """Per run, bits -> bytes of a unit with and without KV."""
         if degree not in self._unit_sizes:

@@ -6,7 +6,7 @@ model's layers, which is exact where they are equal.
 """
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -29,7 +29,8 @@ _CARRYING = (
     0.8  # the share of steps that carry prompts then; chunks that are smaller still would leave nothing for bursts
 )
 CHUNKS = (EVENLY, 256, MAX_CHUNK_TOKENS)
-LEAST_CHUNK, _CHUNK_STEP = 128, 32  # tokens
+LEAST_CHUNK = 128  # tokens
+_SIZES = (LEAST_CHUNK, 192, 256, 384, 512, 768, 1024, 1536, MAX_CHUNK_TOKENS)
 _MORE_THAN_MEAN = 1.25  # sequences that a micro-batch may have, where prompts keep more of them from decoding
 
 
@@ -65,7 +66,7 @@ def pair_of(load: Workload, split: Split, stages: int) -> Pair:
 def evenly(load: Workload, decoding: int) -> int:
     """Tokens of a chunk with which most steps of so many sequences carry one."""
     tokens = load.prompt_tokens * decoding / load.output_tokens / _CARRYING
-    return min(MAX_CHUNK_TOKENS, max(LEAST_CHUNK, math.ceil(tokens / _CHUNK_STEP) * _CHUNK_STEP))
+    return _SIZES[min(bisect_left(_SIZES, tokens), len(_SIZES) - 1)]
 
 
 def splits(stages: int) -> list[Split]:
@@ -91,29 +92,68 @@ class StageTable:
     fixed_decode: Floats
 
 
+def grid(most: int) -> tuple[int, ...]:
+    """1, 2, ..., 8, 10, 12, 14, 16, 20, ...: sizes of micro-batches that are priced, up to the first that is `most` or more."""
+    sizes = [*range(1, 9)]
+    while sizes[-1] < most:
+        sizes += [sizes[-1] * quarters // 4 for quarters in (5, 6, 7, 8)]
+    return tuple(sizes[: bisect_left(sizes, most) + 1])
+
+
 class Columns:
-    """Every split of a pipeline of so many stages x every width x every number of sequences in flight, as arrays [columns]."""
+    """Every split of a pipeline of so many stages x every width x every number of sequences in flight, as arrays [columns]. Costs of a
+    micro-batch are between those of two `sizes`, at `low` and `high` with the weight `beyond` of the latter.
+    """
 
     def __init__(self, pricers: list[Pricer], stages: int) -> None:
         request = pricers[0].request
         self.splits = splits(stages)
-        self.pairs = [pair_of(each.request.workload, split, stages) for split in self.splits for each in pricers]
         self.widths = len(request.bits)
-        rungs = [each.request.workload.concurrency for each in pricers] * len(self.splits)
+        loads = [each.request.workload for each in pricers]
+        self.pairs = [pair_of(load, split, stages) for split in self.splits for load in loads]
+        rungs = [load.concurrency for load in loads] * len(self.splits)
         batches = [micro_batches_of(rung, stages, pair) for rung, pair in zip(rungs, self.pairs, strict=True)]
-        steps = [
-            pricer.prompts(pair).steps for pricer, pair in zip(pricers * len(self.splits), self.pairs, strict=True)
-        ]
-        loads = [self.widened([float(each) for each in values]) for values in (rungs, batches, steps)]
-        self.load = Load(loads[0], loads[1], loads[2], request.workload.output_tokens)
-        self.decode_size = self.widened([float(pair.decode) for pair in self.pairs])
+        steps = [pricers[0].prompts(pair).steps for pair in self.pairs]
+        self.load = Load(self._each(rungs), self._each(batches), self._each(steps), request.workload.output_tokens)
+        self.decode_size = self._each([pair.decode for pair in self.pairs])
         self.width = np.tile(np.arange(self.widths), len(self.pairs))
-        self.split = np.repeat(np.arange(len(self.splits)), len(pricers) * self.widths)
         self.rung = np.tile(np.repeat(np.arange(len(pricers)), self.widths), len(self.splits))
+        self._place(request)
 
-    def widened(self, values: Iterable[float]) -> Floats:
+    def _each(self, values: list[int] | list[float]) -> Floats:
         """From an array of pairs to one of columns: the same at every width."""
-        return np.repeat(np.array(list(values)), self.widths)
+        return np.repeat(np.array(values, dtype=float), self.widths)
+
+    def _place(self, request: PlanRequest) -> None:
+        known = grid(max(pair.decode for pair in self.pairs))
+        sizes: dict[Pair, int] = {}
+        low, high, beyond = [], [], []
+        for pair in self.pairs:
+            above = bisect_left(known, pair.decode)
+            ends = known[max(0, above - (known[above] > pair.decode))], known[above]
+            below_, above_ = (sizes.setdefault(replace(pair, decode=each, count=0), len(sizes)) for each in ends)
+            low.append(below_)
+            high.append(above_)
+            beyond.append((pair.decode - ends[0]) / max(1, ends[1] - ends[0]))
+        self.sizes = tuple(sizes)
+        self.low, self.high = (np.repeat(np.array(each, dtype=np.intp), len(request.bits)) for each in (low, high))
+        self.beyond = self._each(beyond)
+
+    def between(self, values: Floats) -> Floats:
+        """[columns] of values [sizes, widths] of the micro-batches that are priced."""
+        low, high = values[self.low, self.width], values[self.high, self.width]
+        between: Floats = low + self.beyond * (high - low)
+        return between
+
+
+class _Size(NamedTuple):
+    """What a micro-batch costs on a stage, [widths] each: bytes that are there for layers, seconds of a layer, seconds beside the layers."""
+
+    room: Floats
+    prompts: Floats
+    decode: Floats
+    fixed_prompts: Floats
+    fixed_decode: Floats
 
 
 class Stages:
@@ -126,7 +166,8 @@ class Stages:
         self._columns: dict[int, Columns] = {}
         self._tables: dict[tuple[int, int, int, bool, bool], StageTable] = {}
         self._hops: dict[tuple[int, float, float, bool], Floats] = {}
-        self._costs: dict[tuple[int, int, int, Pair, bool, bool], tuple[Floats, ...]] = {}
+        self._costs: dict[tuple[int, int, Pair, bool, bool], _Size] = {}
+        self._layer_bytes: dict[int, Floats] = {}
 
     def columns(self, stages: int) -> Columns:
         if stages not in self._columns:
@@ -137,13 +178,12 @@ class Stages:
         """`kind` stands for the group's devices; of a pipeline of so many stages."""
         key = (kind, group.degree, stages, first, head)
         if key not in self._tables:
-            pairs = self.columns(stages).pairs
-            of_pairs = [
-                self._priced(kind, group, place % len(self.rungs), pair, first=first, head=head)
-                for place, pair in enumerate(pairs)
-            ]
-            found = [np.concatenate(each) for each in zip(*of_pairs, strict=True)]
-            self._tables[key] = StageTable(*found)
+            columns = self.columns(stages)
+            of_sizes = [self._priced(kind, group, pair, first=first, head=head) for pair in columns.sizes]
+            room, *seconds = (np.array(each) for each in zip(*of_sizes, strict=True))
+            size = self._bytes_of_a_layer(group.degree)[columns.rung, columns.width]
+            most = np.clip(room[columns.high, columns.width] // size, 0.0, self.request.model.num_layers)
+            self._tables[key] = StageTable(most, *(columns.between(each) for each in seconds))
         return self._tables[key]
 
     def hop(self, source: DeviceGroup, target: DeviceGroup, stages: int, *, back: bool) -> Floats:
@@ -151,46 +191,54 @@ class Stages:
         link = self.request.cluster.link(source.leader, target.leader)
         key = (stages, link.gbps, link.latency_ms, back)
         if key not in self._hops:
-            columns = self.columns(stages)
-            each = [
-                self.pricers[place % len(self.rungs)].hop(source, target, pair, back=back)
-                for place, pair in enumerate(columns.pairs)
-            ]
-            prompts, decode = (columns.widened(found) for found in zip(*each, strict=True))
-            latency = np.full(prompts.shape, link.latency_seconds)
-            self._hops[key] = np.stack([prompts, decode - latency, latency])
+            columns, widths = self.columns(stages), len(self.request.bits)
+            each = [self.pricers[0].hop(source, target, pair, back=back) for pair in columns.sizes]
+            prompts, decode = (np.repeat(np.array(found)[:, None], widths, axis=1) for found in zip(*each, strict=True))
+            send = columns.between(decode - link.latency_seconds)
+            self._hops[key] = np.stack([columns.between(prompts), send, np.full(send.shape, link.latency_seconds)])
         return self._hops[key]
 
-    def _priced(
-        self, kind: int, group: DeviceGroup, rung: int, pair: Pair, *, first: bool, head: bool
-    ) -> tuple[Floats, ...]:
-        """A table's entries of one pair; pipelines that differ in their number of stages share them."""
-        alike = replace(pair, count=0)
-        key = (kind, group.degree, rung, alike, first, head)
+    def _bytes_of_a_layer(self, degree: int) -> Floats:
+        """[rungs, widths] on each device of a group, with its KV of all sequences in flight."""
+        if degree not in self._layer_bytes:
+            units = [run.units for run in self.pricers[0].layer_runs]
+            layers = self.request.model.num_layers
+            self._layer_bytes[degree] = np.array(
+                [
+                    [
+                        sum(n * each[bits] for n, each in zip(units, sizes, strict=True)) / layers
+                        for bits in self.request.bits
+                    ]
+                    for pricer in self.pricers
+                    for sizes in [pricer.unit_bytes(degree)]
+                ]
+            )
+        return self._layer_bytes[degree]
+
+    def _priced(self, kind: int, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
+        key = (kind, group.degree, pair, first, head)
         if key not in self._costs:
-            self._costs[key] = self._of_pair(self.pricers[rung], group, alike, first=first, head=head)
+            self._costs[key] = self._size(group, pair, first=first, head=head)
         return self._costs[key]
 
-    def _of_pair(
-        self, pricer: Pricer, group: DeviceGroup, pair: Pair, *, first: bool, head: bool
-    ) -> tuple[Floats, ...]:
+    def _size(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
+        pricer = self.pricers[0]
         costs = pricer.stage(group, pair, first=first, head=head)
         counts = [run.units for run in pricer.layer_runs]
         layers = pricer.request.model.num_layers
-        most: list[float] = []
+        room: list[float] = []
         seconds: tuple[list[float], list[float]] = ([], [])
         for bits in pricer.request.bits:
             runnable = all(bits in each for each in costs.seconds)
-            size = sum(count * each[bits] for count, each in zip(counts, costs.bytes, strict=True)) / layers
-            room = costs.capacity_bytes - (costs.quantized_bytes if bits < 16 else costs.dense_bytes)
-            most.append(max(0.0, min(room // size, layers)) if runnable else 0.0)
+            beside = costs.quantized_bytes if bits < 16 else costs.dense_bytes
+            room.append(max(0.0, costs.capacity_bytes - beside) if runnable else 0.0)
             for phase, found in enumerate(seconds):
-                total = (
-                    sum(n * each[bits][phase] for n, each in zip(counts, costs.seconds, strict=True)) if runnable else 1
+                each = (
+                    [n * own[bits][phase] for n, own in zip(counts, costs.seconds, strict=True)] if runnable else [1.0]
                 )
-                found.append(total / layers)
-        fixed = (np.full(len(most), each) for each in costs.fixed_seconds)
-        return np.array(most), np.array(seconds[0]), np.array(seconds[1]), *fixed
+                found.append(sum(each) / layers)
+        fixed = (np.full(len(room), each) for each in costs.fixed_seconds)
+        return _Size(np.array(room), np.array(seconds[0]), np.array(seconds[1]), *fixed)
 
     @cached_property
     def penalty(self) -> dict[int, float]:

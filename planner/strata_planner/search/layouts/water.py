@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from strata_planner.search.layouts.stages import Floats
 
-_HALVINGS = 8  # of the span between both ends
+_HALVINGS = 6  # of the span between both ends
 
 
 def level(seconds: Floats, fixed: Floats, most: Floats, layers: int) -> Floats:
@@ -33,34 +33,38 @@ def level(seconds: Floats, fixed: Floats, most: Floats, layers: int) -> Floats:
 def cheapest_first(seconds: Floats, most: Floats, layers: int) -> Floats:
     """A layer to each stage, then as many as it holds to the cheapest, the next, ..."""
     order = np.argsort(seconds, axis=0, kind="stable")
-    room = np.take_along_axis(most - 1, order, axis=0)
-    before = np.cumsum(room, axis=0) - room
-    given = np.clip(layers - len(most) - before, 0.0, room)
-    dealt = np.empty_like(given)
-    np.put_along_axis(dealt, order, given, axis=0)
-    return dealt + 1
+    return _unsorted(_in_turn(np.take_along_axis(most, order, axis=0), layers), order)
 
 
 def capped(seconds: Floats, fixed: Floats, most: Floats, layers: int, parts: Floats) -> Floats:
     """The cheapest stages first, as far as the slowest takes a `parts`-th of all stages together: with so many micro-batches a round takes
     the larger of `parts` times the slowest and of the sum.
     """
+    order = np.argsort(seconds, axis=0, kind="stable")
+    seconds, fixed, most = (np.take_along_axis(each, order, axis=0) for each in (seconds, fixed, most))
+    least = np.minimum(1.0, most)
     low = _slowest(level(seconds, fixed, most, layers), seconds, fixed)
-    high = np.maximum(low, _slowest(cheapest_first(seconds, most, layers), seconds, fixed))
+    high = np.maximum(low, _slowest(_in_turn(most, layers), seconds, fixed))
     for _ in range(_HALVINGS):
         cap = (low + high) / 2
-        dealt, fits = _under(cap, seconds, fixed, most, layers)
-        higher = ~fits | (parts * cap < (dealt * seconds + fixed).sum(axis=0))
+        room = np.clip((cap - fixed) / seconds, least, most)
+        whole = (_in_turn(room, layers) * seconds + fixed).sum(axis=0)
+        higher = (room.sum(axis=0) < layers * (1 - 1e-9)) | (parts * cap < whole)
         low, high = np.where(higher, cap, low), np.where(higher, high, cap)
-    return _under(high, seconds, fixed, most, layers)[0]
+    return _unsorted(_in_turn(np.clip((high - fixed) / seconds, least, most), layers), order)
 
 
-def _under(
-    cap: Floats, seconds: Floats, fixed: Floats, most: Floats, layers: int
-) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """The cheapest first with no stage above the cap, and for which loads that holds all layers."""
-    room = np.clip((cap - fixed) / seconds, np.minimum(1.0, most), most)
-    return cheapest_first(seconds, room, layers), room.sum(axis=0) >= layers * (1 - 1e-9)
+def _in_turn(room: Floats, layers: int) -> Floats:
+    """A layer to each stage, then as many as there is room for to the first, the second, ..."""
+    more = room - 1
+    given: Floats = np.clip(layers - len(room) - (np.cumsum(more, axis=0) - more), 0.0, more) + 1
+    return given
+
+
+def _unsorted(values: Floats, order: npt.NDArray[np.intp]) -> Floats:
+    found = np.empty_like(values)
+    np.put_along_axis(found, order, values, axis=0)
+    return found
 
 
 def _slowest(dealt: Floats, seconds: Floats, fixed: Floats) -> Floats:
