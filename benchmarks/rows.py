@@ -49,6 +49,7 @@ LISTED: dict[str, tuple[str, ...]] = {
     ),
     "fleets": ("mixed_gap_mean", "mixed_gap_worst", "mixed_first_mean", "mixed_first_worst", "never_beaten"),
     "simulation": ("simulator_error",),
+    "silicon": ("silicon",),
     "kernels": (
         *(f"matvec_k{bits}" for bits in range(3, 9)),
         "matvec_proportional",
