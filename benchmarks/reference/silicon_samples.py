@@ -76,7 +76,7 @@ def samples() -> tuple[list[Sample], dict[str, int]]:
 
 @cache
 def model_of(name: str) -> Model:
-    """Shapes: of a folder of examples/models, or the sizes that its authors published (Qwen3 Technical Report, 2025, table 1)."""
+    """Shapes: of a folder of examples/models, or the sizes of Qwen3-32B (its published config.json, Apache-2.0)."""
     folders = {
         "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
         "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
