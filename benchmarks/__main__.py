@@ -19,6 +19,7 @@ BENCHMARKS = (
     "fleets",
     "costs",
     "simulation",
+    "silicon",
     "partition",
     "communication",
     "published",

@@ -57,6 +57,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         "never_beaten",
     ),
     "simulation": ("simulator_error",),
+    "silicon": ("silicon",),
     "kernels": (
         *(f"matvec_k{bits}" for bits in range(3, 9)),
         "matvec_proportional",

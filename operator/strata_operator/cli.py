@@ -86,7 +86,7 @@ def plan(  # noqa: PLR0913  one parameter per option
         typer.Option(
             "--costs",
             help="Where seconds come from: `auto` (operator tables where the extra `profiles` is installed), `roofline`, "
-            "or a file with a layer table (repeatable).",
+            "`vllm`, `trtllm` or `sglang` (as that engine would run it), or a file with a layer table (repeatable).",
         ),
     ] = None,
     profile: LatencyProfileFile = None,

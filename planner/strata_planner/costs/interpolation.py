@@ -51,6 +51,20 @@ class Axis:
             else:
                 yield (point,), found
 
+    def rising(self) -> Self:
+        """With each innermost value lowered to the least of those at larger points: what takes longer than a larger one was measured
+        with a worse kernel, or badly, and could be done as the larger one is.
+        """
+        below: list[Axis | float] = []
+        least = float("inf")
+        for found in reversed(self.below):
+            if isinstance(found, Axis):
+                below.append(found.rising())
+            else:
+                least = min(least, found)
+                below.append(least)
+        return type(self)(self.points, tuple(reversed(below)))
+
     def without(self, place: int) -> "Axis":
         """The axis less one of its points, of which another must be left: for judging what interpolation misses."""
         return Axis(self.points[:place] + self.points[place + 1 :], self.below[:place] + self.below[place + 1 :])

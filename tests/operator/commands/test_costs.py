@@ -1,5 +1,6 @@
 """What `--costs` chooses, and what it says of choices that cannot be."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,23 @@ def test_without_the_extra_the_roofline_is_alone(monkeypatch: pytest.MonkeyPatch
 
 def test_the_roofline_can_be_asked_for(installed: OperatorTables) -> None:
     assert latency_sources(["roofline"]) == ()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
+def test_tables_can_be_asked_for_as_an_engine_runs_them(installed: OperatorTables, file: str, engine: str) -> None:
+    assert latency_sources([engine]) == (replace(installed, engine=engine),)
+    assert latency_sources([file, engine])[-1] == replace(installed, engine=engine)
+
+
+def test_an_engine_needs_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs.OperatorTables, "installed", lambda: None)
+    with pytest.raises(InvalidInputError, match=r"vllm needs the operator tables.*pip install"):
+        latency_sources(["vllm"])
+
+
+def test_one_engine_at_a_time(installed: OperatorTables) -> None:
+    with pytest.raises(InvalidInputError, match="sglang and vllm: a plan is priced as one engine"):
+        latency_sources(["vllm", "sglang"])
 
 
 def test_files_come_before_what_is_installed(installed: OperatorTables, file: str) -> None:

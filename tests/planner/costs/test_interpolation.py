@@ -63,3 +63,12 @@ def test_the_measured_points_can_be_read_again(points: dict[tuple[int, int], flo
 
 def test_a_point_left_out_is_read_from_its_neighbours() -> None:
     assert LINE.without(1).at(8) == pytest.approx(20)
+
+
+@given(points=st.dictionaries(st.tuples(st.integers(1, 3), st.integers(1, 99)), st.floats(0.1, 100), min_size=1))
+def test_rising_values_are_the_largest_that_rise_and_are_no_larger_than_measured(
+    points: dict[tuple[int, int], float],
+) -> None:
+    rising = dict(Axis.of([(float(x), float(y), value) for (x, y), value in points.items()]).rising().leaves())
+    for (x, y), value in rising.items():
+        assert value == min(other for (a, b), other in points.items() if a == x and b >= y)

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from strata_planner.costs import operators
-from strata_planner.costs.operator_data import all_reduces, attentions, gemms, newest_first
+from strata_planner.costs.operator_data import (
+    all_reduces,
+    attentions,
+    engine_all_reduces,
+    gemms,
+    newest_first,
+    scale_searches,
+)
 from strata_planner.costs.operators import OperatorTables
 
 
@@ -39,6 +46,46 @@ def test_the_first_engine_that_has_the_format_answers_with_its_newest_version(tm
     assert int4 is None
 
 
+def test_an_engine_that_is_asked_for_comes_first_and_the_others_after(tmp_path: Path) -> None:
+    gemm(tmp_path, "trtllm", "1.9.0", "bfloat16", 1)
+    gemm(tmp_path, "sglang", "0.5.0", "bfloat16", 2)
+    own, other = (gemms(tmp_path, "gpu", "bfloat16", engine) for engine in ("sglang", "vllm"))
+    assert own is not None
+    assert other is not None
+    assert (own.measured_with, other.measured_with) == ("sglang 0.5.0", "trtllm 1.9.0")
+
+
+def test_keys_of_eight_bits_are_read_apart(tmp_path: Path) -> None:
+    write(
+        tmp_path / "data" / "gpu" / "attention" / "trtllm" / "1" / "generation_attention_perf.parquet",
+        attn_dtype=["bfloat16"] * 2, kv_cache_dtype=["bfloat16", "fp8"], head_dim=[128] * 2, num_heads=[32] * 2,
+        num_key_value_heads=[8] * 2, batch_size=[1] * 2, isl=[1] * 2, step=[511] * 2, latency=[6.0, 4.0],
+    )  # fmt: skip
+    tables = [attentions(tmp_path, "gpu", "generation", bits) for bits in (16, 8)]
+    assert [table.axes.at(128, 4, 32, 1, 511) for table in tables if table] == [6, 4]
+
+
+def test_an_engines_all_reduce_takes_no_longer_than_that_of_more_bytes(tmp_path: Path) -> None:
+    write(
+        tmp_path / "data" / "gpu" / "comm" / "vllm" / "1" / "custom_allreduce_perf.parquet",
+        op_name=["all_reduce"] * 4, num_gpus=[2] * 4, message_size=[128, 256, 512, 256], latency=[3.0, 9.0, 5.0, 20.0],
+    )  # fmt: skip
+    table = engine_all_reduces(tmp_path, "gpu", "vllm")
+    assert table is not None
+    assert [table.axes.at(2, size) for size in (128, 256, 512)] == [3, 5, 5]
+
+
+def test_what_finding_a_scale_takes_is_by_inputs_and_rows(tmp_path: Path) -> None:
+    write(
+        tmp_path / "data" / "gpu" / "quantize" / "trtllm" / "1" / "computescale_perf.parquet",
+        quant_dtype=["fp8"] * 2, k=[8, 8], m=[1, 3], latency=[1.0, 2.0],
+    )  # fmt: skip
+    table = scale_searches(tmp_path, "gpu")
+    assert table is not None
+    assert table.axes.at(8, 2) == 1.5
+    assert scale_searches(tmp_path, "another") is None
+
+
 def test_attention_is_read_without_windows_and_prompts_per_token(tmp_path: Path) -> None:
     def attention(phase: str, tokens: int, step: int) -> None:
         write(
@@ -50,7 +97,7 @@ def test_attention_is_read_without_windows_and_prompts_per_token(tmp_path: Path)
 
     attention("context", 512, 0)
     attention("generation", 1, 511)
-    context, generation = (attentions(tmp_path, "gpu", phase) for phase in ("context", "generation"))
+    context, generation = (attentions(tmp_path, "gpu", phase, 16) for phase in ("context", "generation"))
     assert context is not None
     assert generation is not None
     assert context.axes.at(128, 4, 32, 1, 512) == pytest.approx(6 / 512)

@@ -22,21 +22,29 @@ from tests.planner.builders import a_config, a_model
 
 LAYER = a_model().layers[0]
 RATES = Rates(catalogue().profile("H100"), "bfloat16", 16, "H100")
-GEMM_MILLISECONDS = {"bfloat16": 4.0, "int8_wo": 2.0}
+GEMM_MILLISECONDS = {"bfloat16": 4.0, "int8_wo": 2.0, "fp8": 1.0}
+SCALE_SEARCH = 0.5
 LAUNCH = 3e-6
 BANDWIDTH = 0.8e12
+
+
+def everywhere(milliseconds: float) -> list[tuple[float, ...]]:
+    return [(k, m, milliseconds) for k in (1.0, 1e5) for m in (1.0, 1e5)]
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> OperatorTables:
     """Every GEMM alike, attention of a millisecond per sequence and, while prefilling, per token and per token squared."""
 
-    def gemms(folder: Path, system: str, gemm_type: str) -> Table | None:
+    def gemms(folder: Path, system: str, gemm_type: str, engine: str | None) -> Table | None:
         found = GEMM_MILLISECONDS.get(gemm_type)
         rows = [(n, k, m, found) for n in (1.0, 1e5) for k in (1.0, 1e5) for m in (1.0, 1e5)] if found else []
         return Table(Axis.of(rows), f"engine of {gemm_type}") if found else None
 
-    def attentions(folder: Path, system: str, phase: str) -> Table:
+    def attentions(folder: Path, system: str, phase: str, kv_bits: int, engine: str | None) -> Table | None:
+        if kv_bits == 8 and phase == "context":
+            return None  # as on A100
+
         def value(batch: float, length: float) -> float:
             return batch if phase == "generation" else batch * (1 + length)
 
@@ -47,6 +55,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> OperatorTables:
     monkeypatch.setattr(operators, "gemms", gemms)
     monkeypatch.setattr(operators, "attentions", attentions)
     monkeypatch.setattr(operators, "all_reduces", lambda *_: Table(Axis.of([(2, 1024, 3.0), (8, 1024, 9.0)]), "NCCL"))
+    monkeypatch.setattr(operators, "engine_all_reduces", lambda *_: Table(Axis.of([(2, 1024, 1.0)]), "an engine"))
+    monkeypatch.setattr(operators, "scale_searches", lambda *_: Table(Axis.of(everywhere(SCALE_SEARCH)), "engine"))
     monkeypatch.setattr(operators, "gpu", lambda *_: gpu)
     return OperatorTables(Path("nowhere"), "1.2")
 
@@ -58,6 +68,7 @@ def elementwise(tokens: int) -> float:
 CASES: dict[str, tuple[FormatName, Phase, float]] = {
     "decoding": ("dense", Phase(3, 1, 100), 7 * 4e-3 + 3e-3),
     "fewer bits": ("int8", Phase(3, 1, 100), 7 * 2e-3 + 3e-3),
+    "floats whose scales are found by rows": ("fp8_a8", Phase(3, 1, 100), 7 * 0.5e-3 + 3e-3),
     "a whole prompt": ("dense", Phase(2, 100, 50), 7 * 4e-3 + 2 * (100 + 100**2) * 1e-3),
     "its second half": ("dense", Phase(2, 50, 75), 7 * 4e-3 + 2 * (100 + 100**2 - 50 - 50**2) * 1e-3),
 }
@@ -95,6 +106,54 @@ def test_a_layer_takes_at_least_its_launch(made: OperatorTables, monkeypatch: py
     assert answer.seconds == RATES.profile.layer_overhead_seconds
 
 
+def test_eight_bit_keys_are_the_tables_floats(made: OperatorTables) -> None:
+    eight = made.layer(LAYER, "dense", replace(RATES, kv_bits=8), Phase(3, 1, 100))
+    assert eight == made.layer(LAYER, "dense", RATES, Phase(3, 1, 100))
+
+
+def test_finding_a_scale_is_never_more_than_the_device_could_save(made: OperatorTables) -> None:
+    """The tables of a GEMM and of its pass are read apart: their difference may say less than the peaks allow."""
+    wide = a_model(
+        hidden_size=8192, intermediate_size=65536, num_attention_heads=256, head_dim=32, num_key_value_heads=128
+    )
+    answer = made.layer(wide.layers[0], "fp8_a8", RATES, Phase(1, 8192, 4096))
+    assert answer is not None
+    peak = 8192 * wide.layers[0].linear_parameters / RATES.profile.flops_per_second
+    assert answer.seconds > peak
+
+
+def test_an_engine_multiplies_linears_of_one_input_at_once_and_launches_none(made: OperatorTables) -> None:
+    engine = replace(made, engine="vllm")
+    answer = engine.layer(LAYER, "dense", RATES, Phase(3, 1, 100))
+    assert answer is not None
+    assert answer.seconds == pytest.approx(4 * 4e-3 + 3e-3 + elementwise(3))
+
+
+def test_an_engine_takes_no_time_to_launch(made: OperatorTables, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GEMM_MILLISECONDS, "bfloat16", 1e-9)
+    monkeypatch.setattr(operators, "attentions", lambda *_: Table(Axis.of([(32, 2, 4, 1, 1, 1e-9)]), "engine"))
+    answer = replace(made, engine="vllm").layer(LAYER, "dense", RATES, Phase(1, 1, 1))
+    assert answer is not None
+    assert answer.seconds == pytest.approx(elementwise(1), rel=1e-3)
+
+
+def test_an_engine_sums_by_its_own_kernel(made: OperatorTables) -> None:
+    runtime, engine = (each.all_reduce("H100", 2, 1024) for each in (made, replace(made, engine="vllm")))
+    assert runtime is not None
+    assert engine is not None
+    assert (runtime.seconds, engine.seconds) == (3e-3, 1e-3)
+    assert engine.source == "operator tables of aiconfigurator-core 1.2 as vllm runs them: h100_sxm, an engine"
+
+
+def test_norms_of_queries_and_keys_are_two_passes_more(made: OperatorTables) -> None:
+    with_norms = a_model(model_type="qwen3", head_dim=32).layers[0]
+    plain, normed = (made.layer(each, "dense", RATES, Phase(3, 1, 100)) for each in (LAYER, with_norms))
+    assert plain is not None
+    assert normed is not None
+    values = 3 * 2 * (LAYER.heads + LAYER.kv_heads) * LAYER.head_dim
+    assert normed.seconds - plain.seconds == pytest.approx(2 * LAUNCH + 2 * values / BANDWIDTH)
+
+
 def test_an_answer_names_package_system_and_engines(made: OperatorTables) -> None:
     answer = made.layer(LAYER, "int8", RATES, Phase(3, 1, 100))
     assert answer is not None
@@ -123,7 +182,9 @@ UNKNOWN: dict[str, Callable[[OperatorTables], object]] = {
     "heads of another width": lambda made: made.layer(a_model(head_dim=80).layers[0], "dense", RATES, Phase(1, 1, 1)),
     "single precision": lambda made: made.layer(LAYER, "dense", replace(RATES, compute_type="float32"), Phase(1, 1, 1)),
     "its head": lambda made: made.head(a_model(), replace(RATES, compute_type="float32"), 1),
-    "eight-bit keys": lambda made: made.layer(LAYER, "dense", replace(RATES, kv_bits=8), Phase(1, 1, 1)),
+    "eight-bit keys that were not measured": lambda made: made.layer(
+        LAYER, "dense", replace(RATES, kv_bits=8), Phase(1, 4, 2)
+    ),
     "an unknown device": lambda made: made.layer(LAYER, "dense", replace(RATES, name="T4"), Phase(1, 1, 1)),
     "an unknown device's linear": lambda made: made.linear("T4", "dense", 8, 8, 1),
     "rates that the user gave": lambda made: made.layer(
