@@ -7,6 +7,7 @@ clients. Nothing is fitted to a measured load. `--cells` writes every load to a 
 
 import argparse
 import csv
+import random
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.closed_loop import closed_loop, drawn
 from benchmarks.reference.silicon_samples import Sample, model_of, samples
 from benchmarks.rows import Row, run
 from strata_planner.contract.kv import kv_token_bytes
@@ -32,8 +32,12 @@ from strata_planner.question.catalogue import catalogue
 from strata_planner.question.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
+from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
+from strata_planner.search.exact.found import Found
+from strata_planner.search.layouts.solved import SolvedReplica
 from strata_planner.search.planning import make_plan
-from strata_planner.simulate import Limits, fleet
+from strata_planner.search.prediction import predict
+from strata_planner.simulate import Limits, Request, fleet, simulate
 
 GOAL = 0.10
 WAVES, SEED = 4, 7  # so many requests of each client
@@ -44,7 +48,7 @@ _AT_LEAST = 16384  # prompt tokens of a batch when it is asked how fast prompts 
 
 @dataclass(frozen=True)
 class Cell:
-    """Milliseconds: as the plan predicts, as the simulator's closed loop gives."""
+    """Milliseconds: as plans are predicted, as the simulator's closed loop gives."""
 
     sample: Sample
     planned_tpot: float
@@ -73,13 +77,34 @@ class Cell:
 
 def cell(sample: Sample, tables: OperatorTables) -> Cell:
     request = _request(sample, replace(tables, engine=sample.framework))
-    plan = make_plan(request).plan
-    [planned] = fleet(plan, request.model, request.cluster, Latencies(request.latency_sources))
+    outcome = make_plan(request)
+    [planned] = fleet(outcome.plan, request.model, request.cluster, Latencies(request.latency_sources))
     replica = replace(planned, limits=_limits(sample, planned.limits))
     requests = drawn(WAVES * sample.concurrency, sample.prompt_tokens, sample.output_tokens, sample.shortest, SEED)
-    outcome = closed_loop(replica, requests, sample.concurrency)
-    ttft, tpot = (1e3 * (outcome.mean(metric) or 0.0) for metric in ("ttft", "tpot"))
-    return Cell(sample, plan.prediction.tpot_ms, tpot, ttft)
+    simulated = simulate([replica], requests, in_flight=sample.concurrency)
+    ttft, tpot = (1e3 * (simulated.mean(metric) or 0.0) for metric in ("ttft", "tpot"))
+    return Cell(sample, _predicted_tpot(sample, outcome.replicas[0]), tpot, ttft)
+
+
+def drawn(count: int, prompt_tokens: int, output_tokens: int, shortest: float, seed: int) -> tuple[Request, ...]:
+    """Requests whose lengths are drawn evenly from `shortest` of the nominal ones to all of them."""
+    draw = random.Random(seed)
+    lengths = (
+        [draw.randint(int(shortest * tokens), tokens) for tokens in (prompt_tokens, output_tokens)]
+        for _ in range(count)
+    )
+    return tuple(Request(0.0, prompt, output) for prompt, output in lengths)
+
+
+def _predicted_tpot(sample: Sample, planned: SolvedReplica) -> float:
+    """Milliseconds by the formula of plans, for the engine's steps and the lengths that requests have in the mean."""
+    mean = (1 + sample.shortest) / 2
+    load = Workload(round(mean * sample.prompt_tokens), max(2, round(mean * sample.output_tokens)), sample.concurrency)
+    pricer = Pricer(replace(planned.request, workload=load))
+    pair = Pair(sample.concurrency, sample.concurrency, sample.step_tokens)
+    candidate = Candidate(planned.order, pair)
+    found = Found(candidate, pricer.problem(candidate), planned.found.solution)
+    return predict(pricer, found).tpot_ms
 
 
 def _request(sample: Sample, tables: OperatorTables) -> PlanRequest:

@@ -4,23 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import silicon
-from benchmarks.closed_loop import closed_loop, drawn
 from benchmarks.reference import silicon_samples
 from benchmarks.reference.silicon_samples import MODELS, TUNED_ON, model_of, samples
-from benchmarks.silicon import Cell, busy_with_prompts, rows
-from strata_planner.contract.plan import MicroBatch
+from benchmarks.silicon import Cell, busy_with_prompts, drawn, rows
 from strata_planner.costs.operators import OperatorTables
 from strata_planner.costs.source import Timed
-from strata_planner.simulate import Limits, ReplicaModel, StageModel
 
-REPLICA = ReplicaModel(
-    (StageModel(lambda batch: 1.0 + batch.tokens / 64),),
-    Limits(MicroBatch(8, 8, 64), page_tokens=16, page_budget=64, max_model_len=512),
-)
 MEASURED = {
     "id": "one", "backend": "vllm", "backend_version": "0.10", "model_path": "meta-llama/Llama-3.1-70B", "system": "h100_sxm",
     "mode": "agg", "isl": "1024", "osl": "100", "gemm_quant_mode": "fp8", "batch_size": "4", "tp_size": "2",
@@ -33,16 +26,6 @@ LEFT_OUT = {
     "four bits": {"gemm_quant_mode": "nvfp4"},
     "nothing measured": {"silicon_tpot_ms": ""},
 }
-
-
-@settings(max_examples=30)
-@given(clients=st.integers(1, 9), count=st.integers(1, 30), seed=st.integers(0, 99))
-def test_a_client_sends_when_it_is_answered_and_not_before(clients: int, count: int, seed: int) -> None:
-    outcome = closed_loop(REPLICA, drawn(count, 100, 12, 0.5, seed), clients)
-    assert outcome.finished == count
-    ends = sorted(each.finished_at or 0.0 for each in outcome.requests)
-    sent = sorted(each.request.arrival_seconds for each in outcome.requests)
-    assert sent == [*[0.0] * min(clients, count), *ends[: max(0, count - clients)]]
 
 
 @given(shortest=st.floats(0.1, 1), seed=st.integers(0, 99))
