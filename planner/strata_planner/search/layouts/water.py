@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from strata_planner.search.layouts.stages import Floats
 
-_HALVINGS = 6  # of the span between both ends
+_HALVINGS = 8  # of the span between both ends
 
 
 def level(seconds: Floats, fixed: Floats, most: Floats, layers: int) -> Floats:

@@ -41,7 +41,7 @@ def test_between_the_two_a_round_is_no_longer_than_with_either(
         times = dealt * seconds
         return max(parts * float(times.max()), float(times.sum()))
 
-    dealt = capped(seconds, fixed, most, layers, parts)
+    dealt = capped(seconds, fixed, most, layers, np.array([parts]))
     assert np.isclose(dealt.sum(), layers)
     assert (dealt <= most + 1e-9).all()
     either = min(of_a_round(level(seconds, fixed, most, layers)), of_a_round(cheapest_first(seconds, most, layers)))
