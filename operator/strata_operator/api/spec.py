@@ -104,7 +104,9 @@ class WorkloadSpec(ApiType):
     output_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 128
     """Tokens of a typical answer."""
     concurrency: Annotated[int, Field(ge=1, le=65_536)] = 32
-    """Sequences in flight at once (the global batch of LLM-PQ)."""
+    """Sequences in flight at once, at most (the global batch of LLM-PQ)."""
+    output_tokens_deviation: Annotated[float, Field(ge=0, le=1e7)] = 0
+    """Standard deviation of the tokens of answers: where they differ, long ones are in flight longer, and more KV is needed."""
     requests_per_second: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """How often requests arrive; needed by the goal `slo`."""
 
@@ -216,6 +218,9 @@ class PlanningSpec(ApiType):
     `exact` proves the same by LLM-PQ's ILP, slower; `transfer` is LLM-PQ's heuristic."""
     time_limit_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """Longest time to look for a better plan; the best one found until then is used."""
+    chunk_tokens: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Tokens of prompts in one step, at most; by default what the planner finds best. Fewer keep answers that are under way steadier, more
+    bring first tokens sooner."""
     overrides: PlanningOverrides = PlanningOverrides()
 
 

@@ -56,6 +56,7 @@ def request_for(
         prompt_tokens=spec.workload.prompt_tokens,
         output_tokens=spec.workload.output_tokens,
         concurrency=spec.workload.concurrency,
+        output_deviation=spec.workload.output_tokens_deviation,
     )
     devices = corrected(deployment, cluster)
     method = _method(deployment, prequantized=bool(beside.copied_bits))
@@ -82,6 +83,7 @@ def request_for(
         sensitivity=sensitivity,
         penalty_bound=None if most is None else penalty_bound(sensitivity or prior(model, ()), most),
         solver=spec.planning.solver,
+        chunk_tokens=spec.planning.chunk_tokens,
         objective=_objective(deployment),
         tensor_parallel=_degrees(deployment, for_serving=for_serving),
     )

@@ -40,7 +40,7 @@ def prefill_phase(workload: Workload, sequences: int) -> Phase:
 
 
 def decode_phase(workload: Workload, sequences: int) -> Phase:
-    return Phase(sequences, 1, workload.prompt_tokens + workload.output_tokens / 2)
+    return Phase(sequences, 1, workload.seen_tokens)
 
 
 @dataclass(frozen=True)

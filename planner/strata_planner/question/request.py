@@ -61,7 +61,8 @@ class PlanRequest:
     `solver`: "auto" takes the best by `objective` of all that follow. "layout": replicas and tensor-parallel groups of the degrees
     `tensor_parallel`. One pipeline of single devices, the least by LLM-PQ's objective: "pipeline" proves it, "exact" does so by
     the ILP of LLM-PQ, "transfer" is its heuristic. `method`: how weights become fewer bits. `activation_bits`: 8 among them lets products round activations too, where a format for it exists and a device is faster by it.
-    `static_activations`: the ranges of this model's activations were calibrated.
+    `static_activations`: the ranges of this model's activations were calibrated. `chunk_tokens`: of prompts in one step, at most; None: as many as
+    are best.
     """
 
     deployment: str
@@ -87,6 +88,7 @@ class PlanRequest:
     method: Method = "roundToNearest"
     activation_bits: tuple[int, ...] = (16,)
     static_activations: bool = False
+    chunk_tokens: int | None = None
 
     @cached_property
     def formats(self) -> dict[int, tuple[FormatName, ...]]:
@@ -135,7 +137,7 @@ class PlanRequest:
     @property
     def kv_pages(self) -> int:
         """Pages that every stage must hold: the whole batch at its full length, and one sequence of `max_model_len`."""
-        tokens = min(self.max_model_len, self.workload.sequence_tokens)
+        tokens = min(self.max_model_len, self.workload.held_tokens)
         return max(self.workload.concurrency * _pages(tokens), _pages(self.max_model_len))
 
     @property
@@ -162,6 +164,8 @@ class PlanRequest:
             raise WorkloadError(f"solver '{self.solver}': choose from {', '.join(get_args(Solver))}")
         if self.time_limit_seconds <= 0:
             raise WorkloadError(f"timeLimitSeconds {self.time_limit_seconds}: more than 0 is needed")
+        if self.chunk_tokens is not None and self.chunk_tokens < 1:
+            raise WorkloadError(f"chunkTokens {self.chunk_tokens}: at least 1 is needed")
         if self.min_stages > self.model.num_layers:
             raise InfeasibleError(
                 [f"minStages {self.min_stages}: the model has {self.model.num_layers} layers, at least one per stage"]

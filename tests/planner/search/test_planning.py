@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from strata_planner.contract.plan import Plan
-from strata_planner.errors import InfeasibleError
+from strata_planner.errors import InfeasibleError, WorkloadError
 from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.request import Objective, PlanRequest
 from strata_planner.search.planning import make_plan
@@ -85,3 +85,13 @@ def test_the_same_question_has_the_same_answer(goal: str) -> None:
     asked = Objective(goal, deadline_seconds=5.0, requests_per_second=2.0)  # type: ignore[arg-type]
     first, second = (make_plan(a_layout_request(objective=asked, tensor_parallel=(1, 2))).plan for _ in range(2))
     assert first == second
+
+
+def test_a_step_carries_no_more_of_prompts_than_was_asked_for() -> None:
+    for most in (16, 100):
+        plan = make_plan(a_request(a_cluster(64, 64), chunk_tokens=most)).plan
+        for replica in plan.replicas:
+            batch = replica.micro_batch
+            assert 1 <= batch.max_step_tokens - batch.decode <= most
+    with pytest.raises(WorkloadError, match="chunkTokens 0: at least 1 is needed"):
+        make_plan(a_request(chunk_tokens=0))

@@ -13,6 +13,7 @@ from strata_planner.search.exact.candidates import Pair
 from strata_planner.search.layouts.stages import Split, pair_of
 from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady
 from strata_planner.simulate import Batch, Hop, Limits, ReplicaModel, Request, StageModel, StageSeconds, simulate
+from tests.planner.builders import a_request
 
 FIXED, ROW = 10.0, 0.125  # seconds of a step, and of each of its tokens
 
@@ -24,7 +25,8 @@ def a_stage(speed: float) -> StageSeconds:
 def decoding(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int) -> int:
     """Sequences of a step, at most; one prompt at a time is computed."""
     load = Workload(prompt_tokens=prompt, output_tokens=answer, concurrency=in_flight)
-    return pair_of(load, Split(len(speeds), min(chunk, prompt)), len(speeds)).decode
+    request = a_request(workload=load, max_model_len=2048, chunk_tokens=min(chunk, prompt))
+    return pair_of(request, Split(len(speeds), 0), len(speeds)).decode
 
 
 def told(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop) -> Steady:

@@ -98,7 +98,7 @@ class Pricer:
             count = -(-batch // prefill)
             if count not in seen:
                 seen.add(count)
-                yield Pair(prefill, decode)
+                yield Pair(prefill, decode, self.request.chunk_tokens or MAX_CHUNK_TOKENS)
 
     def micro_batches(self, order: Order) -> Iterator[Candidate]:
         """The order with each of its pairs."""

@@ -13,7 +13,6 @@ import msgspec
 from strata_planner.contract.formats import FORMATS_OF_METHOD, Method
 from strata_planner.question.cluster import Cluster, Device, DeviceGroup, Node
 from strata_planner.question.request import PlanRequest
-from strata_planner.question.workload import Workload
 from strata_planner.search.exact.bounds import least_bytes
 from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
 from strata_planner.search.exact.orders import Fleet, Order, fleet_of, orders
@@ -206,7 +205,7 @@ def _narrower(request: PlanRequest) -> str:
     load = request.workload
 
     def holds(value: int) -> bool:
-        workload = Workload(load.prompt_tokens, load.output_tokens, value)
+        workload = msgspec.structs.replace(load, concurrency=value)
         return fits(replace(request, workload=workload))
 
     widest = _largest(1, load.concurrency, holds)

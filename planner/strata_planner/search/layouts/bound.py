@@ -44,7 +44,7 @@ def most_tokens_per_second(request: PlanRequest) -> float:
     even, and of memory only the KV of one layer. Exact where a layer's seconds per sequence never rise with the sequences and a step's are
     convex in its tokens, as a roofline's.
     """
-    length = min(request.max_model_len, request.workload.sequence_tokens)
+    length = min(request.max_model_len, request.workload.held_tokens)
     pricer = Pricer(replace(with_concurrency(request, 1), max_model_len=length))
     kinds: dict[tuple[int, int], tuple[DeviceClass, int]] = {}
     for each in Pool(request.cluster).classes:

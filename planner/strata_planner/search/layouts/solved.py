@@ -106,7 +106,7 @@ class _Climb:
         return best
 
     def _pair(self, split: Split) -> Pair:
-        return pair_of(self._share.workload, split, len(self._order))
+        return pair_of(self._share, split, len(self._order))
 
     def better(self, best: SolvedReplica | None, pairs: Sequence[Pair]) -> SolvedReplica | None:
         for pair in pairs:

@@ -53,10 +53,11 @@ class Split(NamedTuple):
     chunk: int
 
 
-def pair_of(load: Workload, split: Split, stages: int) -> Pair:
-    """Of a pipeline of so many stages under this load."""
+def pair_of(request: PlanRequest, split: Split, stages: int) -> Pair:
+    """Of a pipeline of so many stages."""
+    load = request.workload
     decode = -(-load.concurrency // split.parts)
-    chunk = max(split.chunk, evenly(load, decode))
+    chunk = request.chunk_tokens or max(split.chunk, evenly(load, decode))
     prefill = max(1, min(chunk // load.prompt_tokens, load.concurrency))
     most = min(chunk, prefill * load.prompt_tokens)
     decoding = math.ceil(_MORE_THAN_MEAN * load.output_tokens * most / load.prompt_tokens)
@@ -109,9 +110,8 @@ class Columns:
         request = pricers[0].request
         self.splits = splits(stages)
         self.widths = len(request.bits)
-        loads = [each.request.workload for each in pricers]
-        self.pairs = [pair_of(load, split, stages) for split in self.splits for load in loads]
-        rungs = [load.concurrency for load in loads] * len(self.splits)
+        self.pairs = [pair_of(each.request, split, stages) for split in self.splits for each in pricers]
+        rungs = [each.request.workload.concurrency for each in pricers] * len(self.splits)
         batches = [micro_batches_of(rung, stages, pair) for rung, pair in zip(rungs, self.pairs, strict=True)]
         steps = [pricers[0].prompts(pair).steps for pair in self.pairs]
         self.load = Load(self._each(rungs), self._each(batches), self._each(steps), request.workload.output_tokens)
