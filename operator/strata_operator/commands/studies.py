@@ -17,7 +17,7 @@ from strata_operator.decide.planning import compute_type_for, corrected
 from strata_operator.errors import InvalidInputError
 from strata_planner.answer.compared import Compared, Told, compared
 from strata_planner.answer.front import Width, front
-from strata_planner.answer.next_device import Offer, Ranked, next_device
+from strata_planner.answer.next_device import THOROUGH, Offer, Ranked, next_device
 from strata_planner.answer.studies import front_table, next_device_table, what_if_table
 from strata_planner.answer.what_if import what_if
 from strata_planner.contract.plan import Plan
@@ -120,7 +120,7 @@ class Studies:
             with _bar("what if", len(self._variants)) as told:
                 best, rows = what_if(self.request, best, self._variants, told)
         if self._offers:
-            with _bar("next device", len(self._offers)) as told:
+            with _bar("next device", len(self._offers) + min(len(self._offers), 2 * THOROUGH)) as told:
                 best, ranked = next_device(self.request, best, self._offers, told)
         base = compared(AS_IT_IS, self.request, best, value_of_plan(self.request, best))
         return Found(best, base, tuple(rows), tuple(ranked), tuple(widths))

@@ -15,7 +15,7 @@ from strata_planner.question.cluster import Cluster
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.metric import value_of_plan
 
-_THOROUGH = 3  # of the types that gain most, and of those that gain most for their price
+THOROUGH = 3  # of the types that gain most, and of those that gain most for their price
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Ranked:
 
 
 def next_device(
-    request: PlanRequest, plan: Plan, offers: Sequence[Offer], told: Told = tell_nobody, thorough: int = _THOROUGH
+    request: PlanRequest, plan: Plan, offers: Sequence[Offer], told: Told = tell_nobody, thorough: int = THOROUGH
 ) -> tuple[Plan, list[Ranked]]:
     """The plan, or a better one that a search found on the request's own devices; and the offers, best gain first, those without a plan
     last. `thorough`: how many are searched long, by either ranking.

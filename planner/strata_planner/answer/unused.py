@@ -6,6 +6,7 @@ that there is), the exact solver says what it comes to. What turns out to be bet
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import msgspec
 
@@ -27,6 +28,7 @@ from strata_planner.search.planning import IDLE, PlanOutcome
 _ROUNDS = 3  # times that the plan may turn out to be better with an idle device
 _MOST_SOLVED = 8  # classes of idle devices; of more the estimate has to do
 _SECONDS = 2.0  # of solving one layout
+_NO_MEMORY = "no memory is left beside what the framework takes of it"
 _SAME = 1e-6  # plans whose values are apart by less are equally good
 
 
@@ -74,17 +76,14 @@ class _Idle:
         self._genetic = Genetic(self._pipelines, goal_of(request), costs)
 
     def reasons(self) -> tuple[UnusedDevices, ...] | Layout:
-        """Or the layout that is better than the plan."""
-        told = [
-            _told(devices, "no memory is left beside what the framework takes of it")
-            for devices in self._without_memory()
-        ]
+        """Or the layout that is better than the plan. Devices of one type and one reason are told of together."""
+        told = {(devices[0].type, _NO_MEMORY): devices for devices in self._without_memory()}
         for number, (idle, devices) in enumerate(self._classes()):
             reason = self._why(idle, solved=number < _MOST_SOLVED)
             if isinstance(reason, Layout):
                 return reason
-            told.append(_told(devices, reason))
-        return tuple(told)
+            told.setdefault((devices[0].type, reason), []).extend(devices)
+        return tuple(_told(devices, reason) for (_, reason), devices in told.items())
 
     def _without_memory(self) -> Iterator[list[Accelerator]]:
         none: dict[str, list[Accelerator]] = {}
@@ -105,7 +104,12 @@ class _Idle:
                 counts, devices = found.setdefault(key, ([0] * len(self._pool.classes), []))
                 counts[c] = len(idle)
                 devices.extend(idle)
-        yield from ((tuple(counts), devices) for counts, devices in found.values())
+        kinds = [kind for kind, _ in found]
+        firsts = sorted(
+            range(len(kinds)), key=lambda place: place != kinds.index(kinds[place])
+        )  # each kind once, then the others
+        classes = [(tuple(counts), devices) for counts, devices in found.values()]
+        yield from (classes[place] for place in firsts)
 
     def _why(self, idle: Composition, *, solved: bool) -> str | Layout:
         first = next(c for c, count in enumerate(idle) if count)
@@ -119,8 +123,10 @@ class _Idle:
         scored = [(score, each) for each in places if (score := self._estimate(each)) is not None]
         if not scored:
             return f"all {self._request.workload.concurrency} sequences in flight are better served without it"
-        _, best = max(scored, key=lambda pair: pair[0])
-        return self._solved(best) if solved else f"not better {best.how}, by the search's estimates"
+        score, best = max(scored, key=lambda pair: pair[0])
+        if solved or score > self._genetic.judged(self._parts).score:
+            return self._solved(best)
+        return f"not better {best.how}, by the search's estimates"
 
     def _holds_a_layer(self, c: int) -> bool:
         """By the layouts' own table: the fewest bits, one sequence in flight, in the middle of a pipeline."""
@@ -132,7 +138,7 @@ class _Idle:
 
     def _places(self, one: Composition, idle: Composition) -> Iterator[_Place]:
         """One device of the class, and all of it that are idle: as a replica, or in one of the replicas that there are."""
-        parts = self._parts()
+        parts = self._parts
         most_replicas, most_stages = self._request.max_replicas, self._request.max_stages
         for unit in dict.fromkeys((one, idle)):
             count = sum(unit)
@@ -146,6 +152,7 @@ class _Idle:
                 where = f" of replica {r}" if len(parts) > 1 else ""
                 yield _Place(genome, r, f"with {them} as {stages} more{where}", "maxStages" if full else "")
 
+    @cached_property
     def _parts(self) -> tuple[Composition, ...]:
         """The plan's replicas as the search deals them out."""
         where = {device.place: c for c, each in enumerate(self._pool.classes) for device in each.devices}
@@ -182,7 +189,7 @@ class _Idle:
         worse = -gain(value, self._value)
         said = Metric.for_request(self._request).said(value)
         if worse < 0.0005:
-            return f"the plan is as good without it: {place.how} {said}"
+            return f"the plan is as good without it: {said} {place.how}"
         bound = layout_plan(layout).prediction.bound_by
         if self._request.objective.goal == "cost":
             return f"costs more than it gives: {place.how} {said}, {worse:.1%} worse"

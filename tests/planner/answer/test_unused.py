@@ -52,6 +52,10 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
         {"cluster": a_cluster(64, 64, link=FAR), "workload": ONE},
         "bound by decode hop after stage 0",
     ),
+    "no sequence for it": (
+        {"cluster": a_cluster(64, 64, 64, speeds=(1, 1, 0.001)), "max_stages": 1, "workload": Workload(8, 8, 2)},
+        "all 2 sequences in flight are better served without it",
+    ),
     "not worth its price": (
         {"cluster": priced(1.0, 9.0), "objective": Objective("cost")},
         "costs more than it gives: with it as a ",

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from strata_planner.contract.plan import Plan
 from strata_planner.question.cluster import Cluster, Link
-from strata_planner.question.request import PlanRequest
+from strata_planner.question.request import PlanRequest, Solver
 from strata_planner.search.canonical import canonical
 from strata_planner.search.layouts.clusters import grouped
 from strata_planner.search.layouts.pool import Pool
@@ -19,8 +19,9 @@ from strata_planner.search.planning import make_plan
 from tests.laws import share
 from tests.planner.builders import a_cluster, a_request
 
-laws = settings(max_examples=share(4), deadline=None)
+laws = settings(max_examples=share(12), deadline=None)
 PAIRS = [("a", "b"), ("a", "c"), ("b", "c")]
+SOLVERS = st.sampled_from(["layout", "pipeline"])
 rates = st.sampled_from([0.001, 0.01, 10.0])
 
 
@@ -30,7 +31,7 @@ def joined(links: list[Link], memory: tuple[float, ...] = (1.2, 1.2, 1.2)) -> Pl
 
 
 def planned(request: PlanRequest) -> Plan:
-    return make_plan(request).plan
+    return make_plan(request, quick=True).plan
 
 
 @st.composite
@@ -40,17 +41,18 @@ def directed(draw: st.DrawFn) -> list[Link]:
 
 
 @laws
-@given(st.lists(rates, min_size=3, max_size=3))
-def test_two_equal_directions_are_one_link(gbps: list[float]) -> None:
+@given(st.lists(rates, min_size=3, max_size=3), SOLVERS)
+def test_two_equal_directions_are_one_link(gbps: list[float], solver: Solver) -> None:
     both = [Link(a, b, each) for (a, b), each in zip(PAIRS, gbps, strict=True)]
     each_way = [Link(*way, link.gbps, one_way=True) for link in both for way in link.directions]
-    assert planned(joined(both)) == planned(joined(each_way))
+    one, other = (replace(joined(links), solver=solver) for links in (both, each_way))
+    assert planned(one) == planned(other)
 
 
 @laws
-@given(directed(), st.randoms(use_true_random=False))
-def test_names_and_order_change_nothing(links: list[Link], draw: Random) -> None:
-    request = joined(links, (1.2, 1.6, 2.0))
+@given(directed(), SOLVERS, st.randoms(use_true_random=False))
+def test_names_and_order_change_nothing(links: list[Link], solver: Solver, draw: Random) -> None:
+    request = replace(joined(links, (1.2, 1.6, 2.0)), solver=solver)
     new = dict(zip("abc", draw.sample("pqrstu", 3), strict=True))
     nodes = [structs.replace(node, name=new[node.name]) for node in request.cluster.nodes]
     renamed = [structs.replace(link, source=new[link.source], target=new[link.target]) for link in links]
@@ -62,9 +64,9 @@ def test_names_and_order_change_nothing(links: list[Link], draw: Random) -> None
 
 @pytest.mark.parametrize("solver", ["auto", "layout", "pipeline"])
 @pytest.mark.parametrize("way", [("a", "b"), ("b", "a")])
-def test_hidden_states_go_the_quick_way(solver: str, way: tuple[str, str]) -> None:
+def test_hidden_states_go_the_quick_way(solver: Solver, way: tuple[str, str]) -> None:
     slow = Link(way[1], way[0], 0.0001, 1.0, one_way=True)
-    request = replace(joined([slow], (1.7, 1.7)), solver=solver)  # type: ignore[arg-type]
+    request = replace(joined([slow], (1.7, 1.7)), solver=solver)
     (replica,) = planned(request).replicas
     assert tuple(stage.node for stage in replica.stages) == way
 
