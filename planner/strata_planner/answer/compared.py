@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from strata_planner.answer.unused import with_unused
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import PlannerError
 from strata_planner.question.cluster import Cluster
@@ -87,7 +88,8 @@ def planned_beside(request: PlanRequest, plan: Plan, own: Cluster, *, quick: boo
     """
     stays = is_whole(plan, own, request.cluster)
     try:
-        found = make_plan(request, [plan], quick=quick).plan
+        outcome = make_plan(request, [plan], quick=quick)
+        found = outcome.plan if quick else with_unused(request, outcome).plan  # each idle device forced in, too
     except PlannerError:
         if stays:
             return plan

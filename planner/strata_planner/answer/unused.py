@@ -14,7 +14,7 @@ from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.plan import Plan, UnusedDevices
 from strata_planner.errors import InfeasibleError
 from strata_planner.question.cluster import Accelerator, DeviceGroup
-from strata_planner.question.request import ONE_PIPELINE, PlanRequest
+from strata_planner.question.request import ONE_PIPELINE, REFERENCES, PlanRequest
 from strata_planner.search.canonical import canonical
 from strata_planner.search.layouts.genetic import Genetic, Genome
 from strata_planner.search.layouts.goals import goal_of
@@ -25,10 +25,11 @@ from strata_planner.search.layouts.stages import Split
 from strata_planner.search.metric import Metric, gain, value_of_plan
 from strata_planner.search.planning import IDLE, PlanOutcome
 
-_ROUNDS = 3  # times that the plan may turn out to be better with an idle device
+_ROUNDS = 8  # times that the plan may turn out to be better with an idle device
 _MOST_SOLVED = 8  # classes of idle devices; of more the estimate has to do
 _SECONDS = 2.0  # of solving one layout
 _NO_MEMORY = "no memory is left beside what the framework takes of it"
+_NO_REPLICA = "no replica with it holds the model with its KV, by the search's estimates"
 _SAME = 1e-6  # plans whose values are apart by less are equally good
 
 
@@ -47,7 +48,7 @@ def explained(request: PlanRequest, outcome: PlanOutcome) -> PlanOutcome:
     for _ in range(_ROUNDS):
         told = with_alternatives(request, outcome)
         outcome = with_unused(request, told)
-        if outcome.replicas == told.replicas:
+        if outcome.replicas is told.replicas:
             break
     return outcome
 
@@ -105,11 +106,9 @@ class _Idle:
                 counts[c] = len(idle)
                 devices.extend(idle)
         kinds = [kind for kind, _ in found]
-        firsts = sorted(
-            range(len(kinds)), key=lambda place: place != kinds.index(kinds[place])
-        )  # each kind once, then the others
         classes = [(tuple(counts), devices) for counts, devices in found.values()]
-        yield from (classes[place] for place in firsts)
+        each_kind_first = sorted(range(len(kinds)), key=lambda place: kinds.index(kinds[place]) != place)
+        yield from (classes[place] for place in each_kind_first)
 
     def _why(self, idle: Composition, *, solved: bool) -> str | Layout:
         first = next(c for c, count in enumerate(idle) if count)
@@ -119,7 +118,7 @@ class _Idle:
         one = tuple(int(c == first) for c in range(len(idle)))
         places = [each for each in self._places(one, idle) if self._holds(each)]
         if not places:
-            return "no replica that has it holds the model with its KV"
+            return _NO_REPLICA
         scored = [(score, each) for each in places if (score := self._estimate(each)) is not None]
         if not scored:
             return f"all {self._request.workload.concurrency} sequences in flight are better served without it"
@@ -174,16 +173,18 @@ class _Idle:
         try:
             layout = laid(self._free if place.breaks else self._request, place.genome, Wish(seconds=_SECONDS))
         except InfeasibleError:
-            return "no replica that has it holds the model with its KV"
+            return _NO_REPLICA
         value = layout.value(self._request)
-        if gain(value, self._value) > _SAME:
-            limit = {"maxReplicas": self._request.max_replicas, "maxStages": self._request.max_stages}.get(place.breaks)
-            if not place.breaks:
-                return layout
-            return (
-                f"placement.{place.breaks} {limit}: {place.how} the plan would be {gain(value, self._value):.1%} better"
-            )
-        return self._worse(layout, value, place)
+        better = gain(value, self._value)
+        if better <= _SAME:
+            return self._worse(layout, value, place)
+        would = f"{place.how} the plan would be {better:.1%} better"
+        if place.breaks:
+            limits = {"maxReplicas": self._request.max_replicas, "maxStages": self._request.max_stages}
+            return f"placement.{place.breaks} {limits[place.breaks]}: {would}"
+        if self._request.solver in REFERENCES:
+            return f"{would}, which the solver '{self._request.solver}' did not find"
+        return layout
 
     def _worse(self, layout: Layout, value: float, place: _Place) -> str:
         worse = -gain(value, self._value)
