@@ -67,7 +67,7 @@ def _run(options: PlanOptions) -> None:
     found = interruptible(lambda: studies.of(plan)) if studies else None
     if found is not None and not options.as_json:
         _show_studies(found, plan)
-    plan = found.plan if found else plan
+    plan = found.plan if found and running is None else plan  # one in force is kept as it was decided
     if options.picture is not None:
         _draw(options.picture, plan)
     if options.as_json:

@@ -67,12 +67,13 @@ def front(request: PlanRequest, plan: Plan, told: Told = tell_nobody) -> tuple[P
     weights = _best_for(request, rows)
     used = bits_summary(tuple(bits for stage in best.stages for bits in stage.bits))
     widths = [Width(bits, each, _remark(request, each), weights.get(bits)) for bits, each in rows]
-    return best, [*widths, Width(None, compared(used, request, best, base), CHOSEN, None)]
+    remark = f"{CHOSEN}; the checkpoint is quantized already" if request.model.quantization else CHOSEN
+    return best, [*widths, Width(None, compared(used, request, best, base), remark, None)]
 
 
 def _widths(request: PlanRequest) -> Iterable[int]:
-    """All that the method has formats for, allowed or not; of a quantized checkpoint those that it holds."""
-    return request.bits if request.model.quantization else sorted(FORMATS_OF_METHOD[request.method])
+    """All that the method has formats for, allowed or not; of a quantized checkpoint none: its bits were chosen when it was made."""
+    return [] if request.model.quantization else sorted(FORMATS_OF_METHOD[request.method])
 
 
 def _of_width(request: PlanRequest, plan: Plan, bits: int) -> Plan | str:
@@ -105,9 +106,9 @@ def _remark(request: PlanRequest, each: Compared) -> str:
 
 def _best_for(request: PlanRequest, rows: Sequence[tuple[int, Compared]]) -> dict[int, tuple[float, float]]:
     """Of each width that is best somewhere, from which weight to which: quality counts the more, the larger the weight is."""
-    if request.objective.goal == "slo":
-        return {}  # which asks for requests in time, whatever their bits
     left = {bits: each.plan for bits, each in rows if each.plan is not None}
+    if not left or request.objective.goal == "slo":
+        return {}  # that goal asks for requests in time, whatever their bits
     found: list[tuple[float, int]] = []  # from which weight on, bits
     start = 0.0
     while left:

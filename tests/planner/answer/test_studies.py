@@ -22,10 +22,10 @@ from strata_planner.question.request import Objective, PlanRequest
 from strata_planner.search.metric import gain, value_of_plan
 from strata_planner.search.planning import make_plan
 from tests.laws import share
-from tests.planner.builders import CARD, a_cluster, a_request, a_wide_model
+from tests.planner.builders import CARD, a_cluster, a_model, a_request, a_wide_model
 
 laws = settings(max_examples=share(12), deadline=None)
-memories = st.lists(st.sampled_from([1.2, 1.6, 3.0, 12.0]), min_size=1, max_size=3)
+memories = st.lists(st.sampled_from([1.2, 1.6, 3.0, 12.0]), min_size=1, max_size=2)
 GOALS = st.sampled_from([Objective(), Objective("latency"), Objective("slo", 5.0, 2.0)])
 
 
@@ -142,6 +142,14 @@ def test_each_width_is_best_where_the_front_says_so(name: str) -> None:
     assert all((each.compared.gain or 0.0) <= 0 for each in rows)  # the chosen one is the best
 
 
+def test_no_width_may_fit_by_itself() -> None:
+    """As after a change: the plan is of devices that are gone."""
+    plan = make_plan(a_request(a_cluster(300, 300), model=a_wide_model()), quick=True).plan
+    small = a_request(a_cluster(1), model=a_wide_model())
+    _, rows = front(small, plan)
+    assert all(each.remark.startswith("does not fit: ") and each.weights is None for each in rows[:-1])
+
+
 def test_widths_that_may_not_be_had_say_why() -> None:
     request = a_request(a_cluster(300, 300), model=a_wide_model(), allowed_bits=(4, 8), penalty_bound=200.0)
     _, rows = front(request, make_plan(request, quick=True).plan)
@@ -154,3 +162,10 @@ def test_widths_that_may_not_be_had_say_why() -> None:
     text = shown(front_table(rows))
     assert "* " in text
     assert "beyond maxPerplexityIncrease" in text
+
+
+def test_a_checkpoint_that_is_quantized_already_has_no_front() -> None:
+    stored = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+    request = a_request(a_cluster(64), model=a_model(quantization_config=stored))
+    _, rows = front(request, make_plan(request, quick=True).plan)
+    assert [each.remark for each in rows] == ["chosen; the checkpoint is quantized already"]
