@@ -90,6 +90,36 @@ def plan(  # noqa: PLR0913  one parameter per option
         ),
     ] = None,
     profile: LatencyProfileFile = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="CHANGE",
+            help="What other devices would change: `+2xL4@c` adds to a node, there or new, `-1xL4@a` takes away, `-b` takes the node away "
+            "(repeatable; each by itself).",
+        ),
+    ] = None,
+    next_device: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--next-device",
+            metavar="TYPE",
+            help="What one more device of the type would bring, also for its price: `all` ranks the whole catalogue (repeatable).",
+        ),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="NODE", help="The node that the next device is for; a new one by default."),
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--price", metavar="TYPE=AMOUNT", help="An hour of one device, as `hourlyCost` in the cluster (repeatable)."
+        ),
+    ] = None,
+    front: Annotated[
+        bool, typer.Option("--front", help="The best plans of 3, 4, 8 and 16 bits beside each other: rate and quality.")
+    ] = False,
 ) -> None:
     """Show which layers would run where, at which precision, and what that should give. Nothing is started.
 
@@ -100,9 +130,13 @@ def plan(  # noqa: PLR0913  one parameter per option
     Example: `strata plan -f deployment.yaml --cluster cluster.yaml`
     """
     from strata_operator.commands import plan as command
+    from strata_operator.commands.studies import StudyOptions
 
     chosen = tuple(costs or ())
-    command.run(command.PlanOptions(file, cluster, picture, running, chosen, json, measure, shapes_only, profile))
+    studies = StudyOptions(tuple(what_if or ()), tuple(next_device or ()), on, tuple(price or ()), front)
+    command.run(
+        command.PlanOptions(file, cluster, picture, running, chosen, json, measure, shapes_only, profile, studies)
+    )
 
 
 @app.command()

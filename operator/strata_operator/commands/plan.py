@@ -6,16 +6,19 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from strata_operator.api.load import read_text
 from strata_operator.commands.costs import latency_sources
 from strata_operator.commands.inputs import read_question
 from strata_operator.commands.profile import profiles_for
+from strata_operator.commands.studies import Found, Studies, StudyOptions
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
-from strata_operator.local.view import show_plan
-from strata_planner.answer.alternatives import with_alternatives
+from strata_operator.local.view import FILE_WIDTH, show_plan
+from strata_planner.answer.explain import render_plan
 from strata_planner.answer.picture import picture as draw
+from strata_planner.answer.unused import explained
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import ContractError
 from strata_planner.replan.decision import replan
@@ -36,6 +39,7 @@ class PlanOptions:
     measure: bool
     shapes_only: bool
     profile: Path | None = None
+    studies: StudyOptions | None = None
 
 
 def run(options: PlanOptions) -> None:
@@ -49,6 +53,7 @@ def run(options: PlanOptions) -> None:
 
 
 def _run(options: PlanOptions) -> None:
+    asked_more = options.studies is not None and options.studies.check()
     sources = latency_sources(options.costs)
     running = _read_plan(options.running) if options.running else None
     question = read_question(
@@ -56,15 +61,33 @@ def _run(options: PlanOptions) -> None:
     )
     profiles = profiles_for(question, options.profile, kept=options.measure)
     request = replace(question.request, latency_sources=(*profiles, *sources))
+    studies = Studies(options.studies, question, request) if asked_more and options.studies else None
+    request = studies.request if studies else request
     plan = _show_anew(request, options) if running is None else _show_change(request, running, options)
+    found = interruptible(lambda: studies.of(plan)) if studies else None
+    if found is not None and not options.as_json:
+        _show_studies(found, plan)
+    plan = found.plan if found and running is None else plan  # one in force is kept as it was decided
     if options.picture is not None:
         _draw(options.picture, plan)
     if options.as_json:
-        sys.stdout.write(msgspec.json.format(plan.encode(), indent=2).decode() + "\n")
+        shown = plan.encode() if found is None else msgspec.json.encode({"plan": plan, **found.as_json()})
+        sys.stdout.write(msgspec.json.format(shown, indent=2).decode() + "\n")
+
+
+def _show_studies(found: Found, plan: Plan) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    if found.plan is not plan:
+        console.print(Text("a better plan was found on the way; the tables below are beside this one:"))
+        console.print(render_plan(found.plan), highlight=False)
+    for table in found.tables():
+        console.print(table, highlight=False)
 
 
 def _show_anew(request: PlanRequest, options: PlanOptions) -> Plan:
-    outcome = interruptible(lambda: with_alternatives(request, make_plan(request)))
+    outcome = interruptible(lambda: explained(request, make_plan(request)))
     if not options.as_json:
         show_plan(outcome, Console())
     return outcome.plan

@@ -303,17 +303,21 @@ def _own_slot_pods(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]])
 
 def _links(nodes: Sequence[Node], table: LinkTable) -> Iterable[Link]:
     """Links that differ from the default: between nodes whose topology labels differ."""
-    named = {frozenset((link.source, link.target)): link.rate for link in table.named}
+    named = {direction: link.rate for link in table.named for direction in link.directions}
     for one, other in combinations(nodes, 2):
-        rate = _rate(one, other, table, named)
-        if rate != table.within_zone:
-            yield Link(one.name, other.name, rate.gbps, rate.latency_ms)
+        there, back = _rate(one, other, table, named), _rate(other, one, table, named)
+        if there == back != table.within_zone:
+            yield Link(one.name, other.name, there.gbps, there.latency_ms)
+        elif there != back:
+            yield Link(one.name, other.name, there.gbps, there.latency_ms, one_way=True)
+            yield Link(other.name, one.name, back.gbps, back.latency_ms, one_way=True)
 
 
-def _rate(one: Node, other: Node, table: LinkTable, named: Mapping[frozenset[str], LinkRate]) -> LinkRate:
+def _rate(one: Node, other: Node, table: LinkTable, named: Mapping[tuple[str, str], LinkRate]) -> LinkRate:
+    """From the one node to the other."""
     for pair in ((one.zone, other.zone), (one.region, other.region)):
-        if all(pair) and frozenset(pair) in named:
-            return named[frozenset(pair)]
+        if all(pair) and pair in named:
+            return named[pair]
     if one.region and other.region and one.region != other.region:
         return table.between_regions
     return table.between_zones if one.zone and other.zone and one.zone != other.zone else table.within_zone

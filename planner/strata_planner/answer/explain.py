@@ -15,12 +15,15 @@ from strata_planner.search.exact.search import SearchStats
 from strata_planner.search.planning import PlanOutcome
 from strata_planner.units import human_bytes
 
+_MOST_NAMES = 4  # of nodes in a line
+
 
 def render_plan(plan: Plan, outcome: PlanOutcome | None = None) -> RenderableType:
     """Everything a person needs to judge the plan; with the outcome also how it was found."""
     parts: list[RenderableType] = [stage_table(plan), *map(Text, summary_lines(plan))]
     if outcome is not None:
         parts += [Text(search_line(outcome.stats)), *(Text(f"note: {note}") for note in outcome.notes)]
+    parts += map(Text, unused_lines(plan))
     if plan.alternatives:
         parts.append(alternatives_table(plan))
     return Group(*parts)
@@ -115,6 +118,16 @@ def _in_flight(plan: Plan) -> str:
         if count > 1
         else "one request follows the other"
     )
+
+
+def unused_lines(plan: Plan) -> list[str]:
+    """Which devices serve nothing, and why."""
+    return [f"unused: {each.count} x {each.type} on {_some(each.nodes)}: {each.reason}" for each in plan.unused]
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _in_perplexity(plan: Plan) -> str:

@@ -127,6 +127,15 @@ class Alternative(Value, frozen=True):
     rejected_because: str
 
 
+class UnusedDevices(Value, frozen=True):
+    """`count` equal devices on these nodes that the plan leaves idle, and why."""
+
+    type: str
+    nodes: tuple[str, ...]
+    count: int
+    reason: str
+
+
 class Plan(Value, frozen=True):
     """The plan in force for one deployment in one epoch. `decode` checks what a schema cannot say."""
 
@@ -140,6 +149,7 @@ class Plan(Value, frozen=True):
     replicas: tuple[Replica, ...]
     prediction: Prediction
     alternatives: tuple[Alternative, ...] = ()
+    unused: tuple[UnusedDevices, ...] = ()
 
     @property
     def stages(self) -> tuple[Stage, ...]:

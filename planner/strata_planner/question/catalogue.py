@@ -3,6 +3,9 @@
 Read by `cluster` when it resolves a device's type. Knows no cluster and no model.
 """
 
+import json
+import re
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 
@@ -11,8 +14,16 @@ import yaml
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.values import Value, from_builtins
+from strata_planner.question.reading import suggestion
 
 CPU = "cpu"
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.-]|^[0-9.-]|^(null|true|false|yes|no|on|off|y|n)$", re.IGNORECASE)
+# A profile with every field that is needed, as one line of YAML.
+_EXAMPLE = (
+    "profiles: {{{name}: {{type: {name}, memoryBytes: 48Gi, bandwidthBytesPerSecond: 800.0e+9, flopsPerSecond: 150.0e+12, "
+    "float32FlopsPerSecond: 40.0e+12, decodeEfficiency: {{dense: 0.7, int8: 0.6, int4: 0.4, int3: 0.3}}, "
+    "prefillEfficiency: {{dense: 0.6, int8: 0.5, int4: 0.5, int3: 0.4}}, layerOverheadSeconds: 0.00015, source: my datasheet}}}}"
+)
 _MIB = 1 << 20
 
 
@@ -117,6 +128,18 @@ class Catalogue(Value, frozen=True):
             layer_overhead_seconds=self.cpu.layer_overhead_seconds,
             source="assumed",
         )
+
+
+def unknown_type(type_: str, others: Iterable[str] = ()) -> str:
+    """What is wrong with a device type that nobody knows, and what to write into a cluster file. `others`: types with profiles there."""
+    known = sorted({*catalogue().devices, CPU, *others})
+    name = json.dumps(type_) if _NOT_PLAIN.search(type_) or not type_ else type_
+    meant = suggestion(type_, known, what="types")
+    guess = f" {meant}" if meant.endswith("?") else ""
+    return (
+        f"device type '{type_}' is unknown.{guess} The types here are {', '.join(known)}. A label of GPU feature discovery or of AMD's node "
+        f"labeller does too. Or describe it in the cluster file by the figures of its datasheet: {_EXAMPLE.format(name=name)}"
+    )
 
 
 def _plain(label: str) -> str:

@@ -19,7 +19,7 @@ import yaml
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.values import ContractError, Value, from_builtins
 from strata_planner.errors import ClusterError
-from strata_planner.question.catalogue import CPU, catalogue
+from strata_planner.question.catalogue import CPU, catalogue, unknown_type
 from strata_planner.question.nodes import Device, Link, LinkRate, Node, is_positive, problems_of_nodes, problems_of_rate
 from strata_planner.question.reading import load_yaml, problems_in, suggestion
 
@@ -155,17 +155,19 @@ class Cluster(Value, frozen=True, dict=True):
         return min((self.link(*pair) for pair in pairs), key=lambda link: link.gbps)
 
     def link(self, source: Accelerator, target: Accelerator) -> LinkRate:
-        """How activations get from one device to the next: inside a node by its interconnect, else over the network."""
+        """How activations get from one device to the next: inside a node by its interconnect, else over the network, in this
+        direction.
+        """
         if source.node == target.node:
             return self.intra_node or _interconnect(source, target)
-        rate = self._own_rates.get(frozenset((source.node, target.node)), self.default_link)
+        rate = self.own_rates.get((source.node, target.node), self.default_link)
         assert rate is not None, "every pair of nodes is joined"
         return rate
 
     @cached_property
-    def _own_rates(self) -> dict[frozenset[str], LinkRate]:
-        """Of each pair of nodes that a link names, both ways."""
-        return {frozenset((link.source, link.target)): link.rate for link in self.links}
+    def own_rates(self) -> dict[tuple[str, str], LinkRate]:
+        """From one node to another, of those that a link names: what replaces the default link."""
+        return {direction: link.rate for link in self.links for direction in link.directions}
 
     def cpu_threads(self) -> tuple[int, ...]:
         """Thread counts (0: not said) of CPU devices without a profile of their own: what is worth measuring."""
@@ -230,7 +232,7 @@ class Cluster(Value, frozen=True, dict=True):
 
     def _problems_of_links(self) -> Iterator[str]:
         names = {node.name for node in self.nodes}
-        said: dict[frozenset[str], Link] = {}
+        said: dict[tuple[str, str], Link] = {}
         for number, link in enumerate(self.links):
             path, pair = f"links[{number}]", frozenset((link.source, link.target))
             missing = sorted(pair - names)
@@ -242,12 +244,13 @@ class Cluster(Value, frozen=True, dict=True):
             if len(pair) == 1:
                 yield f"{path}: joins {link.source} with itself; say how fast devices of one node are joined by intraNode"
             yield from problems_of_rate(link.rate, path)
-            other = said.setdefault(pair, link)
-            if other.rate != link.rate:
+            others = [said.setdefault(direction, link) for direction in link.directions]
+            other = next((each for each in others if each.rate != link.rate), None)
+            if other is not None:
                 yield (
                     f"{path}: joins {link.source} and {link.target} by {link.gbps:g} Gbps and {link.latency_ms:g} ms, and another "
                     f"link by {other.gbps:g} Gbps and {other.latency_ms:g} ms; a link counts both ways: keep one, the slower where "
-                    "they differ"
+                    "they differ, or give each direction a link of its own with oneWay: true"
                 )
         for field, rate in (("defaultLink", self.default_link), ("intraNode", self.intra_node)):
             yield from problems_of_rate(rate, field) if rate else ()
@@ -259,11 +262,7 @@ def _resolved(node: Node, device: Device, index: int, profiles: Mapping[str, Dev
     """Raises ClusterError."""
     name = _catalogue_name(device, profiles)
     if name is None:
-        known = sorted({*catalogue().devices, CPU, *profiles})
-        raise ClusterError(
-            f"node '{node.name}': device type '{device.type}' is unknown. Use one of {', '.join(known)}, a GPU feature "
-            "discovery product label of these, or describe it under 'profiles' in the cluster"
-        )
+        raise ClusterError(f"node '{node.name}': {unknown_type(device.type, profiles)}")
     profile = _merged(device, profiles.get(name) or catalogue().profile(name))
     rule = CUDA_USABLE_FRACTION if name != CPU else CPU_USABLE_FRACTION
     fraction = rule if device.usable_fraction is None else device.usable_fraction
@@ -319,8 +318,13 @@ def _interconnect(source: Accelerator, target: Accelerator) -> LinkRate:
     return LinkRate(gbps=slower * 8 / 1e9, latency_ms=0.05 if CPU in {source.name, target.name} else 0.01)
 
 
-def _problems_of_joins(names: list[str], joined: Collection[frozenset[str]]) -> Iterator[str]:
-    apart = [f"{a}-{b}" for at, a in enumerate(names) for b in names[at + 1 :] if frozenset((a, b)) not in joined]
+def _problems_of_joins(names: list[str], joined: Collection[tuple[str, str]]) -> Iterator[str]:
+    apart = [
+        f"{a}-{b}" if (b, a) not in joined else f"{a} to {b}"
+        for at, a in enumerate(names)
+        for place, b in enumerate(names)
+        if a != b and (a, b) not in joined and (place > at or (b, a) in joined)
+    ]
     if apart:
         some = ", ".join(apart[:5]) + (f" and {len(apart) - 5} more" if len(apart) > 5 else "")
         yield (

@@ -56,16 +56,23 @@ class LinkRate(Value, frozen=True):
 
 
 class Link(Value, frozen=True):
-    """What replaces the default link between two nodes, both ways."""
+    """What replaces the default link between two nodes: both ways, or from `source` to `target` alone where it is `one_way`."""
 
     source: str = msgspec.field(name="from")
     target: str = msgspec.field(name="to")
     gbps: float
     latency_ms: float = 0.1
+    one_way: bool = False
 
     @property
     def rate(self) -> LinkRate:
         return LinkRate(gbps=self.gbps, latency_ms=self.latency_ms)
+
+    @property
+    def directions(self) -> tuple[tuple[str, str], ...]:
+        """From where to where it carries."""
+        there = (self.source, self.target)
+        return (there,) if self.one_way else (there, (self.target, self.source))
 
 
 def problems_of_nodes(nodes: tuple[Node, ...]) -> Iterator[str]:

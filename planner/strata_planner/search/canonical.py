@@ -29,10 +29,11 @@ def _sorted_devices(node: Node) -> Node:
 def _refined(cluster: Cluster, colour: dict[str, bytes]) -> dict[str, bytes]:
     """Each node's colour, then that with its neighbours', until no two more are told apart."""
     joined: dict[str, list[tuple[bytes, str]]] = {name: [] for name in colour}
-    for link in cluster.links:
-        rate = msgspec.json.encode(link.rate)
-        joined[link.source].append((rate, link.target))
-        joined[link.target].append((rate, link.source))
+    rates = {direction: msgspec.json.encode(rate) for direction, rate in cluster.own_rates.items()}
+    usual = msgspec.json.encode(cluster.default_link)
+    for pair in {direction for a, b in rates for direction in ((a, b), (b, a))}:
+        there, back = pair, (pair[1], pair[0])
+        joined[pair[0]].append((rates.get(there, usual) + rates.get(back, usual), pair[1]))
     while True:
         finer = {
             name: _digest([mine, *sorted(rate + colour[other] for rate, other in joined[name])])

@@ -33,9 +33,11 @@ from strata_planner.search.prediction import predict
 
 __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
 
+IDLE = "devices stay idle: they would not help this goal"
 _PROVEN_GAP = 1e-5  # what is left between a plan and its bound when nothing better is to be found
 _PROVEN_DEVICES = 6  # with so many, one pipeline of them is proven within a second or two
 _PROOF_SECONDS = 10.0
+_QUICK_SECONDS, _QUICK_STALL = 5.0, 100
 
 
 @dataclass(frozen=True)
@@ -49,19 +51,21 @@ class PlanOutcome:
     improvements: tuple[tuple[float, float], ...] = ()  # seconds since the start, the value by the request's metric
 
 
-def make_plan(request: PlanRequest, hints: Sequence[Plan] = ()) -> PlanOutcome:
+def make_plan(request: PlanRequest, hints: Sequence[Plan] = (), *, quick: bool = False) -> PlanOutcome:
     """The best plan by the request's metric that is found; `hints`: plans whose grouping of devices is tried too, a running one say.
+    `quick`: after one short search that proves little, for plans that are only compared.
 
     Raises InputError for a wrong request and InfeasibleError, with reasons, where nothing fits.
     """
     request.check()
     request = replace(request, cluster=canonical(request.cluster))
     if request.solver in ONE_PIPELINE:
-        return _pipeline(request)
-    return _outcome(request, _searched(request, hints))
+        limit = min(_QUICK_SECONDS, request.time_limit_seconds) if quick else request.time_limit_seconds
+        return _pipeline(replace(request, time_limit_seconds=limit))
+    return _outcome(request, _searched(request, hints, quick=quick))
 
 
-def _searched(request: PlanRequest, hints: Sequence[Plan]) -> Layout:
+def _searched(request: PlanRequest, hints: Sequence[Plan], *, quick: bool) -> Layout:
     """Replicas; and beside them, where the devices are few, the pipeline that is proven to be the least by LLM-PQ's objective."""
     pool = Pool(request.cluster)
     alone = replace(request, solver="pipeline", objective=Objective(), tensor_parallel=(1,))
@@ -69,11 +73,13 @@ def _searched(request: PlanRequest, hints: Sequence[Plan]) -> Layout:
         raise InfeasibleError(reasons(alone))
     starts = [start for plan in hints if (start := _start(pool, plan))]
     asked = narrowings(request)
-    wish = Wish(seconds=request.time_limit_seconds / len(asked))
+    limit = min(_QUICK_SECONDS, request.time_limit_seconds) if quick else request.time_limit_seconds
+    seconds = limit / len(asked)
+    wish = Wish(seconds=seconds, thorough=not quick, stall=_QUICK_STALL if quick else None)
     wishes = (wish, *(replace(wish, thorough=False) for _ in asked[1:]))  # of fewer widths one population is enough
     tried = (_laid_out(each, starts, wished) for each, wished in zip(asked, wishes, strict=True))
     found = [layout for layout in tried if layout is not None]
-    few = sum(pool.whole) <= _PROVEN_DEVICES and request.objective.goal == "throughput"
+    few = not quick and sum(pool.whole) <= _PROVEN_DEVICES and request.objective.goal == "throughput"
     if request.solver == "auto" and 1 in request.tensor_parallel and (few or not found or _mixes(request)):
         found += _pipeline_as_layout(request)
     if not found and 1 not in request.tensor_parallel:
@@ -171,7 +177,7 @@ def _outcome(request: PlanRequest, found: Layout) -> PlanOutcome:
             f"the search was cut at planning.timeLimitSeconds, {request.time_limit_seconds:g} s: another run may find another plan"
         )
     if found.idle:
-        notes.append(f"{found.idle} devices stay idle: they would not help this goal")
+        notes.append(f"{found.idle} {IDLE}")
     return PlanOutcome(plan, stats, tuple(notes), found.replicas, found.stats.improvements)
 
 

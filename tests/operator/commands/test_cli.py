@@ -1,6 +1,8 @@
 """The command line: what each wrong input says, on stderr, with which exit code; and `plan --json` as others script it."""
 
+import json
 import logging
+import re
 import signal
 import socket
 import subprocess
@@ -111,6 +113,57 @@ def test_plan_for_people_shows_stages_and_prediction(strata: Strata, inputs: Inp
     assert ended.code == 0
     for part in ("cpu #0", "0-5", "6-11", "6x16", "predicted", "tokens/s"):
         assert part in ended.out
+
+
+def test_other_devices_are_compared(strata: Strata, inputs: Inputs) -> None:
+    asked = ("--what-if", "+1xcpu@c", "--what-if", "-b", "--price", "cpu=0.1")
+    ended = strata("plan", *inputs.write(more="planning: {solver: layout}").arguments, *asked, "--json")
+    assert ended.code == 0
+    told = json.loads(ended.out)
+    more, fewer = told["whatIf"]
+    assert (more["name"], fewer["name"]) == ("+1xcpu@c", "-b")
+    assert more["gain"] >= 0 >= fewer["gain"]
+    assert fewer["hourlyCost"] == 0.1
+    assert Plan.decode(json.dumps(told["plan"])).num_layers == 12
+
+
+def test_the_next_device_and_the_precisions_are_shown(strata: Strata, inputs: Inputs) -> None:
+    ended = strata(
+        "plan",
+        *inputs.write(more="planning: {solver: layout}").arguments,
+        "--next-device",
+        "L4",
+        "--price",
+        "L4=0.5",
+        "--front",
+    )
+    assert ended.code == 0
+    for part in ("next device", "L4", "(best)", "precision", "3 bits", "16 bits", "* 24x16", "chosen"):
+        assert part in ended.out
+
+
+def test_every_device_that_serves_nothing_has_its_reason(strata: Strata, inputs: Inputs) -> None:
+    ended = strata("plan", *inputs.write(more="placement: {maxReplicas: 1, maxStages: 1}").arguments)
+    assert re.search(r"unused: 1 x cpu on [ab]: placement.maxReplicas 1: with it as a replica", ended.out)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("--what-if", "+1xL5@a", "--what-if", "-c"), ["--what-if: not accepted", "'L5' is unknown", "no node 'c'"]),
+        (("--next-device", "L5"), ["--next-device: not accepted", "'L5' is unknown", "profiles: {L5: "]),
+        (("--what-if", "-b", "--price", "L4"), ["'L4' is no price: write TYPE=AMOUNT"]),
+        (("--price", "L4=1"), ["add --what-if or --next-device"]),
+        (("--on", "a"), ["--on a says nothing without --next-device"]),
+    ],
+)
+def test_what_cannot_be_compared_is_told_at_once(
+    strata: Strata, inputs: Inputs, asked: tuple[str, ...], words: list[str]
+) -> None:
+    ended = strata("plan", *inputs.arguments, *asked)
+    assert (ended.code, ended.out) == (2, "")
+    for each in words:
+        assert each in ended.err
 
 
 def test_a_running_plan_is_changed_no_more_than_pays(strata: Strata, inputs: Inputs, tmp_path: Path) -> None:

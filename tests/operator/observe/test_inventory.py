@@ -11,7 +11,7 @@ from strata_operator.errors import InvalidInputError
 from strata_operator.observe.inventory import Inventory, InventoryOptions, LinkTable, take_inventory
 from strata_operator.render.requests import amounts, pod_requests
 from strata_operator.render.slots import SLOT_IDLE_BYTES, Claim
-from strata_planner.question.cluster import Device, Link
+from strata_planner.question.cluster import Device, Link, LinkRate
 from tests.operator.builders import NodeBuilder, PodBuilder, a_deployment, a_node, a_pod
 from tests.planner.question.test_cluster import ODD_YAML
 
@@ -259,6 +259,13 @@ def test_links_follow_zones_and_regions() -> None:
     named = InventoryOptions(links=LinkTable(named=(Link("1", "2", 100.0),)))
     found = take_inventory(CHAT, [node.build() for node in nodes], [], options=named).cluster
     assert {link.gbps for link in found.links if "c" in {link.source, link.target}} == {100.0, 0.5}
+
+
+def test_named_links_may_differ_by_direction() -> None:
+    nodes = [t4("a").in_zone("1", "n").build(), t4("c").in_zone("2", "n").build()]
+    options = InventoryOptions.from_yaml("links: {named: [{from: '2', to: '1', gbps: 1, oneWay: true}]}", "f")
+    cluster = take_inventory(CHAT, nodes, [], options=options).cluster
+    assert cluster.own_rates == {("a", "c"): LinkRate(5.0, 2.0), ("c", "a"): LinkRate(1.0, 0.1)}
 
 
 def test_options_come_from_a_file() -> None:

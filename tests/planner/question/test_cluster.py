@@ -1,6 +1,7 @@
 """Clusters as users write them: what resolves to what, and what is refused in which words."""
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -54,6 +55,15 @@ def test_links() -> None:
     assert Cluster(cluster.nodes, intra_node=LinkRate(gbps=1)).link(first, second) == LinkRate(gbps=1)
 
 
+def test_links_may_differ_by_direction() -> None:
+    nodes = "nodes: [{name: a, devices: [{type: T4}]}, {name: b, devices: [{type: T4}]}]"
+    cluster = Cluster.from_yaml(
+        f"{nodes}\nlinks: [{{from: a, to: b, gbps: 1, oneWay: true}}]\ndefaultLink: {{gbps: 5}}"
+    )
+    a, b = cluster.accelerators()
+    assert (cluster.link(a, b).gbps, cluster.link(b, a).gbps) == (1, 5)
+
+
 def test_a_users_profile_describes_an_unknown_product() -> None:
     text = """
 nodes: [{name: a, devices: [{type: X100}]}]
@@ -102,6 +112,22 @@ def test_overrides() -> None:
     first, *_, last = cluster.accelerators()
     assert first.usable_bytes == (15360 << 20) // 2 - CUDA_OVERHEAD_BYTES
     assert cluster.link(first, last).gbps == 3
+
+
+@pytest.mark.parametrize("name", ["X100", "Quadro 9000", "5090 Ti", "no"])
+def test_what_the_error_of_an_unknown_type_says_to_write_describes_it(name: str) -> None:
+    nodes = f'nodes: [{{name: a, devices: [{{type: "{name}"}}]}}]'
+    with pytest.raises(ClusterError, match=f"device type '{name}' is unknown") as error:
+        Cluster.from_yaml(nodes)
+    (written,) = re.findall(r"profiles: \{.*\}\}", str(error.value))
+    (device,) = Cluster.from_yaml(f"{nodes}\n{written}").accelerators()
+    assert (device.type, device.profile.memory_bytes) == (name, 48 << 30)
+
+
+@pytest.mark.parametrize(("slip", "meant"), [("A100-80", "A100-80GB"), ("RTX-509", "RTX-5090"), ("MI300", "MI300X")])
+def test_a_slip_in_a_type_is_told(slip: str, meant: str) -> None:
+    with pytest.raises(ClusterError, match=f"did you mean {meant}\\?"):
+        Cluster.from_yaml(f"nodes: [{{name: a, devices: [{{type: {slip}}}]}}]")
 
 
 NODE = "nodes: [{{name: a, devices: [{{type: cpu{0}}}]}}]"

@@ -15,7 +15,9 @@ _ROUNDS = 20
 
 
 def delays(pool: Pool) -> Floats:
-    """[nodes, nodes] logarithms of the seconds that a megabyte takes; a node is as near to itself as its nearest neighbour is."""
+    """[nodes, nodes] logarithms of the seconds that a megabyte takes, from row to column; a node is as near to itself as its nearest
+    neighbour is.
+    """
     names = pool.nodes
     found = np.zeros((len(names), len(names)))
     for i, a in enumerate(names):
@@ -31,6 +33,10 @@ def delays(pool: Pool) -> Floats:
 def grouped(pool: Pool, seed: int) -> list[list[str]]:
     """Names of the nodes of each group."""
     points = delays(pool)
+    if (
+        points != points.T
+    ).any():  # links that differ by direction: alike are nodes whose ways there and back are alike
+        points = np.hstack([points, points.T])
     spread = float(((points - points.mean(axis=0)) ** 2).sum())
     best, inertia = kmeans(points, 1, seed)
     for count in range(2, len(points) + 1):

@@ -4,10 +4,10 @@ Called by `pipelines`, `search` and `fleet`. A replica is a *composition*: so ma
 ones it gets is settled at the end. Knows no model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
+from itertools import combinations, pairwise, permutations
 
 from strata_planner.question.cluster import Accelerator, Cluster, LinkRate
 from strata_planner.search.exact.orders import fleet_of
@@ -15,6 +15,7 @@ from strata_planner.search.exact.orders import fleet_of
 Composition = tuple[int, ...]  # devices of each class of the pool
 
 _MOST_PERMUTED = 6  # nodes whose every cycle is looked at
+_HIDDEN_STATE, _TOKEN = 16384, 64  # bytes of one, about
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Pool:
         return sum(count * size for count, size in zip(composition, self.usable_bytes, strict=True))
 
     def link(self, source: str, target: str) -> LinkRate:
-        """Between two different nodes."""
+        """From one node to a different one."""
         return self.cluster.link(self._first[source], self._first[target])
 
     def key(self, composition: Composition) -> tuple[object, ...]:
@@ -69,7 +70,10 @@ class Pool:
         if not self.cluster.links:
             return tuple(tuple(parts[node]) for node in nodes)
         links = tuple(
-            (rate.gbps, rate.latency_ms) for i, a in enumerate(nodes) for b in nodes[:i] for rate in [self.link(a, b)]
+            (rate.gbps, rate.latency_ms)
+            for i, a in enumerate(nodes)
+            for b in nodes[:i]
+            for rate in (self.link(a, b), self.link(b, a))
         )
         return (*(tuple(parts[node]) for node in nodes), links)
 
@@ -87,16 +91,23 @@ class Pool:
         return parts
 
     def cycle(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        """The nodes in the order of least delay, back to the first: every order of a few, else the nearest next."""
+        """The nodes in the order of least delay, back to the first: every order of a few, else the nearest next. Where links differ
+        by direction, the first is sought too: hidden states pass every hop but the last one back.
+        """
         if nodes not in self._cycles:
             self._cycles[nodes] = self._shortest(nodes)
         return self._cycles[nodes]
 
     def _shortest(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        if len(nodes) <= 3 or not self.cluster.links:
+        directed = self._differs_by_direction
+        if not self.cluster.links or (len(nodes) <= 3 and not directed) or len(nodes) == 1:
             return nodes
         if len(nodes) <= _MOST_PERMUTED:
-            return min(((nodes[0], *rest) for rest in permutations(nodes[1:])), key=self._delay)
+            ways = permutations(nodes) if directed else ((nodes[0], *rest) for rest in permutations(nodes[1:]))
+            return min(ways, key=self._delay)
+        return self._by_insertion(nodes) if directed else self._by_nearest(nodes)
+
+    def _by_nearest(self, nodes: Sequence[str]) -> tuple[str, ...]:
         left, way = list(nodes[1:]), [nodes[0]]
         while left:
             nearest = min(left, key=lambda node: (self.link(way[-1], node).latency_ms, left.index(node)))
@@ -104,18 +115,35 @@ class Pool:
             way.append(nearest)
         return tuple(way)
 
+    def _by_insertion(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Each node in turn where it delays least: links differ by direction, and the nearest next may have no way back."""
+        way = [nodes[0]]
+        for node in nodes[1:]:
+
+            def added(place: int, node: str = node) -> float:
+                before, after = way[place - 1 : place], way[place : place + 1]
+                parts = [self._seconds(a, node) for a in before] + [self._seconds(node, b) for b in after]
+                return sum(parts) - sum(self._seconds(a, b) for a in before for b in after)
+
+            way.insert(min(range(len(way) + 1), key=added), node)
+        return tuple(way)
+
     def _delay(self, way: Sequence[str]) -> float:
-        """Of one value of 16 KB, a hidden state, all around."""
-        hops = [self.link(a, b) for a, b in _around(way)]
-        return sum(hop.latency_seconds + 16384 / hop.bytes_per_second for hop in hops)
+        """Of hidden states from each to the next; all around, or where links differ by direction with sampled tokens on the way back."""
+        there = sum(self._seconds(a, b) for a, b in pairwise(way))
+        return there + self._seconds(way[-1], way[0], _TOKEN if self._differs_by_direction else _HIDDEN_STATE)
+
+    def _seconds(self, source: str, target: str, size_bytes: int = _HIDDEN_STATE) -> float:
+        hop = self.link(source, target)
+        return hop.latency_seconds + size_bytes / hop.bytes_per_second
+
+    @cached_property
+    def _differs_by_direction(self) -> bool:
+        return any(self.link(a, b) != self.link(b, a) for a, b in combinations(self.nodes, 2))
 
     @cached_property
     def _first(self) -> dict[str, Accelerator]:
         return {each.node: each.devices[0] for each in reversed(self.classes)}
-
-
-def _around(way: Sequence[str]) -> Iterator[tuple[str, str]]:
-    yield from zip(way, (*way[1:], way[0]), strict=True)
 
 
 def minus(whole: Composition, part: Composition) -> Composition:
