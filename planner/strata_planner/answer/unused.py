@@ -21,7 +21,6 @@ from strata_planner.search.layouts.goals import goal_of
 from strata_planner.search.layouts.pipelines import Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool, plus
 from strata_planner.search.layouts.search import Layout, Wish, laid, layout_plan
-from strata_planner.search.layouts.stages import Split
 from strata_planner.search.metric import Metric, gain, value_of_plan
 from strata_planner.search.planning import IDLE, PlanOutcome
 
@@ -130,10 +129,9 @@ class _Idle:
     def _holds_a_layer(self, c: int) -> bool:
         """By the layouts' own table: the fewest bits, one sequence in flight, in the middle of a pipeline."""
         each = self._pool.classes[c]
-        table = self._pipelines.stages.table(
-            each.kind, DeviceGroup(each.devices[:1]), Split(1, 1), first=False, head=False
-        )
-        return bool(table.most_layers[:, 0].max() >= 1)
+        stages, group = self._pipelines.stages, DeviceGroup(each.devices[:1])
+        table = stages.table(each.kind, group, 1, first=False, head=False)
+        return bool(table.most_layers[stages.columns(1).rung == 0].max() >= 1)
 
     def _places(self, one: Composition, idle: Composition) -> Iterator[_Place]:
         """One device of the class, and all of it that are idle: as a replica, or in one of the replicas that there are."""
