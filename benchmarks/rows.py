@@ -48,6 +48,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         "indicator_time_ratio",
     ),
     "fleets": ("mixed_gap_mean", "mixed_gap_worst", "mixed_first_mean", "mixed_first_worst", "never_beaten"),
+    "helix_simulator": ("helix_24", "plan_seconds_24"),
     "simulation": ("simulator_error",),
     "kernels": (
         *(f"matvec_k{bits}" for bits in range(3, 9)),
