@@ -56,6 +56,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         "predicted_over_simulated_worst",
         "never_beaten",
     ),
+    "helix_simulator": ("helix_24", "plan_seconds_24"),
     "simulation": ("simulator_error",),
     "silicon": ("silicon",),
     "kernels": (
