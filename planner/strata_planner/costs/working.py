@@ -5,7 +5,7 @@ fitted to a model or a slice; constants are measured on single products or the r
 2403.01136) section 4.1, "peak temporaries", with the moments of real layers in place of a factor.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName
@@ -142,30 +142,25 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
     if storage.item == _FLOAT32:
         return 0
     linears = {linear for layer in set(model.layers) for linear in layer.linears}
+    alone, experts = ({each for each in linears if (each.copies > 1) is routed} for routed in (False, True))
     kernels = head * row_numbers(1, step.sampled)
-    packed_rows = PACKED_ROWS | dict(storage.packed_rows)
-    for name in storage.formats:
-        rows = row_numbers(packed_rows[name] + 1, step.tokens)
-        kernels += rows * len(_product_shapes((each for each in linears if each.copies == 1), name))
-    kernels += _expert_kernels({each for each in linears if each.copies > 1}, step, storage, packed_rows)
+    kernels += _kernels_of(alone, storage, step.tokens)
+    kernels += _kernels_of(experts, storage, min(step.tokens, EXPERT_ROWS))
+    kernels += row_numbers(1, step.tokens) * bool(experts)  # the router's
     if model.architecture in SOFT_CAPPED:
         kernels += _ATTENTION_PRODUCTS * (_FEW_ROWS + _key_numbers(step.tokens) + _key_numbers(step.context))
     return kernels * KERNEL_BYTES
 
 
-def _expert_kernels(
-    experts: set[Linear], step: StepShape, storage: Storage, packed_rows: Mapping[FormatName, int]
-) -> int:
-    """Of products with experts, some rows at a time, in each format that some layer's experts have."""
+def _kernels_of(linears: Iterable[Linear], storage: Storage, most: int) -> int:
+    """How many for products of up to `most` rows, with each linear in the formats that it has in some layer."""
+    packed_rows = PACKED_ROWS | dict(storage.packed_rows)
     by_format: dict[FormatName, set[Linear]] = {}
-    for name in storage.formats:
-        for each in experts:
-            by_format.setdefault(each.format_in(name), set()).add(each)
-    most = min(step.tokens, EXPERT_ROWS)
-    return sum(
-        len(_product_shapes(stored, name)) * row_numbers(packed_rows[name] + 1, most)
-        for name, stored in by_format.items()
-    )
+    for linear in linears:
+        for name in storage.formats:
+            by_format.setdefault(linear.format_in(name), set()).add(linear)
+    rows = {name: row_numbers(packed_rows[name] + 1, most) for name in by_format}
+    return sum(rows[name] * len(_product_shapes(stored, name)) for name, stored in by_format.items())
 
 
 def _key_numbers(most: int) -> int:
