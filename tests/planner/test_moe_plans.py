@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import InfeasibleError
 from strata_planner.question.cluster import Cluster
@@ -21,7 +22,11 @@ PLAIN = {key: value for key, value in CONFIG.items() if key != "quantization_con
 
 
 def planned(config: dict[str, Any], devices: int, **wishes: Any) -> Plan:
-    request = PlanRequest(
+    return make_plan(asked(config, devices, **wishes)).plan
+
+
+def asked(config: dict[str, Any], devices: int, **wishes: Any) -> PlanRequest:
+    return PlanRequest(
         deployment="qwen3",
         model_uri="file:///models/qwen3-235b-a22b-fp8",
         model=Model.from_config(config),
@@ -30,7 +35,6 @@ def planned(config: dict[str, Any], devices: int, **wishes: Any) -> Plan:
         max_model_len=4096,
         **wishes,
     )
-    return make_plan(request).plan
 
 
 def test_the_example_has_the_published_number_of_parameters() -> None:
@@ -49,6 +53,15 @@ def test_a_checkpoint_in_float8_of_235_billion_parameters_fits_four_h100() -> No
 def test_experts_that_are_rounded_while_they_load_fit_as_many(bits: tuple[int, ...], devices: int) -> None:
     plan = planned(PLAIN, devices, allowed_bits=bits)
     assert {each for stage in plan.stages for each in stage.bits} <= set(bits)
+
+
+def test_no_alternative_says_16_bits_where_the_checkpoint_s_own_may_be_planned() -> None:
+    request = asked(CONFIG, 4)
+    plan = with_alternatives(request, make_plan(request)).plan
+    assert {bits for stage in plan.stages for bits in stage.bits} == {8, 16}
+    summaries = {each.summary for each in plan.alternatives}
+    assert "8 bits everywhere" in summaries
+    assert "16 bits everywhere" not in summaries
 
 
 def test_what_still_does_not_fit_is_told() -> None:

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from strata_planner.contract.architectures import SUPPORTED
 from strata_planner.contract.formats import WITHOUT_EXPERTS, ComputeType, FormatName
 from strata_planner.costs.memory import layer_weights_bytes
 from strata_planner.question.model import Model
+from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, QuantLinear, make_linear, stored_bytes_of
 from strata_runtime.formats.expert_stack import ExpertProjection
 from strata_runtime.loading.stage_model import StageModel
@@ -116,6 +117,26 @@ def test_layers_take_the_bytes_that_the_planner_counts(name: str, compute_type: 
 
 def _blocked(stage: StageModel) -> Iterator[torch.nn.Module]:
     return (each for layer in stage.layers for each in layer.modules() if hasattr(each, "blocked"))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_an_expert_that_is_not_whole_is_named(name: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, name)
+    tensors = load_file(model / "model.safetensors")
+    part = next(key for key in tensors if ".layers.3." in key and ".experts.2.w3" in key.replace("up_proj", "w3"))
+    del tensors[part]
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"lacks tensors of expert 2 of model\.layers\.3\.mlp\.experts\.gate_up_proj"):
+        load(roles(model, 1, formats=("int4",) * LAYERS)[0], model)
+
+
+def test_nan_in_an_expert_is_refused_with_its_number(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "olmoe")
+    tensors = load_file(model / "model.safetensors")
+    next(each for key, each in tensors.items() if ".layers.0.mlp.experts.1.down_proj" in key)[0, 0] = float("nan")
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"expert 1 of model\.layers\.0\.mlp\.experts\.down_proj: 1 of \d+ values"):
+        load(roles(model, 1, formats=("int8",) * LAYERS)[0], model)
 
 
 @pytest.mark.parametrize("format_name", swept(WEIGHTS_ALONE, ["int4", "int8"]))
