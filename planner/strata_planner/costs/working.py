@@ -32,6 +32,9 @@ SOFT_CAPPED = frozenset({"gemma2"})  # architectures whose attention is not torc
 EXPERT_ROWS = 128
 CONVERTED_AT_A_TIME = 1 << 21
 CONVERTED_AT_A_TIME_ON_CUDA = 1 << 26
+FLOAT8 = frozenset({"fp8_e4m3", "fp8_a8", "fp8_block"})
+FLOAT8_AT_A_TIME = 1 << 20
+FLOAT8_BYTES_PER_WEIGHT = 8  # twice as 16 bits on the way to float32; rounded and blocked then, they are fewer
 GROUPS_BYTES_PER_WEIGHT = 4.5
 GROUPS_BYTES_PER_WEIGHT_IN_FLOAT32 = 5.25  # the product takes them as they are
 # Up to so many rows a weight is multiplied as it is stored, by kernels that keep nothing (precision.kernels), where no device's profile says otherwise.
@@ -142,25 +145,23 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
     if storage.item == _FLOAT32:
         return 0
     linears = {linear for layer in set(model.layers) for linear in layer.linears}
-    alone, experts = ({each for each in linears if (each.copies > 1) is routed} for routed in (False, True))
-    kernels = head * row_numbers(1, step.sampled)
-    kernels += _kernels_of(alone, storage, step.tokens)
-    kernels += _kernels_of(experts, storage, min(step.tokens, EXPERT_ROWS))
-    kernels += row_numbers(1, step.tokens) * bool(experts)  # the router's
+    kernels = head * row_numbers(1, step.sampled) + _product_kernels(linears, step, storage)
+    kernels += row_numbers(1, step.tokens) * any(each.copies > 1 for each in linears)  # the router's
     if model.architecture in SOFT_CAPPED:
         kernels += _ATTENTION_PRODUCTS * (_FEW_ROWS + _key_numbers(step.tokens) + _key_numbers(step.context))
     return kernels * KERNEL_BYTES
 
 
-def _kernels_of(linears: Iterable[Linear], storage: Storage, most: int) -> int:
-    """How many for products of up to `most` rows, with each linear in the formats that it has in some layer."""
+def _product_kernels(linears: Iterable[Linear], step: StepShape, storage: Storage) -> int:
+    """Of each linear in the formats that it has in some layer; of experts some rows at a time."""
     packed_rows = PACKED_ROWS | dict(storage.packed_rows)
-    by_format: dict[FormatName, set[Linear]] = {}
+    most: dict[tuple[FormatName, int, int], int] = {}  # rows of each shape of a product
     for linear in linears:
-        for name in storage.formats:
-            by_format.setdefault(linear.format_in(name), set()).add(linear)
-    rows = {name: row_numbers(packed_rows[name] + 1, most) for name in by_format}
-    return sum(rows[name] * len(_product_shapes(stored, name)) for name, stored in by_format.items())
+        rows = step.tokens if linear.copies == 1 else min(step.tokens, EXPERT_ROWS)
+        for name in {linear.format_in(each) for each in storage.formats}:
+            for shape in _product_shapes(linear, name):
+                most[shape] = max(rows, most.get(shape, 0))
+    return sum(row_numbers(packed_rows[name] + 1, rows) for (name, _, _), rows in most.items())
 
 
 def _key_numbers(most: int) -> int:
@@ -169,18 +170,17 @@ def _key_numbers(most: int) -> int:
     return 1 + narrow + max(0, -(-most // WIDE) - 1)
 
 
-def _product_shapes(linears: Iterable[Linear], name: FormatName) -> set[tuple[FormatName, int, int]]:
-    """Shapes of what is multiplied at once: a weight, or the pieces that a quantized one is brought back in."""
-    shapes: set[tuple[FormatName, int, int]] = set()
-    for linear in linears:
-        at_once = linear.out_features if name == "dense" else min(linear.out_features, _piece_rows(linear, name))
-        sizes = {at_once, linear.out_features % at_once} - {0}
-        shapes.update((name, size, linear.in_features) for size in sizes)
-    return shapes
+def _product_shapes(linear: Linear, name: FormatName) -> set[tuple[FormatName, int, int]]:
+    """Shapes of what is multiplied at once: the weight, or the pieces that a quantized one is brought back in."""
+    at_once = linear.out_features if name == "dense" else min(linear.out_features, _piece_rows(linear, name))
+    sizes = {at_once, linear.out_features % at_once} - {0}
+    return {(name, size, linear.in_features) for size in sizes}
 
 
 def _piece_rows(linear: Linear, name: FormatName) -> int:
     """Rows of a weight that are brought back at once: whole blocks of 64 where weights are packed in groups."""
+    if name in FLOAT8:
+        return max(1, FLOAT8_AT_A_TIME // linear.in_features)
     rows = max(1, CONVERTED_AT_A_TIME // linear.in_features)
     return rows if name in {"int8", "w8a8"} else max(64, rows // 64 * 64)
 
@@ -316,7 +316,10 @@ class _Layer:
             return 0
         weights = _converted_at_once(linear.out_features * linear.in_features, self._storage)
         per_weight: float = 2 * self._storage.item
-        if name not in {"int8", "w8a8"}:
+        if name in FLOAT8:
+            weights = min(weights, FLOAT8_AT_A_TIME) if self._storage.on_cpu else weights
+            per_weight = FLOAT8_BYTES_PER_WEIGHT
+        elif name not in {"int8", "w8a8"}:
             in_float32 = self._storage.item == _FLOAT32
             per_weight = (
                 GROUPS_BYTES_PER_WEIGHT_IN_FLOAT32 if in_float32 else GROUPS_BYTES_PER_WEIGHT + self._storage.item

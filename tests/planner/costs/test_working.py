@@ -185,6 +185,17 @@ def test_products_of_routers_and_of_experts_leave_kernels_for_their_numbers_of_r
     assert of("w8a8", model=plain, step=StepShape(256, 1, 64)).kernels == 0
 
 
+def test_float8_is_decoded_a_million_weights_at_a_time() -> None:
+    sizes = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
+    stored = a_model(**sizes, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    step = StepShape(1, 1, 64)
+    cases: list[tuple[FormatName, Model]] = [("fp8_e4m3", a_model(**sizes)), ("fp8_block", stored)]
+    for name, model in cases:
+        working = of(name, model=model, step=step)
+        assert 8 << 20 < working.layer < 9 << 20
+        assert working.kernels == 3 * KERNEL_BYTES  # pieces of 512 rows; of `down`, 170 rows and 8 that are left
+
+
 def test_the_peak_is_reached_while_loading_only_where_kv_is_small() -> None:
     terms = of("int4")
     assert terms.peak(kv_bytes=1 << 40) == terms.serving
