@@ -187,7 +187,11 @@ ARCHITECTURES = (
             "max_position_embeddings": 4096,
             "tie_word_embeddings": False,
         },
-        (Case((each(3, 16), each(3, 16)), 10, 1000, chunk=512),),
+        (
+            Case((each(3, 16), each(3, 16)), 10, 1000, chunk=512),
+            Case((each(3, 8), each(3, 4)), 10, 1000, chunk=512),
+            Case((each(1, 4) + each(3, 16), each(2, 3)), 4, 500, chunk=256, compute_type="float32"),
+        ),
     ),
     Architecture(
         "phi3, fused gates",

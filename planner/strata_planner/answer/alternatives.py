@@ -16,6 +16,7 @@ from strata_planner.search.metric import Metric, gain, value_of_plan
 from strata_planner.search.planning import PlanOutcome, make_plan
 
 MOST = 3
+DENSE_BITS = 16
 _SECONDS = 2.0  # for each search: an alternative is an explanation, not a promise
 _SAME = 1e-6  # plans whose values are apart by less are equally good
 
@@ -48,8 +49,9 @@ def _variants(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanReque
             name = "one device" if count == 1 else f"{count} stages"
             yield (name if one else f"{name} a replica"), replace(request, min_stages=count, max_stages=count)
     used = {bits for stage in plan.stages for bits in stage.bits}
+    stored = request.model.quantization is not None  # what its layers hold may be planned whatever is allowed
     for bits in request.bits:
-        if used != {bits}:
+        if used != {bits} and not (stored and bits == DENSE_BITS):
             yield f"{bits} bits everywhere", replace(request, allowed_bits=(bits,))
 
 

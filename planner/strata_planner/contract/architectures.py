@@ -7,7 +7,7 @@ The table is exactly what the parity tests cover (docs/architectures.md). Knows 
 from dataclasses import dataclass
 from typing import Any
 
-from strata_planner.contract.formats import FormatName
+from strata_planner.contract.formats import WITHOUT_EXPERTS, FormatName
 from strata_planner.contract.values import ContractError
 
 
@@ -20,12 +20,14 @@ class Architecture:
     """What varies between the decoder-only models that the engine runs.
 
     `windows`: its attention layers take a sliding window. `fused_experts`: the experts of a layer are 3-D parameters,
-    which have no format below 16 bits.
+    which have no form in the formats of `WITHOUT_EXPERTS`.
     """
 
     windows: bool = False
     fused_experts: bool = False
 
+
+ROUTING = ("shared_expert_gate",)  # linears that weigh experts: their weights stay in the compute type
 
 _PLAIN = Architecture()
 _WINDOWS = Architecture(windows=True)
@@ -126,15 +128,25 @@ def check_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> No
     refused = sorted(set(formats) - set(layer_formats(config, formats)))
     if refused:
         raise UnsupportedModelError(
-            f"model_type '{model_type}' has fused experts, which have no format below 16 bits: {', '.join(refused)} "
-            "cannot hold its layers. Allow only 16 bits for this model"
+            f"model_type '{model_type}' has fused experts, which are stored as they are or rounded to nearest: {', '.join(refused)} "
+            "cannot hold its layers. Take the method roundToNearest or float8, or 16 bits"
+        )
+
+
+def check_without_experts(config: dict[str, Any], what: str) -> None:
+    """Raises UnsupportedModelError for a model with fused experts: `what` (a noun) goes through a model's linears alone."""
+    model_type = str(config.get("model_type"))
+    if SUPPORTED.get(model_type, _PLAIN).fused_experts:
+        raise UnsupportedModelError(
+            f"model_type '{model_type}' has fused experts, which {what} does not know: its experts may be rounded to nearest "
+            "while they load (precision.method roundToNearest), without it"
         )
 
 
 def layer_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> tuple[FormatName, ...]:
     """Those of `formats` that the decoder layers of this model can be stored in."""
     architecture = SUPPORTED.get(str(config.get("model_type")), _PLAIN)
-    return tuple(name for name in formats if name == "dense" or not architecture.fused_experts)
+    return tuple(name for name in formats if not (architecture.fused_experts and name in WITHOUT_EXPERTS))
 
 
 def _lacking(model_type: str, config: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ number. Knows nothing of kernels or devices.
 | `w8a8_static`      | 8    | as `w8a8`, a smoothing factor per input, one activation scale (float32)  | 8, static   |
 | `fp8_e4m3`         | 8    | N*K float8, a float32 scale per output                                   | 16 (or 32)  |
 | `fp8_a8`           | 8    | as `fp8_e4m3`                                                            | float8, dynamic |
+| `fp8_block`        | 8    | N*K float8, a float32 scale per block of outputs and inputs (128 x 128)  | 16 (or 32)  |
 | `int4`             | 4    | N*K/2, an asymmetric scale and zero per group in the compute type        | 16 (or 32)  |
 | `int3`             | 3    | N*K*3/8 (a plane of two bits, a plane of one), scale and zero as in int4 | 16 (or 32)  |
 | `any3` ... `any8`  | k    | k bit-planes of N*K/8, 2^k centroids per output in the compute type      | 16 (or 32)  |
@@ -18,7 +19,7 @@ number. Knows nothing of kernels or devices.
 | `gptq2` ... `gptq8`| k    | k bit-planes of N*K/8, a float16 scale and an 8-bit zero per group, int32 order of inputs if `ordered` | 16 (or 32) |
 
 Bit-planes (`any*`, `gptq*`): K is padded to 64. `any*` follow Any-Precision LLM (arXiv 2402.10517): the k-bit model is the k most
-significant planes of the 8-bit one.
+significant planes of the 8-bit one. `gptq*` and `fp8_block` are what a checkpoint brings: no weight is made into them while it loads.
 """
 
 from typing import Literal, get_args
@@ -33,6 +34,7 @@ FormatName = Literal[
     "fp8_e4m3_tensor",
     "fp8_e5m2_tensor",
     "fp8_a8",
+    "fp8_block",
     "int4",
     "int3",
     "any3",
@@ -55,6 +57,9 @@ RETIRED: frozenset[FormatName] = frozenset(
 FORMAT_NAMES: tuple[FormatName, ...] = tuple(name for name in get_args(FormatName) if name not in RETIRED)
 ANY_PRECISION: dict[int, FormatName] = {3: "any3", 4: "any4", 5: "any5", 6: "any6", 7: "any7", 8: "any8"}
 GPTQ: dict[int, FormatName] = {2: "gptq2", 3: "gptq3", 4: "gptq4", 8: "gptq8"}
+STORED_FORMATS: frozenset[FormatName] = frozenset({*GPTQ.values(), "fp8_block"})  # a checkpoint's own
+# Made of a model's linears one by one, beside the checkpoint: experts that transformers fuses have none.
+WITHOUT_EXPERTS: frozenset[FormatName] = frozenset({*ANY_PRECISION.values(), "any4_a8", "w8a8_static"})
 BITS_OF_FORMAT: dict[FormatName, int] = {
     **dict.fromkeys(FORMAT_NAMES, 8),
     "dense": 16,
@@ -79,6 +84,7 @@ FORMATS_OF_METHOD: dict[Method, dict[int, tuple[FormatName, ...]]] = {
 COMPUTE_TYPE_BYTES: dict[ComputeType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 GROUP_SIZES = (128, 64, 32)  # what the int4 kernels of CPU and CUDA take, widest first
 GPTQ_GROUP = 128
+FLOAT8_BLOCK = (128, 128)
 PLANE_QUANTUM = 64  # inputs: rows of bit-planes are whole words of 64 bits
 
 _FLOAT32_BYTES = 4
@@ -113,7 +119,7 @@ def stored_bytes(
     """Bytes of one weight matrix [out_features, in_features] with all its scales, zeros and tables; the bias is apart.
 
     `group` (inputs that share a scale; at most in_features) and `ordered` (inputs were quantized in an order of their own: act-order)
-    are a GPTQ checkpoint's and count for `gptq*` alone.
+    are a GPTQ checkpoint's and count for `gptq*` alone. `fp8_block` is counted with the usual block; of another, `block_float8_bytes`.
     """
     item, bits = COMPUTE_TYPE_BYTES[compute_type], BITS_OF_FORMAT[name]
     if name.startswith("any"):
@@ -122,6 +128,8 @@ def stored_bytes(
         groups = -(-in_features // min(group, in_features))
         order = in_features * _ORDER_BYTES if ordered else 0
         return out_features * (plane_columns(in_features) * bits // 8 + groups * _GPTQ_GROUP_BYTES) + order
+    if name == "fp8_block":
+        return block_float8_bytes(out_features, in_features)
     if name in {"int4", "int3"}:
         columns = padded_in_features(in_features)
         scales_and_zeros = out_features * (columns // group_size(in_features)) * 2 * item
@@ -133,3 +141,9 @@ def stored_bytes(
     }
     width = item if name == "dense" else 1
     return out_features * in_features * width + metadata.get(name, out_features * _FLOAT32_BYTES)
+
+
+def block_float8_bytes(out_features: int, in_features: int, block: tuple[int, int] = FLOAT8_BLOCK) -> int:
+    """Of a weight matrix in `fp8_block`, a scale for each `block` of outputs and inputs."""
+    blocks = -(-out_features // block[0]) * -(-in_features // block[1])
+    return out_features * in_features + blocks * _FLOAT32_BYTES

@@ -1,7 +1,8 @@
 """Which weights of a checkpoint are quantized already, and how: `quantization_config` of config.json, or an old `quantize_config.json`.
 
-Read by the planner, which counts what such layers store, and by the runtime, which reads them, so that both say the same. One method is
-read: GPTQ (Frantar et al., arXiv 2210.17323) as auto-gptq and GPTQModel write it. Knows the description, not the tensors.
+Read by the planner, which counts what such layers store, and by the runtime, which reads them, so that both say the same. Two methods are
+read: GPTQ (Frantar et al., arXiv 2210.17323) as auto-gptq and GPTQModel write it, and `fp8` with a scale for each block, as
+DeepSeek-V3 (arXiv 2412.19437, section 3.3) introduced it. Knows the description, not the tensors.
 
 | field                          | meaning                                                                                     |
 |--------------------------------|---------------------------------------------------------------------------------------------|
@@ -14,6 +15,13 @@ read: GPTQ (Frantar et al., arXiv 2210.17323) as auto-gptq and GPTQModel write i
 | `dynamic`                      | regular expression -> overrides; `-:` before it: not quantized, `+:` or nothing: overridden |
 | `modules_in_block_to_quantize` | the only linears of a layer that are quantized                                              |
 | `meta.quantizer`               | who wrote it: tools differ in how zeros of 0 wrap around in `gptq`                          |
+
+| field of `fp8`           | meaning                                                                                    |
+|--------------------------|--------------------------------------------------------------------------------------------|
+| `weight_block_size`      | outputs and inputs that share a scale, as `[128, 128]`                                     |
+| `fmt`                    | `e4m3`, if it is there                                                                     |
+| `activation_scheme`      | `dynamic`, if it is there: nothing is stored of activations                                |
+| `modules_to_not_convert` | patterns and ends of paths whose linears are not quantized, as transformers reads them     |
 """
 
 import json
@@ -37,16 +45,19 @@ T = TypeVar("T")
 
 
 class ModuleQuantization(Value, frozen=True):
-    """How one linear is stored. `group`: inputs that share a scale, None: all of them; `ordered`: groups are not runs of inputs."""
+    """How one linear is stored. `group`: inputs that share a scale, None: all of them; `ordered`: groups are not runs of inputs. `block`: of
+    float8 with a scale for so many outputs and inputs; None: it is GPTQ's.
+    """
 
     bits: int
     group: int | None
     ordered: bool
     symmetric: bool
+    block: tuple[int, int] | None = None
 
     @property
     def format(self) -> FormatName:
-        return GPTQ[self.bits]
+        return "fp8_block" if self.block else GPTQ[self.bits]
 
 
 class Override(Value, frozen=True):
@@ -93,10 +104,26 @@ class Quantization(Value, frozen=True):
         )
 
 
-def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
+class BlockFloat8(Value, frozen=True):
+    """The description of a checkpoint in float8. `block`: outputs and inputs that share a scale; `skipped`: as `modules_to_not_convert`."""
+
+    block: tuple[int, int]
+    skipped: tuple[str, ...] = ()
+
+    def of(self, path: str) -> ModuleQuantization | None:
+        """The linear `path` (as `model.layers.0.self_attn.q_proj`); None: it stays in the model's own type.
+
+        A pattern counts from the beginning of the path up to a dot, or as its end, as in transformers.
+        """
+        if any(re.match(rf"(?:{each})(?:(?<=\.)|(?=\.|$))", path) or path.endswith(each) for each in self.skipped):
+            return None
+        return ModuleQuantization(bits=8, group=None, ordered=False, symmetric=True, block=self.block)
+
+
+def read_quantization(config: Mapping[str, Any]) -> Quantization | BlockFloat8 | None:
     """What config.json says of weights that are quantized already; None: nothing.
 
-    Raises UnsupportedModelError for another method than GPTQ, and for a description that makes no sense.
+    Raises UnsupportedModelError for another method than GPTQ and block-wise fp8, and for a description that makes no sense.
     """
     fields = config.get(CONFIG_FIELD)
     if not fields:
@@ -104,9 +131,12 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     if not isinstance(fields, Mapping):
         raise UnsupportedModelError(f"{CONFIG_FIELD} is {fields!r}; an object is needed: fetch the model again")
     method = str(fields.get("quant_method") or fields.get("method") or "gptq").lower()
+    if method == "fp8":
+        return _block_float8(fields)
     if method != "gptq":
         raise UnsupportedModelError(
-            f"{CONFIG_FIELD}: weights quantized by '{method}' are not read; GPTQ's are. Name the unquantized model"
+            f"{CONFIG_FIELD}: weights quantized by '{method}' are not read; GPTQ's are, and fp8 with a scale for each block. "
+            "Name the unquantized model"
         )
     meta = fields.get("meta") if isinstance(fields.get("meta"), Mapping) else {}
     assert isinstance(meta, Mapping)
@@ -139,6 +169,36 @@ def without_description(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != CONFIG_FIELD}
 
 
+def _block_float8(fields: Mapping[str, Any]) -> BlockFloat8:
+    block = fields.get("weight_block_size")
+    sizes = block if isinstance(block, list | tuple) else ()
+    if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+        raise UnsupportedModelError(
+            f"{CONFIG_FIELD}: weight_block_size of fp8 is {block!r}; a scale for each block of outputs and inputs is read, as "
+            "[128, 128]. Name the unquantized model"
+        )
+    for name, read in (("fmt", "e4m3"), ("activation_scheme", "dynamic")):
+        if fields.get(name) not in {None, read}:
+            raise UnsupportedModelError(
+                f"{CONFIG_FIELD}: {name} is {fields[name]!r}; '{read}' is read. Name the unquantized model"
+            )
+    skipped = fields.get("modules_to_not_convert") or ()
+    if not isinstance(skipped, list | tuple) or not all(isinstance(name, str) for name in skipped):
+        raise UnsupportedModelError(f"{CONFIG_FIELD}: modules_to_not_convert is {skipped!r}; a list of names is needed")
+    for name in skipped:
+        _check_pattern(name, f"modules_to_not_convert '{name}'")
+    return BlockFloat8(block=(sizes[0], sizes[1]), skipped=tuple(skipped))
+
+
+def _check_pattern(pattern: str, where: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UnsupportedModelError(
+            f"{CONFIG_FIELD}: {where} is no regular expression ({error}): correct it"
+        ) from error
+
+
 def _zeros(fields: Mapping[str, Any], meta: Mapping[str, Any]) -> Zeros:
     name = str(fields.get("checkpoint_format") or fields.get("format") or "gptq").lower()
     if fields.get("is_marlin_format"):
@@ -166,12 +226,7 @@ def _override(key: str, fields: Any) -> Override:
         raise UnsupportedModelError(f"{CONFIG_FIELD}: dynamic '{key}' is {fields!r}; an object of overrides is needed")
     pattern = key.removeprefix(_SKIP if key.startswith(_SKIP) else _OVERRIDE)
     where = f"dynamic '{key}'"
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise UnsupportedModelError(
-            f"{CONFIG_FIELD}: {where} is no regular expression ({error}): correct it"
-        ) from error
+    _check_pattern(pattern, where)
     if key.startswith(_SKIP):
         return Override(pattern, skip=True)
     size, desc_act, sym = (fields.get(name) for name in ("group_size", "desc_act", "sym"))

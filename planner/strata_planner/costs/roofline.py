@@ -1,11 +1,12 @@
 """Seconds by a roofline over a device's profile: the source that answers where nothing was measured.
 
-A linear takes max(operations / rate, bytes / bandwidth); attention reads its keys and values and multiplies them; each
+A linear takes max(operations / rate, bytes / bandwidth), and so does each expert that a step's tokens are sent to (`routing`); attention reads its keys and values and multiplies them; each
 layer adds the time to launch it, each step what its batch takes to plan.
 """
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
 from strata_planner.costs.memory import kv_bytes_per_token
+from strata_planner.costs.routing import spread
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.question.model import LayerShape, Linear, Model
 
@@ -34,24 +35,17 @@ def _timed(seconds: float, rates: Rates) -> Timed:
 
 
 def linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens: int) -> float:
-    """One linear operator over `tokens` rows. The format must be one that the device runs."""
-    item = COMPUTE_TYPE_BYTES[rates.compute_type]
-    one = linear.weight_bytes(format_name, rates.compute_type)
-    weights = one * _copies_touched(linear, tokens)
-    activations = tokens * linear.active * (linear.in_features + linear.out_features) * item
-    operations = 2 * tokens * linear.active * linear.out_features * linear.in_features
+    """One linear operator over `tokens` rows, of all its copies. The format must be one that the device runs."""
     profile = rates.profile
-    return max(
-        operations / (rates.flops_per_second * profile.prefill_efficiency[format_name]),
-        (weights + activations) / (profile.bandwidth_bytes_per_second * profile.decode_efficiency[format_name]),
-    )
-
-
-def _copies_touched(linear: Linear, tokens: int) -> float:
-    """How many experts a batch reads when each token picks its own at random."""
-    if linear.copies == linear.active:
-        return linear.copies
-    return linear.copies * (1 - (1 - linear.active / linear.copies) ** tokens)
+    flops = rates.flops_per_second * profile.prefill_efficiency[format_name]
+    bandwidth = profile.bandwidth_bytes_per_second * profile.decode_efficiency[format_name]
+    multiplying = 2 * tokens * linear.out_features * linear.in_features / flops
+    reading = linear.weight_bytes(format_name, rates.compute_type) / bandwidth
+    moved = tokens * (linear.in_features + linear.out_features) * COMPUTE_TYPE_BYTES[rates.compute_type]
+    if linear.copies > linear.active:
+        routed = spread(linear.copies, linear.active, tokens)
+        return routed.seconds(multiplying, reading, moved / bandwidth)
+    return linear.copies * max(multiplying, reading + moved / bandwidth)
 
 
 def _attention_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:

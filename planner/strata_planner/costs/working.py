@@ -12,7 +12,7 @@ from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, F
 from strata_planner.contract.rows import FEW_ROWS, MANY_ROWS, padded_rows
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import Accelerator
-from strata_planner.question.model import LayerShape, Linear, Model
+from strata_planner.question.model import MLP_IN, LayerShape, Linear, Model
 
 # Of the libraries. A role's modules take 1.3 MiB in a process; sockets and threads of an epoch are assumed to take the
 # rest. What oneDNN keeps for every pair of a weight's shape and a number of rows in 16-bit types is the growth of glibc's
@@ -32,6 +32,9 @@ SOFT_CAPPED = frozenset({"gemma2"})  # architectures whose attention is not torc
 EXPERT_ROWS = 128
 CONVERTED_AT_A_TIME = 1 << 21
 CONVERTED_AT_A_TIME_ON_CUDA = 1 << 26
+FLOAT8 = frozenset({"fp8_e4m3", "fp8_a8", "fp8_block"})
+FLOAT8_AT_A_TIME = 1 << 20
+FLOAT8_BYTES_PER_WEIGHT = 8  # twice as 16 bits on the way to float32; rounded and blocked then, they are fewer
 GROUPS_BYTES_PER_WEIGHT = 4.5
 GROUPS_BYTES_PER_WEIGHT_IN_FLOAT32 = 5.25  # the product takes them as they are
 # Up to so many rows a weight is multiplied as it is stored, by kernels that keep nothing (precision.kernels), where no device's profile says otherwise.
@@ -142,16 +145,23 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
     if storage.item == _FLOAT32:
         return 0
     linears = {linear for layer in set(model.layers) for linear in layer.linears}
-    kernels = head * row_numbers(1, step.sampled)
-    packed_rows = PACKED_ROWS | dict(storage.packed_rows)
-    for name in storage.formats:
-        rows = row_numbers(packed_rows[name] + 1, step.tokens)
-        kernels += rows * len(_product_shapes((each for each in linears if each.copies == 1), name))
-    experts = {(each.out_features, each.in_features) for each in linears if each.copies > 1}
-    kernels += len(experts) * row_numbers(1, min(step.tokens, EXPERT_ROWS))
+    kernels = head * row_numbers(1, step.sampled) + _product_kernels(linears, step, storage)
+    kernels += row_numbers(1, step.tokens) * any(each.copies > 1 for each in linears)  # the router's
     if model.architecture in SOFT_CAPPED:
         kernels += _ATTENTION_PRODUCTS * (_FEW_ROWS + _key_numbers(step.tokens) + _key_numbers(step.context))
     return kernels * KERNEL_BYTES
+
+
+def _product_kernels(linears: Iterable[Linear], step: StepShape, storage: Storage) -> int:
+    """Of each linear in the formats that it has in some layer; of experts some rows at a time."""
+    packed_rows = PACKED_ROWS | dict(storage.packed_rows)
+    most: dict[tuple[FormatName, int, int], int] = {}  # rows of each shape of a product
+    for linear in linears:
+        rows = step.tokens if linear.copies == 1 else min(step.tokens, EXPERT_ROWS)
+        for name in {linear.format_in(each) for each in storage.formats}:
+            for shape in _product_shapes(linear, name):
+                most[shape] = max(rows, most.get(shape, 0))
+    return sum(row_numbers(packed_rows[name] + 1, rows) for (name, _, _), rows in most.items())
 
 
 def _key_numbers(most: int) -> int:
@@ -160,31 +170,40 @@ def _key_numbers(most: int) -> int:
     return 1 + narrow + max(0, -(-most // WIDE) - 1)
 
 
-def _product_shapes(linears: Iterable[Linear], name: FormatName) -> set[tuple[FormatName, int, int]]:
-    """Shapes of what is multiplied at once: a weight, or the pieces that a quantized one is brought back in."""
-    shapes: set[tuple[FormatName, int, int]] = set()
-    for linear in linears:
-        at_once = linear.out_features if name == "dense" else min(linear.out_features, _piece_rows(linear, name))
-        sizes = {at_once, linear.out_features % at_once} - {0}
-        shapes.update((name, size, linear.in_features) for size in sizes)
-    return shapes
+def _product_shapes(linear: Linear, name: FormatName) -> set[tuple[FormatName, int, int]]:
+    """Shapes of what is multiplied at once: the weight, or the pieces that a quantized one is brought back in."""
+    at_once = linear.out_features if name == "dense" else min(linear.out_features, _piece_rows(linear, name))
+    sizes = {at_once, linear.out_features % at_once} - {0}
+    return {(name, size, linear.in_features) for size in sizes}
 
 
 def _piece_rows(linear: Linear, name: FormatName) -> int:
     """Rows of a weight that are brought back at once: whole blocks of 64 where weights are packed in groups."""
+    if name in FLOAT8:
+        return max(1, FLOAT8_AT_A_TIME // linear.in_features)
     rows = max(1, CONVERTED_AT_A_TIME // linear.in_features)
     return rows if name in {"int8", "w8a8"} else max(64, rows // 64 * 64)
 
 
 def _loading_bytes(layer: LayerShape, storage: Storage) -> int:
-    """The largest linear is there as it was read while it is quantized or rearranged; merged experts are there unmerged,
-    and their gates and ups stacked once more before they lie side by side.
+    """The largest linear is there as it was read while it is quantized or rearranged, and so is one expert at a time that is quantized;
+    experts that are merged in 16 bits are there unmerged, and their gates and ups stacked once more before they lie side by side.
     """
-    fused = [each for each in layer.linears if each.copies > 1]
-    plain = max((each.out_features * each.in_features for each in layer.linears if each.copies == 1), default=0)
-    merged = 2 * max((each.copies * each.out_features * each.in_features for each in fused), default=0)
-    pieces = 0 if storage.formats == {"dense"} else _converted_at_once(plain, storage) * GROUPS_BYTES_PER_WEIGHT
-    return int(max(plain * storage.item + pieces, merged * storage.item))
+    merged = [each for each in layer.linears if each.copies > 1 and _stays_dense(each, storage)]
+    alone = [each for each in layer.linears if each.copies == 1 or not _only_dense(each, storage)]
+    largest = max((each.out_features * each.in_features for each in alone), default=0)
+    together = 2 * max((each.copies * each.out_features * each.in_features for each in merged), default=0)
+    pieces = 0 if storage.formats == {"dense"} else _converted_at_once(largest, storage) * GROUPS_BYTES_PER_WEIGHT
+    return int(max(largest * storage.item + pieces, together * storage.item))
+
+
+def _stays_dense(linear: Linear, storage: Storage) -> bool:
+    """In some layer of the stage."""
+    return any(linear.format_in(name) == "dense" for name in storage.formats)
+
+
+def _only_dense(linear: Linear, storage: Storage) -> bool:
+    return all(linear.format_in(name) == "dense" for name in storage.formats)
 
 
 def _converted_at_once(weights: int, storage: Storage) -> int:
@@ -214,6 +233,10 @@ class _Layer:
         return max(self._norm() + self._hole, self._attention() + self._hole, mlp)
 
     @property
+    def _plain(self) -> list[Linear]:
+        return [linear for linear in self._layer.linears if linear.copies == 1]
+
+    @property
     def _hole(self) -> int:
         """What glibc's heap loses where gate and up are apart. For an aligned block `posix_memalign` wants some bytes more than the block has (glibc 2.36,
         `_int_memalign`), so the hole that a freed tensor leaves is too small for the next one of its size: up does not find gate's, and stays beyond it.
@@ -234,7 +257,7 @@ class _Layer:
             2 * keys * (self._storage.kv_bits < 16)
         )  # the step's own keys and values, as later steps will see them
         attending = (3 * queries + 2 * keys + rounded) * self._row + self._gathered() + self._mask() + self._scores()
-        projecting = (2 * queries + 2 * keys + self._hidden) * self._row + self._brought_back()
+        projecting = (2 * queries + 2 * keys + self._hidden) * self._row + self._brought_back(self._plain, self._tokens)
         return whole + max(rotating, attending, projecting)
 
     def _gathered(self) -> int:
@@ -264,34 +287,42 @@ class _Layer:
         width = self._layer.mlp_width * self._row
         fused = self._gated and self._fused_mlp
         acting = (1.5 if self._gated and not fused else 2) * width
-        projecting = (1.5 * width + self._hidden * self._row if fused else width) + self._brought_back()
+        brought_back = self._brought_back(self._plain, self._tokens)
+        projecting = (1.5 * width + self._hidden * self._row if fused else width) + brought_back
         return int(max(acting + 2 * self._hole, projecting + self._hole))
 
     def _experts(self, experts: list[Linear]) -> int:
-        """All tokens' sum in float32; some rows of one expert: gathered, padded, both halves, what comes of them."""
-        inner = max(each.out_features for each in experts)
+        """All tokens' sum in float32; some rows of one expert: gathered, padded, both halves, what comes of them. On a GPU all rows of all
+        experts at once, or those of one where it is quantized, at worst all tokens'.
+        """
+        halves = sum(each.out_features for each in experts if each.name in MLP_IN)
+        inner = max(halves, *(each.out_features for each in experts))
         at_once = min(self._tokens, EXPERT_ROWS) if self._storage.on_cpu else self._tokens * experts[0].active
         rows = at_once * (3 * self._hidden + 2 * inner) * self._storage.item
-        shared = 1.5 * (self._layer.mlp_width - inner * experts[0].active) * self._row
+        rows += self._brought_back(experts, at_once)
+        shared = 1.5 * (self._layer.mlp_width - halves * experts[0].active) * self._row
         return int(self._tokens * self._hidden * _FLOAT32 + max(rows, shared))
 
-    def _brought_back(self) -> int:
+    def _brought_back(self, linears: Iterable[Linear], rows: int) -> int:
         """The worst format's weights on their way back to the compute type, blocked once more by oneDNN or MKL, and the piece
-        of the product that they make.
+        of the product over so many rows that they make.
         """
-        plain = (each for each in self._layer.linears if each.copies == 1)
-        converted = max((self._converted(each, name) for each in plain for name in self._storage.formats), default=0)
+        stored = ((each, each.format_in(name)) for each in linears for name in self._storage.formats)
+        converted = max((self._converted(each, name, rows) for each, name in stored), default=0)
         return converted + self._storage.packed_by_product
 
-    def _converted(self, linear: Linear, name: FormatName) -> int:
-        if name == "dense" or not linear.quantizable:
+    def _converted(self, linear: Linear, name: FormatName, rows: int) -> int:
+        if name == "dense":
             return 0
         weights = _converted_at_once(linear.out_features * linear.in_features, self._storage)
         per_weight: float = 2 * self._storage.item
-        if name not in {"int8", "w8a8"}:
+        if name in FLOAT8:
+            weights = min(weights, FLOAT8_AT_A_TIME) if self._storage.on_cpu else weights
+            per_weight = FLOAT8_BYTES_PER_WEIGHT
+        elif name not in {"int8", "w8a8"}:
             in_float32 = self._storage.item == _FLOAT32
             per_weight = (
                 GROUPS_BYTES_PER_WEIGHT_IN_FLOAT32 if in_float32 else GROUPS_BYTES_PER_WEIGHT + self._storage.item
             )
-        product = min(linear.out_features, weights // linear.in_features) * self._row
+        product = min(linear.out_features, weights // linear.in_features) * rows * self._storage.item
         return int(weights * per_weight) + product

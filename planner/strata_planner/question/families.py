@@ -166,6 +166,18 @@ def linear_path(model_type: str, layer: int, name: str) -> str:
     return f"{_DECODER_LAYERS.get(model_type, 'model.layers')}.{layer}.{within}"
 
 
+_EXPERT_PATHS = {"gate": "mlp.experts.0.gate_proj", "up": "mlp.experts.0.up_proj", "down": "mlp.experts.0.down_proj"}
+_MIXTRAL_EXPERTS = {
+    name: f"block_sparse_moe.experts.0.{w}" for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+}
+
+
+def expert_path(model_type: str, layer: int, name: str) -> str:
+    """The path of the first expert's linear in checkpoints that hold experts apart; `name`: `experts.gate`, `experts.up` or `experts.down`."""
+    paths = _MIXTRAL_EXPERTS if model_type == "mixtral" else _EXPERT_PATHS
+    return f"model.layers.{layer}.{paths[name.removeprefix('experts.')]}"
+
+
 def family_of(model_type: str) -> Family:
     return FAMILIES.get(model_type, _LLAMA)
 

@@ -11,9 +11,19 @@ from typing import Any, Self
 
 import msgspec
 
-from strata_planner.contract.architectures import check_architecture
-from strata_planner.contract.formats import BITS_OF_FORMAT, GPTQ, GPTQ_GROUP, ComputeType, FormatName, stored_bytes
+from strata_planner.contract.architectures import ROUTING, check_architecture
+from strata_planner.contract.formats import (
+    BITS_OF_FORMAT,
+    GPTQ,
+    GPTQ_GROUP,
+    STORED_FORMATS,
+    ComputeType,
+    FormatName,
+    block_float8_bytes,
+    stored_bytes,
+)
 from strata_planner.contract.quantization import (
+    BlockFloat8,
     ModuleQuantization,
     Quantization,
     read_quantization,
@@ -23,13 +33,13 @@ from strata_planner.contract.quantization import (
 from strata_planner.contract.values import Value
 from strata_planner.errors import ModelError
 from strata_planner.question.config_fields import check_fields
-from strata_planner.question.families import Family, family_of, flag, linear_path
+from strata_planner.question.families import Family, expert_path, family_of, flag, linear_path
 
 
 class Linear(Value, frozen=True):
     """`copies` equal weights [out_features, in_features], `active` of which a token passes (experts).
 
-    `quantizable`: it has formats below 16 bits (fused experts have none). `stored`: how the checkpoint holds it, where it is quantized already.
+    `quantizable`: it has formats below 16 bits (what routes has none). `stored`: how the checkpoint holds it, where it is quantized already.
     """
 
     name: str
@@ -46,14 +56,16 @@ class Linear(Value, frozen=True):
         return self.copies * (self.out_features * self.in_features + self.out_features * self.bias)
 
     def format_in(self, layer_format: FormatName) -> FormatName:
-        """The format of this linear in a layer of `layer_format`: a layer of `gptq*` leaves each linear as its checkpoint holds it."""
-        if layer_format in GPTQ.values():
+        """The format of this linear in a layer of `layer_format`: `gptq*` and `fp8_block` leave each linear as its checkpoint holds it."""
+        if layer_format in STORED_FORMATS:
             return self.stored.format if self.stored else "dense"
         return layer_format if self.quantizable else "dense"
 
     def weight_bytes(self, layer_format: FormatName, compute_type: ComputeType) -> int:
         """Of one copy, in a layer of `layer_format`, with scales, zeros, tables and order; the bias is apart."""
         name = self.format_in(layer_format)
+        if self.stored and self.stored.block and name == self.stored.format:
+            return block_float8_bytes(self.out_features, self.in_features, self.stored.block)
         group, ordered = GPTQ_GROUP, False
         if self.stored and name in GPTQ.values():
             group = self.stored.group or self.in_features
@@ -90,7 +102,7 @@ class LayerShape(Value, frozen=True):
     @property
     def mlp_width(self) -> int:
         """Values per token between the two halves of the MLP, gate included."""
-        return sum(linear.active * linear.out_features for linear in self.linears if linear.name in _MLP_IN)
+        return sum(linear.active * linear.out_features for linear in self.linears if linear.name in MLP_IN)
 
 
 class Model(Value, frozen=True):
@@ -109,7 +121,11 @@ class Model(Value, frozen=True):
     embedding_other: int
     head_other: int
     tied: bool
-    quantization: Quantization | None = None
+    quantization: Quantization | BlockFloat8 | None = None
+
+    @property
+    def has_experts(self) -> bool:
+        return any(linear.copies > 1 for layer in set(self.layers) for linear in layer.linears)
 
     @property
     def stored_formats(self) -> tuple[FormatName | None, ...]:
@@ -170,11 +186,13 @@ class Model(Value, frozen=True):
         )
 
 
-_MLP_IN = (
+MLP_IN = (
     "gate_up_proj",
     "gate_proj",
     "up_proj",
     "experts.gate_up",
+    "experts.gate",
+    "experts.up",
     "shared_expert.gate_proj",
     "shared_expert.up_proj",
 )
@@ -183,7 +201,7 @@ _MLP_IN = (
 class _Reader:
     """One config.json, its synonyms resolved."""
 
-    def __init__(self, config: dict[str, Any], quantization: Quantization | None) -> None:
+    def __init__(self, config: dict[str, Any], quantization: Quantization | BlockFloat8 | None) -> None:
         self._config = config
         self._quantization = quantization
         self.model_type = str(config.get("model_type", "llama"))
@@ -215,14 +233,24 @@ class _Reader:
 
     def layer(self, index: int) -> LayerShape:
         linears = tuple(self._as_stored(index, linear) for linear in (*self._attention(), *self._mlp(index)))
-        return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, self._norms() + self._routers(index))
+        return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, self._norms() + self._router(index))
 
     def _as_stored(self, index: int, linear: Linear) -> Linear:
-        """With what the checkpoint says of it. Fused experts are merged in 16 bits, however their parts are stored."""
+        """With what the checkpoint says of it. All experts of a layer are stored as the first; GPTQ's are merged in 16 bits."""
         if self._quantization is None or not linear.quantizable:
             return linear
-        path = linear_path(self.model_type, index, linear.name)
+        if linear.copies == 1:
+            path = linear_path(self.model_type, index, linear.name)
+        elif self._experts_apart:
+            path = expert_path(self.model_type, index, linear.name)
+        else:
+            return linear
         return msgspec.structs.replace(linear, stored=self._quantization.of(path))
+
+    @property
+    def _experts_apart(self) -> bool:
+        """Experts of a float8 checkpoint stay as they are stored: gates and ups are not merged."""
+        return isinstance(self._quantization, BlockFloat8)
 
     def _attention(self) -> tuple[Linear, ...]:
         family = self.family
@@ -264,9 +292,10 @@ class _Reader:
     def _expert_mlp(self, experts: int) -> tuple[Linear, ...]:
         width = self.number("moe_intermediate_size", "intermediate_size")
         active = self.number("num_experts_per_tok", "moe_top_k", default=1)
+        first = (("gate", width), ("up", width)) if self._experts_apart else (("gate_up", 2 * width),)
         routed = (
-            Linear("experts.gate_up", 2 * width, self.hidden, False, experts, active, False),
-            Linear("experts.down", self.hidden, width, False, experts, active, False),
+            *(Linear(f"experts.{name}", outputs, self.hidden, False, experts, active) for name, outputs in first),
+            Linear("experts.down", self.hidden, width, False, experts, active),
         )
         shared = self.number("shared_expert_intermediate_size", default=0)
         if not shared:
@@ -276,12 +305,11 @@ class _Reader:
             Linear("shared_expert.gate_proj", shared, self.hidden),
             Linear("shared_expert.up_proj", shared, self.hidden),
             Linear("shared_expert.down_proj", self.hidden, shared),
+            *(Linear(name, 1, self.hidden, quantizable=False) for name in ROUTING),
         )
 
-    def _routers(self, index: int) -> int:
-        experts = self._experts(index)
-        shared = self.number("shared_expert_intermediate_size", default=0)
-        return (experts + bool(experts and shared)) * self.hidden
+    def _router(self, index: int) -> int:
+        return self._experts(index) * self.hidden
 
     def _norm(self, width: int) -> int:
         return width * (1 + self.family.norm_bias) if self.family.affine_norm else 0

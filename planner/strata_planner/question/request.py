@@ -11,6 +11,7 @@ from strata_planner.contract.formats import (
     BITS_OF_FORMAT,
     COMPUTE_TYPE_BYTES,
     FORMATS_OF_METHOD,
+    WITHOUT_EXPERTS,
     ComputeType,
     FormatName,
     Method,
@@ -95,10 +96,11 @@ class PlanRequest:
         """Allowed bits -> the formats that may store them, the preferred of equals first."""
         if self.model.quantization:
             return self._stored_formats
-        quantizable = all(linear.quantizable for layer in set(self.model.layers) for linear in layer.linears)
         known = FORMATS_OF_METHOD[self.method]
-        allowed = (bits for bits in sorted(set(self.allowed_bits)) if quantizable or bits == 16)
-        return {bits: self._with_activations(known[bits]) for bits in allowed}
+        without = WITHOUT_EXPERTS if self.model.has_experts else frozenset()
+        allowed = {bits: self._with_activations(known[bits]) for bits in sorted(set(self.allowed_bits))}
+        able = {bits: tuple(name for name in names if name not in without) for bits, names in allowed.items()}
+        return {bits: names for bits, names in able.items() if names}
 
     def _with_activations(self, names: tuple[FormatName, ...]) -> tuple[FormatName, ...]:
         """Of the formats of some bits those whose activations are allowed."""
@@ -216,8 +218,8 @@ class PlanRequest:
             )
         if not self.bits:
             raise ModelError(
-                f"allowed bits {list(self.allowed_bits)}: the fused experts of '{self.model.architecture}' have no format "
-                "below 16 bits; allow 16"
+                f"allowed bits {list(self.allowed_bits)}: the fused experts of '{self.model.architecture}' have no any-precision form; "
+                "take the method roundToNearest, or allow 16"
             )
         if self.kv_bits not in KV_BITS:
             raise WorkloadError(f"kvCacheBits {self.kv_bits}: the cache stores 16 or 8 bits; use one of these")

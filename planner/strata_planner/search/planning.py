@@ -209,5 +209,5 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
         notes.append(f"proven among plans whose stages mix at most {mixed} neighbouring widths")
     left_out = [] if request.model.quantization else sorted(set(request.allowed_bits) - set(request.bits))
     if left_out:
-        notes.append(f"bits {left_out} left out: the fused experts of this model have no format below 16 bits")
+        notes.append(f"bits {left_out} left out: the fused experts of this model have no any-precision form")
     return notes

@@ -20,6 +20,7 @@ from torch import Tensor
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
 from strata_runtime.formats import measured
 from strata_runtime.formats.float8 import float8_kernels
+from strata_runtime.formats.float8.blocks import BlockFloat8Weight
 from strata_runtime.formats.float8.float8 import Float8Weight
 from strata_runtime.formats.gptq.weight import GptqWeight
 from strata_runtime.formats.planes import plane_kernels, triton_products
@@ -29,7 +30,7 @@ from strata_runtime.formats.static8.static_weight import StaticWeight
 from strata_runtime.formats.weights import ChannelWeight, GroupWeight, PlanesWeight
 
 Arithmetic = Literal["16-bit activations", "8-bit activations"]
-W = TypeVar("W", ChannelWeight, GroupWeight, PlanesWeight, Float8Weight, StaticWeight, GptqWeight)
+W = TypeVar("W", ChannelWeight, GroupWeight, PlanesWeight, Float8Weight, BlockFloat8Weight, StaticWeight, GptqWeight)
 
 ANY_TOKENS = 1 << 62
 
@@ -119,6 +120,11 @@ FLOAT8_KERNELS: tuple[Kernel[Float8Weight], ...] = (
     Kernel("fp8_e4m3-converted", "fp8_e4m3", "16-bit activations", _always, float8_kernels.converted),
     Kernel("fp8_a8-scaled-mm", "fp8_a8", "8-bit activations", float8_kernels.scaled_mm_runs, float8_kernels.scaled_mm),
     Kernel("fp8_a8-reference", "fp8_a8", "8-bit activations", _always, float8_kernels.reference),
+)
+
+
+BLOCK_FLOAT8_KERNELS: tuple[Kernel[BlockFloat8Weight], ...] = (
+    Kernel("fp8_block-converted", "fp8_block", "16-bit activations", _always, float8_kernels.converted),
 )
 
 

@@ -7,7 +7,7 @@ header length, a JSON header with each tensor's type, shape and offsets, the dat
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from math import prod
@@ -35,7 +35,9 @@ _TYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
 }
+_SCALED = frozenset({torch.float8_e4m3fn})  # values only together with scales: never converted here
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,14 @@ class Entry:
     shape: tuple[int, ...]
     begin: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """A tensor, or one entry of its first dimension."""
+
+    name: str
+    index: int | None = None
 
 
 class Checkpoint:
@@ -106,6 +116,27 @@ class Checkpoint:
         fits = self.size_bytes(key, dtype) <= memory.numel()
         with FileIO(self.folder / name) as file:
             return _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None)
+
+    def read_rows(self, places: Sequence[TensorPlace], dtype: torch.dtype) -> torch.Tensor:
+        """Floating-point matrices of one width, one below the other, in `dtype`, in one piece of memory."""
+        entries = [self._entry_of(place) for place in places]
+        counts = [prod(entry.shape) for entry in entries]
+        memory = torch.empty(sum(counts) * dtype.itemsize, dtype=torch.uint8, pin_memory=self.pinned)
+        left = memory
+        for place, entry, count in zip(places, entries, counts, strict=True):
+            with FileIO(self.folder / self._file_of[place.name]) as file:
+                _read(file, place.name, entry, dtype, pinned=False, memory=left)
+            self.keys_read.append(place.name)
+            left = left[count * dtype.itemsize :]
+        return memory.view(dtype).view(-1, entries[0].shape[-1])
+
+    def _entry_of(self, place: TensorPlace) -> Entry:
+        entry = self.header(self._file_of[place.name])[place.name]
+        if place.index is None:
+            return entry
+        size = (entry.end - entry.begin) // entry.shape[0]
+        begin = entry.begin + place.index * size
+        return Entry(entry.type, entry.shape[1:], begin, begin + size)
 
     def header(self, name: str) -> dict[str, Entry]:
         """What a file holds, in the order of its header. Raises InputError if the file is absent, cut off or unreadable."""
@@ -185,6 +216,11 @@ def _read(
             f"{file.name}: tensor {key} of {entry.shape} takes {entry.end - entry.begin} bytes: damaged file"
         )
     wanted = dtype if dtype and stored.is_floating_point else stored
+    if stored in _SCALED and wanted != stored:
+        raise InputError(
+            f"{file.name}: tensor {key} is of type {entry.type}, and nothing says by which scales it is read: config.json needs the "
+            "quantization_config that belongs to it"
+        )
     if memory is None:
         flat = torch.empty(count, dtype=wanted, pin_memory=pinned)
     else:

@@ -8,9 +8,9 @@ of that only the planes that the format needs; what a load quantizes itself it k
 
 import contextlib
 import logging
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from strata_planner.contract.architectures import check_formats
-from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, FormatName
+from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, STORED_FORMATS, FormatName
 from strata_planner.contract.roles import Role
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
-from strata_runtime.formats import COMPUTE_DTYPES, make_linear
+from strata_runtime.formats import COMPUTE_DTYPES, QuantLinear, make_linear
 from strata_runtime.formats.any_precision import quantize_any
 from strata_runtime.formats.gptq.gptq_linear import GptqLinear
 from strata_runtime.formats.linear import check_weight
@@ -35,17 +35,14 @@ from strata_runtime.loading.artefact import Artefact, DamagedError, find_artefac
 from strata_runtime.loading.blocked import can_block, dense_linear
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
+from strata_runtime.loading.expert_loader import ExpertLoader
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.load_cache import RECIPE, LoadCache
-from strata_runtime.loading.quantized import (
-    GPTQ_FORMATS,
-    QuantizedCheckpoint,
-    format_in,
-    quantized_checkpoint,
-    read_model_config,
-)
+from strata_runtime.loading.quantized import quantized_checkpoint, read_model_config
 from strata_runtime.loading.stage_model import StageModel
+from strata_runtime.loading.stored_linears import QuantizedCheckpoint
 from strata_runtime.loading.stream import ahead
+from strata_runtime.loading.units import AnyUnit, ExpertUnit, Unit, units_of
 from strata_runtime.loading.verify import Beside, at_once, never
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.experts import use_padded_experts
@@ -109,17 +106,16 @@ def _load(
     checkpoint.check(key for keys in sources.values() for key in keys)
     formats = dict(zip(range(first, last + 1), role.format, strict=True))
     units = [
-        replace(unit, format=format_in(checkpoint, unit.tensors.get("weight"), unit.format))
-        for layer, name in formats.items()
-        for unit in _units(stage, layer, name, sources[layer])
+        unit for layer, name in formats.items() for unit in units_of(stage, checkpoint, layer, name, sources[layer])
     ]
-    weights = {unit.key: unit.tensors["weight"] for unit in units if unit.key}
-    artefact, cache = _copies(formats, model_path, stage, units, config.num_hidden_layers, keep=keep)
+    plain = [unit for unit in units if isinstance(unit, Unit)]
+    weights = {unit.key: unit.tensors["weight"] for unit in plain if unit.key}
+    artefact, cache = _copies(formats, model_path, stage, plain, config.num_hidden_layers, keep=keep)
     source = LinearSource(checkpoint, artefact, weights, dtype)
     if "w8a8_static" in role.format:
         source.activations = activations_of(model_path, model_digest(model_path))
     loader = _Loader(stage, checkpoint, source, cache, dtype, device)
-    loader.prepare_memory(units)
+    loader.prepare_memory(plain)
     stage.initialise_buffers(device)
     with freed_at_once(), _forgetting(cache), cache or contextlib.nullcontext(), _checking(artefact, verify=verify):
         loader.load_outside(sources.get(None, ()))
@@ -159,19 +155,6 @@ def _forgetting(cache: LoadCache | None) -> Iterator[None]:
         raise _ForgottenError from None
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """What is read and stored at once: a linear, `tensors` being `weight` and perhaps `bias` -> name in the checkpoint; or,
-    without a key, all else that a layer has, each name for itself.
-    """
-
-    layer: int
-    key: str | None
-    tensors: dict[str, str]
-    format: FormatName
-    ends_layer: bool = False
-
-
 @dataclass
 class _Piece:
     """What has been read of a unit. Emptied when it is stored: the next one is on its way already."""
@@ -180,30 +163,14 @@ class _Piece:
     planes: PlanesWeight | None = None
     memory: Tensor | None = None  # that the weight lies in, to be read into again
     module: nn.Module | None = None  # the linear as a quantized checkpoint holds it
-
-
-def _units(stage: ModelSlice, layer: int, name: FormatName, keys: Iterable[str]) -> list[_Unit]:
-    """A layer's linears each for itself, before them all that is no linear's or is converted first."""
-    linears: dict[str, dict[str, str]] = defaultdict(dict)
-    others: dict[str, str] = {}
-    for key in keys:
-        linear, _, what = (stage.plain_parameter(key) or "").rpartition(".")
-        if linear in stage.places(layer):
-            linears[linear][what] = key
-        else:
-            others[key] = key
-    for incomplete in [linear for linear, tensors in linears.items() if "weight" not in tensors]:
-        others |= {key: key for key in linears.pop(incomplete).values()}
-    units = [_Unit(layer, None, others, name)] if others else []
-    units += [_Unit(layer, linear, tensors, name) for linear, tensors in linears.items()]
-    return [*units[:-1], replace(units[-1], ends_layer=True)]
+    expert: Tensor | QuantLinear | None = None
 
 
 def _copies(
     formats: Mapping[int, FormatName],
     model_path: Path,
     stage: ModelSlice,
-    units: Sequence[_Unit],
+    units: Sequence[Unit],
     layers: int,
     *,
     keep: bool,
@@ -257,8 +224,9 @@ class _Loader:
             source.artefact.pinned = checkpoint.pinned
         self._spare: deque[Tensor] = deque()
         self._spare_bytes = 0
+        self._experts = ExpertLoader(stage, checkpoint, dtype, device)
 
-    def prepare_memory(self, units: Iterable[_Unit]) -> None:
+    def prepare_memory(self, units: Iterable[Unit]) -> None:
         """How large the memory must be that linears are read into again and again, as long as their stored form has memory of its
         own: fresh pages cost three times what copying from the page cache into old ones does.
         """
@@ -266,10 +234,12 @@ class _Loader:
         sizes = (self._checkpoint.size_bytes(unit.tensors["weight"], self._type_of(unit)) for unit in copied)
         self._spare_bytes = max(sizes, default=0)
 
-    def read(self, unit: _Unit) -> _Piece:
+    def read(self, unit: AnyUnit) -> _Piece:
         """On the CPU."""
+        if isinstance(unit, ExpertUnit):
+            return _Piece({}, expert=self._experts.read(unit))
         wanted, planes = dict(unit.tensors), None
-        if unit.key and unit.format in GPTQ_FORMATS and isinstance(self._checkpoint, QuantizedCheckpoint):
+        if unit.key and unit.format in STORED_FORMATS and isinstance(self._checkpoint, QuantizedCheckpoint):
             shape = self._stage.shape(unit.layer, unit.key)
             return _Piece({}, module=self._checkpoint.read_linear(wanted, shape, self._dtype))
         tensors, memory = {}, None
@@ -281,7 +251,7 @@ class _Loader:
         read = self._checkpoint.read(wanted.values(), self._dtype, _CPU)
         return _Piece(tensors | {what: read[name] for what, name in wanted.items()}, planes, memory)
 
-    def _read_weight(self, unit: _Unit, name: str) -> tuple[Tensor, Tensor | None]:
+    def _read_weight(self, unit: Unit, name: str) -> tuple[Tensor, Tensor | None]:
         """With the memory that it lies in, if that is to be read into again."""
         if not self._is_copied(unit):
             return self._checkpoint.read([name], self._type_of(unit), _CPU)[name], None
@@ -292,17 +262,17 @@ class _Loader:
         """Whether the layer's planes are read."""
         return self._source.artefact is not None if self._cache is None else self._cache.has(layer)
 
-    def _type_of(self, unit: _Unit) -> torch.dtype | None:
+    def _type_of(self, unit: Unit) -> torch.dtype | None:
         """That the weight of a linear is read in. At any precision as it is stored, so that planes do not depend on who made them first."""
         return None if unit.format in ANY_FORMATS else self._dtype
 
-    def _is_copied(self, unit: _Unit) -> bool:
+    def _is_copied(self, unit: Unit) -> bool:
         """Whether the stored form of a linear takes nothing of the memory that its weight was read into."""
         if self._device.type != "cpu" or type(self._checkpoint) is not Checkpoint:
             return False
         return unit.format != "dense" or can_block(self._dtype, self._device)
 
-    def stream(self, units: Sequence[_Unit]) -> Iterator[int]:
+    def stream(self, units: Sequence[AnyUnit]) -> Iterator[int]:
         """Loads them in order, each read while the one before is stored; yields after each how many layers are whole."""
         whole = 0
         for unit, piece in zip(units, ahead(partial(self.read, unit) for unit in units), strict=True):
@@ -310,8 +280,13 @@ class _Loader:
             whole += unit.ends_layer
             yield whole
 
-    def store(self, unit: _Unit, piece: _Piece) -> None:
+    def store(self, unit: AnyUnit, piece: _Piece) -> None:
         """On the device, in the unit's format. Empties the piece."""
+        if isinstance(unit, ExpertUnit):
+            read, piece.expert = piece.expert, None
+            assert read is not None
+            self._experts.store(unit, read)
+            return
         if unit.key is None:
             tensors = {name: self._moved(piece.tensors.pop(name)) for name in tuple(piece.tensors)}
             self._stage.load(tensors, self._device)
@@ -341,7 +316,7 @@ class _Loader:
             self._spare.append(piece.memory)
             piece.memory = None
 
-    def _quantized(self, unit: _Unit, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    def _quantized(self, unit: Unit, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """A linear whose dense weight has been read, kept for the next load where that is wanted."""
         assert unit.key
         if self._cache is None or unit.format not in ANY_FORMATS or not self._cache.wants(unit.layer):
@@ -361,7 +336,7 @@ class _Loader:
         for parent, attribute, head in self._stage.own_head():
             self._replace(parent, attribute, head, "dense", attribute)
 
-    def _store_filled(self, unit: _Unit) -> None:
+    def _store_filled(self, unit: Unit) -> None:
         """The linears whose weights were converted on their way."""
         for parent, attribute, linear in self._stage.linears(unit.layer):
             if not any(parameter.is_meta for parameter in linear.parameters()):

@@ -33,6 +33,7 @@ from strata_planner.contract.rows import padded_rows
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.model import opt
 from strata_runtime.model.attention import AttentionRule, attend, kernel_sizes
+from strata_runtime.model.expert_parts import ExpertPart, expert_part, fused_parameters
 from strata_runtime.model.kv.batch import Batch
 
 ATTENTION = "strata"
@@ -98,8 +99,9 @@ class ModelSlice:
             if hasattr(module, "layer_idx"):
                 module.strata_step = self.step
         self._wanted = set(self.module.state_dict())
-        self._renamed: dict[str, tuple[list[str], bool]] = {}
+        self._renamed: dict[str, tuple[list[str], str | None]] = {}
         self._places = self._find_linears()
+        self._experts = self._find_experts()
 
     def sources(self, checkpoint_keys: Iterable[str]) -> dict[int | None, list[str]]:
         """Checkpoint keys that this stage needs, by layer. Raises InputError if a parameter would have none."""
@@ -157,10 +159,28 @@ class ModelSlice:
         linear: nn.Linear = getattr(parent, attribute)
         return linear.out_features, linear.in_features
 
+    def experts(self, layer: int) -> dict[str, tuple[nn.Module, str]]:
+        """As `places`, of the parameters [experts, N, K] that hold all experts of a layer."""
+        return self._experts[layer]
+
+    def fused_shape(self, layer: int, key: str) -> tuple[int, int, int]:
+        """[experts, N, K] of one of `experts` that is not stored yet."""
+        parent, attribute = self._experts[layer][key]
+        count, rows, columns = getattr(parent, attribute).shape
+        return count, rows, columns
+
+    def expert_part(self, checkpoint_key: str) -> ExpertPart | None:
+        """Which part of a layer's fused experts a checkpoint tensor is; None: of none."""
+        names, pattern = self._renaming(checkpoint_key)
+        if not any(names[0] in layer for layer in self._experts.values()):
+            return None
+        converters = (entry for entry in self._conversions if isinstance(entry, WeightConverter))
+        return expert_part(checkpoint_key, names[0], pattern, converters)
+
     def plain_parameter(self, checkpoint_key: str) -> str | None:
         """The parameter of the whole model that a checkpoint tensor is, as it lies there; None: it is converted or merged first."""
-        names, plain = self._renaming(checkpoint_key)
-        return names[0] if plain else None
+        names, pattern = self._renaming(checkpoint_key)
+        return names[0] if pattern is None else None
 
     def own_layers(self) -> list[nn.Module]:
         """This stage's decoder layers, in order."""
@@ -255,29 +275,35 @@ class ModelSlice:
             for layer in range(first, last + 1)
         }
 
+    def _find_experts(self) -> dict[int, dict[str, tuple[nn.Module, str]]]:
+        paths = {module: path for path, module in self.module.named_modules()}
+        first, last = self._layers
+        layers = {layer: self._decoder.layers[layer] for layer in range(first, last + 1)}
+        return {layer: fused_parameters(module, paths[module]) for layer, module in layers.items()}
+
     def _names(self, key: str) -> list[str]:
         """The parameters of the whole model that a checkpoint key fills, and those of this stage tied to them."""
         return self._renaming(key)[0]
 
-    def _renaming(self, key: str) -> tuple[list[str], bool]:
-        """`_names`, and whether the tensor is the first of them as it is."""
+    def _renaming(self, key: str) -> tuple[list[str], str | None]:
+        """`_names`, and the pattern of the converter that the tensor goes through; None: it is the first of them as it is."""
         if key not in self._renamed:
             self._renamed[key] = self._renaming_of(key)
         return self._renamed[key]
 
-    def _renaming_of(self, key: str) -> tuple[list[str], bool]:
+    def _renaming_of(self, key: str) -> tuple[list[str], str | None]:
         renamings = [entry for entry in self._conversions if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in self._conversions if isinstance(entry, WeightConverter)]
         prefix = self.module.base_model_prefix
         name, pattern = rename_source_key(key, renamings, converters, prefix, self._whole)
         if name not in self._whole and key in self._whole:
-            return [key], True
+            return [key], None
         names = [name]
         if pattern is not None:
             converter = next(entry for entry in converters if pattern in entry.source_patterns)
             targets = converter.target_patterns
             names = [name.replace(targets[0], target) for target in targets]
-        return names + [parameter for parameter, source in self._tied.items() if source in names], pattern is None
+        return names + [parameter for parameter, source in self._tied.items() if source in names], pattern
 
     def _own_name(self, key: str) -> str:
         """The key itself, unless it must fill a parameter that is tied to one of another stage."""

@@ -1,8 +1,8 @@
-"""The experts of a layer on a CPU, one after the other, each over rows padded to few numbers.
+"""The experts of a layer that tokens were sent to, one after the other; on a CPU each over rows padded to few numbers.
 
 Registered with transformers and chosen by `load_stage`. transformers' own grouped product multiplies as many rows as the
 router happened to send to an expert, and oneDNN keeps 0.65 MB for every number of rows it ever met: a slot would grow by
-hundreds of megabytes. GPUs keep the grouped product.
+hundreds of megabytes. GPUs keep the grouped product for experts in the compute type; quantized ones are multiplied as linears are.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
+from strata_runtime.formats.expert_stack import ExpertProjection
 from strata_runtime.model.adapter import padded
 
 EXPERTS = "strata"
@@ -29,7 +30,9 @@ def experts(
 
     A token's sum is in float32 and in the order of its experts' numbers, whatever else is in the batch.
     """
-    if hidden_states.device.type != "cpu" or not _plain(module):
+    on_cpu = hidden_states.device.type == "cpu"
+    quantized = isinstance(module.gate_up_proj, ExpertProjection)
+    if not (quantized or on_cpu) or not _plain(module):
         grouped: torch.Tensor = grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
         return grouped
     chosen = top_k_index.flatten()
@@ -38,20 +41,28 @@ def experts(
     order = chosen.argsort(stable=True)
     counts = torch.bincount(chosen, minlength=module.num_experts).tolist()
     for expert, routed in enumerate(torch.split_with_sizes(order, counts)):
-        for places in torch.split_with_sizes(routed, _pieces(len(routed))):
+        for places in torch.split_with_sizes(routed, _pieces(len(routed), on_cpu=on_cpu)):
             rows = places // top_k_index.shape[1]
-            out = _expert(module, expert, padded(hidden_states[rows]))[: len(rows)]
+            gathered = hidden_states[rows]
+            out = _expert(module, expert, padded(gathered) if on_cpu else gathered)[: len(rows)]
             total.index_add_(0, rows, out * weights[places].float())
     return total.to(hidden_states.dtype)
 
 
 def _expert(module: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
-    between = module._apply_gate(functional.linear(rows, module.gate_up_proj[expert]))  # noqa: SLF001, the hook that transformers gives
-    return functional.linear(between, module.down_proj[expert])
+    between = module._apply_gate(_product(module.gate_up_proj, expert, rows))  # noqa: SLF001, the hook that transformers gives
+    return _product(module.down_proj, expert, between)
 
 
-def _pieces(rows: int) -> list[int]:
-    return [min(_ROWS_AT_A_TIME, rows - start) for start in range(0, rows, _ROWS_AT_A_TIME)]
+def _product(weights: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    if isinstance(weights, ExpertProjection):
+        return weights.multiply(expert, rows)
+    return functional.linear(rows, weights[expert])
+
+
+def _pieces(rows: int, *, on_cpu: bool) -> list[int]:
+    at_a_time = _ROWS_AT_A_TIME if on_cpu else max(rows, 1)
+    return [min(at_a_time, rows - start) for start in range(0, rows, at_a_time)]
 
 
 def _plain(module: Any) -> bool:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ spec:
   model: {{uri: "file://{model}", maxModelLen: 512}}
   workload: {{promptTokens: 16, outputTokens: 64, concurrency: 2}}
   {how}
-  precision: {{allowed: [16]}}
+  precision: {{allowed: [{bits}]}}
   runtime: {{computeType: float32}}
 """
 CLUSTER = """
@@ -41,15 +41,26 @@ nodes:
 """
 
 
+Make = Callable[[Path], None]
+
+
 class Up:
     """A running `strata up`: its address, what it says, and the process of each service."""
 
-    def __init__(self, folder: Path, how: str = "placement: {minStages: 2}", name: str = "tiny") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        how: str = "placement: {minStages: 2}",
+        name: str = "tiny",
+        *,
+        bits: int = 16,
+        make: Make | None = None,
+    ) -> None:
         self.name = name
         model = folder / "model"
         model.mkdir()
-        make_model(model)
-        (folder / "tiny.yaml").write_text(DEPLOYMENT.format(model=model, how=how, name=name))
+        (make or make_model)(model)
+        (folder / "tiny.yaml").write_text(DEPLOYMENT.format(model=model, how=how, name=name, bits=bits))
         (folder / "cluster.yaml").write_text(CLUSTER)
         self.port = free_port("127.0.0.1")
         command = [sys.executable, "-m", "strata_operator.cli", "up", "-f", str(folder / "tiny.yaml")]
@@ -113,11 +124,15 @@ class Up:
         return code
 
 
-def make_model(folder: Path) -> None:
+def make_tokenizer(folder: Path) -> None:
     words = {f"w{number}": number for number in range(128)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w1").save_pretrained(folder)
+
+
+def make_model(folder: Path) -> None:
+    make_tokenizer(folder)
     make_random_model(
         folder,
         "llama",

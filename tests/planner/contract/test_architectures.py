@@ -9,8 +9,10 @@ from strata_planner.contract.architectures import (
     UnsupportedModelError,
     check_architecture,
     check_formats,
+    check_without_experts,
     layer_formats,
 )
+from strata_planner.contract.formats import FormatName
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "linear attention": (
@@ -83,9 +85,16 @@ def test_several_reasons_are_all_named() -> None:
         )
 
 
-def test_fused_experts_stay_dense() -> None:
-    assert layer_formats({"model_type": "mixtral"}, ("dense", "int8", "int4")) == ("dense",)
-    assert layer_formats({"model_type": "llama"}, ("dense", "int8", "int4")) == ("dense", "int8", "int4")
-    check_formats({"model_type": "mixtral"}, ("dense", "dense"))
-    with pytest.raises(UnsupportedModelError, match=r"'mixtral' has fused experts.* int3, int4 cannot hold"):
-        check_formats({"model_type": "mixtral"}, ("int4", "dense", "int3"))
+def test_fused_experts_have_no_form_in_formats_that_are_made_beside_the_model() -> None:
+    names: tuple[FormatName, ...] = ("dense", "int8", "int4", "fp8_block", "any4", "w8a8_static")
+    assert layer_formats({"model_type": "mixtral"}, names) == ("dense", "int8", "int4", "fp8_block")
+    assert layer_formats({"model_type": "llama"}, names) == names
+    check_formats({"model_type": "mixtral"}, ("dense", "int4"))
+    with pytest.raises(UnsupportedModelError, match=r"'mixtral' has fused experts.* any3, any4 cannot hold"):
+        check_formats({"model_type": "mixtral"}, ("any4", "dense", "any3"))
+
+
+def test_what_goes_through_linears_alone_refuses_experts() -> None:
+    check_without_experts({"model_type": "llama"}, "calibration")
+    with pytest.raises(UnsupportedModelError, match="'mixtral' has fused experts, which calibration does not know"):
+        check_without_experts({"model_type": "mixtral"}, "calibration")

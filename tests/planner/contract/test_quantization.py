@@ -8,6 +8,7 @@ import pytest
 
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.quantization import (
+    BlockFloat8,
     ModuleQuantization,
     Quantization,
     read_quantization,
@@ -22,7 +23,7 @@ PLAIN = ModuleQuantization(bits=4, group=128, ordered=False, symmetric=True)
 
 def read(**fields: Any) -> Quantization:
     quantization = read_quantization({"model_type": "llama", "quantization_config": BASE | fields})
-    assert quantization is not None
+    assert isinstance(quantization, Quantization)
     return quantization
 
 
@@ -110,6 +111,45 @@ def test_what_is_not_read_is_refused(fields: dict[str, Any], message: str) -> No
         read(**fields)
 
 
+BLOCKS = ModuleQuantization(8, None, False, True, (128, 64))
+SKIPPED: dict[str, tuple[list[str], str, ModuleQuantization | None]] = {
+    "nothing": ([], QUERY, BLOCKS),
+    "the head": (["lm_head"], QUERY, BLOCKS),
+    "its path": ([QUERY], QUERY, None),
+    "its end": (["q_proj"], QUERY, None),
+    "what it lies in": (["model.layers.18"], QUERY, None),
+    "a longer number": (["model.layers.1"], QUERY, BLOCKS),
+    "an expression": ([r"model\.layers\..*attn"], QUERY, None),
+    "another's name that its own begins with": (["model.layers.3.mlp.down"], DOWN, BLOCKS),
+}
+
+
+@pytest.mark.parametrize(("skipped", "path", "wanted"), SKIPPED.values(), ids=SKIPPED)
+def test_what_a_float8_description_leaves_out(skipped: list[str], path: str, wanted: ModuleQuantization | None) -> None:
+    fields = {"quant_method": "fp8", "weight_block_size": [128, 64], "modules_to_not_convert": skipped}
+    quantization = read_quantization({"quantization_config": fields})
+    assert isinstance(quantization, BlockFloat8)
+    assert quantization.of(path) == wanted
+
+
+FLOAT8_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a scale for all": ({"weight_block_size": None}, "weight_block_size of fp8 is None; a scale for each block"),
+    "one number": ({"weight_block_size": [128]}, r"weight_block_size of fp8 is \[128\]"),
+    "no block": ({"weight_block_size": [128, 0]}, "weight_block_size"),
+    "another type": ({"fmt": "e5m2"}, "fmt is 'e5m2'; 'e4m3' is read"),
+    "calibrated activations": ({"activation_scheme": "static"}, "activation_scheme is 'static'; 'dynamic' is read"),
+    "no list": ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'; a list of names"),
+    "no expression": ({"modules_to_not_convert": ["("]}, r"modules_to_not_convert '\(' is no regular expression"),
+}
+
+
+@pytest.mark.parametrize(("fields", "message"), FLOAT8_REFUSED.values(), ids=FLOAT8_REFUSED)
+def test_another_float8_is_refused(fields: dict[str, Any], message: str) -> None:
+    whole = {"quant_method": "fp8", "weight_block_size": [128, 128]} | fields
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_quantization({"quantization_config": whole})
+
+
 def test_a_description_that_is_no_object_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="an object is needed"):
         read_quantization({"quantization_config": "gptq"})
@@ -121,7 +161,7 @@ def test_the_old_file_counts_where_config_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 3, "group_size": 64, "desc_act": False}))
     merged = with_old_description(config, tmp_path)
     quantization = read_quantization(merged)
-    assert quantization is not None
+    assert isinstance(quantization, Quantization)
     assert quantization.bits == 3
     assert without_description(merged) == config
     newer = {"quantization_config": BASE}

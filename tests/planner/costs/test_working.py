@@ -14,6 +14,7 @@ from strata_planner.costs.working import (
     FLOAT32_BUFFER_BYTES,
     KERNEL_BYTES,
     MASK_ROWS,
+    MODULE_BYTES,
     StepShape,
     Storage,
     WorkingMemory,
@@ -157,6 +158,42 @@ def test_experts_are_computed_some_rows_at_a_time() -> None:
     some, many = (of("dense", model=model, step=StepShape(tokens, 1, 64)).layer for tokens in (128, 256))
     assert many < 2 * some
     assert of("dense", model=model).loading > 2 * 4 * 2 * 512 * 64 * 2
+
+
+def test_quantized_experts_are_read_one_by_one_and_brought_back_one_by_one() -> None:
+    model = a_model(model_type="qwen3_moe", num_experts=64, num_experts_per_tok=4, moe_intermediate_size=256)
+    expert = 2 * 256 * 128
+    whole, alone = (of(name, model=model).loading for name in ("dense", "int4"))
+    assert whole >= 2 * 64 * expert * 2
+    assert alone - MODULE_BYTES == 6.5 * expert  # as it was read, and its pieces
+    step = StepShape(64, 1, 64)
+    dense, rounded = (of(name, model=model, step=step).layer for name in ("dense", "int4"))
+    assert rounded - dense == 6.5 * expert + 64 * 512 * 2
+
+
+def test_products_of_routers_and_of_experts_leave_kernels_for_their_numbers_of_rows() -> None:
+    plain, routed = (
+        a_model(),
+        a_model(model_type="qwen3_moe", num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48),
+    )
+    one = of("dense", model=routed, step=StepShape(1, 1, 64)).kernels
+    assert one == (2 + 2 + 1) * KERNEL_BYTES  # shapes of attention, of experts, and the router's
+    few, many = (of("w8a8", model=routed, step=StepShape(tokens, 1, 64)).kernels for tokens in (1, 256))
+    assert (
+        many - few == (row_numbers(1, 256) - 1) * KERNEL_BYTES
+    )  # the router's alone: experts are multiplied as they are stored
+    assert of("w8a8", model=plain, step=StepShape(256, 1, 64)).kernels == 0
+
+
+def test_float8_is_decoded_a_million_weights_at_a_time() -> None:
+    sizes = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
+    stored = a_model(**sizes, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    step = StepShape(1, 1, 64)
+    cases: list[tuple[FormatName, Model]] = [("fp8_e4m3", a_model(**sizes)), ("fp8_block", stored)]
+    for name, model in cases:
+        working = of(name, model=model, step=step)
+        assert 8 << 20 < working.layer < 9 << 20
+        assert working.kernels == 3 * KERNEL_BYTES  # pieces of 512 rows; of `down`, 170 rows and 8 that are left
 
 
 def test_the_peak_is_reached_while_loading_only_where_kv_is_small() -> None:

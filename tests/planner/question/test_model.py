@@ -37,7 +37,7 @@ def test_grouped_queries_and_gated_mlp() -> None:
 def test_experts_are_stored_all_and_used_some() -> None:
     config = a_config(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2)
     linear = next(each for each in Model.from_config(config).layers[0].linears if each.name == "experts.down")
-    assert (linear.copies, linear.active, linear.quantizable) == (8, 2, False)
+    assert (linear.copies, linear.active, linear.quantizable) == (8, 2, True)
 
 
 def test_opts_narrow_embedding() -> None:

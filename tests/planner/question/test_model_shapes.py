@@ -8,6 +8,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from strata_planner.contract.architectures import ROUTING
 from strata_planner.question.model import Model
 from tests.runtime.architectures import MODELS
 
@@ -45,19 +46,22 @@ def test_parameters_are_those_of_the_real_modules(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_linears_are_those_that_the_runtime_quantizes(name: str) -> None:
-    """Every nn.Linear of a layer and nothing else, so that bytes are counted in the format they get."""
+    """Every nn.Linear of a layer, and its fused experts one by one, so that bytes are counted in the format they get."""
     model_type, fields = MODELS[name]
     config = CONFIG_MAPPING[model_type](**(SIZES | fields))
     with torch.device("meta"):
         module = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
     model = Model.from_config(config.to_dict(), for_serving=False)
     for shape, layer in zip(model.layers, _layers(module), strict=True):
-        real = sorted(tuple(child.weight.shape) for child in layer.modules() if type(child) is nn.Linear)
-        ours = sorted((each.out_features, each.in_features) for each in shape.linears if each.quantizable)
-        if any(not each.quantizable for each in shape.linears):
-            assert set(ours) <= set(real)  # routers stay in the compute type with the experts
-        else:
-            assert ours == real
+        real = {path: child for path, child in layer.named_modules() if type(child) is nn.Linear}
+        fused = [tuple(each.shape[1:]) for each in layer.parameters() if each.ndim == 3 for _ in range(len(each))]
+        plain = [tuple(each.weight.shape) for path, each in real.items() if not path.endswith(ROUTING)]
+        ours = [
+            (each.out_features, each.in_features)
+            for each in shape.linears
+            for _ in range(each.copies * each.quantizable)
+        ]
+        assert sorted(ours) == sorted(plain + fused)
 
 
 def _layers(module: nn.Module) -> nn.ModuleList:

@@ -43,7 +43,7 @@ def test_linears_are_named_as_in_the_model_that_transformers_builds(name: str) -
     real = {path: tuple(child.weight.shape) for path, child in module.named_modules() if type(child) is nn.Linear}
     for index, layer in enumerate(Model.from_config(config.to_dict(), for_serving=False).layers):
         for linear in layer.linears:
-            if linear.quantizable:
+            if linear.copies == 1:
                 assert real[linear_path(model_type, index, linear.name)] == (linear.out_features, linear.in_features)
 
 
@@ -75,10 +75,50 @@ def test_a_linear_that_is_not_quantized_stays_dense_in_a_quantized_layer() -> No
     assert set(formats.values()) == {"gptq4", "dense"}
 
 
-def test_other_formats_leave_only_experts_dense() -> None:
+def test_other_formats_leave_only_what_routes_dense() -> None:
     model = Model.from_config(LLAMA)
     assert {each.format_in("int4") for each in model.layers[0].linears} == {"int4"}
+    shared = Model.from_config(MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 24})
+    dense = {each.name for each in shared.layers[0].linears if each.format_in("int4") == "dense"}
+    assert dense == {"shared_expert_gate"}
     assert model.layers[0].linears[0].weight_bytes("int4", "bfloat16") == stored_bytes("int4", 32, 32, "bfloat16")
+
+
+MOE = SIZES | {
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "head_dim": 8,
+}
+FLOAT8 = {"quant_method": "fp8", "weight_block_size": [16, 32]}
+
+
+def test_experts_of_a_float8_checkpoint_are_counted_part_by_part() -> None:
+    layer = Model.from_config(MOE | {"quantization_config": FLOAT8}).layers[0]
+    assert layer.stored_format == "fp8_block"
+    experts = {each.name: each for each in layer.linears if each.copies == 8}
+    assert experts.keys() == {"experts.gate", "experts.up", "experts.down"}
+    assert experts["experts.gate"].weight_bytes("fp8_block", "bfloat16") == 40 * 32 + 3 * 1 * 4
+    assert experts["experts.down"].weight_bytes("fp8_block", "bfloat16") == 32 * 40 + 2 * 2 * 4
+    assert layer.mlp_width == 2 * 2 * 40
+
+
+@pytest.mark.parametrize(
+    ("model_type", "skipped"),
+    [("qwen3_moe", "mlp.experts.0.up_proj"), ("mixtral", r"model.layers.\d+.block_sparse_moe.experts")],
+)
+def test_experts_that_are_left_out_are_counted_dense(model_type: str, skipped: str) -> None:
+    config = MOE | {"model_type": model_type, "num_local_experts": 8}
+    model = Model.from_config(config | {"quantization_config": FLOAT8 | {"modules_to_not_convert": [skipped]}})
+    up = next(each for each in model.layers[0].linears if each.name == "experts.up")
+    assert up.format_in("fp8_block") == "dense"
+
+
+def test_experts_of_a_gptq_checkpoint_are_counted_in_16_bits() -> None:
+    layer = Model.from_config(MOE | {"quantization_config": BASE}).layers[0]
+    assert layer.stored_format == "gptq4"
+    assert {each.format_in("gptq4") for each in layer.linears if each.copies > 1} == {"dense"}
 
 
 def test_other_methods_are_refused_by_name() -> None:

@@ -5,13 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata_planner.contract.formats import FormatName
-from strata_runtime.formats import features, make_linear
+from strata_planner.contract.formats import FormatName, block_float8_bytes
+from strata_runtime.formats import features, make_linear, stored_bytes_of
 from strata_runtime.formats.float8 import float8_kernels
+from strata_runtime.formats.float8.block_linear import BlockFloat8Linear
+from strata_runtime.formats.float8.blocks import checked_blocks
 from strata_runtime.formats.float8.float8 import E4M3, FLOAT8, LARGEST, decode, quantize_float8
 from strata_runtime.formats.float8.float8_linear import Float8Linear
 from strata_runtime.formats.kernels import FLOAT8_KERNELS, select
 from tests.laws import share
+from tests.runtime.loading.float8_models import rounded_in_blocks
 
 torch.set_num_threads(1)
 FRACTION_BITS, LEAST_EXPONENT = 3, -6  # of e4m3
@@ -120,3 +123,21 @@ def test_every_format_has_a_last_resort() -> None:
         module = make_linear(some_values(3, 5), None, name, torch.float32)
         assert isinstance(module, Float8Linear)
         assert select(FLOAT8_KERNELS, name, some_values(1, 5), module.stored).format == name
+
+
+@given(
+    shape=st.tuples(st.integers(1, 70), st.integers(1, 90)),
+    block=st.tuples(st.integers(1, 80), st.integers(1, 100)),
+    tokens=st.integers(1, 5),
+    dtype=st.sampled_from(DTYPES),
+)
+@settings(max_examples=share(40), deadline=None)
+def test_blocks_of_any_size_multiply_as_the_weight_that_they_stand_for(
+    shape: tuple[int, int], block: tuple[int, int], tokens: int, dtype: torch.dtype
+) -> None:
+    codes, scales, wanted = rounded_in_blocks(some_values(*shape), block)
+    linear = BlockFloat8Linear(checked_blocks("it", codes, scales, block), None)
+    assert torch.equal(linear.dequantized(), wanted)
+    assert stored_bytes_of(linear) == block_float8_bytes(*shape, block)
+    inputs = some_values(tokens, shape[1]).to(dtype)
+    assert torch.equal(linear(inputs), torch.nn.functional.linear(inputs, wanted.to(dtype)))

@@ -1,6 +1,6 @@
-"""Products with a Float8Weight (`fp8_*`). Listed and chosen in `kernels`.
+"""Products with a Float8Weight or a BlockFloat8Weight (`fp8_*`). Listed and chosen in `kernels`.
 
-`fp8_e4m3` decodes some rows to the compute type and multiplies; `fp8_a8` rounds activations to e4m3 too, with a scale per token, and multiplies
+`fp8_e4m3` and `fp8_block` decode some rows to the compute type and multiply; `fp8_a8` rounds activations to e4m3 too, with a scale per token, and multiplies
 on the device's float8 units where it has them. Sums are float32 either way, so both paths of `fp8_a8` differ by the order of a sum alone.
 """
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from strata_runtime.formats import features
+from strata_runtime.formats.float8.blocks import BlockFloat8Weight
 from strata_runtime.formats.float8.float8 import Float8Weight, decode, quantize_float8
 from strata_runtime.formats.pieces import multiply_in_pieces
 
@@ -16,7 +17,7 @@ WEIGHTS_AT_A_TIME_ON_CUDA = 1 << 26
 SCALED_MM_QUANTUM = 16  # what its inputs and outputs must be multiples of
 
 
-def converted(tokens: Tensor, weight: Float8Weight) -> Tensor:
+def converted(tokens: Tensor, weight: Float8Weight | BlockFloat8Weight) -> Tensor:
     """Some rows to the compute type, scales included, then a dense product: 16-bit activations on every device."""
 
     def rows(start: int, stop: int) -> Tensor:
@@ -54,5 +55,5 @@ def scaled_mm(tokens: Tensor, weight: Float8Weight) -> Tensor:
     return sums.mul_(rounded.scales[:, None]).mul_(weight.scales).to(tokens.dtype)
 
 
-def _at_a_time(weight: Float8Weight) -> int:
+def _at_a_time(weight: Float8Weight | BlockFloat8Weight) -> int:
     return WEIGHTS_AT_A_TIME_ON_CUDA if weight.codes.is_cuda else WEIGHTS_AT_A_TIME

@@ -27,9 +27,11 @@ from strata_planner.contract.frames import (
 from strata_planner.contract.plan import MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.formats import QuantLinear
+from strata_runtime.formats.float8.block_linear import BlockFloat8Linear
 from strata_runtime.formats.float8.float8_linear import Float8Linear
 from strata_runtime.formats.gptq.gptq_linear import GptqLinear
 from strata_runtime.formats.kernels import (
+    BLOCK_FLOAT8_KERNELS,
     CHANNEL_KERNELS,
     FLOAT8_KERNELS,
     GROUP_KERNELS,
@@ -53,6 +55,7 @@ _TABLES: dict[type[QuantLinear], tuple[Kernel[Any], ...]] = {
     GroupLinear: GROUP_KERNELS,
     AnyLinear: PLANE_KERNELS,
     Float8Linear: FLOAT8_KERNELS,
+    BlockFloat8Linear: BLOCK_FLOAT8_KERNELS,
     StaticLinear: STATIC_KERNELS,
 }
 

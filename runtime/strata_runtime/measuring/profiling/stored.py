@@ -1,7 +1,8 @@
 """Shallow models whose layers can be stored in every format: what some formats need beside dense weights, with random contents.
 
 Used by `survey` and `company`. What a weight holds does not change how long its products take, so nothing is quantized: an any-precision copy
-(`any*`) and ranges of activations (`w8a8_static`) are drawn, and in place of the checkpoint one is that lies as the model's own does (`gptq*`).
+(`any*`) and ranges of activations (`w8a8_static`) are drawn, and in place of the checkpoint one is that lies as the model's own does (`gptq*`,
+`fp8_block`).
 """
 
 import json
@@ -14,11 +15,18 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-from strata_planner.contract.formats import ANY_PRECISION, GPTQ, FormatName
+from strata_planner.contract.formats import ANY_PRECISION, FORMAT_NAMES, STORED_FORMATS, FormatName
 from strata_planner.contract.latencies import StoredLinear
 from strata_planner.contract.model_folder import ACTIVATIONS_FILE, ANY_PRECISION_FOLDER, Recipe
-from strata_planner.contract.quantization import CONFIG_FIELD, ModuleQuantization, Quantization, read_quantization
+from strata_planner.contract.quantization import (
+    CONFIG_FIELD,
+    BlockFloat8,
+    ModuleQuantization,
+    Quantization,
+    read_quantization,
+)
 from strata_runtime.errors import InputError
 from strata_runtime.formats.any_precision import AnyParent
 from strata_runtime.formats.gptq import GptqCodes, encode
@@ -42,7 +50,9 @@ How = Mapping[str, ModuleQuantization | None]  # path in the checkpoint -> how t
 
 @dataclass(frozen=True)
 class ShallowModels:
-    """`plain`: the folder of a dense checkpoint, with what stands beside it; `quantized`: of each GPTQ format its own, and how its linears lie."""
+    """`plain`: the folder of a dense checkpoint, with what stands beside it; `quantized`: of each format of a quantized checkpoint its own, and how
+    its linears lie.
+    """
 
     plain: Path
     quantized: Mapping[FormatName, Path] = field(default_factory=dict)
@@ -54,7 +64,7 @@ class ShallowModels:
 
 
 def make_models(fields: Mapping[str, Any], layers: int, folder: Path, formats: Collection[FormatName]) -> ShallowModels:
-    """Of the shapes in `fields`, so many layers deep, below `folder`. Raises InputError for a GPTQ format that the model is not stored in."""
+    """Of the shapes in `fields`, so many layers deep, below `folder`. Raises InputError for a checkpoint's format that the model is not stored in."""
     plain = make_shallow(fields, layers, folder / "plain")
     config = read_config(plain)
     stage = ModelSlice(config, (0, layers - 1), embedding=False, head=False, dtype=torch.bfloat16)
@@ -65,7 +75,7 @@ def make_models(fields: Mapping[str, Any], layers: int, folder: Path, formats: C
         _write_ranges(plain, found)
     quantized: dict[FormatName, Path] = {}
     stored: dict[FormatName, tuple[StoredLinear, ...]] = {}
-    for name in (each for each in GPTQ.values() if each in formats):
+    for name in (each for each in FORMAT_NAMES if each in STORED_FORMATS.intersection(formats)):
         how = _example(fields, found[0], name)
         quantized[name] = folder / name
         _write_quantized(plain, quantized[name], found, how)
@@ -74,7 +84,7 @@ def make_models(fields: Mapping[str, Any], layers: int, folder: Path, formats: C
 
 
 def _linears(stage: ModelSlice, layer: int, checkpoint: Checkpoint) -> Linears:
-    """Those that lie in the checkpoint as they are; others (fused experts) have no format below 16 bits."""
+    """Those that lie in the checkpoint as they are; not what is converted first (fused experts)."""
     names = {stage.plain_parameter(name): name for name in checkpoint.keys}
     linears = {key: getattr(parent, name) for key, (parent, name) in stage.places(layer).items()}
     return {
@@ -120,8 +130,8 @@ def _example(fields: Mapping[str, Any], linears: Linears, name: FormatName) -> H
     quantization = read_quantization(fields)
     if quantization is None:
         raise InputError(
-            f"{name}: layers of GPTQ are measured as their checkpoint holds them, and this config.json has no {CONFIG_FIELD}: "
-            "give the model's GPTQ checkpoint, or leave the format out"
+            f"{name}: layers of a quantized checkpoint are measured as it holds them, and this config.json has no {CONFIG_FIELD}: "
+            "give the model's quantized checkpoint, or leave the format out"
         )
     for layer in range(depth_of(fields)):
         how = _stored_in(quantization, linears, layer)
@@ -135,7 +145,7 @@ def _example(fields: Mapping[str, Any], linears: Linears, name: FormatName) -> H
     raise InputError(f"{name}: no layer of this checkpoint is stored so; leave the format out")
 
 
-def _stored_in(quantization: Quantization, linears: Linears, layer: int) -> How:
+def _stored_in(quantization: Quantization | BlockFloat8, linears: Linears, layer: int) -> How:
     paths = (path for path, _ in linears.values())
     return {path: quantization.of(_LAYER.sub(str(layer), path, count=1)) for path in paths}
 
@@ -151,11 +161,16 @@ def _write_quantized(plain: Path, folder: Path, found: list[Linears], how: How) 
         if own is None:
             dynamic[f"-:{pattern}"] = {}
             continue
-        dynamic[f"+:{pattern}"] = _described(own)
+        if own.block is None:
+            dynamic[f"+:{pattern}"] = _described(own)
         del tensors[path + _WEIGHT]
-        tensors |= encode(_codes(shape, own), "plain").named(path)
+        tensors |= _float8(path, shape, own.block) if own.block else encode(_codes(shape, own), "plain").named(path)
     config = json.loads((plain / "config.json").read_text(encoding="utf-8"))
-    whole = {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2", "dynamic": dynamic}
+    whole: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2", "dynamic": dynamic}
+    block = next((each.block for each in how.values() if each and each.block), None)
+    if block:
+        skipped = [path.partition(".layers.0.")[2] for path, each in how.items() if each is None]
+        whole = {"quant_method": "fp8", "weight_block_size": list(block), "modules_to_not_convert": skipped}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config | {CONFIG_FIELD: whole}), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -163,6 +178,13 @@ def _write_quantized(plain: Path, folder: Path, found: list[Linears], how: How) 
 
 def _described(how: ModuleQuantization) -> dict[str, Any]:
     return {"bits": how.bits, "group_size": how.group or -1, "desc_act": how.ordered, "sym": how.symmetric}
+
+
+def _float8(path: str, shape: Shape, block: tuple[int, int]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.ones([-(-size // of_block) for size, of_block in zip(shape, block, strict=True)])
+    codes = torch.randn(shape, generator=generator).mul_(shape[1] ** -0.5).to(torch.float8_e4m3fn)
+    return {f"{path}.weight": codes, f"{path}.weight_scale_inv": scales}
 
 
 def _codes(shape: Shape, how: ModuleQuantization) -> GptqCodes:

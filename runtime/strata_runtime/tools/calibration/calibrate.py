@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from strata_planner.contract.architectures import check_formats
+from strata_planner.contract.architectures import check_without_experts
 from strata_planner.contract.calibration import CALIBRATION_VERSION, Calibration, LayerStatistics, fingerprint
-from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.tools.calibration.layers import LayeredModel, Piece
 from strata_runtime.tools.calibration.losses import Branches, assignments
@@ -38,7 +37,7 @@ class Subject:
 def calibrate(subject: Subject, windows: Windows, progress: Callable[[int, int], None]) -> Calibration:
     """`progress(done, total)` is called after each layer. Raises InputError and UnsupportedModelError as loading does."""
     config = json.loads((subject.folder / "config.json").read_text(encoding="utf-8"))
-    check_formats(config, tuple(DEFAULT_FORMAT_OF_BITS[bits] for bits in BITS))
+    check_without_experts(config, "calibration")
     with torch.inference_mode(), freed_at_once():
         model = LayeredModel(subject.folder, subject.dtype, subject.device)
         embedding = model.embedding()

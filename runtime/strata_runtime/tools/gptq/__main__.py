@@ -13,7 +13,7 @@ from typing import get_args
 
 import torch
 
-from strata_planner.contract.architectures import UnsupportedModelError, check_formats
+from strata_planner.contract.architectures import UnsupportedModelError, check_without_experts
 from strata_planner.contract.formats import GPTQ, ComputeType
 from strata_planner.contract.quantization import CONFIG_FIELD, with_old_description
 from strata_runtime.allocator import freed_at_once
@@ -56,7 +56,7 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     if CONFIG_FIELD in fields:
         raise InputError(f"{folder} is quantized already: name the model that it was made of")
     config = read_config(folder)
-    check_formats(fields, (GPTQ[options.bits],))
+    check_without_experts(fields, "GPTQ")
     description = _description(options, config.num_hidden_layers)
     window = min(options.window, getattr(config, "max_position_embeddings", None) or options.window)
     text: Path = options.text or folder / "heldout.txt"

@@ -47,7 +47,7 @@ class Description:
     def quantization(self) -> Quantization:
         """As it will be read."""
         found = read_quantization({"quantization_config": self.config()})
-        assert found is not None
+        assert isinstance(found, Quantization)
         return found
 
     def config(self) -> dict[str, Any]:

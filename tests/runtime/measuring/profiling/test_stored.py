@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from strata_planner.contract.formats import ANY_PRECISION, FORMAT_NAMES, GPTQ, FormatName, stored_bytes
+from strata_planner.contract.formats import ANY_PRECISION, FORMAT_NAMES, GPTQ, STORED_FORMATS, FormatName, stored_bytes
 from strata_planner.contract.model_folder import ACTIVATIONS_FILE, ANY_PRECISION_FOLDER
 from strata_planner.contract.quantization import ModuleQuantization
 from strata_planner.costs.fitted import FittedLatency
@@ -21,7 +21,7 @@ from tests.planner.latency_profiles import a_latency_profile
 from tests.runtime.measuring.profiling.shapes import FIELDS, WORKS
 
 CPU = torch.device("cpu")
-PLAIN = tuple(name for name in FORMAT_NAMES if name not in GPTQ.values())
+PLAIN = tuple(name for name in FORMAT_NAMES if name not in STORED_FORMATS)
 DESCRIPTION = {
     "quant_method": "gptq",
     "bits": 4,
@@ -90,6 +90,19 @@ def test_the_planner_knows_the_layers_that_are_stored_alike(models: ShallowModel
     layers = Model.from_config(json.loads(json.dumps(QUANTIZED))).layers
     assert [source.knows_format(layer, "gptq4") for layer in layers] == [True, False, False, False, True]
     assert [source.knows_format(layer, "gptq8") for layer in layers] == [False, False, True, True, False]
+
+
+def test_a_float8_checkpoint_is_measured_as_it_lies(tmp_path: Path) -> None:
+    description = {"quant_method": "fp8", "weight_block_size": [16, 32], "modules_to_not_convert": ["k_proj"]}
+    models = make_models(FIELDS | {"quantization_config": description}, 2, tmp_path, ("fp8_block",))
+    stage = ProfiledStage(models.folder("fp8_block"), StageSpec(("fp8_block",), "bfloat16", 1024, 256), CPU)
+    linears = linears_of(stage)
+    assert {each.format for each in linears} == {"fp8_block"}
+    assert len(linears) == len(models.stored["fp8_block"]) - 1
+    assert {each.stored.block for each in models.stored["fp8_block"] if each.stored} == {(16, 32)}
+    stage.prepare(Work("decode", 2, 1, 20))
+    assert stage.run(Work("decode", 2, 1, 20)).layer > 0
+    assert stage.kernels(1) == "fp8_block-converted"
 
 
 def test_a_linear_that_the_checkpoint_leaves_at_16_bits_stays_there(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""A checkpoint whose linears are quantized already: the same tensors as of a plain one, and its linears as they are stored.
+
+Base of one class for each method (`gptq_checkpoint`, `float8_checkpoint`). Whoever loads asks for `X.weight` whatever the checkpoint holds: read as
+a tensor it is dequantized, read as a linear it stays at its own bits.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from strata_planner.contract.formats import FormatName
+from strata_runtime.formats import QuantLinear
+from strata_runtime.loading.checkpoint import Checkpoint, TensorPlace
+
+CPU = torch.device("cpu")
+
+
+class QuantizedCheckpoint(Checkpoint):
+    """`keys` are those of the plain model: `X.weight` for the parts of a quantized linear X."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.parts = self.find_parts(super().keys)
+
+    @abstractmethod
+    def find_parts(self, stored: tuple[str, ...]) -> dict[str, dict[str, str]]:
+        """`X.weight` of each quantized linear X -> its parts -> their names among the `stored` tensors."""
+
+    @abstractmethod
+    def format_of(self, weight_key: str) -> FormatName:
+        """Of the quantized linear of `X.weight`, as quantization_config says. Raises InputError where that says otherwise than the tensors."""
+
+    @abstractmethod
+    def dequantized(self, weight_key: str) -> torch.Tensor:
+        """float32 [N, K], exact, on the CPU."""
+
+    @abstractmethod
+    def read_linear(self, tensors: Mapping[str, str], shape: tuple[int, int], dtype: torch.dtype) -> QuantLinear:
+        """At its own bits, on the CPU. `tensors`: `weight` and perhaps `bias` -> its name here; `shape`: [N, K] as the model has it."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        hidden = {part for parts in self.parts.values() for part in parts.values()}
+        return (*(key for key in super().keys if key not in hidden), *self.parts)
+
+    def holds(self, weight_key: str) -> bool:
+        """Whether the linear of `X.weight` is quantized."""
+        return weight_key in self.parts
+
+    def check(self, keys: Iterable[str]) -> None:
+        super().check(name for key in keys for name in self._stored_names(key))
+
+    def read(self, keys: Iterable[str], dtype: torch.dtype | None, device: torch.device) -> dict[str, torch.Tensor]:
+        """Quantized weights are dequantized: exact (float32, where no type is asked for), then rounded once to `dtype`."""
+        wanted = list(keys)
+        tensors = super().read((key for key in wanted if key not in self.parts), dtype, device)
+        for key in wanted:
+            if key in self.parts:
+                tensors[key] = self.dequantized(key).to(dtype or torch.float32).to(device)
+        return tensors
+
+    def read_rows(self, places: Sequence[TensorPlace], dtype: torch.dtype) -> torch.Tensor:
+        read = [self.read([place.name], dtype, CPU)[place.name] for place in places]
+        return torch.cat(
+            [tensor if place.index is None else tensor[place.index] for place, tensor in zip(places, read, strict=True)]
+        )
+
+    def read_parts(self, weight_key: str, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+        """The parts of a quantized linear by name, floating-point ones in `dtype` (None: as they are stored), on the CPU."""
+        names = self.parts[weight_key]
+        read = super().read(names.values(), dtype, CPU)
+        return {part: read[stored] for part, stored in names.items()}
+
+    def read_bias(self, tensors: Mapping[str, str], dtype: torch.dtype) -> torch.Tensor | None:
+        return self.read([tensors["bias"]], dtype, CPU)[tensors["bias"]] if "bias" in tensors else None
+
+    def _stored_names(self, key: str) -> Iterable[str]:
+        return self.parts[key].values() if key in self.parts else (key,)
