@@ -24,10 +24,12 @@ from benchmarks.reference.helix_cases import CASES, PRODUCTS, Case, cluster_of
 from benchmarks.reference.helix_files import Held, Machines, read_machines
 from benchmarks.reference.published_tables import helix_table
 from benchmarks.rows import LISTED, Row, run
+from strata_planner.contract.formats import FormatName
 from strata_planner.contract.plan import Plan, Replica
+from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.costs.tables import LayerTables, TableShape
 from strata_planner.errors import InputError
-from strata_planner.question.model import Model
+from strata_planner.question.model import LayerShape, Model
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.planning import make_plan
@@ -35,9 +37,9 @@ from strata_planner.search.planning import make_plan
 # Of the trace: mean lengths, and a deviation with which requests in flight hold 1,097 tokens as they do there, where KV is taken as it is
 # filled and long answers go with long prompts. More in flight than fits.
 MEAN = Workload(prompt_tokens=763, output_tokens=232, concurrency=1024, output_deviation=154)
-WHOLE = 2048  # tokens of prompts in a step: the artifact cuts no prompt
 MOST_TOKENS = 2048 + 1024
 LAYERS = 80
+COPIES = (4e9, 5e9)  # bytes a second, to the device and from it
 PLAN_SECONDS = 4.0  # the search's limit; a plan is to be there within 5
 SPREADS = 4.0  # standard deviations of the KV in use that are kept free
 FEWER = 0.95  # of the requests in flight where KV ran over nevertheless
@@ -64,6 +66,20 @@ class Served:
     tokens_per_second: float
 
 
+class HostCopies:
+    """The artifact's copies between a node's memory and its device, of all tokens that came (compute_node.py): seconds of a step."""
+
+    def layer(self, layer: LayerShape, format_name: FormatName, rates: Rates, phase: Phase) -> None:
+        """Known by the tables."""
+
+    def head(self, model: Model, rates: Rates, sequences: int) -> None:
+        """Not known there."""
+
+    def step(self, model: Model, rates: Rates, phase: Phase) -> Timed:  # noqa: ARG002  the same on all nodes
+        size = phase.total_tokens * model.hidden_size * 2
+        return Timed(size * sum(1 / rate for rate in COPIES), "the artifact's copies")
+
+
 def ground(folder: Path, name: str) -> Ground:
     """Raises InputError."""
     artifact, case = Artifact(folder), CASES[name]
@@ -88,10 +104,9 @@ def ground(folder: Path, name: str) -> Ground:
     request = llama(
         cluster_of(machines, usable),
         MEAN,
-        latency_sources=(LayerTables(tables),),
+        latency_sources=(LayerTables(tables), HostCopies()),
         max_model_len=MOST_TOKENS,
         tensor_parallel=(1,),
-        chunk_tokens=WHOLE,
     )
     return Ground(artifact, case, machines, kv, request)
 

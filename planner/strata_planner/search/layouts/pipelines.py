@@ -200,7 +200,7 @@ class Pipelines:
         ]
         most = np.array([each.most_layers for each in tables])
         layers = self.request.model.num_layers
-        fits = (most.sum(axis=0) >= layers) & (most.min(axis=0) >= 1) & self._allowed[columns.width]
+        fits = (most.sum(axis=0) >= layers) & (most.min(axis=0) >= 1) & self._allowed[columns.width] & columns.worth
         chosen = np.flatnonzero(fits)
         if not chosen.size:
             return Estimate.nothing(len(self.stages.rungs))

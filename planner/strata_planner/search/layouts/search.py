@@ -13,6 +13,7 @@ from strata_planner.contract.plan import Plan
 from strata_planner.errors import ClusterError, InfeasibleError, WorkloadError
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.assembly import together
+from strata_planner.search.exact.orders import Order
 from strata_planner.search.layouts.genetic import Genetic, Genome, Individual, Limits
 from strata_planner.search.layouts.goals import Goal, goal_of
 from strata_planner.search.layouts.pipelines import Groups, Pipeline, Pipelines
@@ -27,6 +28,7 @@ _LEAST_SECONDS = 0.05  # of a proof, where time is over
 _PROVEN_IN_THE_END = 3  # of the layouts that were solved, those that are solved exactly
 _SOLVED_OF_EACH = 12  # layouts of a population that the solver is asked for in the end; on the way it is the best one
 _SOLVED_OF_FEW = 3
+_FILLS = 4  # halvings of the sequences in flight between two rungs of the ladder
 _ISLANDS, _MANY_DEVICES = 3, 24  # populations that know nothing of each other; of many devices there is one
 
 
@@ -231,7 +233,8 @@ class _Solver:
         """With the splits of the best `proven` layouts proven as far as there is time. Raises InfeasibleError where no offered layout holds the model."""
         if not self._found:
             raise InfeasibleError([f"no part of the cluster holds {self._request.model_uri} with a sequence of its KV"])
-        exact = [(self._proven(each.dealt, latest), each.score) for each in self._found[:proven]]
+        full = [self._filled(each) for each in self._found[:proven]]
+        exact = [(self._proven(each.dealt, latest), each.score) for each in full]
         found, score = max(exact, key=lambda each: self._value(*each))
         self._improvements.append((time.monotonic() - self._started, self._value(found, score)))
         used = sum(group.degree for each in found for group in each.order)
@@ -244,6 +247,42 @@ class _Solver:
 
     def _value(self, found: Sequence[SolvedReplica], score: float) -> float:
         return value_of(self._request, found) if self._goal == goal_of(self._request) else score
+
+    def _filled(self, found: "_Found") -> "_Found":
+        """With as many sequences in flight more as make it better: between two rungs of the ladder nobody has looked."""
+        best = found
+        for place in range(len(found.dealt)):
+            low, high = 0, min(self._free(best), self._to_the_next_rung(best.dealt[place][0].share))
+            for _ in range(_FILLS):
+                more = (low + high + 1) // 2
+                tried = self._with_more(best, place, more - low) if more > low else None
+                best, low, high = (tried, more, high) if tried is not None else (best, low, more - 1)
+        return best
+
+    def _free(self, found: "_Found") -> int:
+        taken = sum(each.concurrency for each in self._kept) + sum(key.share for key, _ in found.dealt)
+        return max(0, self._request.workload.concurrency - taken)
+
+    def _to_the_next_rung(self, share: int) -> int:
+        rungs = self._genetic.pipelines.stages.rungs
+        return next((rung for rung in rungs if rung > share), share) - share
+
+    def _with_more(self, found: "_Found", place: int, more: int) -> "_Found | None":
+        """None where they do not fit, or gain nothing."""
+        key, replica = found.dealt[place]
+        key = key._replace(share=key.share + more)
+        near = self._near(key, replica.order)
+        if near is None:
+            return None
+        dealt = (*found.dealt[:place], (key, near), *found.dealt[place + 1 :])
+        value = self._value((*self._kept, *(each for _, each in dealt)), found.score)
+        return _Found(value, found.score, dealt) if value > found.value else None
+
+    def _near(self, key: "_Key", order: Order) -> SolvedReplica | None:
+        if key not in self._nearly:
+            self._nearly[key] = nearly_solved(self._request, order, key.share, key.split)
+        known = self._nearly[key]
+        return None if known is None else known.on(order)
 
     def _proven(self, dealt: Sequence[tuple["_Key", SolvedReplica]], latest: float) -> tuple[SolvedReplica, ...]:
         """With those that are kept; alike replicas are solved once."""
@@ -267,11 +306,9 @@ class _Solver:
             used = dict(taken)
             order = self._genetic.pipelines.order(groups, used)
             key = _Key(groups, min(choice.share, rungs[rung]), pipeline.splits[at])
-            if key not in self._nearly:
-                self._nearly[key] = nearly_solved(self._request, order, key.share, key.split)
-            if (known := self._nearly[key]) is not None:
+            if (known := self._near(key, order)) is not None:
                 taken.update(used)
-                return key, known.on(order)
+                return key, known
         return None
 
 

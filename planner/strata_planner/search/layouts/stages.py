@@ -23,6 +23,10 @@ from strata_planner.search.steady import Load, micro_batches_of
 
 Floats = npt.NDArray[np.float64]
 
+_MANY_EACH = (
+    8  # sequences for each stage: with more of them half as many micro-batches as stages, or fewer, gain nothing
+)
+_FINE, _FINEST = 16, 256  # sequences in flight, from which on the ladder's steps are smaller
 _MANY_STAGES = 16  # of more, every other number of micro-batches is left out
 EVENLY = 0  # chunks as small as prompts spread over nearly all steps
 _CARRYING = (
@@ -35,11 +39,11 @@ _MORE_THAN_MEAN = 1.25  # sequences that a micro-batch may have, where prompts k
 
 
 def ladder(most: int) -> tuple[int, ...]:
-    """1, 2, 3, 4, 6, 8, 12, ... up to `most`, itself included."""
-    steps = {1, most}
-    power = 2
+    """1, 2, 3, 4, 6, 8, 12, 16, from there in quarters, 20, 24, 28, 32, 40, ..., and from 256 in eighths, up to `most`, itself included."""
+    steps, power = {1, most}, 2
     while power < most:
-        steps |= {power, min(most, power * 3 // 2)}
+        parts = 8 if power >= _FINEST else 4 if power >= _FINE else 2
+        steps |= {min(most, power * (parts + each) // parts) for each in range(parts)}
         power *= 2
     return tuple(sorted(steps))
 
@@ -118,7 +122,18 @@ class Columns:
         self.decode_size = self._each([pair.decode for pair in self.pairs])
         self.width = np.tile(np.arange(self.widths), len(self.pairs))
         self.rung = np.tile(np.repeat(np.arange(len(pricers)), self.widths), len(self.splits))
+        self.worth = np.repeat(np.array(self._worth(rungs, stages)), self.widths)
         self._place(request)
+
+    def _worth(self, rungs: list[int], stages: int) -> list[bool]:
+        """Of pairs: none twice, and few micro-batches only where few sequences are in flight."""
+        seen: set[tuple[int, Pair]] = set()
+        found = []
+        for rung, pair in zip(rungs, self.pairs, strict=True):
+            few = pair.count and 2 * pair.count < stages and rung > _MANY_EACH * stages
+            found.append(not few and (rung, pair) not in seen)
+            seen.add((rung, pair))
+        return found
 
     def _each(self, values: list[int] | list[float]) -> Floats:
         """From an array of pairs to one of columns: the same at every width."""
