@@ -122,8 +122,10 @@ class Columns:
         self.decode_size = self._each([pair.decode for pair in self.pairs])
         self.width = np.tile(np.arange(self.widths), len(self.pairs))
         self.rung = np.tile(np.repeat(np.arange(len(pricers)), self.widths), len(self.splits))
-        self.worth = np.repeat(np.array(self._worth(rungs, stages)), self.widths)
-        self._place(request)
+        worth = self._worth(rungs, stages)
+        self.worth = np.repeat(np.array(worth), self.widths)
+        first = next(pair for pair, each in zip(self.pairs, worth, strict=True) if each)
+        self._place(request, [pair if each else first for pair, each in zip(self.pairs, worth, strict=True)])
 
     def _worth(self, rungs: list[int], stages: int) -> list[bool]:
         """Of pairs: none twice, and few micro-batches only where few sequences are in flight."""
@@ -139,11 +141,11 @@ class Columns:
         """From an array of pairs to one of columns: the same at every width."""
         return np.repeat(np.array(values, dtype=float), self.widths)
 
-    def _place(self, request: PlanRequest) -> None:
-        known = grid(max(pair.decode for pair in self.pairs))
+    def _place(self, request: PlanRequest, pairs: list[Pair]) -> None:
+        known = grid(max(pair.decode for pair in pairs))
         sizes: dict[Pair, int] = {}
         low, high, beyond = [], [], []
-        for pair in self.pairs:
+        for pair in pairs:
             above = bisect_left(known, pair.decode)
             ends = known[max(0, above - (known[above] > pair.decode))], known[above]
             below_, above_ = (sizes.setdefault(replace(pair, decode=each, count=0), len(sizes)) for each in ends)
