@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from strata_planner.contract.plan import Plan, Prediction
-from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
+from strata_planner.question.request import PlanRequest
 from strata_planner.search.assembly import assemble, combined
 from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
 from strata_planner.search.exact.exact import solve
@@ -16,7 +16,7 @@ from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import Order
 from strata_planner.search.exact.problem import Problem, Solution
 from strata_planner.search.layouts.rounded import rounded
-from strata_planner.search.layouts.stages import CHUNKS, EVENLY, LEAST_CHUNK, Split, pair_of, with_concurrency
+from strata_planner.search.layouts.stages import CHUNKS, EVENLY, Split, near_chunks, pair_of, with_concurrency
 from strata_planner.search.metric import Metric
 from strata_planner.search.prediction import predict
 
@@ -98,7 +98,7 @@ class _Climb:
             pair = best.found.candidate.pair
             parts, chunk = pair.count or stages, pair.chunk
             near = [Split(each, chunk) for each in (min(stages, parts * 2), max(1, parts // 2))]
-            near += [Split(parts, each) for each in (min(MAX_CHUNK_TOKENS, chunk * 2), max(LEAST_CHUNK, chunk // 2))]
+            near += [Split(parts, each) for each in near_chunks(chunk)]
             found = self.better(best, [self._pair(each) for each in near])
             if found is best:
                 break

@@ -34,7 +34,7 @@ _CARRYING = (
 )
 CHUNKS = (EVENLY, 256, MAX_CHUNK_TOKENS)
 LEAST_CHUNK = 128  # tokens
-_SIZES = (LEAST_CHUNK, 192, 256, 384, 512, 768, 1024, 1536, MAX_CHUNK_TOKENS)
+_SIZES = (*(power * each // 4 for power in (LEAST_CHUNK, 256, 512, 1024) for each in (4, 5, 6, 7)), MAX_CHUNK_TOKENS)
 _MORE_THAN_MEAN = 1.25  # sequences that a micro-batch may have, where prompts keep more of them from decoding
 
 
@@ -72,6 +72,13 @@ def evenly(load: Workload, decoding: int) -> int:
     """Tokens of a chunk with which most steps of so many sequences carry one."""
     tokens = load.prompt_tokens * decoding / load.output_tokens / _CARRYING
     return _SIZES[min(bisect_left(_SIZES, tokens), len(_SIZES) - 1)]
+
+
+def near_chunks(chunk: int) -> tuple[int, ...]:
+    """The next smaller and larger sizes, and twice and half as much."""
+    at = bisect_left(_SIZES, chunk)
+    found = (_SIZES[max(0, at - 1)], _SIZES[min(at + 1, len(_SIZES) - 1)], chunk * 2, chunk // 2)
+    return tuple(dict.fromkeys(min(MAX_CHUNK_TOKENS, max(LEAST_CHUNK, each)) for each in found))
 
 
 def splits(stages: int) -> list[Split]:
