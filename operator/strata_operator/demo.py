@@ -37,6 +37,7 @@ CLUSTER = EXAMPLES / "clusters" / "two-unlike-cpus.yaml"
 HOST = "127.0.0.1"
 QUESTION = "What does textwrap.dedent do?"
 ANSWER_TOKENS = 96
+REQUESTS_EACH = 5  # of a client, one after the other: plans are predicted for requests that follow each other
 WARM_UP_TOKENS = 2  # the first request and the first batch of a shape pay for what is made once
 
 
@@ -96,11 +97,12 @@ async def _show(deployment: LocalDeployment, question: Question, out: Console) -
               f"{one.seconds_per_token * 1e3:.1f} ms each]", markup=False, highlight=False)  # fmt: skip
     load = question.request.workload
     out.rule(
-        f"predicted beside measured: {load.concurrency} requests of {load.prompt_tokens} + {load.output_tokens} tokens",
+        f"predicted beside measured: {load.concurrency} clients, requests of {load.prompt_tokens} + {load.output_tokens} tokens",
         align="left",
     )
     await asyncio.to_thread(drive, url, name, load.concurrency, load.prompt_tokens, WARM_UP_TOKENS)
-    measured = await asyncio.to_thread(drive, url, name, load.concurrency, load.prompt_tokens, load.output_tokens)
+    lengths = (load.prompt_tokens, load.output_tokens)
+    measured = await asyncio.to_thread(drive, url, name, load.concurrency, *lengths, REQUESTS_EACH)
     _compare(deployment.plan, measured, out)
     out.print(measured_table(deployment.plan, deployment.slot_statuses))
 

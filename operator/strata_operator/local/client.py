@@ -6,7 +6,7 @@ Used by the demo to show text and to put measured figures beside predicted ones.
 import json
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPResponse
@@ -51,11 +51,44 @@ def stream_chat(url: str, model: str, question: str, max_tokens: int, show: Call
     return Measured(tokens, time.monotonic() - started, first)
 
 
-def drive(url: str, model: str, concurrency: int, prompt_tokens: int, output_tokens: int) -> float:
-    """Tokens/s of the load that a plan was made for: `concurrency` prompts of token ids at once, all answers at full length.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one request: when it was sent and when the answer was there, in seconds, and its tokens."""
+
+    begun: float
+    ended: float
+    tokens: int
+
+    def within(self, begin: float, end: float) -> float:
+        """Tokens that came between these moments, as if they came evenly."""
+        inside = max(0.0, min(end, self.ended) - max(begin, self.begun))
+        return self.tokens * inside / (self.ended - self.begun)
+
+
+def steady_rate(clients: Sequence[Sequence[Answer]]) -> float:
+    """Tokens a second while all clients were at it: from when all had their first answer to when the first of them had its last. With one answer
+    each: of all the time.
+    """
+    begin, end = max(answers[0].ended for answers in clients), min(answers[-1].ended for answers in clients)
+    if begin >= end:
+        begin, end = min(answers[0].begun for answers in clients), max(answers[-1].ended for answers in clients)
+    return sum(each.within(begin, end) for answers in clients for each in answers) / (end - begin)
+
+
+def drive(url: str, model: str, concurrency: int, prompt_tokens: int, output_tokens: int, each: int = 1) -> float:
+    """Tokens/s of the load that a plan was made for: `concurrency` clients, which send `each` prompts of token ids one after the other, all answers
+    at full length.
 
     Answers come whole: on a small machine, hundreds of events a second would be measured instead of the pipeline.
     """
+
+    def client(number: int) -> list[Answer]:
+        found = []
+        for _ in range(each):
+            begun = time.monotonic()
+            tokens = one(number)
+            found.append(Answer(begun, time.monotonic(), tokens))
+        return found
 
     def one(number: int) -> int:
         body = {
@@ -68,10 +101,8 @@ def drive(url: str, model: str, concurrency: int, prompt_tokens: int, output_tok
         with _post(f"{url}/v1/completions", body) as answer:
             return int(json.load(answer)["usage"]["completion_tokens"])
 
-    started = time.monotonic()
     with ThreadPoolExecutor(concurrency) as threads:
-        tokens = sum(threads.map(one, range(concurrency)))
-    return tokens / (time.monotonic() - started)
+        return steady_rate(list(threads.map(client, range(concurrency))))
 
 
 def _events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ import msgspec
 
 from strata_operator.local.errors import LocalError
 from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import from_json
 from strata_planner.errors import ClusterError
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MEASURE = (sys.executable, "-m", "strata_runtime.measuring.measure")
 MEASURE_SECONDS = 120
-USUAL_MEASURE_SECONDS = 10
+USUAL_MEASURE_SECONDS = 20
 FREE_MEMORY_SHARE = 0.8  # of what is free now: other programs of this machine go on
 _MIB = 1 << 20
 
@@ -119,8 +120,11 @@ def _gpus() -> list[Device]:
 
 def _measure(threads: int) -> DeviceProfile:
     command = [*MEASURE, "--threads", str(threads), "--json"]
+    environment = {**SLOT_ENVIRONMENT, **os.environ}  # what is measured is what a slot does
     try:
-        measured = subprocess.run(command, capture_output=True, timeout=MEASURE_SECONDS, check=True).stdout  # noqa: S603  our own module
+        measured = subprocess.run(  # noqa: S603  our own module
+            command, capture_output=True, timeout=MEASURE_SECONDS, check=True, env=environment
+        ).stdout
     except subprocess.CalledProcessError as error:
         last = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise LocalError(f"measuring this processor failed: {' '.join(last) or error}") from error

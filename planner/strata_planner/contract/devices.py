@@ -14,7 +14,9 @@ class DeviceProfile(Value, frozen=True):
     """Rates of one device. Time of a linear: max(operations / (flops * prefill efficiency), bytes / (bandwidth * decode efficiency)).
 
     `layer_overhead_seconds`: launching one decoder layer, whatever its size; `step_overhead_seconds`: what a step takes on a
-    stage beside its layers (planning its batch, reading and writing its frame). `source`: "published: <where>" or "measured".
+    stage beside its layers (planning its batch, reading and writing its frame, messages). `sequence_layer_seconds`, `sequence_step_seconds`:
+    what each decoding sequence adds to both, whatever its keys; `sampled_row_seconds`: choosing a token. Keys and values are read at
+    `attention_bytes_per_second`, 0: as dense weights. `source`: "published: <where>" or "measured".
     A format that is absent from the efficiencies cannot run on this device. `packed_rows`: up to so many tokens a processor multiplies weights
     of the format as they are stored, by kernels that keep no memory; a format that is absent: by the runtime's own limits.
     """
@@ -30,5 +32,9 @@ class DeviceProfile(Value, frozen=True):
     source: str
     compute_capability: str = ""
     step_overhead_seconds: float = 0.0
+    sequence_layer_seconds: float = 0.0
+    sequence_step_seconds: float = 0.0
+    sampled_row_seconds: float = 0.0
+    attention_bytes_per_second: float = 0.0
     threads: int = 0  # CPU devices: threads the numbers were measured with
     packed_rows: dict[FormatName, int] = msgspec.field(default_factory=dict)

@@ -1,7 +1,8 @@
 """Seconds by a roofline over a device's profile: the source that answers where nothing was measured.
 
 A linear takes max(operations / rate, bytes / bandwidth), and so does each expert that a step's tokens are sent to (`routing`); attention reads its keys and values and multiplies them; each
-layer adds the time to launch it, each step what its batch takes to plan.
+layer adds the time to launch it and the attention of each sequence, each step what its batch takes to plan. What is asked about without
+keys has no attention.
 """
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
@@ -24,10 +25,12 @@ class Roofline:
 
     def head(self, model: Model, rates: Rates, sequences: int) -> Timed:
         head = Linear("lm_head", model.vocab_size, model.embedding_size)
-        return _timed(linear_seconds(head, "dense", rates, sequences), rates)
+        sampling = sequences * rates.profile.sampled_row_seconds
+        return _timed(linear_seconds(head, "dense", rates, sequences) + sampling, rates)
 
     def step(self, model: Model, rates: Rates, phase: Phase) -> Timed:  # noqa: ARG002  other sources know the model's
-        return _timed(rates.profile.step_overhead_seconds, rates)
+        profile = rates.profile
+        return _timed(profile.step_overhead_seconds + phase.sequences * profile.sequence_step_seconds, rates)
 
 
 def _timed(seconds: float, rates: Rates) -> Timed:
@@ -52,7 +55,8 @@ def _attention_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:
     profile = rates.profile
     keys_read = phase.sequences * phase.context * kv_bytes_per_token(layer, rates.kv_bits, rates.compute_type)
     operations = 4 * phase.total_tokens * phase.context * layer.heads * layer.head_dim
-    return max(
-        operations / (rates.flops_per_second * profile.prefill_efficiency["dense"]),
-        keys_read / (profile.bandwidth_bytes_per_second * profile.decode_efficiency["dense"]),
-    )
+    rate = profile.bandwidth_bytes_per_second * profile.decode_efficiency["dense"]
+    if phase.decoding and profile.attention_bytes_per_second:
+        rate = profile.attention_bytes_per_second
+    launched = phase.sequences * profile.sequence_layer_seconds if phase.context else 0.0
+    return launched + max(operations / (rates.flops_per_second * profile.prefill_efficiency["dense"]), keys_read / rate)

@@ -304,7 +304,14 @@ def _check_profile(type_: str, profile: DeviceProfile) -> None:
     shares = {**profile.decode_efficiency, **profile.prefill_efficiency}
     wrong += [f"efficiency of {name} {share:g}" for name, share in shares.items() if not is_positive(share)]
     wrong += [f"packedRows of {name} {rows}" for name, rows in profile.packed_rows.items() if rows < 0]
-    seconds = ("layer_overhead_seconds", "step_overhead_seconds")
+    seconds = (
+        "layer_overhead_seconds",
+        "step_overhead_seconds",
+        "sequence_layer_seconds",
+        "sequence_step_seconds",
+        "sampled_row_seconds",
+        "attention_bytes_per_second",
+    )
     wrong += [f"{name} {getattr(profile, name):g}" for name in seconds if not 0 <= getattr(profile, name) < math.inf]
     if wrong:
         raise ClusterError(

@@ -10,6 +10,7 @@ the fastest for how many tokens (`kernel_timing`). Knows nothing of models or pl
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,7 +31,10 @@ from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import build
 from strata_runtime.measuring.rates import Subject, profile_of
 
-VERSION = 4  # of the measurement: raised when its results change meaning
+VERSION = 5  # of the measurement: raised when its results change meaning
+# Other slots of this machine compute meanwhile and share its memory: so many processes do while one is measured, with layers so wide.
+MOST_BESIDE = 3
+WIDER = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 13}
 KERNELS_TIMEOUT_SECONDS = 900.0  # of a GPU, compilers included
 
 
@@ -71,13 +75,19 @@ def store_of(device: str, threads: int, compute_type: ComputeType) -> Store:
     return Store(cache_folder() / f"profile-{digest}-{threads}.json", key)
 
 
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> DeviceProfile:
     """Time this machine's device now. Sets the process' number of threads. Raises InputError for a device that is not there."""
     import torch  # noqa: PLC0415 -- seconds to import, and a kept profile needs none of it
 
     from strata_runtime.formats import COMPUTE_DTYPES  # noqa: PLC0415
     from strata_runtime.formats.kernels import packed_rows  # noqa: PLC0415
-    from strata_runtime.measuring import timing  # noqa: PLC0415
+    from strata_runtime.measuring import overheads, timing  # noqa: PLC0415
+    from strata_runtime.measuring.profiling.company import in_company  # noqa: PLC0415
 
     torch.set_num_threads(threads)
     memory, capability = memory_limit_bytes(), ""
@@ -91,7 +101,9 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
         _keep_kernels_of_gpu(compute_type)
     else:
         _keep_kernels(compute_type)
-    timings = timing.take(torch.device(device), compute_type, lambda what: _say(f"measuring: {what}"))
+    beside = min(MOST_BESIDE, cores() // threads - 1) if device == "cpu" else 0
+    with in_company(max(0, beside), overheads.FIELDS | WIDER, "dense", compute_type):
+        timings = timing.take(torch.device(device), compute_type, lambda what: _say(f"measuring: {what}"))
     count = threads if device == "cpu" else 0
     packed = packed_rows(COMPUTE_DTYPES[compute_type], threads) if device == "cpu" else {}
     return profile_of(Subject(name, memory, count, compute_type, capability, packed), timings)
@@ -165,6 +177,8 @@ def table(profile: DeviceProfile) -> str:
         f"float32     {profile.float32_flops_per_second / 1e9:8.0f} GFLOP/s",
         f"layer       {profile.layer_overhead_seconds * 1e6:8.0f} us",
         f"step        {profile.step_overhead_seconds * 1e6:8.0f} us",
+        f"sequence    {profile.sequence_layer_seconds * 1e6:8.1f} us in a layer, {profile.sequence_step_seconds * 1e6:.1f} us in a step",
+        f"attention   {profile.attention_bytes_per_second / 1e9:8.1f} GB/s of keys and values",
         "share of these that a linear reaches   1 token   many tokens",
     ]
     lines += [

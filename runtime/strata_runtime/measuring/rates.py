@@ -22,6 +22,20 @@ class LinearSeconds:
 
 
 @dataclass(frozen=True)
+class Overheads:
+    """Seconds: of a layer and of a step, of each decoding sequence in a layer and in a step, of a sampled row. `attention_bytes_per_second`: at
+    which decoding attention reads keys and values.
+    """
+
+    layer: float
+    step: float
+    sequence_layer: float
+    sequence_step: float
+    sampled_row: float
+    attention_bytes_per_second: float
+
+
+@dataclass(frozen=True)
 class Timings:
     """What was timed. `features`: outputs and inputs of the linears."""
 
@@ -30,8 +44,7 @@ class Timings:
     flops_per_second: float
     float32_flops_per_second: float
     linears: dict[FormatName, LinearSeconds]
-    layer_overhead_seconds: float
-    step_overhead_seconds: float
+    overheads: Overheads
 
 
 @dataclass(frozen=True)
@@ -59,8 +72,7 @@ def best_of(first: Timings, second: Timings) -> Timings:
             )
             for name, one in first.linears.items()
         },
-        layer_overhead_seconds=min(first.layer_overhead_seconds, second.layer_overhead_seconds),
-        step_overhead_seconds=min(first.step_overhead_seconds, second.step_overhead_seconds),
+        overheads=first.overheads,  # differences, which a smaller one of two would not make truer
     )
 
 
@@ -82,8 +94,12 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         float32_flops_per_second=timings.float32_flops_per_second,
         decode_efficiency={name: rate / bandwidth for name, rate in read.items()},
         prefill_efficiency={name: operations / (flops * seconds.prefill) for name, seconds in timings.linears.items()},
-        layer_overhead_seconds=timings.layer_overhead_seconds,
-        step_overhead_seconds=timings.step_overhead_seconds,
+        layer_overhead_seconds=timings.overheads.layer,
+        step_overhead_seconds=timings.overheads.step,
+        sequence_layer_seconds=timings.overheads.sequence_layer,
+        sequence_step_seconds=timings.overheads.sequence_step,
+        sampled_row_seconds=timings.overheads.sampled_row,
+        attention_bytes_per_second=min(timings.overheads.attention_bytes_per_second, bandwidth),
         source="measured",
         compute_capability=subject.compute_capability,
         threads=subject.threads,

@@ -5,6 +5,7 @@ import pytest
 from strata_planner.contract.formats import FormatName
 from strata_planner.costs.communication import RING_SHARE, hidden_states_seconds, layer_collectives_seconds
 from strata_planner.costs.latency import Latencies
+from strata_planner.costs.memory import kv_bytes_per_token
 from strata_planner.costs.shards import divisible, sharded
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
 from strata_planner.question.cluster import LinkRate
@@ -57,6 +58,22 @@ def test_every_layer_pays_its_launch() -> None:
     phase = decode_phase(LOAD, 1)
     with_launch = layer_seconds(LAYER, "dense", rates(layer_overhead_seconds=0.5), phase)
     assert with_launch == pytest.approx(layer_seconds(LAYER, "dense", rates(), phase) + 0.5)
+
+
+def test_each_sequence_takes_its_attention_and_its_part_of_a_step() -> None:
+    """What asks without keys asks without attention; keys are read at attention's own rate."""
+    plain, slow = rates(), rates(sequence_layer_seconds=0.25, sequence_step_seconds=0.5, sampled_row_seconds=2.0)
+    for phase in (Phase(1, 1, 32), Phase(5, 1, 32)):
+        more = layer_seconds(LAYER, "dense", slow, phase) - layer_seconds(LAYER, "dense", plain, phase)
+        assert more == pytest.approx(0.25 * phase.sequences)
+        assert Latencies().step(a_model(), slow, phase).seconds == pytest.approx(0.5 * phase.sequences)
+        head = [Latencies().head(a_model(), each, phase.sequences).seconds for each in (plain, slow)]
+        assert head[1] - head[0] == pytest.approx(2.0 * phase.sequences)
+    silent = Phase(5, 1, 0)
+    assert layer_seconds(LAYER, "dense", slow, silent) == layer_seconds(LAYER, "dense", plain, silent)
+    read = 5 * 32 * kv_bytes_per_token(LAYER, 16, "bfloat16")
+    told = layer_seconds(LAYER, "dense", rates(attention_bytes_per_second=1e3), Phase(5, 1, 32))
+    assert told - layer_seconds(LAYER, "dense", plain, silent) == pytest.approx(read / 1e3)
 
 
 def test_one_token_reads_only_its_own_experts() -> None:

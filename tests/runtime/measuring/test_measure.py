@@ -19,12 +19,23 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats import MAKERS, measured
 from strata_runtime.formats.kernels import packed_rows
 from strata_runtime.kernels.native import build
-from strata_runtime.measuring import kernel_timing, measure, timing
+from strata_runtime.measuring import kernel_timing, measure, overheads, timing
 from strata_runtime.measuring.measure import Store
-from strata_runtime.measuring.rates import PREFILL_TOKENS, LinearSeconds, Subject, Timings, best_of, profile_of
+from strata_runtime.measuring.rates import (
+    PREFILL_TOKENS,
+    LinearSeconds,
+    Overheads,
+    Subject,
+    Timings,
+    best_of,
+    profile_of,
+)
 from tests.laws import swept
 
 SECONDS = st.floats(1e-6, 1.0)
+
+
+OVERHEADS = Overheads(2e-4, 1e-4, 1e-5, 2e-5, 5e-6, 5e9)
 
 
 def some_timings(**changes: object) -> Timings:
@@ -35,8 +46,7 @@ def some_timings(**changes: object) -> Timings:
         "flops_per_second": 4e11,
         "float32_flops_per_second": 1e11,
         "linears": linears,
-        "layer_overhead_seconds": 2e-4,
-        "step_overhead_seconds": 1e-4,
+        "overheads": OVERHEADS,
     }
     return Timings(**(values | changes))  # type: ignore[arg-type]
 
@@ -67,7 +77,7 @@ def test_no_decode_efficiency_is_above_one() -> None:
 
 def test_the_better_of_two_measurements_is_taken_figure_by_figure() -> None:
     fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=2e-2))
-    best = best_of(some_timings(flops_per_second=1.0), some_timings(linears=fast, layer_overhead_seconds=1.0))
+    best = best_of(some_timings(flops_per_second=1.0), some_timings(linears=fast))
     assert best == some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=1e-2)))
 
 
@@ -216,6 +226,7 @@ def test_a_small_measurement_of_this_machine(compute: ComputeType, monkeypatch: 
     monkeypatch.setattr(timing, "CPU_FEATURES", 256)
     monkeypatch.setattr(timing, "LEAST_WORKING_SET_BYTES", 1 << 18)
     monkeypatch.setattr(timing, "MOST_WORKING_SET_BYTES", 1 << 18)
+    monkeypatch.setattr(overheads, "_RUNS", 5)
     said = io.StringIO()
     timings = timing.take(torch.device("cpu"), compute, said.write)
     profile = profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
@@ -223,6 +234,8 @@ def test_a_small_measurement_of_this_machine(compute: ComputeType, monkeypatch: 
     assert set(profile.decode_efficiency) == set(profile.prefill_efficiency) == set(MAKERS)
     rates = [*profile.decode_efficiency.values(), *profile.prefill_efficiency.values(), profile.layer_overhead_seconds]
     assert all(rate > 0 for rate in rates)
+    assert profile.step_overhead_seconds > 1e-5, "scheduling, messages and frames take their time"
+    assert 0 < profile.attention_bytes_per_second <= profile.bandwidth_bytes_per_second
     assert json.loads(msgspec.json.encode(profile))["source"] == "measured"
 
 

@@ -1,0 +1,91 @@
+"""What a step of this runtime takes beside its products: launching layers, attention of each sequence, sampling, scheduling, messages.
+
+Called by `timing`. Layers are too narrow for products to count, with heads as wide as models have them. They run as a slot runs them,
+each step after a pause in which caches go to others; the middle of many runs counts, not the best. What a plan's rates are made of
+is then what a slot does, not what a loop does that nothing disturbs.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
+from strata_runtime.measuring.profiling.grid import Work
+from strata_runtime.measuring.profiling.handling import Load, idle_pipeline
+from strata_runtime.measuring.profiling.model import make_shallow
+from strata_runtime.measuring.profiling.stage import ProfiledStage, StageSpec, Taken
+from strata_runtime.measuring.rates import Overheads
+
+LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM = 6, 64, 8, 4, 64
+FIELDS: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": 1024,
+}
+_FEW, _MANY = 1, 8  # sequences
+_SHORT, _LONG = 64, 448  # keys
+_ROUNDS, _RUNS, _PAUSE_SECONDS = 3, 30, 0.001
+_MOST_STEP_TOKENS = 512
+_ALONE, _TOGETHER = Load(1, 1, 48), Load(16, 1, 48)  # requests that keep two stages handling steps
+
+
+def take(device: torch.device, compute_type: ComputeType) -> Overheads:
+    """A second or two."""
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        model = make_shallow(FIELDS, LAYERS + 1, Path(folder) / "narrow")
+        cached = _MANY * (_LONG + _MANY + 32)
+        dense: FormatName = "dense"
+        inner = ProfiledStage(model, StageSpec((dense,) * LAYERS, compute_type, cached, 1024), device)
+        last = ProfiledStage(model, StageSpec((dense,), compute_type, cached, 1024, head=True, first=LAYERS), device)
+        one, many, long = _typical(inner, ((_FEW, _SHORT), (_MANY, _SHORT), (_MANY, _LONG)))
+        head = [each.after for each in _typical(last, ((_FEW, _SHORT), (_MANY, _SHORT)))]
+    alone, together = _handled(compute_type)
+    key = 2 * KV_HEADS * HEAD_DIM * COMPUTE_TYPE_BYTES[compute_type]
+    per_key = max(0.0, long.layer - many.layer) / (_MANY * (_LONG - _SHORT))
+    more = _MANY - _FEW
+    sequence = max(0.0, (many.layer - one.layer) / more - _SHORT * per_key)
+    beside = [each.before + each.after for each in (one, many)]
+    of_each = max(0.0, (together[0] - alone[0]) / (together[1] - alone[1]))
+    return Overheads(
+        layer=max(0.0, one.layer - sequence - _SHORT * per_key),
+        step=beside[0] + alone[0] - of_each * alone[1],
+        sequence_layer=sequence,
+        sequence_step=max(0.0, (beside[1] - beside[0]) / more) + of_each,
+        sampled_row=max(0.0, (head[1] - head[0]) / more),
+        attention_bytes_per_second=key / per_key if per_key else float("inf"),
+    )
+
+
+def _typical(stage: ProfiledStage, loads: Sequence[tuple[int, int]]) -> list[Taken]:
+    """Of steps with so many sequences and keys each: the middle of many runs, of rounds the lowest. The first round makes what is made once."""
+    rounds = [[_round(stage, Work("decode", sequences, 1, keys)) for sequences, keys in loads] for _ in range(_ROUNDS)]
+    return [min(each, key=lambda taken: taken.layer + taken.before + taken.after) for each in zip(*rounds, strict=True)]
+
+
+def _round(stage: ProfiledStage, work: Work) -> Taken:
+    stage.prepare(work)
+    taken = []
+    for _ in range(_RUNS):
+        time.sleep(_PAUSE_SECONDS)
+        taken.append(stage.run(work))
+    return Taken(*(statistics.median(getattr(each, name) for each in taken) for name in ("layer", "before", "after")))
+
+
+def _handled(compute_type: ComputeType) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Seconds of a step's scheduling and messages, and sequences in it, for few and for many; as processors do it, whatever computes."""
+    with idle_pipeline(WIDTH, compute_type, _MOST_STEP_TOKENS) as pipeline:
+        found = [[pipeline.handle(load) for _ in range(3)] for load in (_ALONE, _TOGETHER)]
+    few, many = (min(each, key=lambda handled: handled.seconds) for each in found)
+    return (few.seconds, few.sequences), (many.seconds, many.sequences)
