@@ -127,6 +127,7 @@ def test_other_devices_are_compared(strata: Strata, inputs: Inputs) -> None:
     assert Plan.decode(json.dumps(told["plan"])).num_layers == 12
 
 
+@pytest.mark.slow  # planner/answer/test_studies.py has the laws
 def test_the_next_device_and_the_precisions_are_shown(strata: Strata, inputs: Inputs) -> None:
     ended = strata(
         "plan",

@@ -24,7 +24,7 @@ from strata_planner.search.planning import make_plan
 from tests.laws import share
 from tests.planner.builders import CARD, a_cluster, a_model, a_request, a_wide_model
 
-laws = settings(max_examples=share(12), deadline=None)
+laws = settings(max_examples=share(4), deadline=None)
 memories = st.lists(st.sampled_from([1.2, 1.6, 3.0, 12.0]), min_size=1, max_size=2)
 GOALS = st.sampled_from([Objective(), Objective("latency"), Objective("slo", 5.0, 2.0)])
 
@@ -99,6 +99,7 @@ def ranked(prices: dict[str, float]) -> list[Ranked]:
     return rows
 
 
+@pytest.mark.slow
 def test_offers_are_ranked_by_gain_and_told_for_their_price() -> None:
     rows = ranked({"H100": 100.0, "T4": 0.1})
     gains = [each.compared.gain or 0.0 for each in rows]

@@ -19,7 +19,7 @@ from strata_planner.search.planning import IDLE, make_plan
 from tests.laws import share
 from tests.planner.builders import CARD, MIB, a_cluster, a_profile, a_request
 
-laws = settings(max_examples=share(12), deadline=None)
+laws = settings(max_examples=share(8), deadline=None)
 ONE = Workload(8, 8, 1)  # of which a second device is of little use
 FAR = LinkRate(gbps=0.001, latency_ms=100)
 

@@ -19,7 +19,7 @@ from strata_planner.search.planning import make_plan
 from tests.laws import share
 from tests.planner.builders import a_cluster, a_request
 
-laws = settings(max_examples=share(12), deadline=None)
+laws = settings(max_examples=share(4), deadline=None)
 PAIRS = [("a", "b"), ("a", "c"), ("b", "c")]
 SOLVERS = st.sampled_from(["layout", "pipeline"])
 rates = st.sampled_from([0.001, 0.01, 10.0])
