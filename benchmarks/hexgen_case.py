@@ -9,7 +9,8 @@ from rich.table import Table
 from strata_planner.question.cluster import Accelerator, Cluster, DeviceGroup
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
-from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
+from strata_planner.search.exact.candidates import Candidate, Pricer
+from strata_planner.search.exact.phases import Pair
 from strata_planner.search.layouts.solved import nearly_solved, solved
 
 FILE = Path(__file__).parent.parent / "examples" / "clusters" / "hexgen-case.yaml"

@@ -35,9 +35,10 @@ from benchmarks.small_instances import best_objective, instances
 from strata_planner.costs.tables import LayerTables, TableShape
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact import exact
-from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
+from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import fleet_of, orders
+from strata_planner.search.exact.phases import Pair
 from strata_planner.search.exact.problem import SolutionStatus
 from strata_planner.search.exact.search import Search
 from strata_planner.search.planning import PlanOutcome, make_plan

@@ -32,8 +32,9 @@ from strata_planner.question.catalogue import catalogue
 from strata_planner.question.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
-from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
+from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.found import Found
+from strata_planner.search.exact.phases import Pair
 from strata_planner.search.layouts.solved import SolvedReplica
 from strata_planner.search.planning import make_plan
 from strata_planner.search.prediction import predict

@@ -10,8 +10,9 @@ from strata_planner.contract.plan import Plan, Replica, Stage
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import ONE_PIPELINE, PlanRequest
 from strata_planner.replan.placement import Placement, Units
-from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
+from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.found import Found
+from strata_planner.search.exact.phases import Pair
 from strata_planner.search.exact.problem import Solution, SolutionStatus, StopReason
 from strata_planner.search.layouts.goals import in_proportion
 from strata_planner.search.layouts.solved import SolvedReplica

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from strata_planner.search.exact.candidates import Pair
+from strata_planner.search.exact.phases import Pair
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.plan import MicroBatch
 from strata_planner.question.workload import Workload
-from strata_planner.search.exact.candidates import Pair
+from strata_planner.search.exact.phases import Pair
 from strata_planner.search.layouts.stages import Split, pair_of
 from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady
 from strata_planner.simulate import Batch, Hop, Limits, ReplicaModel, Request, StageModel, StageSeconds, simulate

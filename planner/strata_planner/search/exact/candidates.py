@@ -8,22 +8,15 @@ micro-batches only the smallest can be best.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 
 from strata_planner.contract.formats import FormatName
-from strata_planner.costs.communication import (
-    Exchange,
-    hidden_states_busy_seconds,
-    hidden_states_bytes,
-    hidden_states_seconds,
-    layer_collectives,
-    sampled_tokens_seconds,
-)
+from strata_planner.costs.communication import Exchange, hidden_states_bytes, layer_collectives
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
-from strata_planner.costs.prompts import Prompts, prompts_of_a_step
+from strata_planner.costs.prompts import Prompts
 from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
 from strata_planner.costs.working import StepShape, Storage, WorkingMemory, working_memory
@@ -33,24 +26,13 @@ from strata_planner.question.precision import formats_on
 from strata_planner.question.request import MAX_CHUNK_TOKENS, ONE_PIPELINE, REFERENCES, PlanRequest
 from strata_planner.search.exact.blocks import MOST_ENTRIES, table_entries
 from strata_planner.search.exact.orders import Order
+from strata_planner.search.exact.phases import BatchPhases, Pair, Phases, Sending, SteadyPhases
 from strata_planner.search.exact.problem import Problem, Run, StageCosts
 
 # LLM-PQ's Optimization #2: models of more than 30b parameters are decided in groups of two layers. Only needed where
 # sensitivities make each layer different; equal layers are one run, whatever their number.
 GROUPED_ABOVE_PARAMETERS = 30e9
 _GROUPED_ABOVE_RUNS = 32
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Sequences in a micro-batch of each phase. `chunk`: the most tokens of prompts in one step; `count`: micro-batches under way at most, 0:
-    one per stage.
-    """
-
-    prefill: int  # eta
-    decode: int  # xi
-    chunk: int = MAX_CHUNK_TOKENS
-    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +65,7 @@ class Pricer:
         self.request = request
         self.omega = request.omega
         self.latencies = Latencies(request.latency_sources)
+        self._phases: Phases = (SteadyPhases if self.steady else BatchPhases)(request.workload)
         self._seconds: dict[tuple[object, ...], float] = {}
         self._working: dict[tuple[StepShape, Storage, bool, int], WorkingMemory] = {}
         self._profiles: dict[tuple[str, str, int], bytes] = {}
@@ -155,22 +138,17 @@ class Pricer:
         )
 
     def weights(self, pair: Pair) -> tuple[float, int, int]:
-        """How often the slowest stage counts beside the sum, in prefill and in decode; how often the sum of decode counts."""
-        batch, rounds = self.request.workload.concurrency, self.request.workload.output_tokens - 1
-        prefills = batch * self.prompts(pair).steps if self.steady else -(-batch // pair.prefill)
-        return max(0.0, prefills - 1), (-(-batch // pair.decode) - 1) * rounds, rounds
+        """How often the slowest stage counts beside the sum, in each phase; how often the sum of decode counts."""
+        return self._phases.weights(pair)
 
     @property
     def steady(self) -> bool:
-        """Whether phases are those of a pipeline that is never empty: steps that decode, and what prompts add to one. Else LLM-PQ's: a batch
-        that is prefilled, then decoded.
-        """
+        """Whether phases are those of a pipeline that is never empty; else LLM-PQ's."""
         return self.request.solver not in ONE_PIPELINE
 
     def prompts(self, pair: Pair) -> Prompts:
-        """Of a step that carries any."""
-        load = self.request.workload
-        return prompts_of_a_step(load, min(pair.chunk, pair.prefill * load.prompt_tokens), pair.decode)
+        """Of a step that carries any, in a pipeline that is never empty."""
+        return SteadyPhases(self.request.workload).prompts(pair)
 
     @cached_property
     def _shapes(self) -> tuple[LayerShape, ...]:
@@ -321,60 +299,24 @@ class Pricer:
         return -(-embedding_bytes(model, embedding=embedding, head=head, compute_type=compute_type) // group.degree)
 
     def _fixed(self, group: DeviceGroup, pair: Pair, *, head: bool) -> tuple[float, float]:
-        """Of a micro-batch in each phase, beside the layers: the step, and the head where it is."""
-        phases = (prefill_phase(self.request.workload, pair.prefill), self._decode(pair))
-        if not self.steady:
-            prefill, decode = (self._beside(group, phase, phase.sequences, head=head) for phase in phases)
-            return prefill, decode
-        prompts, decoding = self.prompts(pair), phases[1]
-        count = pair.decode + prompts.sequences
-        carrying = Phase(math.ceil(count), max(1, round((pair.decode + prompts.rows) / count)), 0)
-        decode = self._beside(group, decoding, pair.decode, head=head)
-        rows = pair.decode + math.ceil(prompts.sequences / max(1.0, prompts.steps))
-        return max(0.0, self._beside(group, carrying, rows, head=head) - decode), decode
-
-    def _beside(self, group: DeviceGroup, phase: Phase, rows: int, *, head: bool) -> float:
-        """The step, and the head's `rows` of logits."""
+        """Of a micro-batch in each phase, beside the layers: the step, and the head's rows of logits where it is."""
         rates, model = self._rates(group), self.request.model
-        step = self.latencies.step(model, rates, phase).seconds
-        return step + head * self.latencies.head(model, rates, rows).seconds / group.degree
 
-    def _decode(self, pair: Pair | Candidate) -> Phase:
-        return decode_phase(self.request.workload, pair.decode)
+        def beside(phase: Phase, rows: int) -> float:
+            step = self.latencies.step(model, rates, phase).seconds
+            return step + head * self.latencies.head(model, rates, rows).seconds / group.degree
+
+        return self._phases.of_a_step(beside, pair)
 
     def _rates(self, group: DeviceGroup) -> Rates:
         return Rates(group.profile, self.request.compute_type, self.request.kv_bits, group.leader.name)
 
     def _unit_seconds(self, run: LayerRun, group: DeviceGroup, pair: Pair) -> Mapping[int, tuple[float, float]]:
-        runnable = [
-            bits
+        return {
+            bits: self._phases.of_layers(partial(self._phase_seconds, run, group, bits), pair)
             for bits in self.formats(group)
             if all(bits in self.request.layer_bits(layer) for layer in self._unit(run))
-        ]
-        decode = self._decode(pair)
-        if self.steady:
-            return {
-                bits: (self._prompts_seconds(run, group, bits, pair), self._phase_seconds(run, group, bits, decode))
-                for bits in runnable
-            }
-        prefill = prefill_phase(self.request.workload, pair.prefill)
-        return {
-            bits: (self._phase_seconds(run, group, bits, prefill), self._phase_seconds(run, group, bits, decode))
-            for bits in runnable
         }
-
-    def _prompts_seconds(self, run: LayerRun, group: DeviceGroup, bits: int, pair: Pair) -> float:
-        """What prompts add to a step that decodes; linears are computed once for all of its rows, attention apart for each sequence."""
-        prompts = self.prompts(pair)
-        decoding, together = Phase(pair.decode, 1, 0), Phase(1, pair.decode + prompts.rows, 0)
-        chunk = Phase(1, prompts.tokens, prompts.past + prompts.tokens / 2)
-        alone = replace(chunk, context=0)
-
-        def seconds(phase: Phase) -> float:
-            return self._phase_seconds(run, group, bits, phase)
-
-        attention = prompts.sequences * max(0.0, seconds(chunk) - seconds(alone))
-        return max(0.0, seconds(together) - seconds(decoding)) + attention
 
     def formats(self, group: DeviceGroup) -> Mapping[int, FormatName]:
         """Bits -> the format in which these devices store them."""
@@ -407,7 +349,8 @@ class Pricer:
         """Names of the sources that the seconds of a stage with these bits are from."""
         group = candidate.order[place]
         rates = self._rates(group)
-        phases = (prefill_phase(self.request.workload, candidate.prefill), self._decode(candidate))
+        load = self.request.workload
+        phases = (prefill_phase(load, candidate.prefill), decode_phase(load, candidate.decode))
         layer = sharded(self.request.model.layers[0], group.degree)
         asked = [
             self.latencies.layer(layer, self.formats(group)[bits], rates, phase).source
@@ -439,16 +382,4 @@ class Pricer:
     def hop(self, source: DeviceGroup, target: DeviceGroup, pair: Pair, *, back: bool) -> tuple[float, float]:
         """To the next stage; from the last one (`back`) the sampled tokens go to the first."""
         link = self.request.cluster.link(source.leader, target.leader)
-        model, compute_type = self.request.model, self.request.compute_type
-        if self.steady:
-            if back:
-                return 0.0, sampled_tokens_seconds(link, pair.decode)
-            busy = hidden_states_busy_seconds(model, link, self.prompts(pair).rows, compute_type)
-            return busy, hidden_states_seconds(model, link, pair.decode, compute_type)
-        sizes = (pair.prefill * self.request.workload.prompt_tokens, pair.decode)
-        if back:
-            return sampled_tokens_seconds(link, pair.prefill), sampled_tokens_seconds(link, pair.decode)
-        return (
-            hidden_states_seconds(model, link, sizes[0], compute_type),
-            hidden_states_seconds(model, link, sizes[1], compute_type),
-        )
+        return self._phases.of_a_hop(Sending(self.request.model, link, self.request.compute_type, back), pair)

@@ -14,9 +14,10 @@ from strata_planner.contract.formats import FORMATS_OF_METHOD, Method
 from strata_planner.question.cluster import Cluster, Device, DeviceGroup, Node
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact.bounds import least_bytes
-from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
+from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.orders import Fleet, Order, fleet_of, orders
 from strata_planner.search.exact.penalty import least_penalty
+from strata_planner.search.exact.phases import Pair
 from strata_planner.search.exact.problem import Counts, Problem
 from strata_planner.search.exact.widths import narrowings
 from strata_planner.units import human_bytes

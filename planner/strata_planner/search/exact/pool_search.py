@@ -15,12 +15,13 @@ import numpy as np
 
 from strata_planner.search.exact.blocks import Blocks
 from strata_planner.search.exact.bounds import pooled_bound
-from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
+from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.decomposition import Decomposition, Pipeline
 from strata_planner.search.exact.exact import FIRST_SLACK, ROUNDS, WIDER, counts_of
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.lattice import Floats
 from strata_planner.search.exact.orders import Fleet
+from strata_planner.search.exact.phases import Pair
 from strata_planner.search.exact.pools import Pool, Prices
 from strata_planner.search.exact.problem import Solution, SolutionStatus, StopReason
 

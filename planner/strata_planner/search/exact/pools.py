@@ -15,9 +15,10 @@ from itertools import product
 import numpy as np
 
 from strata_planner.question.cluster import Accelerator, DeviceGroup
-from strata_planner.search.exact.candidates import Pair, Pricer
+from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.lattice import Floats, Lattice, Level
 from strata_planner.search.exact.orders import Fleet, Order, orders, picked
+from strata_planner.search.exact.phases import Pair
 from strata_planner.search.exact.problem import StageCosts
 
 _MOST_STEPS = 6000  # of a lattice; beyond, each order is a pool

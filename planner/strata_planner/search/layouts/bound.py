@@ -20,7 +20,8 @@ import pulp
 from strata_planner.costs.shards import divisible
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
-from strata_planner.search.exact.candidates import Pair, Pricer
+from strata_planner.search.exact.candidates import Pricer
+from strata_planner.search.exact.phases import Pair
 from strata_planner.search.exact.problem import StageCosts
 from strata_planner.search.layouts.pipelines import DEGREES
 from strata_planner.search.layouts.pool import DeviceClass, Pool

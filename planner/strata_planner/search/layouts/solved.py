@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from strata_planner.contract.plan import Plan, Prediction
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.assembly import assemble, combined
-from strata_planner.search.exact.candidates import Candidate, Pair, Pricer
+from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.exact import solve
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import Order
+from strata_planner.search.exact.phases import Pair
 from strata_planner.search.exact.problem import Problem, Solution
 from strata_planner.search.layouts.rounded import rounded
 from strata_planner.search.layouts.stages import CHUNKS, EVENLY, Split, near_chunks, pair_of, with_concurrency

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.question.workload import Workload
-from strata_planner.search.exact.candidates import Pair, Pricer
+from strata_planner.search.exact.candidates import Pricer
+from strata_planner.search.exact.phases import Pair
 from strata_planner.search.steady import Load, micro_batches_of
 
 Floats = npt.NDArray[np.float64]
