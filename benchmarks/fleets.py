@@ -166,10 +166,9 @@ def judge(fleet: Fleet, seconds: float) -> Judged | None:
         took = time.monotonic() - started
     except InfeasibleError:
         return None
-    judged = Judged(
-        fleet, value_of_plan(request, outcome.plan), took, outcome.plan, cut="cut" in " ".join(outcome.notes)
-    )
-    shown = with_alternatives(request, outcome).plan
+    told = with_alternatives(request, outcome)  # one that is better becomes the plan
+    shown = told.plan
+    judged = Judged(fleet, value_of_plan(request, shown), took, shown, cut="cut" in " ".join(outcome.notes))
     judged.values["alternatives"] = max(
         (each.objective for each in shown.alternatives if each.objective is not None), default=-float("inf")
     )
@@ -182,7 +181,7 @@ def judge(fleet: Fleet, seconds: float) -> Judged | None:
     judged.values["search"] = _long(request, seconds)
     trace = outcome.improvements
     enough = judged.best - 0.1 * abs(judged.best)
-    judged.over_simulated = outcome.plan.prediction.tokens_per_second / simulated(request, outcome.plan)
+    judged.over_simulated = shown.prediction.tokens_per_second / simulated(request, shown)
     judged.first = next((at for at, value in trace if value >= enough), float("inf"))
     return judged
 
