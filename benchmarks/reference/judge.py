@@ -36,6 +36,9 @@ class Assignment:
     bits: tuple[tuple[int, ...], ...]
     prefill: int
     decode: int
+    step_tokens: int | None = (
+        None  # at most; None: a micro-batch of prompts, cut where it is long, and one that decodes
+    )
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ def assignment_of(plan: Plan, request: PlanRequest) -> Assignment:
     order = tuple(group for stage in replica.stages if (group := request.cluster.group(stage.places)))
     assert len(order) == len(replica.stages), "the plan was made for this cluster"
     batch = replica.micro_batch
-    return Assignment(order, tuple(stage.bits for stage in replica.stages), batch.prefill, batch.decode)
+    bits = tuple(stage.bits for stage in replica.stages)
+    return Assignment(order, bits, batch.prefill, batch.decode, batch.max_step_tokens)
 
 
 def judge(request: PlanRequest, given: Assignment) -> Verdict:
@@ -134,7 +138,8 @@ def _free_bytes(request: PlanRequest, given: Assignment, j: int) -> int:
         weights += layer_weights_bytes(shape, format_of[bits], request.compute_type)
         kv += request.kv_pages * PAGE_TOKENS * kv_bytes_per_token(shape, request.kv_bits, request.compute_type)
     tables = embedding_bytes(model, embedding=j == 0, head=head, compute_type=request.compute_type)
-    tokens = min(given.prefill * request.workload.prompt_tokens, MAX_CHUNK_TOKENS) + given.decode
+    prompts = min(given.prefill * request.workload.prompt_tokens, MAX_CHUNK_TOKENS)
+    tokens = given.step_tokens or prompts + given.decode
     formats = frozenset(format_of[bits] for bits in given.bits[j])
     storage = Storage.on(group.leader, formats, request.compute_type, request.kv_bits)
     shards = msgspec.structs.replace(model, layers=_shards(model.layers, group.degree))

@@ -219,7 +219,7 @@ class PlanningSpec(ApiType):
     time_limit_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """Longest time to look for a better plan; the best one found until then is used."""
     chunk_tokens: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Tokens of prompts in one step, at most; by default what the planner finds best. Fewer keep answers that are under way steadier, more
+    """Tokens of prompts in one step beside a full micro-batch, at most; by default what the planner finds best. Fewer keep answers that are under way steadier, more
     bring first tokens sooner."""
     overrides: PlanningOverrides = PlanningOverrides()
 

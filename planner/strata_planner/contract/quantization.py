@@ -178,7 +178,7 @@ def _block_float8(fields: Mapping[str, Any]) -> BlockFloat8:
             "[128, 128]. Name the unquantized model"
         )
     for name, read in (("fmt", "e4m3"), ("activation_scheme", "dynamic")):
-        if fields.get(name) not in {None, read}:
+        if fields.get(name) not in (None, read):
             raise UnsupportedModelError(
                 f"{CONFIG_FIELD}: {name} is {fields[name]!r}; '{read}' is read. Name the unquantized model"
             )

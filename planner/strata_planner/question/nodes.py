@@ -101,12 +101,15 @@ def problems_of_device(device: Device, path: str) -> Iterator[str]:
         yield f"{path}.hourlyCost: {device.hourly_cost}: a price of 0 or more is needed"
 
 
+LEAST_GBPS, MOST_LATENCY_MS = 1e-6, 1e6  # beyond these a link is a mistake, and sums with others lose their digits
+
+
 def problems_of_rate(rate: LinkRate, path: str) -> Iterator[str]:
     """What is wrong with a link's rate that a file gives at `path`."""
-    if not is_positive(rate.gbps):
-        yield f"{path}.gbps: {rate.gbps}: must be above 0 and finite; leave out links that are not there"
-    if not 0 <= rate.latency_ms < math.inf:
-        yield f"{path}.latencyMs: {rate.latency_ms}: must be 0 or more and finite; give milliseconds"
+    if not LEAST_GBPS <= rate.gbps < math.inf:
+        yield f"{path}.gbps: {rate.gbps}: must be at least {LEAST_GBPS:g} and finite; leave out links that are not there"
+    if not 0 <= rate.latency_ms <= MOST_LATENCY_MS:
+        yield f"{path}.latencyMs: {rate.latency_ms}: must be from 0 to {MOST_LATENCY_MS:g}; give milliseconds"
 
 
 def is_positive(number: float) -> bool:

@@ -19,6 +19,7 @@ from strata_planner.question.request import ONE_PIPELINE, Objective, PlanRequest
 from strata_planner.search.assembly import assemble
 from strata_planner.search.canonical import canonical
 from strata_planner.search.exact.blocks import mixed_widths
+from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.feasibility import reasons
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.problem import SolutionStatus, StopReason
@@ -29,6 +30,7 @@ from strata_planner.search.layouts.goals import goal_of
 from strata_planner.search.layouts.pool import Pool
 from strata_planner.search.layouts.search import Layout, LayoutStats, Wish, best_layout, layout_plan
 from strata_planner.search.layouts.solved import SolvedReplica
+from strata_planner.search.layouts.stages import PARTS_OF_OTHERS
 from strata_planner.search.prediction import predict
 
 __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
@@ -109,9 +111,21 @@ def _pipeline_as_layout(request: PlanRequest) -> list[Layout]:
     one, stats = search.run()
     if one is None:
         return []
-    replica = _replica(search, one)
+    replica = _never_empty(_replica(search, one), request)
     told = LayoutStats(stats.orders, stats.candidates, stats.seconds, 0.0)
     return [Layout(goal_of(request), (replica,), len(request.cluster.accelerators()) - len(replica.order), told)]
+
+
+def _never_empty(replica: SolvedReplica, request: PlanRequest) -> SolvedReplica:
+    """The same layers on the same devices, told in the steady state; steps of as many tokens, also of several prompts' parts."""
+    asked, found = replace(replica.request, solver=request.solver, objective=request.objective), replica.found
+    pair, prompt = found.candidate.pair, asked.workload.prompt_tokens
+    chunk = min(pair.chunk, pair.prefill * prompt)
+    parts = min(chunk // prompt + PARTS_OF_OTHERS, asked.workload.concurrency)
+    candidate = Candidate(found.candidate.order, replace(pair, prefill=parts, chunk=chunk))
+    pricer = Pricer(asked)
+    told = Found(candidate, pricer.problem(candidate), found.solution)
+    return SolvedReplica(asked, told, predict(pricer, told))
 
 
 def _start(pool: Pool, plan: Plan) -> Genome | None:

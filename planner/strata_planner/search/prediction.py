@@ -14,7 +14,7 @@ from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.problem import Counts, Problem
-from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady
+from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady, under_way
 from strata_planner.sensitivity import perplexity_increase_of
 
 
@@ -47,11 +47,11 @@ def _steady(pricer: Pricer, found: Found) -> Steady:
     latency = np.array([[each.latency_seconds] for each in problem.stages])
     stages = StageSteps(times[:, 1:], times[:, :1], hops[:, 1:] - latency, hops[:, :1], latency)
     load = pricer.request.workload
-    batches = micro_batches_of(load.concurrency, len(problem.stages), pair)
-    in_flight, count, steps = (
-        np.array([each]) for each in (float(load.concurrency), batches, pricer.prompts(pair).steps)
-    )
-    return steady(stages, Load(in_flight, count, steps, load.output_tokens))
+    count = len(problem.stages)
+    batches = micro_batches_of(load.concurrency, count, pair)
+    told = (load.concurrency, batches, under_way(count, pair), pricer.prompts(pair).steps)
+    in_flight, cut, under, steps = (np.array([float(each)]) for each in told)
+    return steady(stages, Load(in_flight, cut, under, steps, load.output_tokens))
 
 
 def _perplexity_increase(request: PlanRequest, found: Found) -> float | None:

@@ -25,18 +25,21 @@ _ROUNDS = 4  # of the fixed point; the share of requests that are decoding moves
 
 @dataclass(frozen=True)
 class Load:
-    """Arrays [loads]. `in_flight`: requests; `micro_batches`: that decoding ones are cut into; `prompt_steps`: steps that carry one prompt, less
-    than 1 where several share one. `output_tokens` of each request.
+    """Arrays [loads]. `in_flight`: requests; `micro_batches`: that decoding ones are cut into; `under_way`: steps, at most; `prompt_steps`: steps
+    that carry one prompt, less than 1 where several share one. `output_tokens` of each request.
     """
 
     in_flight: Floats
     micro_batches: Floats
+    under_way: Floats
     prompt_steps: Floats
     output_tokens: int
 
     def at(self, chosen: npt.NDArray[np.intp]) -> "Load":
         """Of these loads alone."""
-        return Load(self.in_flight[chosen], self.micro_batches[chosen], self.prompt_steps[chosen], self.output_tokens)
+        arrays = (self.in_flight, self.micro_batches, self.under_way, self.prompt_steps)
+        in_flight, count, under, steps = (each[chosen] for each in arrays)
+        return Load(in_flight, count, under, steps, self.output_tokens)
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,16 @@ class Steady(NamedTuple):
     next_token: Floats
 
 
+def under_way(stages: int, pair: Pair) -> int:
+    """Steps, at most: one for each stage, or fewer where the pair says so."""
+    return min(pair.count or stages, stages)
+
+
 def micro_batches_of(in_flight: int, stages: int, pair: Pair) -> float:
     """Of so many decoding requests: one for each stage where that goes, a little fewer where they do not come out even. Groups that were cut
     evenly fall apart again as requests end.
     """
-    wished = min(pair.count or stages, stages, in_flight)
+    wished = min(under_way(stages, pair), in_flight)
     return (wished + min(wished, -(-in_flight // pair.decode))) / 2
 
 
@@ -88,6 +96,7 @@ def steady(stages: StageSteps, load: Load) -> Steady:
     through = stages.decode.sum(axis=0) + hops
     through_long = through + (stages.prompts + stages.send_prompts).sum(axis=0)
     count = load.micro_batches
+    pace = np.maximum(slowest_long, through_long / load.under_way)  # from one long step to the next
     quiet = np.maximum(through, count * slowest)
     decoding = load.in_flight
     rate = first = each = np.zeros_like(load.in_flight)
@@ -97,10 +106,10 @@ def steady(stages: StageSteps, load: Load) -> Steady:
         work = count * (slowest + within * (slowest_long - slowest))
         beside = (count - 1) * slowest + slowest_long
         each = (1 - long) * quiet + long * np.maximum(np.maximum(through_long, work), beside)
-        first = through_long + np.maximum(load.prompt_steps - 1, 0.0) * slowest_long + each / count / 2
-        first = first + _queue(load, carrying) * slowest_long
+        first = through_long + np.maximum(load.prompt_steps - 1, 0.0) * pace + each / count / 2
+        first = first + _queue(load, carrying) * pace
         answering = (load.output_tokens - 1) * each
-        rate = np.minimum(load.in_flight / (first + answering), 1 / (load.prompt_steps * slowest_long))
+        rate = np.minimum(load.in_flight / (first + answering), 1 / (load.prompt_steps * pace))
         first = np.maximum(first, load.in_flight / np.maximum(rate, 1e-300) - answering)
         decoding = np.minimum(load.in_flight, rate * answering)
     return Steady(rate, first, each)

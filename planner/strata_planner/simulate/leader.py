@@ -1,6 +1,6 @@
 """One replica in motion: its leader's loop, its stages as a line of servers, its links. Driven by `simulation`.
 
-As runtime/strata_runtime/slot/leader.py: each pass takes one result and one request, then runs stage 0 on the next step, which
+As runtime/strata_runtime/slot/leader.py: each pass takes one result and what requests have come, then runs stage 0 on the next step, which
 keeps the leader busy; at most as many steps as stages are under way. Stages and links work first in first out, so that a
 step's way through all of them is known when it starts.
 """
@@ -39,10 +39,10 @@ class Leader:
             self.wake_at = wake
 
     def act(self, now: float) -> None:
-        """One pass: a result, a request, a step."""
+        """One pass: a result, all requests that have come, a step."""
         if self._results and self._results[0][0] <= now:
             self._take(self._results.popleft()[1], now)
-        if self._inbox:
+        while self._inbox:
             self.scheduler.add(self._inbox.popleft())
         self.wake_at = self._step(now)
 
@@ -54,8 +54,6 @@ class Leader:
                 batch, sampled = chosen
                 self._results.append((self._pass_through(batch, now), sampled))
                 return self._stage_free[0]
-        if self._inbox:
-            return now
         return max(now, self._results[0][0]) if self._results else None
 
     def _pass_through(self, batch: Batch, now: float) -> float:

@@ -172,3 +172,10 @@ def test_an_unreadable_old_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "quantize_config.json").write_text("{")
     with pytest.raises(UnsupportedModelError, match="cannot be read as JSON"):
         with_old_description({}, tmp_path)
+
+
+@pytest.mark.parametrize("odd", [{"fmt": ["e4m3"]}, {"activation_scheme": {}}])
+def test_float8_fields_of_another_kind_are_refused(odd: dict[str, object]) -> None:
+    fields = {"quant_method": "fp8", "weight_block_size": [128, 128], **odd}
+    with pytest.raises(UnsupportedModelError, match=rf"{next(iter(odd))} is .*Name the unquantized model"):
+        read_quantization({"quantization_config": fields})

@@ -164,7 +164,7 @@ BAD = {
     ),
     "a link to itself": ("nodes: [{name: a, devices: []}]\nlinks: [{from: a, to: a, gbps: 1}]", "with itself"),
     "inside a node": ("nodes: []\nintraNode: {gbps: .nan}", "intraNode.gbps: nan"),
-    "no bandwidth": ("nodes: []\ndefaultLink: {gbps: 0}", "must be above 0"),
+    "no bandwidth": ("nodes: []\ndefaultLink: {gbps: 0}", "must be at least 1e-06"),
 }
 
 

@@ -11,7 +11,7 @@ from strata_planner.contract.plan import MicroBatch
 from strata_planner.question.workload import Workload
 from strata_planner.search.exact.phases import Pair
 from strata_planner.search.layouts.stages import Split, pair_of
-from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady
+from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady, under_way
 from strata_planner.simulate import Batch, Hop, Limits, ReplicaModel, Request, StageModel, StageSeconds, simulate
 from tests.planner.builders import a_request
 
@@ -41,9 +41,9 @@ def told(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: i
     prompts = np.full_like(decode, several * hop.seconds_per_token * (rows - pair.decode))
     stages = StageSteps(decode, both - decode, send, prompts, np.full_like(decode, several * hop.latency_seconds))
     batches = micro_batches_of(in_flight, len(speeds), pair)
-    one = (np.array([float(each)]) for each in (in_flight, batches, steps))
-    in_flight_, count, prompt_steps = one
-    return steady(stages, Load(in_flight_, count, prompt_steps, answer))
+    one = (np.array([float(each)]) for each in (in_flight, batches, len(speeds), steps))
+    in_flight_, count, under, prompt_steps = one
+    return steady(stages, Load(in_flight_, count, under, prompt_steps, answer))
 
 
 def simulated(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop) -> float:
@@ -83,6 +83,18 @@ def test_the_formula_tells_what_the_engine_does(
     formula = told(speeds, in_flight, prompt, answer, chunk, hop)
     rate = simulated(speeds, in_flight, prompt, answer, chunk, hop)
     assert float(formula.requests_per_second[0]) == pytest.approx(rate, rel=0.12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_no_more_steps_are_under_way_than_the_plan_says(count: int) -> None:
+    """Prompts alone fill four stages: with fewer steps under way, stages wait, and no prompt begins before a step is back."""
+    four = np.full((4, 1), 10.0)
+    stages = StageSteps(four, four, np.zeros_like(four), np.zeros_like(four), np.zeros_like(four))
+    pair = Pair(1, 8, 2048, count)
+    one = (np.array([float(each)]) for each in (32, micro_batches_of(32, 4, pair), under_way(4, pair), 1))
+    in_flight, cut, under, steps = one
+    found = steady(stages, Load(in_flight, cut, under, steps, 1))
+    assert float(found.requests_per_second[0]) <= count / (4 * 20.0) * (1 + 1e-9)
 
 
 def test_a_lone_request_takes_its_steps_one_after_the_other() -> None:

@@ -265,3 +265,10 @@ def test_tokens_of_a_window_come_evenly() -> None:
     (one,) = simulate([a_replica(per_token(0.0))], [Request(0, 8, 5)]).requests
     assert (one.first_token_at, one.finished_at) == (1.0, 5.0)
     assert [one.tokens_between(0, at) for at in (1, 1.5, 3, 9)] == [0.0, 1.5, 3.0, 5.0]
+
+
+def test_requests_that_come_together_are_in_one_step() -> None:
+    """The leader takes all that have come before it steps."""
+    replica, batches = recorded(a_replica(micro_batch=(8, 8, 64)))
+    simulate([replica], at_once([Request(0, 4, 2)] * 8))
+    assert [batch.sampled for batch in batches[0]] == [8, 8]

@@ -7,6 +7,7 @@ model's layers, which is exact where they are equal.
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -20,13 +21,12 @@ from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.phases import Pair
-from strata_planner.search.steady import Load, micro_batches_of
+from strata_planner.search.steady import Load, micro_batches_of, under_way
 
 Floats = npt.NDArray[np.float64]
 
-_MANY_EACH = (
-    8  # sequences for each stage: with more of them half as many micro-batches as stages, or fewer, gain nothing
-)
+# Sequences for each stage: with more of them half as many micro-batches as stages, or fewer, gain nothing.
+_MANY_EACH = 8
 _FINE, _FINEST = 16, 256  # sequences in flight, from which on the ladder's steps are smaller
 _MANY_STAGES = 16  # of more, every other number of micro-batches is left out
 EVENLY = 0  # chunks as small as prompts spread over nearly all steps
@@ -36,6 +36,7 @@ _CARRYING = (
 CHUNKS = (EVENLY, 256, MAX_CHUNK_TOKENS)
 LEAST_CHUNK = 128  # tokens
 _SIZES = (*(power * each // 4 for power in (LEAST_CHUNK, 256, 512, 1024) for each in (4, 5, 6, 7)), MAX_CHUNK_TOKENS)
+PARTS_OF_OTHERS = 2  # the end of a prompt and the beginning of another, beside the whole ones of a step
 _MORE_THAN_MEAN = 1.25  # sequences that a micro-batch may have, where prompts keep more of them from decoding
 
 
@@ -63,8 +64,8 @@ def pair_of(request: PlanRequest, split: Split, stages: int) -> Pair:
     load = request.workload
     decode = -(-load.concurrency // split.parts)
     chunk = request.chunk_tokens or max(split.chunk, evenly(load, decode))
-    prefill = max(1, min(chunk // load.prompt_tokens, load.concurrency))
-    most = min(chunk, prefill * load.prompt_tokens)
+    prefill = min(chunk // load.prompt_tokens + PARTS_OF_OTHERS, load.concurrency)
+    most = min(chunk, max(1, chunk // load.prompt_tokens) * load.prompt_tokens)
     decoding = math.ceil(_MORE_THAN_MEAN * load.output_tokens * most / load.prompt_tokens)
     return Pair(prefill, max(1, min(decode, decoding)), chunk, split.parts if split.parts < stages else 0)
 
@@ -126,7 +127,9 @@ class Columns:
         rungs = [each.request.workload.concurrency for each in pricers] * len(self.splits)
         batches = [micro_batches_of(rung, stages, pair) for rung, pair in zip(rungs, self.pairs, strict=True)]
         steps = [pricers[0].prompts(pair).steps for pair in self.pairs]
-        self.load = Load(self._each(rungs), self._each(batches), self._each(steps), request.workload.output_tokens)
+        most = [under_way(stages, pair) for pair in self.pairs]
+        in_flight, count, under, prompts = (self._each(values) for values in (rungs, batches, most, steps))
+        self.load = Load(in_flight, count, under, prompts, request.workload.output_tokens)
         self.decode_size = self._each([pair.decode for pair in self.pairs])
         self.width = np.tile(np.arange(self.widths), len(self.pairs))
         self.rung = np.tile(np.repeat(np.arange(len(pricers)), self.widths), len(self.splits))
@@ -145,7 +148,7 @@ class Columns:
             seen.add((rung, pair))
         return found
 
-    def _each(self, values: list[int] | list[float]) -> Floats:
+    def _each(self, values: Sequence[float]) -> Floats:
         """From an array of pairs to one of columns: the same at every width."""
         return np.repeat(np.array(values, dtype=float), self.widths)
 
