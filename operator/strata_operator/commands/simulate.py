@@ -69,6 +69,11 @@ def run(options: SimulateOptions) -> None:
 
 
 def _run(options: SimulateOptions, progress: Progress) -> None:
+    if options.objectives and not all(0 < bound < float("inf") for bound in options.objectives):
+        raise InvalidInputError(
+            "strata simulate",
+            [f"--slo {options.objectives[0]:g} {options.objectives[1]:g}: both must be above 0 and finite seconds"],
+        )
     sources = latency_sources(options.costs)
     question = read_question(options.deployment, options.cluster, measure=options.measure)
     profiles = profiles_for(question, options.profile, kept=options.measure)

@@ -84,8 +84,8 @@ def parse_prices(texts: Iterable[str], cluster: Cluster) -> dict[str, float]:
             problems.append(f"'{text}' is no price: write TYPE=AMOUNT, an hour of one device, such as L4=0.7")
         elif not _is_known(cluster, type_):
             problems.append(f"'{text}': {unknown_type(type_, cluster.profiles)}")
-        else:
-            found[type_] = price
+        elif found.setdefault(type_, price) != price:
+            problems.append(f"'{text}': {type_} has the price {found[type_]:g} already; name each type once")
     if problems:
         raise ClusterError(*problems)
     return found

@@ -292,6 +292,10 @@ class _Reader:
     def _expert_mlp(self, experts: int) -> tuple[Linear, ...]:
         width = self.number("moe_intermediate_size", "intermediate_size")
         active = self.number("num_experts_per_tok", "moe_top_k", default=1)
+        if active > experts:
+            raise ModelError(
+                f"config.json: a token takes {active} of {experts} experts; correct num_experts_per_tok, or the number of experts"
+            )
         first = (("gate", width), ("up", width)) if self._experts_apart else (("gate_up", 2 * width),)
         routed = (
             *(Linear(f"experts.{name}", outputs, self.hidden, False, experts, active) for name, outputs in first),

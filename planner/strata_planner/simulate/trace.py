@@ -39,7 +39,7 @@ def poisson(
 
     The same seed draws the same lengths and, scaled by the rate, the same times.
     """
-    if not rate > 0 or count < 1:
+    if not 0 < rate < math.inf or count < 1:
         raise WorkloadError(f"rate {rate} and {count} requests: a rate above 0 and at least 1 request are needed")
     draw = random.Random(seed)
     prompts, outputs = _choices("prompt", prompt_tokens), _choices("output", output_tokens)
@@ -75,7 +75,7 @@ def at_once(requests: Iterable[Request]) -> tuple[Request, ...]:
 
 def scaled(requests: Sequence[Request], rate: float) -> tuple[Request, ...]:
     """The same requests with the same bursts at `rate` a second on average. Raises WorkloadError."""
-    if not rate > 0:
+    if not 0 < rate < math.inf:
         raise WorkloadError(f"rate {rate}: a rate above 0 is needed")
     last = max((request.arrival_seconds for request in requests), default=0.0)
     factor = len(requests) / rate / last if last else 0.0

@@ -69,6 +69,8 @@ def test_without_arrivals_the_workloads_requests_are_in_flight() -> None:
     [
         (("--rate", "2", "--clients", "3"), "--rate 2 and --clients 3: requests come at a rate or as others end"),
         (("--rate", "0"), "a rate above 0"),
+        (("--rate", "inf"), "a rate above 0"),
+        (("--slo", "-1", "0.1"), "--slo -1 0.1: both must be above 0"),
         (("--trace", "/nowhere.csv"), "name a csv file that can be read"),
     ],
 )

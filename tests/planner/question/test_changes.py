@@ -97,3 +97,9 @@ def test_prices_go_to_every_device_of_a_type() -> None:
 def test_what_is_no_price_is_told(text: str) -> None:
     with pytest.raises(ClusterError, match=r"such as L4=0\.7|device type 'L5' is unknown"):
         parse_prices([text], CLUSTER)
+
+
+def test_a_type_has_one_price() -> None:
+    assert parse_prices(["L4=0.5", "L4=0.5"], CLUSTER) == {"L4": 0.5}
+    with pytest.raises(ClusterError, match=r"'L4=0\.7': L4 has the price 0\.5 already"):
+        parse_prices(["L4=0.5", "L4=0.7"], CLUSTER)

@@ -84,3 +84,9 @@ def test_a_missing_or_broken_config(tmp_path: Path) -> None:
         Model.from_folder(tmp_path)
     with pytest.raises(ModelError, match="list"):
         Model.from_config([])  # type: ignore[arg-type]
+
+
+def test_a_token_takes_no_more_experts_than_there_are() -> None:
+    config = a_config(model_type="mixtral", num_local_experts=8, num_experts_per_tok=9)
+    with pytest.raises(ModelError, match="a token takes 9 of 8 experts"):
+        Model.from_config(config)
