@@ -20,6 +20,7 @@ def test_every_cluster_of_the_paper_is_described() -> None:
     assert counts == {1: 1, 2: 1, 3: 4, 4: 4, 5: 6, 6: 4, 7: 8, 8: 6, 9: 4, 10: 4, 11: 4}
 
 
+@pytest.mark.slow
 def test_clusters_are_planned() -> None:
     rows = measure(QUICK)
     assert [row.name for row in rows] == ["plan_cluster_3", "plan_cluster_1", "plan_cluster_10"]

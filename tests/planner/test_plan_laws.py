@@ -22,7 +22,7 @@ from tests.laws import share
 from tests.planner.builders import a_cluster, a_request, a_wide_model
 
 laws = settings(
-    max_examples=share(12), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=share(12, 8), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 ALLOWED: dict[Method, list[tuple[int, ...]]] = {
     "roundToNearest": [(16,), (4, 8), (3, 4, 8, 16)],

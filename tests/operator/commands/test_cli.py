@@ -115,6 +115,7 @@ def test_plan_for_people_shows_stages_and_prediction(strata: Strata, inputs: Inp
         assert part in ended.out
 
 
+@pytest.mark.slow
 def test_other_devices_are_compared(strata: Strata, inputs: Inputs) -> None:
     asked = ("--what-if", "+1xcpu@c", "--what-if", "-b", "--price", "cpu=0.1")
     ended = strata("plan", *inputs.write(more="planning: {solver: layout}").arguments, *asked, "--json")
@@ -167,6 +168,7 @@ def test_what_cannot_be_compared_is_told_at_once(
         assert each in ended.err
 
 
+@pytest.mark.slow
 def test_a_running_plan_is_changed_no_more_than_pays(strata: Strata, inputs: Inputs, tmp_path: Path) -> None:
     running = tmp_path / "running.json"
     running.write_text(strata("plan", *inputs.arguments, "--json").out)

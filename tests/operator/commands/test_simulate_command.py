@@ -55,6 +55,7 @@ def test_tables_say_what_was_refused_and_where_seconds_are_from(tmp_path: Path) 
     assert "seconds from: roofline" in shown
 
 
+@pytest.mark.slow
 def test_without_arrivals_the_workloads_requests_are_in_flight() -> None:
     """A closed loop: what the plan predicts is what comes of it."""
     figures = json.loads(simulated("--requests", "60", "--json", "--costs", "roofline").stdout)

@@ -23,7 +23,7 @@ from tests.laws import share, swept
 from tests.planner.builders import a_cluster, a_request
 
 laws = settings(
-    max_examples=share(8), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=share(8, 8), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 

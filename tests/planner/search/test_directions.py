@@ -40,6 +40,7 @@ def directed(draw: st.DrawFn) -> list[Link]:
     return [Link(a, b, draw(rates), draw(st.sampled_from([0.1, 50.0])), one_way=True) for a, b in ways]
 
 
+@pytest.mark.slow
 @laws
 @given(st.lists(rates, min_size=3, max_size=3), SOLVERS)
 def test_two_equal_directions_are_one_link(gbps: list[float], solver: Solver) -> None:

@@ -86,7 +86,7 @@ def test_other_reasons(request_: PlanRequest, message: str) -> None:
     assert re.search(message, reason(request_))
 
 
-@settings(max_examples=share(40), deadline=None)
+@settings(max_examples=share(40, 8), deadline=None)
 @given(st.lists(st.sampled_from([0.15, 0.2, 0.3, 0.5, 0.8]), min_size=1, max_size=4), st.sampled_from([None, 1, 2]))
 def test_what_no_order_is_tried_for_is_held_by_none(memory: list[float], most: int | None) -> None:
     request = a_request(a_cluster(*memory), max_stages=most)

@@ -35,7 +35,7 @@ def best(request: PlanRequest) -> float:
         return -float("inf")
 
 
-@settings(max_examples=share(12), deadline=None)
+@settings(max_examples=share(12, 8), deadline=None)
 @given(
     memory=st.floats(8, 40),
     method=st.sampled_from(sorted(FORMATS_OF_METHOD)),

@@ -30,7 +30,7 @@ def dealt(pool: Pool, draw: random.Random) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(each) for each in genome if any(each))
 
 
-@settings(max_examples=share(40), deadline=None)
+@settings(max_examples=share(40, 8), deadline=None)
 @given(
     counts=st.lists(st.integers(1, 6), min_size=1, max_size=3).filter(lambda each: sum(each) > 1),
     sequences=st.integers(1, 40),
@@ -48,7 +48,7 @@ def test_no_layout_passes_it(counts: list[int], sequences: int, seed: int) -> No
 
 
 @given(sequences=st.integers(1, 100), more=st.integers(1, 100))
-@settings(max_examples=share(20), deadline=None)
+@settings(max_examples=share(20, 8), deadline=None)
 def test_more_to_work_with_never_lowers_it(sequences: int, more: int) -> None:
     small, large = (a_pool_request(a_pool(a=4, b=count), theta=0.0) for count in (2, 3))
     base = most_tokens_per_second(with_sequences(small, sequences))

@@ -36,7 +36,7 @@ def fresh(name: str) -> tuple[PlanRequest, Pool]:
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-@settings(max_examples=share(40), deadline=None)
+@settings(max_examples=share(40, 8), deadline=None)
 @given(composition=COMPOSITIONS)
 def test_what_is_remembered_is_what_would_be_worked_out(name: str, composition: Composition) -> None:
     remembered, anew = SHARED[name].best(composition), Pipelines(*fresh(name)).best(composition)

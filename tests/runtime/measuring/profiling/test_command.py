@@ -45,6 +45,7 @@ def test_the_command_keeps_a_profile_and_finds_it(
     assert command.main([*asked, "--kept"]) == 1
 
 
+@pytest.mark.slow
 def test_formats_that_a_kept_profile_lacks_are_added(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([*asked, "--formats", "int4,dense"]) == 0
     file, first = the_profile(capsys)

@@ -219,6 +219,7 @@ def test_bits_for_other_layers_than_the_model_has_are_refused(tmp_path: Path) ->
         quantize_model(job, WINDOWS, lambda _done, _total: None)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_model_that_is_planned_and_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
