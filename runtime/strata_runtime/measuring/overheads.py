@@ -1,8 +1,8 @@
 """What a step of this runtime takes beside its products: launching layers, attention of each sequence, sampling, scheduling, messages.
 
-Called by `timing`. Layers are too narrow for products to count, with heads as wide as models have them. They run as a slot runs them,
-each step after a pause in which caches go to others; the middle of many runs counts, not the best. What a plan's rates are made of
-is then what a slot does, not what a loop does that nothing disturbs.
+Called by `timing`. Layers are narrow, so that what does not depend on sizes shows; `rates` takes off what reading their weights takes. They
+run as a slot runs them, each step after a pause in which caches go to others; the middle of many runs counts, not the best. What a plan's
+rates are made of is then what a slot does, not what a loop does that nothing disturbs.
 """
 
 import statistics
@@ -21,13 +21,13 @@ from strata_runtime.measuring.profiling.model import make_shallow
 from strata_runtime.measuring.profiling.stage import ProfiledStage, StageSpec, Taken
 from strata_runtime.measuring.rates import Overheads
 
-LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM = 6, 64, 8, 4, 64
+LAYERS, WIDTH, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 6, 384, 1024, 8, 4, 64
 FIELDS: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 512,
     "hidden_size": WIDTH,
-    "intermediate_size": WIDTH,
+    "intermediate_size": INTERMEDIATE,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS,
@@ -60,6 +60,7 @@ def take(device: torch.device, compute_type: ComputeType) -> Overheads:
     of_each = max(0.0, (together[0] - alone[0]) / (together[1] - alone[1]))
     return Overheads(
         layer=max(0.0, one.layer - sequence - _SHORT * per_key),
+        layer_weights=2 * WIDTH * (HEADS + KV_HEADS) * HEAD_DIM + 3 * WIDTH * INTERMEDIATE,
         step=beside[0] + alone[0] - of_each * alone[1],
         sequence_layer=sequence,
         sequence_step=max(0.0, (beside[1] - beside[0]) / more) + of_each,

@@ -23,11 +23,12 @@ class LinearSeconds:
 
 @dataclass(frozen=True)
 class Overheads:
-    """Seconds: of a layer and of a step, of each decoding sequence in a layer and in a step, of a sampled row. `attention_bytes_per_second`: at
-    which decoding attention reads keys and values.
+    """Seconds: of a layer, reading its `layer_weights` included, and of a step, of each decoding sequence in a layer and in a step, of a
+    sampled row. `attention_bytes_per_second`: at which decoding attention reads keys and values.
     """
 
     layer: float
+    layer_weights: int
     step: float
     sequence_layer: float
     sequence_step: float
@@ -86,6 +87,7 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         for name, seconds in timings.linears.items()
     }
     bandwidth = max(timings.bandwidth_bytes_per_second, *read.values())
+    reading = timings.overheads.layer_weights * item / read["dense"]
     return DeviceProfile(
         type=subject.type,
         memory_bytes=subject.memory_bytes,
@@ -94,7 +96,7 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         float32_flops_per_second=timings.float32_flops_per_second,
         decode_efficiency={name: rate / bandwidth for name, rate in read.items()},
         prefill_efficiency={name: operations / (flops * seconds.prefill) for name, seconds in timings.linears.items()},
-        layer_overhead_seconds=timings.overheads.layer,
+        layer_overhead_seconds=max(0.0, timings.overheads.layer - reading),
         step_overhead_seconds=timings.overheads.step,
         sequence_layer_seconds=timings.overheads.sequence_layer,
         sequence_step_seconds=timings.overheads.sequence_step,

@@ -35,7 +35,7 @@ from tests.laws import swept
 SECONDS = st.floats(1e-6, 1.0)
 
 
-OVERHEADS = Overheads(2e-4, 1e-4, 1e-5, 2e-5, 5e-6, 5e9)
+OVERHEADS = Overheads(2e-4, 1000, 1e-4, 1e-5, 2e-5, 5e-6, 5e9)
 
 
 def some_timings(**changes: object) -> Timings:
@@ -232,7 +232,7 @@ def test_a_small_measurement_of_this_machine(compute: ComputeType, monkeypatch: 
     profile = profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
     assert "linears in int3" in said.getvalue()
     assert set(profile.decode_efficiency) == set(profile.prefill_efficiency) == set(MAKERS)
-    rates = [*profile.decode_efficiency.values(), *profile.prefill_efficiency.values(), profile.layer_overhead_seconds]
+    rates = [*profile.decode_efficiency.values(), *profile.prefill_efficiency.values(), timings.overheads.layer]
     assert all(rate > 0 for rate in rates)
     assert profile.step_overhead_seconds > 1e-5, "scheduling, messages and frames take their time"
     assert 0 < profile.attention_bytes_per_second <= profile.bandwidth_bytes_per_second
