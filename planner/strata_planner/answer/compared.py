@@ -3,13 +3,13 @@
 Knows no way to change a cluster and no way to print.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from strata_planner.answer.unused import with_unused
 from strata_planner.contract.plan import Plan
-from strata_planner.errors import PlannerError
+from strata_planner.errors import InfeasibleError, PlannerError
 from strata_planner.question.cluster import Cluster
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.metric import Metric, gain, value_of_plan
@@ -76,7 +76,7 @@ def without_plan(name: str, reason: str) -> Compared:
 
 def hourly_cost(cluster: Cluster, plan: Plan) -> float | None:
     """Of all devices that the plan uses; None where one has no price."""
-    used = {place for stage in plan.stages for place in stage.places}
+    used = plan.places
     costs = [each.hourly_cost for each in cluster.accelerators() if each.place in used]
     known = [cost for cost in costs if cost is not None]
     return sum(known) if len(known) == len(costs) else None
@@ -97,9 +97,20 @@ def planned_beside(request: PlanRequest, plan: Plan, own: Cluster, *, quick: boo
     return max((plan, found), key=lambda each: value_of_plan(request, each)) if stays else found
 
 
+def best_on_own(request: PlanRequest, plan: Plan, found: Iterable[tuple[PlanRequest, Plan]]) -> Plan:
+    """The plan, or the best of those found for other clusters that the request's own devices can run."""
+    possible = [other for asked, other in found if is_whole(other, asked.cluster, request.cluster)]
+    return max((plan, *possible), key=lambda each: value_of_plan(request, each))
+
+
+def why_none(error: PlannerError) -> str:
+    """In one line."""
+    return f"does not fit: {error.reasons[0]}" if isinstance(error, InfeasibleError) else str(error)
+
+
 def is_whole(plan: Plan, own: Cluster, other: Cluster) -> bool:
     """Whether the other cluster has all of the plan's devices as its own has them, whatever they cost."""
-    places = {place for stage in plan.stages for place in stage.places}
+    places = plan.places
     held, there = (
         {each.place: (each.profile, each.usable_bytes) for each in cluster.accelerators() if each.place in places}
         for cluster in (own, other)

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strata_planner.answer.compared import Compared, Told, compared, tell_nobody, without_plan
+from strata_planner.answer.compared import Compared, Told, compared, tell_nobody, why_none, without_plan
 from strata_planner.answer.explain import bits_summary
 from strata_planner.contract.formats import FORMATS_OF_METHOD
 from strata_planner.contract.plan import Plan
-from strata_planner.errors import InfeasibleError, PlannerError
+from strata_planner.errors import PlannerError
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import make_plan
@@ -81,10 +81,8 @@ def _of_width(request: PlanRequest, plan: Plan, bits: int) -> Plan | str:
     alone = replace(request, allowed_bits=(bits,), penalty_bound=None)
     try:
         found = [make_plan(alone, [plan], quick=True).plan]
-    except InfeasibleError as error:
-        return f"does not fit: {error.reasons[0]}"
     except PlannerError as error:
-        return str(error)
+        return why_none(error)
     if {each for stage in plan.stages for each in stage.bits} == {bits}:
         found.append(plan)
     return max(found, key=lambda each: value_of_plan(request, each))

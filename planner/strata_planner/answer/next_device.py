@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strata_planner.answer.compared import Compared, Told, compared, is_whole, planned_beside, tell_nobody, without_plan
+from strata_planner.answer.compared import (
+    Compared,
+    Told,
+    best_on_own,
+    compared,
+    planned_beside,
+    tell_nobody,
+    without_plan,
+)
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import PlannerError
 from strata_planner.question.cluster import Cluster
@@ -79,9 +87,8 @@ def _ranked(offer: Offer, plan: Plan, own: Cluster, base: float, *, quick: bool)
 
 def _beside_best(request: PlanRequest, plan: Plan, rows: list[Ranked]) -> tuple[Plan, list[Ranked]]:
     """A plan that leaves the new device idle was to be had without it."""
-    plans = [(each, each.compared.plan) for each in rows if each.compared.plan is not None]
-    possible = [other for each, other in plans if is_whole(other, each.offer.asked.cluster, request.cluster)]
-    best = max((plan, *possible), key=lambda each: value_of_plan(request, each))
+    plans = [(each.offer.asked, each.compared.plan) for each in rows if each.compared.plan is not None]
+    best = best_on_own(request, plan, plans)
     base = value_of_plan(request, best)
     return best, sorted((_beside(each, best, base) for each in rows), key=_gain)
 

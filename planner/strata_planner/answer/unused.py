@@ -77,7 +77,7 @@ class _Idle:
 
     def reasons(self) -> tuple[UnusedDevices, ...] | Layout:
         """Or the layout that is better than the plan. Devices of one type and one reason are told of together."""
-        told = {(devices[0].type, _NO_MEMORY): devices for devices in self._without_memory()}
+        told = {(type_, _NO_MEMORY): devices for type_, devices in self._without_memory().items()}
         for number, (idle, devices) in enumerate(self._classes()):
             reason = self._why(idle, solved=number < _MOST_SOLVED)
             if isinstance(reason, Layout):
@@ -85,16 +85,17 @@ class _Idle:
             told.setdefault((devices[0].type, reason), []).extend(devices)
         return tuple(_told(devices, reason) for (_, reason), devices in told.items())
 
-    def _without_memory(self) -> Iterator[list[Accelerator]]:
+    def _without_memory(self) -> dict[str, list[Accelerator]]:
+        """By type."""
         none: dict[str, list[Accelerator]] = {}
         for each in self._request.cluster.accelerators():
             if each.usable_bytes <= 0:
                 none.setdefault(each.type, []).append(each)
-        yield from none.values()
+        return none
 
     def _classes(self) -> Iterator[tuple[Composition, list[Accelerator]]]:
         """Equal idle devices: those of one node, with those of other nodes that nothing tells apart from it."""
-        used = {place for stage in self._plan.stages for place in stage.places}
+        used = self._plan.places
         linked = {node for link in self._request.cluster.links for node in (link.source, link.target)}
         found: dict[tuple[int, str], tuple[list[int], list[Accelerator]]] = {}
         for c, each in enumerate(self._pool.classes):
@@ -151,13 +152,7 @@ class _Idle:
 
     @cached_property
     def _parts(self) -> tuple[Composition, ...]:
-        """The plan's replicas as the search deals them out."""
-        where = {device.place: c for c, each in enumerate(self._pool.classes) for device in each.devices}
-        parts = []
-        for replica in self._plan.replicas:
-            held = [where[place] for stage in replica.stages for place in stage.places]
-            parts.append(tuple(held.count(c) for c in range(len(self._pool.classes))))
-        return tuple(parts)
+        return self._pool.parts_of(self._plan)
 
     def _holds(self, place: _Place) -> bool:
         return all(self._pipelines.best(each) is not None for each in place.genome)

@@ -6,9 +6,19 @@ fewer devices is the better plan of all of them.
 
 from collections.abc import Sequence
 
-from strata_planner.answer.compared import Compared, Told, compared, is_whole, planned_beside, tell_nobody, without_plan
+from strata_planner.answer.compared import (
+    Compared,
+    Told,
+    best_on_own,
+    compared,
+    is_whole,
+    planned_beside,
+    tell_nobody,
+    why_none,
+    without_plan,
+)
 from strata_planner.contract.plan import Plan
-from strata_planner.errors import InfeasibleError, PlannerError
+from strata_planner.errors import PlannerError
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.metric import value_of_plan
 
@@ -26,8 +36,7 @@ def what_if(
         told(name)
         found.append(_planned(asked, request, plan, quick=quick))
     plans = [(asked, other) for (_, asked), other in zip(variants, found, strict=True) if isinstance(other, Plan)]
-    possible = [other for asked, other in plans if is_whole(other, asked.cluster, request.cluster)]
-    best = max((plan, *possible), key=lambda each: value_of_plan(request, each))
+    best = best_on_own(request, plan, plans)
     base = value_of_plan(request, best)
     rows = []
     for (name, asked), other in zip(variants, found, strict=True):
@@ -44,7 +53,5 @@ def _planned(asked: PlanRequest, request: PlanRequest, plan: Plan, *, quick: boo
     """Or why there is none."""
     try:
         return planned_beside(asked, plan, request.cluster, quick=quick)
-    except InfeasibleError as error:
-        return f"does not fit: {error.reasons[0]}"
     except PlannerError as error:
-        return str(error)
+        return why_none(error)

@@ -14,6 +14,9 @@ from strata_planner.contract.values import ContractError, Value, from_json, to_j
 PLAN_VERSION = 2
 
 
+Place = tuple[str, str, int]  # node, type and index of a device: what no other device has, and what outlasts a plan
+
+
 class DeviceRef(Value, frozen=True):
     """One device of a slot. `index` counts the devices of this type on the node, from 0."""
 
@@ -65,9 +68,14 @@ class Stage(Value, frozen=True):
     times: StageTimes
 
     @property
-    def places(self) -> tuple[tuple[str, str, int], ...]:
-        """Node, type and index of each device: what no other device has, and what outlasts a plan."""
+    def places(self) -> tuple[Place, ...]:
+        """Of its devices, in their order."""
         return tuple((self.node, device.type, device.index) for device in self.devices)
+
+
+def steps_under_way(count: int, stages: int) -> int:
+    """At most: one for each stage, or `count` where that is above 0 and fewer."""
+    return min(count or stages, stages)
 
 
 class MicroBatch(Value, frozen=True, omit_defaults=True):
@@ -82,7 +90,7 @@ class MicroBatch(Value, frozen=True, omit_defaults=True):
 
     def under_way(self, stages: int) -> int:
         """Of a pipeline of so many stages."""
-        return min(self.count or stages, stages)
+        return steps_under_way(self.count, stages)
 
 
 class Replica(Value, frozen=True):
@@ -155,6 +163,11 @@ class Plan(Value, frozen=True):
     def stages(self) -> tuple[Stage, ...]:
         """Of all replicas."""
         return tuple(stage for replica in self.replicas for stage in replica.stages)
+
+    @property
+    def places(self) -> frozenset[Place]:
+        """Of all devices that it uses."""
+        return frozenset(place for stage in self.stages for place in stage.places)
 
     def encode(self) -> bytes:
         return to_json(self)

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from strata_planner.question.workload import Workload
 
+_PARTS_OF_OTHERS = 2  # the end of a prompt and the beginning of another, beside the whole ones of a step
+
 
 class Prompts(NamedTuple):
     """`sequences` chunks of `tokens` each, which come after `past` tokens of their prompts on average. `steps`: that carry one prompt; less
@@ -19,6 +21,11 @@ class Prompts(NamedTuple):
     def rows(self) -> int:
         """Tokens of all of them."""
         return round(self.sequences * self.tokens)
+
+
+def most_prompts(workload: Workload, most_tokens: int) -> int:
+    """Of which a step of so many tokens of prompts carries all or a part."""
+    return min(most_tokens // workload.prompt_tokens + _PARTS_OF_OTHERS, workload.concurrency)
 
 
 def prompts_of_a_step(workload: Workload, most_tokens: int, decoding: int) -> Prompts:

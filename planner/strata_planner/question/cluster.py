@@ -304,7 +304,7 @@ def _check_profile(type_: str, profile: DeviceProfile) -> None:
     shares = {**profile.decode_efficiency, **profile.prefill_efficiency}
     wrong += [f"efficiency of {name} {share:g}" for name, share in shares.items() if not is_positive(share)]
     wrong += [f"packedRows of {name} {rows}" for name, rows in profile.packed_rows.items() if rows < 0]
-    seconds = (
+    not_negative = (
         "layer_overhead_seconds",
         "step_overhead_seconds",
         "sequence_layer_seconds",
@@ -312,7 +312,9 @@ def _check_profile(type_: str, profile: DeviceProfile) -> None:
         "sampled_row_seconds",
         "attention_bytes_per_second",
     )
-    wrong += [f"{name} {getattr(profile, name):g}" for name in seconds if not 0 <= getattr(profile, name) < math.inf]
+    wrong += [
+        f"{name} {getattr(profile, name):g}" for name in not_negative if not 0 <= getattr(profile, name) < math.inf
+    ]
     if wrong:
         raise ClusterError(
             f"the profile of device type '{type_}': {', '.join(wrong)}; rates and sizes must be above 0, packedRows 0 or more, "

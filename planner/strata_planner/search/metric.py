@@ -88,7 +88,7 @@ class Metric:
 
 def value_of_plan(request: PlanRequest, plan: Plan) -> float:
     """By the request's metric; the devices that the plan uses are paid for."""
-    used = {place for stage in plan.stages for place in stage.places}
+    used = plan.places
     cost = sum(each.hourly_cost or 0.0 for each in request.cluster.accelerators() if each.place in used)
     return Metric.for_request(request).of(plan.prediction, sum(each.concurrency for each in plan.replicas), cost)
 

@@ -4,12 +4,12 @@ check the request -> search -> assemble the Plan, or say why nothing fits. Pure:
 limit's.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.communication import RING_SHARE
+from strata_planner.costs.prompts import most_prompts
 from strata_planner.costs.source import Rates
 from strata_planner.errors import InfeasibleError, PlannerError
 from strata_planner.partition.seconds import Group
@@ -30,7 +30,6 @@ from strata_planner.search.layouts.goals import goal_of
 from strata_planner.search.layouts.pool import Pool
 from strata_planner.search.layouts.search import Layout, LayoutStats, Wish, best_layout, layout_plan
 from strata_planner.search.layouts.solved import SolvedReplica
-from strata_planner.search.layouts.stages import PARTS_OF_OTHERS
 from strata_planner.search.prediction import predict
 
 __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
@@ -62,9 +61,12 @@ def make_plan(request: PlanRequest, hints: Sequence[Plan] = (), *, quick: bool =
     request.check()
     request = replace(request, cluster=canonical(request.cluster))
     if request.solver in ONE_PIPELINE:
-        limit = min(_QUICK_SECONDS, request.time_limit_seconds) if quick else request.time_limit_seconds
-        return _pipeline(replace(request, time_limit_seconds=limit))
+        return _pipeline(replace(request, time_limit_seconds=_limit(request, quick=quick)))
     return _outcome(request, _searched(request, hints, quick=quick))
+
+
+def _limit(request: PlanRequest, *, quick: bool) -> float:
+    return min(_QUICK_SECONDS, request.time_limit_seconds) if quick else request.time_limit_seconds
 
 
 def _searched(request: PlanRequest, hints: Sequence[Plan], *, quick: bool) -> Layout:
@@ -75,8 +77,7 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], *, quick: bool) -> La
         raise InfeasibleError(reasons(alone))
     starts = [start for plan in hints if (start := _start(pool, plan))]
     asked = narrowings(request)
-    limit = min(_QUICK_SECONDS, request.time_limit_seconds) if quick else request.time_limit_seconds
-    seconds = limit / len(asked)
+    seconds = _limit(request, quick=quick) / len(asked)
     wish = Wish(seconds=seconds, thorough=not quick, stall=_QUICK_STALL if quick else None)
     wishes = (wish, *(replace(wish, thorough=False) for _ in asked[1:]))  # of fewer widths one population is enough
     tried = (_laid_out(each, starts, wished) for each, wished in zip(asked, wishes, strict=True))
@@ -121,20 +122,16 @@ def _never_empty(replica: SolvedReplica, request: PlanRequest) -> SolvedReplica:
     asked, found = replace(replica.request, solver=request.solver, objective=request.objective), replica.found
     pair, prompt = found.candidate.pair, asked.workload.prompt_tokens
     chunk = min(pair.chunk, pair.prefill * prompt)
-    parts = min(chunk // prompt + PARTS_OF_OTHERS, asked.workload.concurrency)
-    candidate = Candidate(found.candidate.order, replace(pair, prefill=parts, chunk=chunk))
+    most = most_prompts(asked.workload, chunk)
+    candidate = Candidate(found.candidate.order, replace(pair, prefill=most, chunk=chunk))
     pricer = Pricer(asked)
     told = Found(candidate, pricer.problem(candidate), found.solution)
     return SolvedReplica(asked, told, predict(pricer, told))
 
 
 def _start(pool: Pool, plan: Plan) -> Genome | None:
-    """The plan's replicas as the search deals them out; devices that are gone are left out."""
-    there = {device.place: c for c, each in enumerate(pool.classes) for device in each.devices}
-    parts = []
-    for replica in plan.replicas:
-        held = Counter(there[place] for stage in replica.stages for place in stage.places if place in there)
-        parts.append(tuple(held[c] for c in range(len(pool.classes))))
+    """Its replicas, and the devices that it leaves idle as one more. None where the plan names a device twice."""
+    parts = pool.parts_of(plan)
     taken = tuple(map(sum, zip(*parts, strict=True)))
     rest = tuple(whole - used for whole, used in zip(pool.whole, taken, strict=True))
     return tuple(part for part in (*parts, rest) if any(part)) if min(rest, default=0) >= 0 else None

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from strata_planner.contract.plan import Prediction
+from strata_planner.contract.plan import Prediction, steps_under_way
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.problem import Counts, Problem
-from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady, under_way
+from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady
 from strata_planner.sensitivity import perplexity_increase_of
 
 
@@ -49,7 +49,7 @@ def _steady(pricer: Pricer, found: Found) -> Steady:
     load = pricer.request.workload
     count = len(problem.stages)
     batches = micro_batches_of(load.concurrency, count, pair)
-    told = (load.concurrency, batches, under_way(count, pair), pricer.prompts(pair).steps)
+    told = (load.concurrency, batches, steps_under_way(pair.count, count), pricer.prompts(pair).steps)
     in_flight, cut, under, steps = (np.array([float(each)]) for each in told)
     return steady(stages, Load(in_flight, cut, under, steps, load.output_tokens))
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from strata_planner.contract.plan import steps_under_way
 from strata_planner.search.exact.phases import Pair
 
 Floats = npt.NDArray[np.float64]
@@ -63,16 +64,11 @@ class Steady(NamedTuple):
     next_token: Floats
 
 
-def under_way(stages: int, pair: Pair) -> int:
-    """Steps, at most: one for each stage, or fewer where the pair says so."""
-    return min(pair.count or stages, stages)
-
-
 def micro_batches_of(in_flight: int, stages: int, pair: Pair) -> float:
     """Of so many decoding requests: one for each stage where that goes, a little fewer where they do not come out even. Groups that were cut
     evenly fall apart again as requests end.
     """
-    wished = min(under_way(stages, pair), in_flight)
+    wished = min(steps_under_way(pair.count, stages), in_flight)
     return (wished + min(wished, -(-in_flight // pair.decode))) / 2
 
 

@@ -24,11 +24,11 @@ from strata_planner.costs.communication import (
     sampled_tokens_seconds,
 )
 from strata_planner.costs.latency import Latencies
-from strata_planner.costs.layer_seconds import LayerSeconds
 from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, Rates
 from strata_planner.question.cluster import Accelerator, Cluster, DeviceGroup, LinkRate
 from strata_planner.question.model import LayerShape, Model
+from strata_planner.simulate.layer_seconds import LayerSeconds
 from strata_planner.simulate.stage import Batch, Hop, StageSeconds
 
 Layers = Mapping[tuple[LayerShape, FormatName], int]  # how many of each a stage has

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata_planner.contract.plan import MicroBatch
+from strata_planner.contract.plan import MicroBatch, steps_under_way
 from strata_planner.question.workload import Workload
 from strata_planner.search.exact.phases import Pair
 from strata_planner.search.layouts.stages import Split, pair_of
-from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady, under_way
+from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady
 from strata_planner.simulate import Batch, Hop, Limits, ReplicaModel, Request, StageModel, StageSeconds, simulate
 from tests.planner.builders import a_request
 
@@ -91,7 +91,7 @@ def test_no_more_steps_are_under_way_than_the_plan_says(count: int) -> None:
     four = np.full((4, 1), 10.0)
     stages = StageSteps(four, four, np.zeros_like(four), np.zeros_like(four), np.zeros_like(four))
     pair = Pair(1, 8, 2048, count)
-    one = (np.array([float(each)]) for each in (32, micro_batches_of(32, 4, pair), under_way(4, pair), 1))
+    one = (np.array([float(each)]) for each in (32, micro_batches_of(32, 4, pair), steps_under_way(count, 4), 1))
     in_flight, cut, under, steps = one
     found = steady(stages, Load(in_flight, cut, under, steps, 1))
     assert float(found.requests_per_second[0]) <= count / (4 * 20.0) * (1 + 1e-9)

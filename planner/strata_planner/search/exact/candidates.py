@@ -20,7 +20,7 @@ from strata_planner.costs.prompts import Prompts
 from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
 from strata_planner.costs.working import StepShape, Storage, WorkingMemory, working_memory
-from strata_planner.question.cluster import DeviceGroup, LinkRate
+from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.model import LayerShape
 from strata_planner.question.precision import formats_on
 from strata_planner.question.request import MAX_CHUNK_TOKENS, ONE_PIPELINE, REFERENCES, PlanRequest
@@ -118,18 +118,16 @@ class Pricer:
 
     def problem(self, candidate: Candidate) -> Problem:
         """Raises nothing: a stage that cannot hold even its fixed parts has a negative capacity."""
-        stages = tuple(
-            replace(
-                self.stage(group, candidate.pair, first=place == 0, head=place == len(candidate.order) - 1),
-                transfer_seconds=self._transfer(candidate, place),
-                latency_seconds=self._link(candidate, place).latency_seconds if len(candidate.order) > 1 else 0.0,
-            )
-            for place, group in enumerate(candidate.order)
-        )
+        last = len(candidate.order) - 1
+        stages = []
+        for place, group in enumerate(candidate.order):
+            costs = self.stage(group, candidate.pair, first=place == 0, head=place == last)
+            seconds, latency = self._transfer(candidate, place)
+            stages.append(replace(costs, transfer_seconds=seconds, latency_seconds=latency))
         slowest_prefill, slowest_decode, sum_decode = self.weights(candidate.pair)
         return Problem(
             runs=self.runs,
-            stages=stages,
+            stages=tuple(stages),
             slowest_prefill=slowest_prefill,
             slowest_decode=slowest_decode,
             sum_decode=sum_decode,
@@ -368,16 +366,14 @@ class Pricer:
             self._profiles[name] = msgspec.json.encode(device.profile, order="sorted")
         return self._profiles[name], group.degree
 
-    def _transfer(self, candidate: Candidate, place: int) -> tuple[float, float]:
+    def _transfer(self, candidate: Candidate, place: int) -> tuple[tuple[float, float], float]:
+        """Of handing a step from a stage to the next one, the first behind the last: seconds in each phase, and the link's latency in them."""
         order = candidate.order
         if len(order) == 1:
-            return 0.0, 0.0
-        target = order[(place + 1) % len(order)]
-        return self.hop(order[place], target, candidate.pair, back=place == len(order) - 1)
-
-    def _link(self, candidate: Candidate, place: int) -> LinkRate:
-        order = candidate.order
-        return self.request.cluster.link(order[place].leader, order[(place + 1) % len(order)].leader)
+            return (0.0, 0.0), 0.0
+        source, target = order[place], order[(place + 1) % len(order)]
+        seconds = self.hop(source, target, candidate.pair, back=place == len(order) - 1)
+        return seconds, self.request.cluster.link(source.leader, target.leader).latency_seconds
 
     def hop(self, source: DeviceGroup, target: DeviceGroup, pair: Pair, *, back: bool) -> tuple[float, float]:
         """To the next stage; from the last one (`back`) the sampled tokens go to the first."""

@@ -33,9 +33,7 @@ def delays(pool: Pool) -> Floats:
 def grouped(pool: Pool, seed: int) -> list[list[str]]:
     """Names of the nodes of each group."""
     points = delays(pool)
-    if (
-        points != points.T
-    ).any():  # links that differ by direction: alike are nodes whose ways there and back are alike
+    if (points != points.T).any():  # links differ by direction: alike are nodes whose ways there and back are
         points = np.hstack([points, points.T])
     spread = float(((points - points.mean(axis=0)) ** 2).sum())
     best, inertia = kmeans(points, 1, seed)

@@ -246,9 +246,8 @@ class Pipelines:
         """Layers of the stages, [stages, columns]: even in time, the cheapest first, and between the two."""
         layers = self.request.model.num_layers
         _, long = long_rounds(load, load.in_flight)
-        a_request = (
-            load.output_tokens / decode_size
-        )  # its share of a step's seconds, of all the steps that it is part of
+        # What a request takes of a step's seconds, over all the steps that it is part of.
+        a_request = load.output_tokens / decode_size
         work = (steps.decode + long * steps.prompts) * a_request
         beside = (steps.fixed_decode + long * steps.fixed_prompts) * a_request
         if len(work) == 1:

@@ -4,11 +4,13 @@ Called by `pipelines`, `search` and `fleet`. A replica is a *composition*: so ma
 ones it gets is settled at the end. Knows no model.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise, permutations
 
+from strata_planner.contract.plan import Place, Plan
 from strata_planner.question.cluster import Accelerator, Cluster, LinkRate
 from strata_planner.search.exact.orders import fleet_of
 
@@ -30,7 +32,7 @@ class DeviceClass:
 class Pool:
     """The devices of a cluster with usable memory, in classes. `without`: places of devices that are taken."""
 
-    def __init__(self, cluster: Cluster, without: frozenset[tuple[str, str, int]] = frozenset()) -> None:
+    def __init__(self, cluster: Cluster, without: frozenset[Place] = frozenset()) -> None:
         fleet = fleet_of(cluster)
         self.cluster = cluster
         free = (tuple(each for each in devices if each.place not in without) for devices in fleet.devices)
@@ -58,6 +60,15 @@ class Pool:
 
     def bytes_of(self, composition: Composition) -> int:
         return sum(count * size for count, size in zip(composition, self.usable_bytes, strict=True))
+
+    def parts_of(self, plan: Plan) -> tuple[Composition, ...]:
+        """The plan's replicas as the search deals them out; devices that are gone are left out."""
+        there = {device.place: c for c, each in enumerate(self.classes) for device in each.devices}
+        held = (
+            Counter(there[place] for stage in replica.stages for place in stage.places if place in there)
+            for replica in plan.replicas
+        )
+        return tuple(tuple(each[c] for c in range(len(self.classes))) for each in held)
 
     def link(self, source: str, target: str) -> LinkRate:
         """From one node to a different one."""

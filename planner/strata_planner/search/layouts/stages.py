@@ -16,12 +16,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from strata_planner.contract.plan import steps_under_way
+from strata_planner.costs.prompts import most_prompts
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.phases import Pair
-from strata_planner.search.steady import Load, micro_batches_of, under_way
+from strata_planner.search.steady import Load, micro_batches_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,13 +32,10 @@ _MANY_EACH = 8
 _FINE, _FINEST = 16, 256  # sequences in flight, from which on the ladder's steps are smaller
 _MANY_STAGES = 16  # of more, every other number of micro-batches is left out
 EVENLY = 0  # chunks as small as prompts spread over nearly all steps
-_CARRYING = (
-    0.8  # the share of steps that carry prompts then; chunks that are smaller still would leave nothing for bursts
-)
+_CARRYING = 0.8  # the share of steps that carry prompts then; with more of them nothing is left for bursts
 CHUNKS = (EVENLY, 256, MAX_CHUNK_TOKENS)
 LEAST_CHUNK = 128  # tokens
 _SIZES = (*(power * each // 4 for power in (LEAST_CHUNK, 256, 512, 1024) for each in (4, 5, 6, 7)), MAX_CHUNK_TOKENS)
-PARTS_OF_OTHERS = 2  # the end of a prompt and the beginning of another, beside the whole ones of a step
 _MORE_THAN_MEAN = 1.25  # sequences that a micro-batch may have, where prompts keep more of them from decoding
 
 
@@ -64,10 +63,11 @@ def pair_of(request: PlanRequest, split: Split, stages: int) -> Pair:
     load = request.workload
     decode = -(-load.concurrency // split.parts)
     chunk = request.chunk_tokens or max(split.chunk, evenly(load, decode))
-    prefill = min(chunk // load.prompt_tokens + PARTS_OF_OTHERS, load.concurrency)
     most = min(chunk, max(1, chunk // load.prompt_tokens) * load.prompt_tokens)
     decoding = math.ceil(_MORE_THAN_MEAN * load.output_tokens * most / load.prompt_tokens)
-    return Pair(prefill, max(1, min(decode, decoding)), chunk, split.parts if split.parts < stages else 0)
+    return Pair(
+        most_prompts(load, chunk), max(1, min(decode, decoding)), chunk, split.parts if split.parts < stages else 0
+    )
 
 
 def evenly(load: Workload, decoding: int) -> int:
@@ -127,7 +127,7 @@ class Columns:
         rungs = [each.request.workload.concurrency for each in pricers] * len(self.splits)
         batches = [micro_batches_of(rung, stages, pair) for rung, pair in zip(rungs, self.pairs, strict=True)]
         steps = [pricers[0].prompts(pair).steps for pair in self.pairs]
-        most = [under_way(stages, pair) for pair in self.pairs]
+        most = [steps_under_way(pair.count, stages) for pair in self.pairs]
         in_flight, count, under, prompts = (self._each(values) for values in (rungs, batches, most, steps))
         self.load = Load(in_flight, count, under, prompts, request.workload.output_tokens)
         self.decode_size = self._each([pair.decode for pair in self.pairs])

@@ -1,6 +1,6 @@
 """Seconds of one layer in the parts that steps are made of: rows that see nothing, decoding sequences, chunks' attention.
 
-Made once per kind of layer and device by the simulator and the search. The context of a phase is what its tokens see on average (half of a
+Made by `pricing`, once per kind of layer and device. The context of a phase is what its tokens see on average (half of a
 prompt, and all that was cached before it), so that a source asked with no context answers without attention. Answers are remembered.
 """
 
