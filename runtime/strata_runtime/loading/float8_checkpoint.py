@@ -4,40 +4,23 @@
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
-from strata_planner.contract.formats import FormatName
 from strata_planner.contract.quantization import BlockFloat8
 from strata_runtime.errors import InputError
 from strata_runtime.formats.float8.block_linear import BlockFloat8Linear
 from strata_runtime.formats.float8.blocks import BlockFloat8Weight, checked_blocks
-from strata_runtime.loading.stored_linears import QuantizedCheckpoint
-
-_WEIGHT, _SCALES = ".weight", ".weight_scale_inv"
+from strata_runtime.loading.stored_linears import WEIGHT, QuantizedCheckpoint
 
 
 class BlockFloat8Checkpoint(QuantizedCheckpoint):
-    """Of one `quantization`."""
+    mark = ".weight_scale_inv"
+    choosing_fields = "`modules_to_not_convert`"
+    quantization: BlockFloat8
 
-    def __init__(self, folder: Path, quantization: BlockFloat8) -> None:
-        super().__init__(folder)
-        self.quantization = quantization
-
-    def find_parts(self, stored: tuple[str, ...]) -> dict[str, dict[str, str]]:
-        names = [key.removesuffix(_SCALES) for key in stored if key.endswith(_SCALES)]
-        return {name + _WEIGHT: {"codes": name + _WEIGHT, "scales": name + _SCALES} for name in names}
-
-    def format_of(self, weight_key: str) -> FormatName:
-        name = weight_key.removesuffix(_WEIGHT)
-        how = self.quantization.of(name)
-        if how is None:
-            raise InputError(
-                f"{name}{_SCALES} is in the checkpoint, and quantization_config says that {name} is not quantized: "
-                "correct its `modules_to_not_convert`, or fetch the checkpoint again"
-            )
-        return how.format
+    def parts_of(self, name: str, stored: frozenset[str]) -> dict[str, str]:  # noqa: ARG002  both are always needed
+        return {"codes": name + WEIGHT, "scales": name + self.mark}
 
     def dequantized(self, weight_key: str) -> torch.Tensor:
         return self._stored(weight_key).dequantized()

@@ -7,30 +7,42 @@ a tensor it is dequantized, read as a linear it stays at its own bits.
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
 from strata_planner.contract.formats import FormatName
+from strata_planner.contract.quantization import BlockFloat8, ModuleQuantization, Quantization
+from strata_runtime.errors import InputError
 from strata_runtime.formats import QuantLinear
 from strata_runtime.loading.checkpoint import Checkpoint, TensorPlace
 
 CPU = torch.device("cpu")
+WEIGHT = ".weight"
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """`keys` are those of the plain model: `X.weight` for the parts of a quantized linear X."""
+    """`keys` are those of the plain model: `X.weight` for the parts of a quantized linear X.
 
-    def __init__(self, folder: Path) -> None:
+    `mark`: X is quantized where the checkpoint holds X + `mark`. `choosing_fields`: those of quantization_config that say which
+    linears are.
+    """
+
+    mark: ClassVar[str]
+    choosing_fields: ClassVar[str]
+    quantization: Quantization | BlockFloat8
+
+    def __init__(self, folder: Path, quantization: Quantization | BlockFloat8) -> None:
         super().__init__(folder)
-        self.parts = self.find_parts(super().keys)
+        self.quantization = quantization
+        stored = super().keys
+        there = frozenset(stored)
+        names = [key.removesuffix(self.mark) for key in stored if key.endswith(self.mark)]
+        self.parts = {name + WEIGHT: self.parts_of(name, there) for name in names}
 
     @abstractmethod
-    def find_parts(self, stored: tuple[str, ...]) -> dict[str, dict[str, str]]:
-        """`X.weight` of each quantized linear X -> its parts -> their names among the `stored` tensors."""
-
-    @abstractmethod
-    def format_of(self, weight_key: str) -> FormatName:
-        """Of the quantized linear of `X.weight`, as quantization_config says. Raises InputError where that says otherwise than the tensors."""
+    def parts_of(self, name: str, stored: frozenset[str]) -> dict[str, str]:
+        """The parts of the quantized linear `name` -> their names among the `stored` tensors."""
 
     @abstractmethod
     def dequantized(self, weight_key: str) -> torch.Tensor:
@@ -44,6 +56,20 @@ class QuantizedCheckpoint(Checkpoint):
     def keys(self) -> tuple[str, ...]:
         hidden = {part for parts in self.parts.values() for part in parts.values()}
         return (*(key for key in super().keys if key not in hidden), *self.parts)
+
+    def format_of(self, weight_key: str) -> FormatName:
+        return self.quantization_of(weight_key).format
+
+    def quantization_of(self, weight_key: str) -> ModuleQuantization:
+        """Of the linear of `X.weight`, as quantization_config says. Raises InputError where that says otherwise than the tensors."""
+        name = weight_key.removesuffix(WEIGHT)
+        how = self.quantization.of(name)
+        if how is None:
+            raise InputError(
+                f"{name}{self.mark} is in the checkpoint, and quantization_config says that {name} is not quantized: "
+                f"correct its {self.choosing_fields}, or fetch the checkpoint again"
+            )
+        return how
 
     def holds(self, weight_key: str) -> bool:
         """Whether the linear of `X.weight` is quantized."""

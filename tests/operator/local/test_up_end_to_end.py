@@ -39,7 +39,17 @@ nodes:
 - {name: a, devices: [{type: cpu, memoryBytes: 620000000, threads: 1, profile: {layerOverheadSeconds: 0.0002}}]}
 - {name: b, devices: [{type: cpu, memoryBytes: 620000000, threads: 1, profile: {layerOverheadSeconds: 0.0002}}]}
 """
-
+SMALL: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
 
 Make = Callable[[Path], None]
 
@@ -133,19 +143,7 @@ def make_tokenizer(folder: Path) -> None:
 
 def make_model(folder: Path) -> None:
     make_tokenizer(folder)
-    make_random_model(
-        folder,
-        "llama",
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
+    make_random_model(folder, "llama", **SMALL)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from strata_runtime.model.random_model import make_random_model
 from tests.laws import swept
-from tests.operator.local.test_up_end_to_end import Up, make_tokenizer
+from tests.operator.local.test_up_end_to_end import SMALL, Up, make_tokenizer
 from tests.runtime.loading.float8_models import make_float8_model
 from tests.runtime.loading.gptq_models import make_plain_model
 from tests.runtime.loading.stages import load, roles
@@ -24,19 +24,11 @@ def make_experts(folder: Path) -> Path:
     return make_random_model(
         folder,
         "qwen3_moe",
-        vocab_size=128,
-        hidden_size=64,
+        **SMALL,
         head_dim=16,
-        intermediate_size=128,
         moe_intermediate_size=32,
         num_experts=8,
         num_experts_per_tok=2,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=0,
-        eos_token_id=1,
         pad_token_id=0,
     )
 

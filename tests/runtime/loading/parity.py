@@ -5,11 +5,13 @@ three stages in fp32, beside the unsliced model of transformers.
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from strata_planner.contract.formats import FormatName
 from strata_planner.contract.frames import Segment
 from tests.runtime.architectures import MODELS, make_tiny_model
 from tests.runtime.loading.stages import Stages, roles
@@ -19,18 +21,27 @@ FIRST = [Segment(1, 0, 7, 0), Segment(2, 0, 17, 0), Segment(3, 0, 11, 0)]
 RAGGED = [Segment(1, 7, 7, 7), Segment(2, 17, 1, 1), Segment(3, 11, 2, 2)]
 
 
+def make_texts() -> dict[int, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {s: torch.randint(3, 96, (length,), generator=generator) for s, length in LENGTHS.items()}
+
+
+def logits(model: Path, formats: Sequence[FormatName] | None = None, stages: int = 2) -> torch.Tensor:
+    """Of the ragged batch over `stages` stages in fp32."""
+    texts = make_texts()
+    loaded = Stages(model, roles(model, stages, formats=formats))
+    loaded.step(texts, FIRST)
+    return loaded.step(texts, RAGGED)
+
+
 def parity(name: str, folder: Path) -> tuple[float, float]:
     """The largest absolute difference of a logit, and the largest logit."""
     model = make_tiny_model(folder, name)
-    generator = torch.Generator().manual_seed(1)
-    texts = {s: torch.randint(3, 96, (length,), generator=generator) for s, length in LENGTHS.items()}
-    stages = Stages(model, roles(model, 3))
-    stages.step(texts, FIRST)
-    logits = stages.step(texts, RAGGED)
+    texts, computed = make_texts(), logits(model, stages=3)
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     with torch.inference_mode():
         expected = torch.cat([whole(texts[s.sequence][None]).logits[0, s.start :] for s in RAGGED])
-    return float((logits - expected).abs().max()), float(expected.abs().max())
+    return float((computed - expected).abs().max()), float(expected.abs().max())
 
 
 def main() -> None:

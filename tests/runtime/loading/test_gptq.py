@@ -18,19 +18,11 @@ from strata_runtime.formats.gptq.gptq_linear import GptqLinear
 from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.gptq_models import make_gptq_model, make_plain_model
-from tests.runtime.loading.parity import FIRST, LENGTHS, RAGGED
-from tests.runtime.loading.stages import Stages, load, roles
+from tests.runtime.loading.parity import logits
+from tests.runtime.loading.stages import load, roles
 
 torch.set_num_threads(1)
 LAYERS = 6
-
-
-def logits(model: Path, formats: tuple[FormatName, ...], stages: int = 2) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    texts = {s: torch.randint(3, 96, (length,), generator=generator) for s, length in LENGTHS.items()}
-    loaded = Stages(model, roles(model, stages, formats=formats))
-    loaded.step(texts, FIRST)
-    return loaded.step(texts, RAGGED)
 
 
 def formats_of(model: Path) -> tuple[FormatName, ...]:
