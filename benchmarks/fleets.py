@@ -7,6 +7,7 @@ prediction is held against the simulator's closed loop, replica by replica, with
 """
 
 import argparse
+import math
 import random
 import statistics
 import sys
@@ -219,12 +220,12 @@ def _renamed(cluster: Cluster, draw: random.Random) -> Cluster:
 
 
 def _long(request: PlanRequest, seconds: float) -> float:
-    """Searches from one seed after the other, each five times as patient as a plan's."""
+    """Searches from one seed after the other, each many times as patient as a plan's, and with no limit of work."""
     best, seed, latest = -float("inf"), 1, time.monotonic() + seconds
     while time.monotonic() < latest:
         left = latest - time.monotonic()
         try:
-            found = best_layout(request, Wish(seconds=left, seed=seed, stall=8000))
+            found = best_layout(request, Wish(seconds=left, seed=seed, stall=8000, work=math.inf))
         except InfeasibleError:
             return best
         best, seed = max(best, found.value(request)), seed + 1

@@ -66,6 +66,7 @@ class Pricer:
         self.omega = request.omega
         self.latencies = Latencies(request.latency_sources)
         self._phases: Phases = (SteadyPhases if self.steady else BatchPhases)(request.workload)
+        self._stages: dict[tuple[object, ...], StageCosts] = {}
         self._seconds: dict[tuple[object, ...], float] = {}
         self._working: dict[tuple[StepShape, Storage, bool, int], WorkingMemory] = {}
         self._profiles: dict[tuple[str, str, int], bytes] = {}
@@ -258,6 +259,12 @@ class Pricer:
 
     def stage(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> StageCosts:
         """What a stage costs by its devices and whether it is the first, the last or both; hops left out."""
+        key = (self._profile_key(group), group.usable_bytes, pair, first, head)
+        if key not in self._stages:
+            self._stages[key] = self._stage(group, pair, first=first, head=head)
+        return self._stages[key]
+
+    def _stage(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> StageCosts:
         low = [name for bits, name in self.formats(group).items() if bits < 16]
         formats: tuple[list[FormatName], ...] = (["dense"], low or ["dense"], ["dense", *low])
         dense, quantized, mixed = (self._working_memory(group, pair, frozenset(each), head=head) for each in formats)

@@ -5,6 +5,7 @@ swap devices; what cannot hold the model is told by its bytes and costs nothing 
 kept, as idle devices, for later merges.
 """
 
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -24,11 +25,12 @@ _ROOMS = (1.02, 1.15, 1.4, 2.0)  # times the model's bytes: what replicas of the
 
 @dataclass(frozen=True)
 class Limits:
-    """`stall`: mutations without a better layout that end the search."""
+    """`stall`: mutations without a better layout that end the search; `work`: of the pipelines, by their own count."""
 
     latest: float  # by time.monotonic; a safety: the same question has the same answer only where it does not cut
     mutations: int = 40_000
     stall: int = 4_000
+    work: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Genetic:
         yield people
         mutations = stalled = 0
         shown = _FIRST_SHOWN
-        while mutations < limits.mutations and stalled < limits.stall:
+        while mutations < limits.mutations and stalled < limits.stall and self.pipelines.work < limits.work:
             if time.monotonic() >= limits.latest:
                 self.was_cut = True
                 break

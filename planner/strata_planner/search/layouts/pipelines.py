@@ -27,6 +27,8 @@ from strata_planner.search.steady import Load, StageSteps, long_rounds, steady
 Indices = npt.NDArray[np.intp]
 
 DEGREES = (8, 4, 2, 1)
+_NEAR = 0.8  # of the best way to run a load with layers dealt evenly: only those are dealt otherwise too, which seldom gains a tenth
+_WORK_BESIDE = 2000  # of looking at a pipeline, however small it is: as long as so many stages times loads take
 _MOST_OPTIONS = 64  # splits of one composition; four classes have more
 
 Groups = tuple[tuple[int, int], ...]  # (class, degree) of each stage, in order
@@ -64,8 +66,8 @@ class Pipeline:
 
 
 class Pipelines:
-    """Pipelines of one request, remembered by what costs can tell apart. `evaluations`: how many were worked out. `only`: the
-    groups of compositions that are not to be chosen.
+    """Pipelines of one request, remembered by what costs can tell apart. `evaluations`: how many were worked out, `work`: stages times loads
+    that this took, about. `only`: the groups of compositions that are not to be chosen.
     """
 
     def __init__(self, request: PlanRequest, pool: Pool, only: Mapping[Composition, Groups] | None = None) -> None:
@@ -74,7 +76,7 @@ class Pipelines:
         self.stages = Stages(request)
         wished = request.tensor_parallel
         self.degrees = tuple(each for each in DEGREES if each in wished and divisible(request.model, each))
-        self.evaluations = 0
+        self.evaluations = self.work = 0
         self._only = only or {}
         pricer = self.stages.pricers[0]
         self.least_bytes = pricer.least_weight_bytes
@@ -204,19 +206,21 @@ class Pipelines:
         chosen = np.flatnonzero(fits)
         if not chosen.size:
             return Estimate.nothing(len(self.stages.rungs))
-        load = columns.load.at(chosen)
-        steps = _Steps(tables, self._hops(order), chosen)
-        penalty = self._penalty[columns.width[chosen]]
-        best = np.zeros(len(fits))
-        seconds = np.zeros(len(fits))
-        for dealt in self._dealt(steps, most[:, chosen], columns.decode_size[chosen], load):
-            running = steady(steps.of(dealt), load)
-            batch = load.in_flight / running.requests_per_second + penalty
-            rates = load.in_flight * load.output_tokens / batch
-            better = rates > best[chosen]
-            best[chosen] = np.where(better, rates, best[chosen])
-            a_request = running.first_token + (load.output_tokens - 1) * running.next_token
-            seconds[chosen] = np.where(better, a_request, seconds[chosen])
+        self.work += _WORK_BESIDE + chosen.size * len(order)
+        hops = self._hops(order)
+        best, seconds = np.zeros(len(fits)), np.zeros(len(fits))
+        for evenly in (True, False)[: len(order)]:
+            load, steps = columns.load.at(chosen), _Steps(tables, hops, chosen)
+            penalty = self._penalty[columns.width[chosen]]
+            for dealt in self._dealt(steps, most[:, chosen], columns.decode_size[chosen], load, evenly=evenly):
+                running = steady(steps.of(dealt), load)
+                batch = load.in_flight / running.requests_per_second + penalty
+                rates = load.in_flight * load.output_tokens / batch
+                better = rates > best[chosen]
+                best[chosen] = np.where(better, rates, best[chosen])
+                a_request = running.first_token + (load.output_tokens - 1) * running.next_token
+                seconds[chosen] = np.where(better, a_request, seconds[chosen])
+            chosen = chosen[best[chosen] >= _NEAR * columns.best_of_rungs(best)[columns.rung[chosen]]]
         return Estimate.of(columns, best, seconds)
 
     @cached_property
@@ -242,22 +246,17 @@ class Pipelines:
             ]
         )
 
-    def _dealt(self, steps: "_Steps", most: Floats, decode_size: Floats, load: Load) -> list[Floats]:
-        """Layers of the stages, [stages, columns]: even in time, the cheapest first, and between the two."""
+    def _dealt(self, steps: "_Steps", most: Floats, decode_size: Floats, load: Load, *, evenly: bool) -> list[Floats]:
+        """Layers of the stages, [stages, columns]: even in time; or the cheapest first, and between the two."""
         layers = self.request.model.num_layers
         _, long = long_rounds(load, load.in_flight)
         # What a request takes of a step's seconds, over all the steps that it is part of.
         a_request = load.output_tokens / decode_size
         work = (steps.decode + long * steps.prompts) * a_request
         beside = (steps.fixed_decode + long * steps.fixed_prompts) * a_request
-        if len(work) == 1:
+        if evenly:
             return [level(work, beside, most, layers)]
-        parts = load.micro_batches
-        return [
-            level(work, beside, most, layers),
-            cheapest_first(work, most, layers),
-            capped(work, beside, most, layers, parts),
-        ]
+        return [cheapest_first(work, most, layers), capped(work, beside, most, layers, load.micro_batches)]
 
 
 class _Steps:

@@ -29,6 +29,7 @@ _PROVEN_IN_THE_END = 3  # of the layouts that were solved, those that are solved
 _SOLVED_OF_EACH = 12  # layouts of a population that the solver is asked for in the end; on the way it is the best one
 _SOLVED_OF_FEW = 3
 _FILLS = 4  # halvings of the sequences in flight between two rungs of the ladder
+_MOST_WORK = 5_000_000  # of estimating pipelines: two or three seconds
 _ISLANDS, _MANY_DEVICES = 3, 24  # populations that know nothing of each other; of many devices there is one
 
 
@@ -66,13 +67,15 @@ class Layout:
 @dataclass(frozen=True)
 class Wish:
     """How to search: for how long, with which seed of all chance, and what for where that is not the request's own objective. `stall`:
-    mutations without a better layout that end it; None: by the number of devices. Not `thorough`: one population, of which few are solved.
+    mutations without a better layout that end it; None: by the number of devices. `work`: of estimating pipelines, by their own count, that
+    ends it too. Not `thorough`: one population, of which few are solved.
     """
 
     goal: Goal | None = None
     seconds: float = 4.0
     seed: int = 0
     stall: int | None = None
+    work: float = _MOST_WORK
     thorough: bool = True
 
 
@@ -163,7 +166,9 @@ def _finished(
     for island in range(islands + 1):
         begin = starts if island < islands else [*starts, *bests]  # the last one goes on from what the others found
         people: list[Individual] = []
-        for people in genetic.run(wish.seed + island, Limits(latest, stall=stall), begin):
+        done = genetic.pipelines.work
+        limits = Limits(latest, stall=stall, work=done + (wish.work - done) / (islands + 1 - island))
+        for people in genetic.run(wish.seed + island, limits, begin):
             solver.offer(people[0].genome)
         bests += [each.genome for each in people[:few]]
         for genome in bests[-few:]:

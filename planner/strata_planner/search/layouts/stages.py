@@ -148,6 +148,11 @@ class Columns:
             seen.add((rung, pair))
         return found
 
+    def best_of_rungs(self, values: Floats) -> Floats:
+        """[rungs] of values [columns]."""
+        best: Floats = values.reshape(len(self.splits), -1, self.widths).max(axis=(0, 2))
+        return best
+
     def _each(self, values: Sequence[float]) -> Floats:
         """From an array of pairs to one of columns: the same at every width."""
         return np.repeat(np.array(values, dtype=float), self.widths)

@@ -1,6 +1,7 @@
 """Layouts: devices used once, models that fit, the same seed the same layout, replanning that leaves alone what still works."""
 
 import dataclasses
+import math
 
 import msgspec
 import pytest
@@ -68,6 +69,17 @@ def test_the_same_seed_finds_the_same_layout(goal: str) -> None:
     one, other = (found(request, goal, seed=3) for _ in range(2))
     assert one.replicas == other.replicas
     assert one.stats.score == other.stats.score
+
+
+def test_work_ends_a_search_as_no_clock_does() -> None:
+    """A bound of work gives the same plan however fast the machine is, and is not told as a search that was cut."""
+    request = a_pool_request(a_pool(a=5, b=4, c=3))
+    free = best_layout(request, dataclasses.replace(QUICK, stall=1000, work=math.inf))
+    bound = dataclasses.replace(QUICK, stall=1000, work=30_000.0)
+    one, other = (best_layout(request, dataclasses.replace(bound, seconds=seconds)) for seconds in (60.0, 600.0))
+    assert one.replicas == other.replicas
+    assert one.stats.evaluations < free.stats.evaluations
+    assert not one.stats.was_cut
 
 
 @pytest.mark.parametrize("goal", ["throughput", "latency"])
