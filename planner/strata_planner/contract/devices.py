@@ -16,9 +16,13 @@ class DeviceProfile(Value, frozen=True):
     `layer_overhead_seconds`: launching one decoder layer, whatever its size; `step_overhead_seconds`: what a step takes on a
     stage beside its layers (planning its batch, reading and writing its frame, messages). `sequence_layer_seconds`, `sequence_step_seconds`:
     what each decoding sequence adds to both, whatever its keys; `sampled_row_seconds`: choosing a token. Keys and values are read at
-    `attention_bytes_per_second`, 0: as dense weights. `source`: "published: <where>" or "measured".
+    `attention_bytes_per_second`, 0: as dense weights; attention of prompts multiplies at `attention_flops_per_second`, 0: as dense products.
+    Beside products a prompt's rows, inputs and outputs of all linears, pass at `activation_bytes_per_second`, 0: in no time;
+    `chunk_layer_seconds`: what any prompt adds to a layer of a step, whatever its tokens.
+    `source`: "published: <where>" or "measured".
     A format that is absent from the efficiencies cannot run on this device. `packed_rows`: up to so many tokens a processor multiplies weights
-    of the format as they are stored, by kernels that keep no memory; a format that is absent: by the runtime's own limits.
+    of the format as they are stored, by kernels that keep no memory; a format that is absent: by the runtime's own limits. `unpacked_per_second`:
+    weights that more tokens have to unpack first; a format that is absent: as part of its prefill efficiency.
     """
 
     type: str
@@ -36,5 +40,9 @@ class DeviceProfile(Value, frozen=True):
     sequence_step_seconds: float = 0.0
     sampled_row_seconds: float = 0.0
     attention_bytes_per_second: float = 0.0
+    attention_flops_per_second: float = 0.0
+    activation_bytes_per_second: float = 0.0
+    chunk_layer_seconds: float = 0.0
     threads: int = 0  # CPU devices: threads the numbers were measured with
     packed_rows: dict[FormatName, int] = msgspec.field(default_factory=dict)
+    unpacked_per_second: dict[FormatName, float] = msgspec.field(default_factory=dict)

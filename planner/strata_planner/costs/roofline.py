@@ -1,8 +1,9 @@
 """Seconds by a roofline over a device's profile: the source that answers where nothing was measured.
 
-A linear takes max(operations / rate, bytes / bandwidth), and so does each expert that a step's tokens are sent to (`routing`); attention reads its keys and values and multiplies them; each
-layer adds the time to launch it and the attention of each sequence, each step what its batch takes to plan. What is asked about without
-keys has no attention.
+A linear takes max(operations / rate, bytes / bandwidth), and so does each expert that a step's tokens are sent to (`routing`). Many rows
+unpack weights of few bits first, and pass all that is no product (norms, activations, copies). Attention reads its keys and values and
+multiplies them; each layer adds the time to launch it and the attention of each sequence, each step what its batch takes to plan. What
+is asked about without keys has no attention.
 """
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
@@ -20,8 +21,8 @@ class Roofline:
         linears = sum(
             linear_seconds(linear, linear.format_in(format_name), rates, phase.total_tokens) for linear in layer.linears
         )
-        overhead = rates.profile.layer_overhead_seconds
-        return _timed(linears + _attention_seconds(layer, rates, phase) + overhead, rates)
+        beside = rates.profile.layer_overhead_seconds + _passing_seconds(layer, rates, phase)
+        return _timed(linears + _attention_seconds(layer, rates, phase) + beside, rates)
 
     def head(self, model: Model, rates: Rates, sequences: int) -> Timed:
         head = Linear("lm_head", model.vocab_size, model.embedding_size)
@@ -48,7 +49,25 @@ def linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens
     if linear.copies > linear.active:
         routed = spread(linear.copies, linear.active, tokens)
         return routed.seconds(multiplying, reading, moved / bandwidth)
+    packed = profile.packed_rows.get(format_name, 0)
+    if tokens > packed and format_name in profile.unpacked_per_second:
+        multiplying += linear.out_features * linear.in_features / profile.unpacked_per_second[format_name]
     return linear.copies * max(multiplying, reading + moved / bandwidth)
+
+
+def _passing_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:
+    """Of prompts, beside products and attention; decoding sequences have it in their own seconds."""
+    if phase.decoding:
+        return 0.0
+    profile = rates.profile
+    size = phase.total_tokens * row_values(layer) * COMPUTE_TYPE_BYTES[rates.compute_type]
+    rows = size / profile.activation_bytes_per_second if profile.activation_bytes_per_second else 0.0
+    return profile.chunk_layer_seconds + rows
+
+
+def row_values(layer: LayerShape) -> int:
+    """Inputs and outputs of all linears that a token passes."""
+    return sum((each.in_features + each.out_features) * min(each.copies, each.active) for each in layer.linears)
 
 
 def _attention_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:
@@ -58,5 +77,8 @@ def _attention_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:
     rate = profile.bandwidth_bytes_per_second * profile.decode_efficiency["dense"]
     if phase.decoding and profile.attention_bytes_per_second:
         rate = profile.attention_bytes_per_second
+    flops = rates.flops_per_second * profile.prefill_efficiency["dense"]
+    if not phase.decoding and profile.attention_flops_per_second:
+        flops = profile.attention_flops_per_second
     launched = phase.sequences * profile.sequence_layer_seconds if phase.context else 0.0
-    return launched + max(operations / (rates.flops_per_second * profile.prefill_efficiency["dense"]), keys_read / rate)
+    return launched + max(operations / flops, keys_read / rate)

@@ -303,6 +303,11 @@ def _check_profile(type_: str, profile: DeviceProfile) -> None:
     wrong = [f"{name} {getattr(profile, name):g}" for name in rates if not is_positive(getattr(profile, name))]
     shares = {**profile.decode_efficiency, **profile.prefill_efficiency}
     wrong += [f"efficiency of {name} {share:g}" for name, share in shares.items() if not is_positive(share)]
+    wrong += [
+        f"unpackedPerSecond of {name} {rate:g}"
+        for name, rate in profile.unpacked_per_second.items()
+        if not is_positive(rate)
+    ]
     wrong += [f"packedRows of {name} {rows}" for name, rows in profile.packed_rows.items() if rows < 0]
     not_negative = (
         "layer_overhead_seconds",
@@ -311,6 +316,9 @@ def _check_profile(type_: str, profile: DeviceProfile) -> None:
         "sequence_step_seconds",
         "sampled_row_seconds",
         "attention_bytes_per_second",
+        "attention_flops_per_second",
+        "activation_bytes_per_second",
+        "chunk_layer_seconds",
     )
     wrong += [
         f"{name} {getattr(profile, name):g}" for name in not_negative if not 0 <= getattr(profile, name) < math.inf

@@ -31,7 +31,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import build
 from strata_runtime.measuring.rates import Subject, profile_of
 
-VERSION = 5  # of the measurement: raised when its results change meaning
+VERSION = 6  # of the measurement: raised when its results change meaning
 # Other slots of this machine compute meanwhile and share its memory: so many processes do while one is measured, with layers so wide.
 MOST_BESIDE = 3
 WIDER = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 13}
@@ -179,6 +179,8 @@ def table(profile: DeviceProfile) -> str:
         f"step        {profile.step_overhead_seconds * 1e6:8.0f} us",
         f"sequence    {profile.sequence_layer_seconds * 1e6:8.1f} us in a layer, {profile.sequence_step_seconds * 1e6:.1f} us in a step",
         f"attention   {profile.attention_bytes_per_second / 1e9:8.1f} GB/s of keys and values",
+        f"prompts     {profile.attention_flops_per_second / 1e9:8.0f} GFLOP/s of attention",
+        f"rows        {profile.activation_bytes_per_second / 1e9:8.1f} GB/s of prompts' activations, {profile.chunk_layer_seconds * 1e6:.0f} us of a prompt in a layer",
         "share of these that a linear reaches   1 token   many tokens",
     ]
     lines += [

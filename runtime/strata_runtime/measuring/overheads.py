@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
+from strata_planner.contract.frames import Segment
 from strata_runtime.measuring.profiling.grid import Work
 from strata_runtime.measuring.profiling.handling import Load, idle_pipeline
 from strata_runtime.measuring.profiling.model import make_shallow
@@ -36,6 +37,8 @@ FIELDS: dict[str, Any] = {
 }
 _FEW, _MANY = 1, 8  # sequences
 _SHORT, _LONG = 64, 448  # keys
+_ONE, _PARTS, _WHOLE = (1, 64), (4, 64), (1, 256)  # prompts, and tokens of each
+_CHUNK = 61  # tokens: with the sequences beside it no round number, as seldom comes
 _ROUNDS, _RUNS, _PAUSE_SECONDS = 3, 30, 0.001
 _MOST_STEP_TOKENS = 512
 _ALONE, _TOGETHER = Load(1, 1, 48), Load(16, 1, 48)  # requests that keep two stages handling steps
@@ -49,14 +52,24 @@ def take(device: torch.device, compute_type: ComputeType) -> Overheads:
         dense: FormatName = "dense"
         inner = ProfiledStage(model, StageSpec((dense,) * LAYERS, compute_type, cached, 1024), device)
         last = ProfiledStage(model, StageSpec((dense,), compute_type, cached, 1024, head=True, first=LAYERS), device)
-        one, many, long = _typical(inner, ((_FEW, _SHORT), (_MANY, _SHORT), (_MANY, _LONG)))
-        head = [each.after for each in _typical(last, ((_FEW, _SHORT), (_MANY, _SHORT)))]
+        one, many, long = _typical(
+            inner, [_decoding(*each) for each in ((_FEW, _SHORT), (_MANY, _SHORT), (_MANY, _LONG))]
+        )
+        head = [each.after for each in _typical(last, [_decoding(each, _SHORT) for each in (_FEW, _MANY)])]
+        prompt, prompts, whole = _typical(inner, [Work("prefill", *each, 0) for each in (_ONE, _PARTS, _WHOLE)])
+        (carrying,) = _typical(inner, [_Carrying("decode", _MANY + 1, 1, _SHORT)])
     alone, together = _handled(compute_type)
     key = 2 * KV_HEADS * HEAD_DIM * COMPUTE_TYPE_BYTES[compute_type]
     per_key = max(0.0, long.layer - many.layer) / (_MANY * (_LONG - _SHORT))
     more = _MANY - _FEW
     sequence = max(0.0, (many.layer - one.layer) / more - _SHORT * per_key)
     beside = [each.before + each.after for each in (one, many)]
+    # Parts and the whole have the same rows; the keys that a row sees are half of its own prompt's.
+    rows, of_a_key = _PARTS[0] * _PARTS[1], 4 * HEADS * HEAD_DIM / 2
+    attention = max(0.0, whole.layer - prompts.layer) / (of_a_key * rows * (_WHOLE[1] - _PARTS[1]))
+    with_attention = (prompts.layer - prompt.layer) / (rows - _ONE[1])
+    row = with_attention - attention * of_a_key * _PARTS[1]
+    chunk = carrying.layer - many.layer - _CHUNK * (row + attention * of_a_key * _CHUNK)
     of_each = max(0.0, (together[0] - alone[0]) / (together[1] - alone[1]))
     return Overheads(
         layer=max(0.0, one.layer - sequence - _SHORT * per_key),
@@ -66,12 +79,32 @@ def take(device: torch.device, compute_type: ComputeType) -> Overheads:
         sequence_step=max(0.0, (beside[1] - beside[0]) / more) + of_each,
         sampled_row=max(0.0, (head[1] - head[0]) / more),
         attention_bytes_per_second=key / per_key if per_key else float("inf"),
+        attention_flops_per_second=1 / attention if attention else float("inf"),
+        row=row,
+        row_values=4 * WIDTH + 2 * (HEADS + KV_HEADS) * HEAD_DIM + 3 * (WIDTH + INTERMEDIATE),
+        chunk=max(0.0, chunk),
     )
 
 
-def _typical(stage: ProfiledStage, loads: Sequence[tuple[int, int]]) -> list[Taken]:
-    """Of steps with so many sequences and keys each: the middle of many runs, of rounds the lowest. The first round makes what is made once."""
-    rounds = [[_round(stage, Work("decode", sequences, 1, keys)) for sequences, keys in loads] for _ in range(_ROUNDS)]
+class _Carrying(Work):
+    """Decoding sequences, the last of which is a prompt's chunk instead."""
+
+    @property
+    def total_tokens(self) -> int:
+        return self.sequences - 1 + _CHUNK
+
+    def segments(self, sample: int = 0) -> list[Segment]:
+        *others, last = super().segments(sample)
+        return [*others, Segment(last.sequence, 0, _CHUNK, sample)]
+
+
+def _decoding(sequences: int, keys: int) -> Work:
+    return Work("decode", sequences, 1, keys)
+
+
+def _typical(stage: ProfiledStage, works: Sequence[Work]) -> list[Taken]:
+    """The middle of many runs, of rounds the lowest. The first round makes what is made once."""
+    rounds = [[_round(stage, work) for work in works] for _ in range(_ROUNDS)]
     return [min(each, key=lambda taken: taken.layer + taken.before + taken.after) for each in zip(*rounds, strict=True)]
 
 

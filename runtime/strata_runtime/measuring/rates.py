@@ -11,20 +11,35 @@ from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
 
 PREFILL_TOKENS = 256
+SOME_TOKENS = 64  # more than kernels take that multiply packed weights
 
 
 @dataclass(frozen=True)
 class LinearSeconds:
-    """One linear: at one token with weights beyond the cache, and at PREFILL_TOKENS tokens."""
+    """One linear: at one token with weights beyond the cache, at PREFILL_TOKENS tokens and at SOME_TOKENS."""
 
     decode: float
     prefill: float
+    some: float
+
+    @property
+    def once(self) -> float:
+        """What takes as long whatever the number of tokens."""
+        share = SOME_TOKENS / PREFILL_TOKENS
+        return max(0.0, (self.some - share * self.prefill) / (1 - share))
+
+    def better(self, other: "LinearSeconds") -> "LinearSeconds":
+        """Figure by figure."""
+        mine, others = (self.decode, self.prefill, self.some), (other.decode, other.prefill, other.some)
+        return LinearSeconds(*map(min, mine, others))
 
 
 @dataclass(frozen=True)
 class Overheads:
     """Seconds: of a layer, reading its `layer_weights` included, and of a step, of each decoding sequence in a layer and in a step, of a
-    sampled row. `attention_bytes_per_second`: at which decoding attention reads keys and values.
+    sampled row. `attention_bytes_per_second`: at which decoding attention reads keys and values; `attention_flops_per_second`: at which that
+    of prompts multiplies. `row`: of a prompt's token in a layer, its attention left out; `row_values`: inputs and outputs of its linears; `chunk`:
+    what a prompt adds to a layer of decoding sequences beside its rows and its attention.
     """
 
     layer: float
@@ -34,6 +49,10 @@ class Overheads:
     sequence_step: float
     sampled_row: float
     attention_bytes_per_second: float
+    attention_flops_per_second: float
+    row: float
+    row_values: int
+    chunk: float
 
 
 @dataclass(frozen=True)
@@ -67,12 +86,7 @@ def best_of(first: Timings, second: Timings) -> Timings:
         bandwidth_bytes_per_second=max(first.bandwidth_bytes_per_second, second.bandwidth_bytes_per_second),
         flops_per_second=max(first.flops_per_second, second.flops_per_second),
         float32_flops_per_second=max(first.float32_flops_per_second, second.float32_flops_per_second),
-        linears={
-            name: LinearSeconds(
-                min(one.decode, second.linears[name].decode), min(one.prefill, second.linears[name].prefill)
-            )
-            for name, one in first.linears.items()
-        },
+        linears={name: one.better(second.linears[name]) for name, one in first.linears.items()},
         overheads=first.overheads,  # differences, which a smaller one of two would not make truer
     )
 
@@ -87,7 +101,14 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         for name, seconds in timings.linears.items()
     }
     bandwidth = max(timings.bandwidth_bytes_per_second, *read.values())
-    reading = timings.overheads.layer_weights * item / read["dense"]
+    beside, reading = timings.overheads, timings.overheads.layer_weights * item / read["dense"]
+    unpacking = {
+        name: timings.linears[name].once
+        for name, most in subject.packed_rows.items()
+        if most < SOME_TOKENS and timings.linears[name].once
+    }
+    multiplying = {name: seconds.prefill - unpacking.get(name, 0.0) for name, seconds in timings.linears.items()}
+    passing = beside.row - 2 * beside.layer_weights * multiplying["dense"] / operations
     return DeviceProfile(
         type=subject.type,
         memory_bytes=subject.memory_bytes,
@@ -95,15 +116,19 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         flops_per_second=timings.flops_per_second,
         float32_flops_per_second=timings.float32_flops_per_second,
         decode_efficiency={name: rate / bandwidth for name, rate in read.items()},
-        prefill_efficiency={name: operations / (flops * seconds.prefill) for name, seconds in timings.linears.items()},
-        layer_overhead_seconds=max(0.0, timings.overheads.layer - reading),
-        step_overhead_seconds=timings.overheads.step,
-        sequence_layer_seconds=timings.overheads.sequence_layer,
-        sequence_step_seconds=timings.overheads.sequence_step,
-        sampled_row_seconds=timings.overheads.sampled_row,
-        attention_bytes_per_second=min(timings.overheads.attention_bytes_per_second, bandwidth),
+        prefill_efficiency={name: operations / (flops * seconds) for name, seconds in multiplying.items()},
+        layer_overhead_seconds=max(0.0, beside.layer - reading),
+        step_overhead_seconds=beside.step,
+        sequence_layer_seconds=beside.sequence_layer,
+        sequence_step_seconds=beside.sequence_step,
+        sampled_row_seconds=beside.sampled_row,
+        attention_bytes_per_second=min(beside.attention_bytes_per_second, bandwidth),
+        attention_flops_per_second=min(beside.attention_flops_per_second, flops),
+        chunk_layer_seconds=beside.chunk,
+        activation_bytes_per_second=beside.row_values * item / passing if passing > 0 else 0.0,
         source="measured",
         compute_capability=subject.compute_capability,
         threads=subject.threads,
         packed_rows=dict(subject.packed_rows),
+        unpacked_per_second={name: size * size / seconds for name, seconds in unpacking.items()},
     )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear, stored_bytes_of
 from strata_runtime.measuring import overheads
-from strata_runtime.measuring.rates import PREFILL_TOKENS, LinearSeconds, Overheads, Timings, best_of
+from strata_runtime.measuring.rates import PREFILL_TOKENS, SOME_TOKENS, LinearSeconds, Overheads, Timings, best_of
 
 ROUNDS = 3
 ROUND_BUDGET_SECONDS = 0.1  # a slow device gets fewer rounds, never less than one after the warm-up
@@ -100,7 +100,8 @@ def _linear(module: nn.Module, tokens: Tensor) -> LinearSeconds:
     while len(modules) < copies_beyond_cache(stored_bytes_of(module), tokens.device):
         modules.append(copy.deepcopy(module))
     decode = best_seconds([partial(each, tokens[:1]) for each in modules], tokens.device)
-    return LinearSeconds(decode, best_seconds([partial(module, tokens)], tokens.device))
+    many, some = (best_seconds([partial(module, rows)], tokens.device) for rows in (tokens, tokens[:SOME_TOKENS]))
+    return LinearSeconds(decode, many, some)
 
 
 def copies_beyond_cache(size_bytes: int, device: torch.device) -> int:

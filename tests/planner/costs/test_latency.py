@@ -6,6 +6,7 @@ from strata_planner.contract.formats import FormatName
 from strata_planner.costs.communication import RING_SHARE, hidden_states_seconds, layer_collectives_seconds
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.memory import kv_bytes_per_token
+from strata_planner.costs.roofline import row_values
 from strata_planner.costs.shards import divisible, sharded
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
 from strata_planner.question.cluster import LinkRate
@@ -74,6 +75,27 @@ def test_each_sequence_takes_its_attention_and_its_part_of_a_step() -> None:
     read = 5 * 32 * kv_bytes_per_token(LAYER, 16, "bfloat16")
     told = layer_seconds(LAYER, "dense", rates(attention_bytes_per_second=1e3), Phase(5, 1, 32))
     assert told - layer_seconds(LAYER, "dense", plain, silent) == pytest.approx(read / 1e3)
+
+
+def test_prompts_pass_what_is_no_product_and_decoding_sequences_do_not() -> None:
+    """Rows by their values, once for the step whatever its tokens, attention at a rate of its own."""
+    plain = rates()
+    slow = rates(activation_bytes_per_second=1e6, chunk_layer_seconds=0.5, attention_flops_per_second=1e6)
+    for tokens in (2, 300):
+        more = [layer_seconds(LAYER, "dense", each, Phase(1, tokens, 0)) for each in (plain, slow)]
+        assert more[1] - more[0] == pytest.approx(0.5 + tokens * row_values(LAYER) * 2 / 1e6)
+        seen = [layer_seconds(LAYER, "dense", slow, Phase(1, tokens, keys)) for keys in (0, 64)]
+        assert seen[1] - seen[0] == pytest.approx(4 * tokens * 64 * LAYER.heads * LAYER.head_dim / 1e6)
+    assert layer_seconds(LAYER, "dense", slow, Phase(4, 1, 64)) == layer_seconds(LAYER, "dense", plain, Phase(4, 1, 64))
+
+
+def test_many_rows_unpack_weights_once() -> None:
+    plain = rates(packed_rows={"int8": 32}, flops_per_second=1e6)
+    slow = rates(packed_rows={"int8": 32}, flops_per_second=1e6, unpacked_per_second={"int8": 1e3})
+    weights = sum(each.out_features * each.in_features for each in LAYER.linears)
+    for tokens, once in ((32, 0.0), (33, weights / 1e3), (500, weights / 1e3)):
+        told = [layer_seconds(LAYER, "int8", each, Phase(1, tokens, 0)) for each in (plain, slow)]
+        assert told[1] - told[0] == pytest.approx(once)
 
 
 def test_one_token_reads_only_its_own_experts() -> None:

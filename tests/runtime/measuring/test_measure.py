@@ -1,5 +1,6 @@
 """Measuring a device: rates are the inverse of the planner's roofline; a kept profile is believed only for the same machine."""
 
+import dataclasses
 import io
 import json
 import subprocess
@@ -14,6 +15,9 @@ from hypothesis import strategies as st
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
 from strata_planner.contract.values import from_json
+from strata_planner.costs.roofline import linear_seconds, row_values
+from strata_planner.costs.source import Rates
+from strata_planner.question.model import Linear, Model
 from strata_runtime import device
 from strata_runtime.errors import InputError
 from strata_runtime.formats import MAKERS, measured
@@ -23,6 +27,7 @@ from strata_runtime.measuring import kernel_timing, measure, overheads, timing
 from strata_runtime.measuring.measure import Store
 from strata_runtime.measuring.rates import (
     PREFILL_TOKENS,
+    SOME_TOKENS,
     LinearSeconds,
     Overheads,
     Subject,
@@ -35,11 +40,13 @@ from tests.laws import swept
 SECONDS = st.floats(1e-6, 1.0)
 
 
-OVERHEADS = Overheads(2e-4, 1000, 1e-4, 1e-5, 2e-5, 5e-6, 5e9)
+OVERHEADS = Overheads(2e-4, 1000, 1e-4, 1e-5, 2e-5, 5e-6, 5e9, 4e10, 1e-5, 5000, 3e-4)
 
 
 def some_timings(**changes: object) -> Timings:
-    linears: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=1e-3, prefill=1e-2))
+    linears: dict[FormatName, LinearSeconds] = dict.fromkeys(
+        MAKERS, LinearSeconds(decode=1e-3, prefill=1e-2, some=2.5e-3)
+    )
     values = {
         "features": 2048,
         "bandwidth_bytes_per_second": 2e10,
@@ -58,7 +65,7 @@ def a_profile(**changes: object) -> DeviceProfile:
 
 @given(decode=SECONDS, prefill=SECONDS, compute=st.sampled_from(sorted(COMPUTE_TYPE_BYTES)))
 def test_the_roofline_gives_back_what_was_timed(decode: float, prefill: float, compute: ComputeType) -> None:
-    timings = some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode, prefill)))
+    timings = some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode, prefill, prefill)))
     profile = profile_of(Subject("cpu", 1 << 30, 1, compute), timings)
     flops = profile.float32_flops_per_second if compute == "float32" else profile.flops_per_second
     for name in MAKERS:
@@ -69,16 +76,49 @@ def test_the_roofline_gives_back_what_was_timed(decode: float, prefill: float, c
         assert multiplied == pytest.approx(prefill)
 
 
+@given(
+    once=st.floats(0, 1e-2),
+    each=st.floats(1e-7, 1e-4),
+    packed=st.sampled_from([0, 32, SOME_TOKENS - 1, SOME_TOKENS, 1 << 62]),
+)
+def test_weights_are_unpacked_once_a_step_beyond_the_rows_that_kernels_take_packed(
+    once: float, each: float, packed: int
+) -> None:
+    """What was timed at some and at many tokens comes back, and what does not depend on tokens is no part of the rate."""
+    seconds = LinearSeconds(1e-6, once + each * PREFILL_TOKENS, once + each * SOME_TOKENS)
+    timings = some_timings(linears=dict.fromkeys(MAKERS, seconds))
+    profile = profile_of(Subject("cpu", 1 << 30, 1, "bfloat16", packed_rows={"int8": packed}), timings)
+    linear = Linear("up", 2048, 2048)
+    for tokens in (SOME_TOKENS, PREFILL_TOKENS):
+        told = linear_seconds(linear, "int8", Rates(profile, "bfloat16", 16), tokens)
+        if packed < SOME_TOKENS:
+            assert told == pytest.approx(once + each * tokens, rel=1e-6)
+        elif tokens == PREFILL_TOKENS:
+            assert told == pytest.approx(seconds.prefill, rel=1e-6)
+    assert set(profile.unpacked_per_second) <= ({"int8"} if packed < SOME_TOKENS else set())
+
+
+def test_rows_of_prompts_take_what_is_left_beside_their_products() -> None:
+    """Of a layer as wide as the measured one a prompt's rows take what was timed."""
+    profile = a_profile()
+    product = 2 * OVERHEADS.layer_weights / (profile.flops_per_second * profile.prefill_efficiency["dense"])
+    assert product + OVERHEADS.row_values * 2 / profile.activation_bytes_per_second == pytest.approx(OVERHEADS.row)
+    assert profile.chunk_layer_seconds == OVERHEADS.chunk
+    quick = dataclasses.replace(OVERHEADS, row=0.0)
+    told = profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings(overheads=quick))
+    assert told.activation_bytes_per_second == 0, "nothing is left: not counted"
+
+
 def test_no_decode_efficiency_is_above_one() -> None:
-    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=1e-6, prefill=1e-2))
+    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=1e-6, prefill=1e-2, some=2.5e-3))
     profile = profile_of(Subject("cpu", 1 << 30, 1, "bfloat16"), some_timings(linears=fast))
     assert max(profile.decode_efficiency.values()) == 1.0
 
 
 def test_the_better_of_two_measurements_is_taken_figure_by_figure() -> None:
-    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=2e-2))
+    fast: dict[FormatName, LinearSeconds] = dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=2e-2, some=2e-3))
     best = best_of(some_timings(flops_per_second=1.0), some_timings(linears=fast))
-    assert best == some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=1e-2)))
+    assert best == some_timings(linears=dict.fromkeys(MAKERS, LinearSeconds(decode=5e-4, prefill=1e-2, some=2e-3)))
 
 
 def test_a_kept_profile_comes_back_for_the_same_key_only(tmp_path: Path) -> None:
@@ -236,6 +276,9 @@ def test_a_small_measurement_of_this_machine(compute: ComputeType, monkeypatch: 
     assert all(rate > 0 for rate in rates)
     assert profile.step_overhead_seconds > 1e-5, "scheduling, messages and frames take their time"
     assert 0 < profile.attention_bytes_per_second <= profile.bandwidth_bytes_per_second
+    assert profile.attention_flops_per_second > 0
+    assert timings.overheads.row > 0
+    assert timings.overheads.row_values == row_values(Model.from_config(overheads.FIELDS).layers[0])
     assert json.loads(msgspec.json.encode(profile))["source"] == "measured"
 
 
