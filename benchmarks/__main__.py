@@ -18,6 +18,7 @@ BENCHMARKS = (
     "planner",
     "fleets",
     "costs",
+    "truth",
     "simulation",
     "silicon",
     "partition",

@@ -29,6 +29,7 @@ from strata_operator.local.run import (
 )
 from strata_operator.local.view import measured_table, show_plan
 from strata_planner.contract.plan import Plan
+from strata_planner.question.workload import Workload
 from strata_planner.search.planning import make_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -100,11 +101,16 @@ async def _show(deployment: LocalDeployment, question: Question, out: Console) -
         f"predicted beside measured: {load.concurrency} clients, requests of {load.prompt_tokens} + {load.output_tokens} tokens",
         align="left",
     )
+    _compare(deployment.plan, await measured_tokens_per_second(deployment, load), out)
+    out.print(measured_table(deployment.plan, deployment.slot_statuses))
+
+
+async def measured_tokens_per_second(deployment: LocalDeployment, load: Workload) -> float:
+    """Under the load that the plan was made for."""
+    url, name = deployment.options.url, deployment.options.served_model_name
     await asyncio.to_thread(drive, url, name, load.concurrency, load.prompt_tokens, WARM_UP_TOKENS)
     lengths = (load.prompt_tokens, load.output_tokens)
-    measured = await asyncio.to_thread(drive, url, name, load.concurrency, *lengths, REQUESTS_EACH)
-    _compare(deployment.plan, measured, out)
-    out.print(measured_table(deployment.plan, deployment.slot_statuses))
+    return await asyncio.to_thread(drive, url, name, load.concurrency, *lengths, REQUESTS_EACH)
 
 
 def _compare(plan: Plan, tokens_per_second: float, out: Console) -> None:

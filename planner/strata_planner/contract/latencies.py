@@ -191,7 +191,8 @@ def row_sizes(padded: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """(sizes, multiple) from what 1, 2, 3, ... tokens are padded to: sizes where the steps are uneven, then the even step."""
     sizes = sorted(set(padded))
     multiple = sizes[-1] - sizes[-2] if len(sizes) > 1 else 1
-    return tuple(size for size in sizes if size % multiple or size <= multiple) if multiple > 1 else (), multiple
+    even = next((at for at in reversed(range(1, len(sizes))) if sizes[at] - sizes[at - 1] != multiple), 0)
+    return tuple(sizes[: even + 1]) if multiple > 1 else (), multiple
 
 
 def _version_of(data: bytes | str) -> object:

@@ -1,12 +1,13 @@
 """Seconds by a roofline over a device's profile: the source that answers where nothing was measured.
 
-A linear takes max(operations / rate, bytes / bandwidth), and so does each expert that a step's tokens are sent to (`routing`). Many rows
-unpack weights of few bits first, and pass all that is no product (norms, activations, copies). Attention reads its keys and values and
-multiplies them; each layer adds the time to launch it and the attention of each sequence, each step what its batch takes to plan. What
-is asked about without keys has no attention.
+A linear takes max(operations / rate, bytes / bandwidth), on a processor of as many rows as steps are padded to, and so does each expert
+that a step's tokens are sent to (`routing`). Many rows unpack weights of few bits first, and pass all that is no product (norms,
+activations, copies). Attention reads its keys and values and multiplies them; each layer adds the time to launch it and the attention
+of each sequence, each step what its batch takes to plan. What is asked about without keys has no attention.
 """
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
+from strata_planner.contract.rows import padded_rows
 from strata_planner.costs.memory import kv_bytes_per_token
 from strata_planner.costs.routing import spread
 from strata_planner.costs.source import Phase, Rates, Timed
@@ -43,7 +44,9 @@ def linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens
     profile = rates.profile
     flops = rates.flops_per_second * profile.prefill_efficiency[format_name]
     bandwidth = profile.bandwidth_bytes_per_second * profile.decode_efficiency[format_name]
-    multiplying = 2 * tokens * linear.out_features * linear.in_features / flops
+    multiplying = (
+        2 * (padded_rows(tokens) if profile.threads else tokens) * linear.out_features * linear.in_features / flops
+    )
     reading = linear.weight_bytes(format_name, rates.compute_type) / bandwidth
     moved = tokens * (linear.in_features + linear.out_features) * COMPUTE_TYPE_BYTES[rates.compute_type]
     if linear.copies > linear.active:

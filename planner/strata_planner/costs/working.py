@@ -130,7 +130,7 @@ def working_memory(model: Model, step: StepShape, storage: Storage, *, head: boo
 
 def row_numbers(least: int, most: int) -> int:
     """How many numbers of rows the runtime multiplies between `least` and `most`, rounded up."""
-    sizes = (*FEW_ROWS, *range(MANY_ROWS, padded_rows(max(most, MANY_ROWS)) + 1, MANY_ROWS))
+    sizes = (*FEW_ROWS, *range(FEW_ROWS[-1] + MANY_ROWS, padded_rows(most) + 1, MANY_ROWS))
     return sum(1 for size in sizes if least <= size <= padded_rows(most))
 
 

@@ -32,9 +32,11 @@ from strata_runtime.kernels.native import build
 from strata_runtime.measuring.rates import Subject, profile_of
 
 VERSION = 6  # of the measurement: raised when its results change meaning
-# Other slots of this machine compute meanwhile and share its memory: so many processes do while one is measured, with layers so wide.
+# Other slots of this machine compute meanwhile and share its memory: so many processes do while one is measured. What small layers take is
+# measured beside small ones, what reading large weights takes beside large ones, which leave less of the memory to others.
 MOST_BESIDE = 3
-WIDER = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 13}
+SMALL = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 13}
+LARGE = {"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 13}
 KERNELS_TIMEOUT_SECONDS = 900.0  # of a GPU, compilers included
 
 
@@ -102,8 +104,11 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
     else:
         _keep_kernels(compute_type)
     beside = min(MOST_BESIDE, cores() // threads - 1) if device == "cpu" else 0
-    with in_company(max(0, beside), overheads.FIELDS | WIDER, "dense", compute_type):
-        timings = timing.take(torch.device(device), compute_type, lambda what: _say(f"measuring: {what}"))
+    _say("measuring: layers and steps")
+    with in_company(max(0, beside), overheads.FIELDS | SMALL, "dense", compute_type):
+        taken = overheads.take(torch.device(device), compute_type)
+    with in_company(max(0, beside), overheads.FIELDS | LARGE, "dense", compute_type):
+        timings = timing.take(torch.device(device), compute_type, taken, lambda what: _say(f"measuring: {what}"))
     count = threads if device == "cpu" else 0
     packed = packed_rows(COMPUTE_DTYPES[compute_type], threads) if device == "cpu" else {}
     return profile_of(Subject(name, memory, count, compute_type, capability, packed), timings)

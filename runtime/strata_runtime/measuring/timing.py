@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear, stored_bytes_of
-from strata_runtime.measuring import overheads
 from strata_runtime.measuring.rates import PREFILL_TOKENS, SOME_TOKENS, LinearSeconds, Overheads, Timings, best_of
 
 ROUNDS = 3
@@ -26,12 +25,12 @@ LEAST_WORKING_SET_BYTES = 64 << 20
 MOST_WORKING_SET_BYTES = 256 << 20
 
 
-def take(device: torch.device, compute_type: ComputeType, progress: Callable[[str], None]) -> Timings:
-    """All the times of one device, a few seconds in all: twice, some time apart, and the better of each."""
+def take(
+    device: torch.device, compute_type: ComputeType, beside: Overheads, progress: Callable[[str], None]
+) -> Timings:
+    """All the times of one device, a few seconds in all: twice, some time apart, and the better of each. `beside`: measured before."""
     size = CUDA_FEATURES if device.type == "cuda" else CPU_FEATURES
     dtype = COMPUTE_DTYPES[compute_type]
-    progress("layers and steps")
-    beside = overheads.take(device, compute_type)
     with torch.inference_mode():
         weight = torch.randn(size, size, device=device, generator=torch.Generator(device).manual_seed(0)) * size**-0.5
         modules = {name: make_linear(weight, None, name, dtype) for name in MAKERS}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.latencies import LatencyProfile, row_sizes
+from strata_planner.contract.rows import padded_rows
 from strata_planner.contract.values import ContractError
 from tests.laws import share
 from tests.planner.latency_profiles import ROW_MULTIPLE, ROW_SIZES, a_latency_profile, rows_of
@@ -85,5 +86,8 @@ def test_steps_are_padded_as_measured(tokens: int) -> None:
 def test_row_sizes_are_told_from_what_tokens_are_padded_to() -> None:
     assert row_sizes([rows_of(count) for count in range(1, 257)]) == (ROW_SIZES, ROW_MULTIPLE)
     assert row_sizes(range(1, 257)) == ((), 1)
+    sizes, multiple = row_sizes([padded_rows(count) for count in range(1, 1025)])
+    as_the_runtime = msgspec.structs.replace(a_latency_profile(), row_sizes=sizes, row_multiple=multiple)
+    assert all(as_the_runtime.rows(count) == padded_rows(count) for count in range(1, 3000))
     unpadded = msgspec.structs.replace(a_latency_profile(), row_sizes=(), row_multiple=1)
     assert unpadded.rows(77) == 77

@@ -1,12 +1,15 @@
 """The roofline: what bounds which phase, and in which direction it moves."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strata_planner.contract.formats import FormatName
+from strata_planner.contract.rows import padded_rows
 from strata_planner.costs.communication import RING_SHARE, hidden_states_seconds, layer_collectives_seconds
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.memory import kv_bytes_per_token
-from strata_planner.costs.roofline import row_values
+from strata_planner.costs.roofline import linear_seconds, row_values
 from strata_planner.costs.shards import divisible, sharded
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
 from strata_planner.question.cluster import LinkRate
@@ -87,6 +90,14 @@ def test_prompts_pass_what_is_no_product_and_decoding_sequences_do_not() -> None
         seen = [layer_seconds(LAYER, "dense", slow, Phase(1, tokens, keys)) for keys in (0, 64)]
         assert seen[1] - seen[0] == pytest.approx(4 * tokens * 64 * LAYER.heads * LAYER.head_dim / 1e6)
     assert layer_seconds(LAYER, "dense", slow, Phase(4, 1, 64)) == layer_seconds(LAYER, "dense", plain, Phase(4, 1, 64))
+
+
+@given(st.integers(1, 3000))
+def test_a_processor_computes_the_rows_that_steps_are_padded_to(tokens: int) -> None:
+    """A GPU computes those that there are; reading weights takes as long either way."""
+    gpu, cpu = rates(flops_per_second=1e6), rates(flops_per_second=1e6, threads=1)
+    linear = LAYER.linears[0]
+    assert linear_seconds(linear, "dense", cpu, tokens) == linear_seconds(linear, "dense", gpu, padded_rows(tokens))
 
 
 def test_many_rows_unpack_weights_once() -> None:

@@ -47,6 +47,8 @@ def of(
 def test_rows_are_padded_as_the_runtime_pads_them(rows: int) -> None:
     assert padded_rows(rows) >= rows
     assert padded_rows(padded_rows(rows)) == padded_rows(rows)
+    assert rows < 16 or padded_rows(rows) <= 1.5 * rows
+    assert rows < 64 or padded_rows(rows) <= 1.25 * rows
     assert row_numbers(1, rows) == len({padded_rows(each) for each in range(1, rows + 1)})
 
 

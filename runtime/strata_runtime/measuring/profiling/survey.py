@@ -52,7 +52,7 @@ MOST_CACHE_BYTES = 1 << 30
 MOST_CACHED_TOKENS = 1 << 15
 MAX_STEP_TOKENS = 2048  # the planner's longest step
 MOST_POSITIONS = 2 * MAX_STEP_TOKENS
-_ROWS_LOOKED_AT = 256
+_ROWS_LOOKED_AT = 1024
 
 
 @dataclass(frozen=True)

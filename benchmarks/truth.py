@@ -1,0 +1,176 @@
+"""Predicted against measured tokens/s of what a newcomer runs: `make demo`, `strata up` of the quickstart, and random models of other sizes.
+
+`python -m benchmarks.truth [--json FILE] [--runs 3]`: some minutes on two quiet cores. Everything is planned from `strata_runtime.measuring.measure` of
+this machine alone, no profile of the model; then it serves through the gateway, and the planned load is sent. The processor is measured anew
+for each run, so that the prediction and the run meet the same machine: its speed drifts.
+"""
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.rows import Row, run
+from strata_operator.commands.inputs import read_question
+from strata_operator.demo import CLUSTER, DEPLOYMENT, HOST, measured_tokens_per_second
+from strata_operator.local.deployment import LocalOptions
+from strata_operator.local.machine import MEASURE, threads_of_slots
+from strata_operator.local.ports import free_port
+from strata_operator.local.run import log_folder, serve
+from strata_planner.search.planning import make_plan
+from strata_runtime.model.random_model import make_random_model
+
+RUNS = 3
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """Fields of a Llama's configuration, and the load and the widths of its deployment over two slots."""
+
+    name: str
+    shape: Mapping[str, int]
+    workload: Mapping[str, int]
+    bits: tuple[int, ...]
+
+
+def _shape(vocabulary: int, hidden: int, intermediate: int, layers: int, heads: int) -> Mapping[str, int]:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 4,
+        "max_position_embeddings": 1024,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+
+
+def _load(prompt: int, answer: int, concurrency: int) -> Mapping[str, int]:
+    return {"promptTokens": prompt, "outputTokens": answer, "concurrency": concurrency}
+
+
+RANDOM_MODELS = (
+    RandomModel("random_5m", _shape(4096, 192, 512, 8, 4), _load(96, 64, 8), (16,)),
+    RandomModel("random_45m", _shape(8192, 512, 1536, 12, 8), _load(128, 48, 4), (8,)),
+    RandomModel("random_470m", _shape(16384, 1280, 3584, 24, 16), _load(64, 32, 6), (4, 16)),
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Tokens a second of one run."""
+
+    predicted: float
+    measured: float
+
+    @property
+    def ratio(self) -> float:
+        return self.measured / self.predicted
+
+
+def see(deployment_file: Path, cluster_file: Path | None) -> Seen:
+    """As `strata up` plans and runs it."""
+    subprocess.run([*MEASURE, "--threads", "1", "--fresh"], check=True, stdout=subprocess.DEVNULL)
+    question = read_question(deployment_file, cluster_file, measure=True)
+    plan = make_plan(question.request).plan
+
+    async def served(logs: Path) -> float:
+        options = LocalOptions(
+            served_model_name=question.deployment.name,
+            logs=logs,
+            host=HOST,
+            port=free_port(HOST),
+            threads=threads_of_slots(plan, question.cluster),
+        )
+        async with serve(plan, options, Console(stderr=True)) as deployment:
+            return await measured_tokens_per_second(deployment, question.request.workload)
+
+    with log_folder(None) as logs:
+        return Seen(plan.prediction.tokens_per_second, asyncio.run(served(logs)))
+
+
+def cases(folder: Path) -> Iterator[tuple[str, Path, Path | None]]:
+    """Names, deployments and clusters; None: this machine, as `strata up` cuts it."""
+    yield "demo_truth", DEPLOYMENT, CLUSTER
+    yield "quickstart_truth", DEPLOYMENT, None
+    for each in RANDOM_MODELS:
+        yield f"{each.name}_truth", _deployment(folder / each.name, each), None
+
+
+def _deployment(folder: Path, model: RandomModel) -> Path:
+    folder.mkdir()
+    words = {f"w{number}": number for number in range(model.shape["vocab_size"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))  # noqa: S106 -- no password
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="w0", eos_token="w1").save_pretrained(folder)  # noqa: S106
+    make_random_model(folder, "llama", dtype=torch.bfloat16, **model.shape)
+    wished = {
+        "apiVersion": "strata.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": model.name.replace("_", "-")},
+        "spec": {
+            "model": {"uri": f"file://{folder}", "maxModelLen": 512},
+            "workload": model.workload,
+            "precision": {"allowed": model.bits},
+            "placement": {"minStages": 2},
+        },
+    }
+    file = folder / "deployment.yaml"
+    file.write_bytes(msgspec.json.encode(wished))  # JSON is YAML
+    return file
+
+
+def run_all(runs: int) -> list[Row]:
+    rows = []
+    table = Table(title="measured over predicted tokens/s", title_justify="left")
+    for column in ("", "predicted", "measured", "ratios"):
+        table.add_column(column)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, deployment, cluster in cases(Path(folder)):
+            seen = [see(deployment, cluster) for _ in range(runs)]
+            ratios = [each.ratio for each in seen]
+            table.add_row(
+                name,
+                _listed([each.predicted for each in seen], "{:.0f}"),
+                _listed([each.measured for each in seen], "{:.0f}"),
+                _listed(ratios, "{:.2f}"),
+            )
+            rows += _rows(name, ratios)
+    Console(width=120).print(table)
+    return rows
+
+
+def _listed(values: Sequence[float], form: str) -> str:
+    return " ".join(map(form.format, values))
+
+
+def _rows(name: str, ratios: Sequence[float]) -> list[Row]:
+    """A ratio within 0.9 and 1.1 is a distance of at most 0.1."""
+    middle = statistics.median(ratios)
+    unit = f"measured over predicted, median of {len(ratios)}"
+    return [Row(name, middle, unit), Row(f"{name}_distance", abs(middle - 1), "from 1", goal=0.1, lower_is_better=True)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.truth", add_help=False)
+    parser.add_argument("--runs", type=int, default=RUNS)
+    chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    run("truth", lambda: run_all(chosen.runs), rest)
+
+
+if __name__ == "__main__":
+    main()
