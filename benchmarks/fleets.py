@@ -1,6 +1,6 @@
 """Plans of random mixed fleets against the best that any method finds, and against their own alternatives.
 
-`python -m benchmarks.fleets [--json FILE] [--fleets 100] [--seconds 30] [--only NUMBER]`. Costs are rooflines over datasheets with the
+`python -m benchmarks.fleets [--json FILE] [--fleets 100] [--seconds 30] [--jobs 1] [--only NUMBER]`. Costs are rooflines over datasheets with the
 catalogue's efficiencies; every rate is **predicted**. The best known of a fleet is the best of all that is planned here: longer searches
 from several seeds for `--seconds`, the solvers `layout` and `pipeline`, alternatives, and the fleet under other names. Beside it each plan's
 prediction is held against the simulator's closed loop, replica by replica, with the requests in flight that it was planned for.
@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -232,9 +233,11 @@ def _long(request: PlanRequest, seconds: float) -> float:
     return best
 
 
-def measure(count: int, seconds: float, only: int | None) -> list[Row]:
+def measure(count: int, seconds: float, only: int | None, jobs: int) -> list[Row]:
     chosen = [fleet for fleet in fleets(count) if only is None or fleet.number == only]
-    found = [judge(fleet, seconds) for fleet in track(chosen, "fleets", console=Console(stderr=True))]
+    with ProcessPoolExecutor(jobs) as pool:
+        judging = pool.map(judge, chosen, [seconds] * len(chosen))
+        found = list(track(judging, "fleets", len(chosen), console=Console(stderr=True)))
     judged = [each for each in found if each is not None]
     _show(sorted(judged, key=lambda each: -each.gap)[:20])
     gaps = [each.gap for each in judged]
@@ -298,9 +301,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--fleets", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--jobs", type=int, default=1, help="fleets at a time, a core each")
     parser.add_argument("--only", type=int, default=None)
     chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    run("fleets", lambda: measure(chosen.fleets, chosen.seconds, chosen.only), rest)
+    run("fleets", lambda: measure(chosen.fleets, chosen.seconds, chosen.only, chosen.jobs), rest)
 
 
 if __name__ == "__main__":
