@@ -1,7 +1,7 @@
 """What a step of this runtime takes beside its products: launching layers, attention of each sequence, sampling, scheduling, messages.
 
 Called by `timing`. Layers are narrow, so that what does not depend on sizes shows; `rates` takes off what reading their weights takes. They
-run as a slot runs them, each step after a pause in which caches go to others; the middle of many runs counts, not the best. What a plan's
+run as a slot runs them, each step after a pause in which caches go to others; the mean of many runs counts, not the best. What a plan's
 rates are made of is then what a slot does, not what a loop does that nothing disturbs.
 """
 
@@ -103,9 +103,13 @@ def _decoding(sequences: int, keys: int) -> Work:
 
 
 def _typical(stage: ProfiledStage, works: Sequence[Work]) -> list[Taken]:
-    """The middle of many runs, of rounds the lowest. The first round makes what is made once."""
-    rounds = [[_round(stage, work) for work in works] for _ in range(_ROUNDS)]
-    return [min(each, key=lambda taken: taken.layer + taken.before + taken.after) for each in zip(*rounds, strict=True)]
+    """The mean of many runs, for long ones hold up a pipeline; of rounds the middle one, without the first, which makes what is made once."""
+    _, *rounds = [[_round(stage, work) for work in works] for _ in range(_ROUNDS + 1)]
+    return [sorted(each, key=_whole)[_ROUNDS // 2] for each in zip(*rounds, strict=True)]
+
+
+def _whole(taken: Taken) -> float:
+    return taken.layer + taken.before + taken.after
 
 
 def _round(stage: ProfiledStage, work: Work) -> Taken:
@@ -114,7 +118,7 @@ def _round(stage: ProfiledStage, work: Work) -> Taken:
     for _ in range(_RUNS):
         time.sleep(_PAUSE_SECONDS)
         taken.append(stage.run(work))
-    return Taken(*(statistics.median(getattr(each, name) for each in taken) for name in ("layer", "before", "after")))
+    return Taken(*(statistics.fmean(getattr(each, name) for each in taken) for name in ("layer", "before", "after")))
 
 
 def _handled(compute_type: ComputeType) -> tuple[tuple[float, float], tuple[float, float]]:
