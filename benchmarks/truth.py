@@ -7,6 +7,7 @@ for each run, so that the prediction and the run meet the same machine: its spee
 
 import argparse
 import asyncio
+import os
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from strata_operator.local.deployment import LocalOptions
 from strata_operator.local.machine import MEASURE, threads_of_slots
 from strata_operator.local.ports import free_port
 from strata_operator.local.run import log_folder, serve
+from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.search.planning import make_plan
 from strata_runtime.model.random_model import make_random_model
 
@@ -84,7 +86,9 @@ class Seen:
 
 def see(deployment_file: Path, cluster_file: Path | None) -> Seen:
     """As `strata up` plans and runs it."""
-    subprocess.run([*MEASURE, "--threads", "1", "--fresh"], check=True, stdout=subprocess.DEVNULL)
+    for threads in read_question(deployment_file, cluster_file, measure=False).cluster.cpu_threads():
+        command = [*MEASURE, "--threads", str(threads), "--fresh"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**SLOT_ENVIRONMENT, **os.environ})
     question = read_question(deployment_file, cluster_file, measure=True)
     plan = make_plan(question.request).plan
 

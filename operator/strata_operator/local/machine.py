@@ -26,8 +26,8 @@ from strata_planner.question.cluster import Cluster, Device, Node
 log = logging.getLogger(__name__)
 
 MEASURE = (sys.executable, "-m", "strata_runtime.measuring.measure")
-MEASURE_SECONDS = 120
-USUAL_MEASURE_SECONDS = 20
+MEASURE_SECONDS = 240
+USUAL_MEASURE_SECONDS = 40
 FREE_MEMORY_SHARE = 0.8  # of what is free now: other programs of this machine go on
 _MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.quantization import ModuleQuantization
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
 
-LATENCY_PROFILE_VERSION = 1
+LATENCY_PROFILE_VERSION = 2
 PhaseName = Literal["prefill", "decode"]
 
 

@@ -6,11 +6,15 @@ activations, copies). Attention reads its keys and values and multiplies them; e
 of each sequence, each step what its batch takes to plan. What is asked about without keys has no attention.
 """
 
+import math
+
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
 from strata_planner.contract.rows import padded_rows
 from strata_planner.costs.memory import kv_bytes_per_token
 from strata_planner.costs.routing import spread
 from strata_planner.costs.source import Phase, Rates, Timed
+from strata_planner.costs.working import PACKED_ROWS
+from strata_planner.question.catalogue import CPU
 from strata_planner.question.model import LayerShape, Linear, Model
 
 
@@ -44,17 +48,17 @@ def linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens
     profile = rates.profile
     flops = rates.flops_per_second * profile.prefill_efficiency[format_name]
     bandwidth = profile.bandwidth_bytes_per_second * profile.decode_efficiency[format_name]
-    multiplying = (
-        2 * (padded_rows(tokens) if profile.threads else tokens) * linear.out_features * linear.in_features / flops
-    )
+    weights = linear.out_features * linear.in_features
+    on_cpu = rates.name == CPU
+    unpacking = 0.0
+    if tokens > profile.packed_rows.get(format_name, PACKED_ROWS[format_name]):
+        unpacking = weights / profile.unpacked_per_second.get(format_name, math.inf)
     reading = linear.weight_bytes(format_name, rates.compute_type) / bandwidth
     moved = tokens * (linear.in_features + linear.out_features) * COMPUTE_TYPE_BYTES[rates.compute_type]
     if linear.copies > linear.active:
         routed = spread(linear.copies, linear.active, tokens)
-        return routed.seconds(multiplying, reading, moved / bandwidth)
-    packed = profile.packed_rows.get(format_name, 0)
-    if tokens > packed and format_name in profile.unpacked_per_second:
-        multiplying += linear.out_features * linear.in_features / profile.unpacked_per_second[format_name]
+        return routed.seconds(2 * tokens * weights / flops, reading, moved / bandwidth) + routed.read[-1] * unpacking
+    multiplying = 2 * (padded_rows(tokens) if on_cpu else tokens) * weights / flops + unpacking
     return linear.copies * max(multiplying, reading + moved / bandwidth)
 
 

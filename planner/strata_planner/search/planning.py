@@ -175,7 +175,7 @@ def _outcome(request: PlanRequest, found: Layout) -> PlanOutcome:
         pruned=0,
         solved=len(found.replicas),
         seconds=found.stats.seconds,
-        stop=StopReason.TIME_LIMIT if found.stats.was_cut else StopReason.SETTLED,
+        stop=_stop(found.stats),
         status=SolutionStatus.FEASIBLE,
     )
     plan = layout_plan(found)
@@ -190,6 +190,12 @@ def _outcome(request: PlanRequest, found: Layout) -> PlanOutcome:
     if found.idle:
         notes.append(f"{found.idle} {IDLE}")
     return PlanOutcome(plan, stats, tuple(notes), found.replicas, found.stats.improvements)
+
+
+def _stop(stats: LayoutStats) -> StopReason:
+    if stats.was_cut:
+        return StopReason.TIME_LIMIT
+    return StopReason.WORK_LIMIT if stats.ended_by_work else StopReason.SETTLED
 
 
 def partition_notes(request: PlanRequest, plan: Plan) -> list[str]:

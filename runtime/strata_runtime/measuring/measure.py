@@ -31,12 +31,13 @@ from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import build
 from strata_runtime.measuring.rates import Subject, profile_of
 
-VERSION = 6  # of the measurement: raised when its results change meaning
+VERSION = 7  # of the measurement: raised when its results change meaning
 # Other slots of this machine compute meanwhile and share its memory: so many processes do while one is measured. What small layers take is
 # measured beside small ones, what reading large weights takes beside large ones, which leave less of the memory to others.
 MOST_BESIDE = 3
 SMALL = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 13}
-LARGE = {"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 13}
+LARGE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 13}
+LARGE_BYTES = 1 << 30  # that a process of these takes, about
 KERNELS_TIMEOUT_SECONDS = 900.0  # of a GPU, compilers included
 
 
@@ -107,7 +108,8 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
     _say("measuring: layers and steps")
     with in_company(max(0, beside), overheads.FIELDS | SMALL, "dense", compute_type):
         taken = overheads.take(torch.device(device), compute_type)
-    with in_company(max(0, beside), overheads.FIELDS | LARGE, "dense", compute_type):
+    larger = LARGE if memory > 2 * max(1, beside) * LARGE_BYTES else SMALL
+    with in_company(max(0, beside), overheads.FIELDS | larger, "dense", compute_type):
         timings = timing.take(torch.device(device), compute_type, taken, lambda what: _say(f"measuring: {what}"))
     count = threads if device == "cpu" else 0
     packed = packed_rows(COMPUTE_DTYPES[compute_type], threads) if device == "cpu" else {}

@@ -1,6 +1,6 @@
 """What a step of this runtime takes beside its products: launching layers, attention of each sequence, sampling, scheduling, messages.
 
-Called by `timing`. Layers are narrow, so that what does not depend on sizes shows; `rates` takes off what reading their weights takes. They
+Called by `measure`. Layers are narrow, so that what does not depend on sizes shows; `rates` takes off what reading their weights takes. They
 run as a slot runs them, each step after a pause in which caches go to others; the mean of many runs counts, not the best. What a plan's
 rates are made of is then what a slot does, not what a loop does that nothing disturbs.
 """
@@ -45,7 +45,8 @@ _ALONE, _TOGETHER = Load(1, 1, 48), Load(16, 1, 48)  # requests that keep two st
 
 
 def take(device: torch.device, compute_type: ComputeType) -> Overheads:
-    """A second or two."""
+    """Some seconds."""
+    on_cpu = device.type == "cpu"
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         model = make_shallow(FIELDS, LAYERS + 1, Path(folder) / "narrow")
         cached = _MANY * (_LONG + _MANY + 32)
@@ -79,10 +80,11 @@ def take(device: torch.device, compute_type: ComputeType) -> Overheads:
         sequence_step=max(0.0, (beside[1] - beside[0]) / more) + of_each,
         sampled_row=max(0.0, (head[1] - head[0]) / more),
         attention_bytes_per_second=key / per_key if per_key else float("inf"),
-        attention_flops_per_second=1 / attention if attention else float("inf"),
-        row=row,
+        # So little is lost in the launches of a GPU: there prompts are as products are.
+        attention_flops_per_second=1 / attention if attention and on_cpu else 0.0,
+        row=row if on_cpu else 0.0,
         row_values=4 * WIDTH + 2 * (HEADS + KV_HEADS) * HEAD_DIM + 3 * (WIDTH + INTERMEDIATE),
-        chunk=max(0.0, chunk),
+        chunk=max(0.0, chunk) if on_cpu else 0.0,
     )
 
 

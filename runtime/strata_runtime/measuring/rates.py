@@ -24,9 +24,9 @@ class LinearSeconds:
 
     @property
     def once(self) -> float:
-        """What takes as long whatever the number of tokens."""
+        """What takes as long whatever the number of tokens; of many tokens at most half, whatever noise says."""
         share = SOME_TOKENS / PREFILL_TOKENS
-        return max(0.0, (self.some - share * self.prefill) / (1 - share))
+        return min(self.prefill / 2, max(0.0, (self.some - share * self.prefill) / (1 - share)))
 
     def better(self, other: "LinearSeconds") -> "LinearSeconds":
         """Figure by figure."""

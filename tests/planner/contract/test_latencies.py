@@ -49,7 +49,7 @@ def changed(path: tuple[str | int, ...], value: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (changed(("version",), 7), "version 7; this release reads version 1: run `strata profile` again"),
+        (changed(("version",), 7), "version 7; this release reads version 2: run `strata profile` again"),
         (a_latency_profile().encode()[:-100].decode(), "not a valid"),
         ("{}", "version"),
         (changed(("points",), []), "no points"),

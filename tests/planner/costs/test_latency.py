@@ -1,5 +1,7 @@
 """The roofline: what bounds which phase, and in which direction it moves."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from strata_planner.costs.memory import kv_bytes_per_token
 from strata_planner.costs.roofline import linear_seconds, row_values
 from strata_planner.costs.shards import divisible, sharded
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
+from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import LinkRate
 from strata_planner.question.model import LayerShape, Model
 from strata_planner.question.workload import Workload
@@ -95,18 +98,30 @@ def test_prompts_pass_what_is_no_product_and_decoding_sequences_do_not() -> None
 @given(st.integers(1, 3000))
 def test_a_processor_computes_the_rows_that_steps_are_padded_to(tokens: int) -> None:
     """A GPU computes those that there are; reading weights takes as long either way."""
-    gpu, cpu = rates(flops_per_second=1e6), rates(flops_per_second=1e6, threads=1)
+    gpu = rates(flops_per_second=1e6)
+    cpu = dataclasses.replace(gpu, name=CPU)
     linear = LAYER.linears[0]
     assert linear_seconds(linear, "dense", cpu, tokens) == linear_seconds(linear, "dense", gpu, padded_rows(tokens))
 
 
 def test_many_rows_unpack_weights_once() -> None:
-    plain = rates(packed_rows={"int8": 32}, flops_per_second=1e6)
-    slow = rates(packed_rows={"int8": 32}, flops_per_second=1e6, unpacked_per_second={"int8": 1e3})
+    plain, slow = (
+        dataclasses.replace(rates(packed_rows={"int8": 32}, flops_per_second=1e6, unpacked_per_second=each), name=CPU)
+        for each in ({}, {"int8": 1e3})
+    )
     weights = sum(each.out_features * each.in_features for each in LAYER.linears)
     for tokens, once in ((32, 0.0), (33, weights / 1e3), (500, weights / 1e3)):
         told = [layer_seconds(LAYER, "int8", each, Phase(1, tokens, 0)) for each in (plain, slow)]
         assert told[1] - told[0] == pytest.approx(once)
+
+
+def test_every_expert_that_is_read_unpacks_its_own_weights() -> None:
+    layer = Model.from_config(a_config(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2)).layers[0]
+    experts = [each for each in layer.linears if each.copies == 8]
+    plain, slow = (rates(unpacked_per_second=each) for each in ({}, {"int8": 1e6}))
+    for expert in experts:
+        told = [linear_seconds(expert, "int8", each, 4096) for each in (plain, slow)]
+        assert told[1] - told[0] == pytest.approx(8 * expert.out_features * expert.in_features / 1e6, rel=0.01)
 
 
 def test_one_token_reads_only_its_own_experts() -> None:

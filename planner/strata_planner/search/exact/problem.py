@@ -167,6 +167,7 @@ class StopReason(Enum):
     PROVED = "proved"  # the whole space was covered
     TIME_LIMIT = "time limit"
     SETTLED = "nothing better found for long"
+    WORK_LIMIT = "limit of work"
     ORDER_LIMIT = "order limit"  # more device orders than are looked at
 
 

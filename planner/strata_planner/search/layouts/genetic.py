@@ -48,6 +48,7 @@ class Genetic:
         self.pool = pipelines.pool
         self.mutations = 0
         self.was_cut = False  # by the clock
+        self.ended_by_work = False
         self._goal = goal
         self._costs = costs
         self._most = request.max_replicas or sum(self.pool.whole)
@@ -84,6 +85,7 @@ class Genetic:
             people = self._ranked({*people, child})
             if child.judged.score > best * (1 + 1e-9 * (1 if best > 0 else -1)):
                 stalled = 0
+        self.ended_by_work |= self.pipelines.work >= limits.work
         yield people
 
     def replicas(self, genome: Genome) -> list[tuple[Composition, Pipeline]]:

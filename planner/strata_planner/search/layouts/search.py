@@ -30,6 +30,7 @@ _SOLVED_OF_EACH = 12  # layouts of a population that the solver is asked for in 
 _SOLVED_OF_FEW = 3
 _FILLS = 4  # halvings of the sequences in flight between two rungs of the ladder
 _MOST_WORK = 5_000_000  # of estimating pipelines: two or three seconds
+_SECONDS_OF_WORK = 5.0  # time that a search has for that; with less of it there is less to do
 _ISLANDS, _MANY_DEVICES = 3, 24  # populations that know nothing of each other; of many devices there is one
 
 
@@ -42,6 +43,7 @@ class LayoutStats:
     seconds: float
     score: float
     was_cut: bool = False  # by the clock
+    ended_by_work: bool = False
     improvements: tuple[tuple[float, float], ...] = ()  # seconds since the start, the value by the request's metric
 
 
@@ -159,6 +161,7 @@ def _finished(
     """The best of what the exact solver makes of the best estimates: a longer search has seen all that a shorter one has."""
     stall = wish.stall or min(_MOST_STALL, max(_LEAST_STALL, _STALL_OF_EACH * sum(genetic.pool.whole)))
     latest = started + wish.seconds * _SEARCH_SHARE
+    work = wish.work * min(1.0, wish.seconds / _SECONDS_OF_WORK)
     solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
     bests: list[Genome] = []
     islands = _ISLANDS if wish.thorough and sum(genetic.pool.whole) <= _MANY_DEVICES else 0
@@ -167,13 +170,15 @@ def _finished(
         begin = starts if island < islands else [*starts, *bests]  # the last one goes on from what the others found
         people: list[Individual] = []
         done = genetic.pipelines.work
-        limits = Limits(latest, stall=stall, work=done + (wish.work - done) / (islands + 1 - island))
+        limits = Limits(latest, stall=stall, work=done + (work - done) / (islands + 1 - island))
         for people in genetic.run(wish.seed + island, limits, begin):
             solver.offer(people[0].genome)
         bests += [each.genome for each in people[:few]]
         for genome in bests[-few:]:
             if time.monotonic() < latest:
                 solver.offer(genome)
+            else:
+                genetic.was_cut = True
         if genetic.was_cut:
             break
     return solver.best(started + wish.seconds, _PROVEN_IN_THE_END if wish.thorough else 1)
@@ -246,7 +251,13 @@ class _Solver:
         devices = sum(each.usable_bytes > 0 for each in self._request.cluster.accelerators())
         genetic, seconds = self._genetic, time.monotonic() - self._started
         stats = LayoutStats(
-            genetic.pipelines.evaluations, genetic.mutations, seconds, score, genetic.was_cut, tuple(self._improvements)
+            genetic.pipelines.evaluations,
+            genetic.mutations,
+            seconds,
+            score,
+            genetic.was_cut,
+            genetic.ended_by_work,
+            tuple(self._improvements),
         )
         return Layout(self._goal, found, devices - used, stats)
 

@@ -80,6 +80,8 @@ def test_work_ends_a_search_as_no_clock_does() -> None:
     assert one.replicas == other.replicas
     assert one.stats.evaluations < free.stats.evaluations
     assert not one.stats.was_cut
+    assert one.stats.ended_by_work
+    assert not free.stats.ended_by_work
 
 
 @pytest.mark.parametrize("goal", ["throughput", "latency"])
