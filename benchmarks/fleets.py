@@ -184,7 +184,8 @@ def judge(fleet: Fleet, seconds: float) -> Judged | None:
     trace = outcome.improvements
     enough = judged.best - 0.1 * abs(judged.best)
     judged.over_simulated = shown.prediction.tokens_per_second / simulated(request, shown)
-    judged.first = next((at for at, value in trace if value >= enough), float("inf"))
+    in_the_end = took if value_of_plan(request, outcome.plan) >= enough else float("inf")
+    judged.first = next((at for at, value in trace if value >= enough), in_the_end)
     return judged
 
 
