@@ -212,7 +212,7 @@ def _of_another_version(file: Path) -> None:
     ("spoil", "says"),
     [
         (_truncated, "not a valid LatencyProfile"),
-        (_of_another_version, "version 99; this release reads version 1: run `strata profile` again"),
+        (_of_another_version, "version 99; this release reads version 2: run `strata profile` again"),
         (Path.unlink, "name a file that can be read"),
     ],
 )
