@@ -7,9 +7,7 @@ for each run, so that the prediction and the run meet the same machine: its spee
 
 import argparse
 import asyncio
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +23,9 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.rows import Row, run
 from strata_operator.commands.inputs import read_question
-from strata_operator.demo import CLUSTER, DEPLOYMENT, HOST, measured_tokens_per_second
-from strata_operator.local.deployment import LocalOptions
-from strata_operator.local.machine import MEASURE, threads_of_slots
-from strata_operator.local.ports import free_port
+from strata_operator.demo import CLUSTER, DEPLOYMENT, measured_tokens_per_second, options_of
+from strata_operator.local.machine import with_measured_rates
 from strata_operator.local.run import log_folder, serve
-from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.search.planning import make_plan
 from strata_runtime.model.random_model import make_random_model
 
@@ -86,21 +81,12 @@ class Seen:
 
 def see(deployment_file: Path, cluster_file: Path | None) -> Seen:
     """As `strata up` plans and runs it."""
-    for threads in read_question(deployment_file, cluster_file, measure=False).cluster.cpu_threads():
-        command = [*MEASURE, "--threads", str(threads), "--fresh"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**SLOT_ENVIRONMENT, **os.environ})
+    with_measured_rates(read_question(deployment_file, cluster_file, measure=False).cluster, fresh=True)  # and kept
     question = read_question(deployment_file, cluster_file, measure=True)
     plan = make_plan(question.request).plan
 
     async def served(logs: Path) -> float:
-        options = LocalOptions(
-            served_model_name=question.deployment.name,
-            logs=logs,
-            host=HOST,
-            port=free_port(HOST),
-            threads=threads_of_slots(plan, question.cluster),
-        )
-        async with serve(plan, options, Console(stderr=True)) as deployment:
+        async with serve(plan, options_of(question, plan, logs), Console(stderr=True)) as deployment:
             return await measured_tokens_per_second(deployment, question.request.workload)
 
     with log_folder(None) as logs:

@@ -30,15 +30,15 @@ from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 
 @dataclass(frozen=True)
 class Assignment:
-    """Stages in order: their devices and the bits of each of their layers; sequences in a micro-batch of each phase."""
+    """Stages in order: their devices and the bits of each of their layers; sequences in a micro-batch of each phase. `step_tokens`: at
+    most; None: a micro-batch of prompts, cut where it is long, and one that decodes.
+    """
 
     order: tuple[DeviceGroup, ...]
     bits: tuple[tuple[int, ...], ...]
     prefill: int
     decode: int
-    step_tokens: int | None = (
-        None  # at most; None: a micro-batch of prompts, cut where it is long, and one that decodes
-    )
+    step_tokens: int | None = None
 
 
 @dataclass(frozen=True)

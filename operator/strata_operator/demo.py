@@ -64,13 +64,7 @@ def _run(deployment_file: Path, cluster_file: Path, out: Console, console: Conso
     outcome = interruptible(lambda: make_plan(question.request))
     show_plan(outcome, out)
     with log_folder(None) as logs:
-        options = LocalOptions(
-            served_model_name=question.deployment.name,
-            logs=logs,
-            host=HOST,
-            port=free_port(HOST),
-            threads=threads_of_slots(outcome.plan, question.cluster),
-        )
+        options = options_of(question, outcome.plan, logs)
 
         async def body() -> None:
             async with serve(outcome.plan, options, console) as deployment:
@@ -81,6 +75,16 @@ def _run(deployment_file: Path, cluster_file: Path, out: Console, console: Conso
         out.rule("start", align="left")
         progress.enter("starting the processes and loading the model")
         run_until_stopped(body, progress)
+
+
+def options_of(question: Question, plan: Plan, logs: Path) -> LocalOptions:
+    return LocalOptions(
+        served_model_name=question.deployment.name,
+        logs=logs,
+        host=HOST,
+        port=free_port(HOST),
+        threads=threads_of_slots(plan, question.cluster),
+    )
 
 
 async def _show(deployment: LocalDeployment, question: Question, out: Console) -> None:

@@ -63,11 +63,11 @@ def with_threads(cluster: Cluster) -> Cluster:
     return msgspec.structs.replace(cluster, nodes=nodes)
 
 
-def with_measured_rates(cluster: Cluster) -> Cluster:
-    """CPU devices without a profile of their own get the rates of this processor. Raises LocalError."""
+def with_measured_rates(cluster: Cluster, *, fresh: bool = False) -> Cluster:
+    """CPU devices without a profile of their own get the rates of this processor; `fresh`: measured now, whatever is kept. Raises LocalError."""
     for threads in cluster.cpu_threads():
         log.info("measuring the processor, threads: %d; %d s, once for this machine", threads, USUAL_MEASURE_SECONDS)
-        cluster = cluster.with_profile(_measure(threads))
+        cluster = cluster.with_profile(_measure(threads, fresh=fresh))
     return cluster
 
 
@@ -118,8 +118,8 @@ def _gpus() -> list[Device]:
     return parse_gpus(listed.splitlines())
 
 
-def _measure(threads: int) -> DeviceProfile:
-    command = [*MEASURE, "--threads", str(threads), "--json"]
+def _measure(threads: int, *, fresh: bool) -> DeviceProfile:
+    command = [*MEASURE, "--threads", str(threads), "--json", *(["--fresh"] if fresh else [])]
     environment = {**SLOT_ENVIRONMENT, **os.environ}  # what is measured is what a slot does
     try:
         measured = subprocess.run(  # noqa: S603  our own module

@@ -13,7 +13,6 @@ from strata_planner.contract.values import ContractError, Value, from_json, to_j
 
 PLAN_VERSION = 2
 
-
 Place = tuple[str, str, int]  # node, type and index of a device: what no other device has, and what outlasts a plan
 
 

@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.plan import Place
 from strata_planner.contract.values import ContractError, Value, from_builtins
 from strata_planner.errors import ClusterError
 from strata_planner.question.catalogue import CPU, catalogue, unknown_type
@@ -45,7 +46,7 @@ class Accelerator(Value, frozen=True):
     hourly_cost: float | None = None
 
     @property
-    def place(self) -> tuple[str, str, int]:
+    def place(self) -> Place:
         """What no other device has: node, type, index."""
         return self.node, self.type, self.index
 
@@ -73,7 +74,7 @@ class DeviceGroup(Value, frozen=True):
         return self.leader.profile
 
     @property
-    def places(self) -> tuple[tuple[str, str, int], ...]:
+    def places(self) -> tuple[Place, ...]:
         return tuple(device.place for device in self.devices)
 
     @property
@@ -140,13 +141,13 @@ class Cluster(Value, frozen=True, dict=True):
                     found.append(_resolved(node, device, index, self.profiles))
         return tuple(found)
 
-    def group(self, places: tuple[tuple[str, str, int], ...]) -> DeviceGroup | None:
+    def group(self, places: tuple[Place, ...]) -> DeviceGroup | None:
         """The devices at these places, as a plan's stage names them; None if one is not in the cluster."""
         found = tuple(self._places[place] for place in places if place in self._places)
         return DeviceGroup(found) if len(found) == len(places) else None
 
     @cached_property
-    def _places(self) -> dict[tuple[str, str, int], Accelerator]:
+    def _places(self) -> dict[Place, Accelerator]:
         return {each.place: each for each in self._accelerators}
 
     def slowest_link(self, group: DeviceGroup) -> LinkRate:

@@ -104,12 +104,12 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
         _keep_kernels_of_gpu(compute_type)
     else:
         _keep_kernels(compute_type)
-    beside = min(MOST_BESIDE, cores() // threads - 1) if device == "cpu" else 0
+    beside = max(0, min(MOST_BESIDE, cores() // threads - 1)) if device == "cpu" else 0
     _say("measuring: layers and steps")
-    with in_company(max(0, beside), overheads.FIELDS | SMALL, "dense", compute_type):
+    with in_company(beside, overheads.FIELDS | SMALL, "dense", compute_type):
         taken = overheads.take(torch.device(device), compute_type)
     larger = LARGE if memory > 2 * max(1, beside) * LARGE_BYTES else SMALL
-    with in_company(max(0, beside), overheads.FIELDS | larger, "dense", compute_type):
+    with in_company(beside, overheads.FIELDS | larger, "dense", compute_type):
         timings = timing.take(torch.device(device), compute_type, taken, lambda what: _say(f"measuring: {what}"))
     count = threads if device == "cpu" else 0
     packed = packed_rows(COMPUTE_DTYPES[compute_type], threads) if device == "cpu" else {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from strata_planner.contract.plan import Plan
+from strata_planner.contract.plan import Place, Plan
 from strata_planner.errors import ClusterError, InfeasibleError, WorkloadError
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.assembly import together
@@ -18,7 +18,7 @@ from strata_planner.search.layouts.genetic import Genetic, Genome, Individual, L
 from strata_planner.search.layouts.goals import Goal, goal_of
 from strata_planner.search.layouts.pipelines import Groups, Pipeline, Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
-from strata_planner.search.layouts.solved import Place, SolvedReplica, nearly_solved, plan_of, solved
+from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved, plan_of, solved
 from strata_planner.search.layouts.stages import Split, with_concurrency
 from strata_planner.search.metric import Metric
 

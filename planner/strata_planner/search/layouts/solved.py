@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from strata_planner.contract.plan import Plan, Prediction
+from strata_planner.contract.plan import Place, Plan, Prediction
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.assembly import assemble, combined
 from strata_planner.search.exact.candidates import Candidate, Pricer
@@ -20,8 +20,6 @@ from strata_planner.search.layouts.rounded import rounded
 from strata_planner.search.layouts.stages import CHUNKS, EVENLY, Split, near_chunks, pair_of, with_concurrency
 from strata_planner.search.metric import Metric
 from strata_planner.search.prediction import predict
-
-Place = tuple[str, str, int]  # node, type, index
 
 _PRICES = 16  # of the penalty that are tried, to keep within its bound
 
