@@ -134,6 +134,7 @@ def run_plan(leader: LeaderClient, slots: Mapping[str, SlotProcess], workload: W
             f"{name}-{number}",
             [(7 * number + place) % 1000 for place in range(workload.prompt_tokens)],
             workload.output_tokens,
+            salt=f"{name}-{number}",
         )
         for number in range(workload.concurrency)
     ]

@@ -107,9 +107,10 @@ class Runtime:
     def replay(self, trace: Sequence[Request]) -> Outcome:
         """Send every request when it is due, note when its tokens come."""
         self._runs += 1
+        names = [f"{self._runs}-{number}" for number in range(len(trace))]
         submits = [
-            greedy(f"{self._runs}-{number}", _prompt(number, each.prompt_tokens), each.output_tokens)
-            for number, each in enumerate(trace)
+            greedy(name, _prompt(number, each.prompt_tokens), each.output_tokens, salt=name)
+            for number, (name, each) in enumerate(zip(names, trace, strict=True))
         ]
         moments: dict[str, list[float]] = {submit.request: [] for submit in submits}
         unfinished, due, started = len(trace), 0, time.perf_counter()

@@ -64,11 +64,12 @@ class ServedPipeline:
         self._run = 0
 
     def measure(self, sequences: int, prompt: int, answer: int) -> Served:
-        """Generate `answer` tokens for `sequences` prompts at once."""
+        """Generate `answer` tokens for `sequences` prompts at once, which share nothing with any that were run before."""
         self._run += 1
+        names = [f"{self._run}-{number}" for number in range(sequences)]
         submits = [
-            greedy(f"{self._run}-{number}", [(7 * number + place) % _VOCABULARY for place in range(prompt)], answer)
-            for number in range(sequences)
+            greedy(name, [(7 * number + place) % _VOCABULARY for place in range(prompt)], answer, salt=name)
+            for number, name in enumerate(names)
         ]
         before = self._stats()
         started = time.perf_counter()

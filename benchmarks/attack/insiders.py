@@ -201,7 +201,7 @@ def to_follower(rng: random.Random, epoch: int) -> tuple[str, Frames]:
     """A frame of hidden states, some of it wrong."""
     length = rng.choice((1, 1, 4, 64))
     header = FrameHeader(
-        0, epoch, 0, "", [Segment(1, 0, length, 1)], [Open(1, Sampling(temperature=0))], "float32", 256
+        0, epoch, 0, "", [Segment(1, 0, length, 1, tuple(range(4)))], [Open(1, Sampling(temperature=0))], "float32", 256
     )
     values = msgspec.to_builtins(header)
     if rng.random() < 0.3:

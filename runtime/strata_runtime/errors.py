@@ -3,7 +3,6 @@
     RuntimeFaultError
     ├── InputError              fix the request, checkpoint or role; retrying does not help
     │   └── RequestRefusedError one request can never run here; the others go on
-    ├── PoolExhaustedError      a slot's pages are used up: the leader admitted more than the plan's budget (report)
     └── StepError               a step could not run: the epoch is broken, a new one replays (retry in a new epoch)
 
 Messages have the value, the rule and the fix. `reason_of` makes one of whatever else was raised, for a status.
@@ -24,10 +23,6 @@ class InputError(RuntimeFaultError):
 
 class RequestRefusedError(InputError):
     """One request cannot be served."""
-
-
-class PoolExhaustedError(RuntimeFaultError):
-    """No free pages are left in this slot."""
 
 
 class StepError(RuntimeFaultError):

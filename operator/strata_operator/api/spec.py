@@ -242,6 +242,8 @@ class RuntimeSpec(ApiType):
     """Image of slots and gateway; by default that of the operator's release when the deployment was first planned."""
     compute_type: ComputeTypeName | None = None
     """Type of activations and unquantized weights; by default what the planner finds best for the model and devices."""
+    prefix_caching: bool = True
+    """What requests have in common at their beginning is computed once: its keys and values stay in the KV cache until their room is needed."""
     pod: PodOverlay = PodOverlay()
 
 

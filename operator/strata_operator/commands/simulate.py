@@ -139,11 +139,11 @@ def latency_table(outcome: Outcome) -> Table:
 def use_table(outcome: Outcome) -> Table:
     """A row per replica: its share of the requests, how busy each stage was, how full its KV."""
     table = Table(title="replicas", title_justify="left")
-    for name in ("replica", "requests", "steps", "busy, by stage", "KV at most"):
+    for name in ("replica", "requests", "steps", "busy, by stage", "KV at most", "computed again"):
         table.add_column(name, justify="left" if name.startswith("busy") else "right")
     for place, (use, shares) in enumerate(zip(outcome.replicas, outcome.utilisation, strict=True)):
         busy = " ".join(f"{share:.0%}" for share in shares)
-        table.add_row(str(place), str(use.requests), str(use.steps), busy, f"{use.kv_peak:.0%}")
+        table.add_row(str(place), str(use.requests), str(use.steps), busy, f"{use.kv_peak:.0%}", str(use.preemptions))
     return table
 
 

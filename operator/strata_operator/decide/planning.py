@@ -84,6 +84,7 @@ def request_for(
         penalty_bound=None if most is None else penalty_bound(sensitivity or prior(model, ()), most),
         solver=spec.planning.solver,
         chunk_tokens=spec.planning.chunk_tokens,
+        prefix_caching=spec.runtime.prefix_caching,
         objective=_objective(deployment),
         tensor_parallel=_degrees(deployment, for_serving=for_serving),
     )

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from strata_operator.api import LLMDeployment
 
 PLANNED_PARTS = ("model", "workload", "objective", "precision", "placement", "planning")  # of the spec
+PLANNED_OF_RUNTIME = ("compute_type", "prefix_caching")
 
 # Every field that 0.1.0 hashed, in its own order of parts; None: a value, else the fields below. Never to be changed.
 _Fields = dict[str, "_Fields | None"]
@@ -45,7 +46,7 @@ def spec_digest(deployment: LLMDeployment) -> str:
     """Of the part of the spec that plans are made from."""
     spec = deployment.spec
     said = {part: _said(getattr(spec, part)) for part in PLANNED_PARTS}
-    said["runtime"] = {"compute_type": spec.runtime.compute_type} if spec.runtime.compute_type else {}
+    said["runtime"] = {name: value for name, value in _said(spec.runtime).items() if name in PLANNED_OF_RUNTIME}
     return _hashed({part: fields for part, fields in said.items() if fields})
 
 
@@ -64,6 +65,8 @@ def _digest_of_0_1_0(deployment: LLMDeployment) -> str | None:
         if not _knows(fields, _said(getattr(spec, name))):
             return None
         parts.append(_cut(fields, getattr(spec, name).model_dump(mode="json")))
+    if not spec.runtime.prefix_caching:
+        return None
     return _hashed([*parts, spec.runtime.compute_type])
 
 

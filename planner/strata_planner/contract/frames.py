@@ -1,8 +1,9 @@
 """Data frames: what passes from stage to stage. A msgpack header, then the raw bytes of the hidden states.
 
 One frame may mix chunked prefill, decode and verification of several sequences: its segments are packed along the
-token axis, so that hidden states are [tokens, hidden] with tokens = the sum of the segments' lengths. Page numbers never
-leave a slot. Encoded as arrays: field order is part of the wire format, new fields go last.
+token axis, so that hidden states are [tokens, hidden] with tokens = the sum of the segments' lengths. The leader's scheduler
+says in which blocks of its KV pool each stage keeps a sequence: the same numbers at all stages, told once, when they are
+appended. Encoded as arrays: field order is part of the wire format, new fields go last.
 """
 
 import math
@@ -38,15 +39,17 @@ class Sampling(Message, frozen=True):
 class Segment(Message, frozen=True):
     """`length` consecutive tokens of one sequence, the first at position `start`.
 
-    A sequence holds no more than its latest segment's end: one that starts before it forgets what lay behind its start, as after rejected drafts.
+    One that starts before the latest segment's end writes over what lay there, as after rejected drafts.
     `sample`: after how many of the last tokens a choice is wanted: 1 for decode and the last chunk of a prompt, 0 for
-    earlier chunks, `length` for a verification step.
+    earlier chunks, `length` for a verification step. `blocks`: appended to the sequence's table first, which then reaches the
+    segment's end at least; blocks before `start` may hold what another sequence has computed.
     """
 
     sequence: int
     start: int
     length: int
     sample: int
+    blocks: tuple[int, ...] = ()
 
 
 class Open(Message, frozen=True, tag="open"):
@@ -57,7 +60,7 @@ class Open(Message, frozen=True, tag="open"):
 
 
 class Free(Message, frozen=True, tag="free"):
-    """The sequence is over: its pages return to the pool."""
+    """The sequence is over, or gave its blocks back: stages forget its table and how to sample it."""
 
     sequence: int
 
@@ -65,7 +68,7 @@ class Free(Message, frozen=True, tag="free"):
 KvOperation = Open | Free
 
 
-class FrameHeader(Message, frozen=True, tag="frame/2"):
+class FrameHeader(Message, frozen=True, tag="frame/3"):
     """The tag names the layout of its parts: a peer of another one cannot decode it, and so cannot take one field for another.
 
     Of another epoch: dropped and counted. A gap in `step`: an error. KV operations come before the segments.
@@ -74,11 +77,12 @@ class FrameHeader(Message, frozen=True, tag="frame/2"):
     replica: int
     epoch: int
     step: int
-    variant: str  # which weights it runs with, for draft steps at fewer bits; one until those exist
+    weights: str  # a digest of the weights that it has run with so far: each stage works its own in
     segments: list[Segment]
     operations: list[KvOperation]
     dtype: ComputeType
     hidden: int
+    seconds: float = 0.0  # of the stage that took longest so far
 
 
 class SampledToken(Message, frozen=True):
@@ -91,13 +95,15 @@ class SampledToken(Message, frozen=True):
     top: list[tuple[int, float]]
 
 
-class StepResult(Message, frozen=True, tag="result"):
-    """What the last stage sends back to the leader for each frame that carried segments."""
+class StepResult(Message, frozen=True, tag="result/2"):
+    """What the last stage sends back to the leader for each frame that carried segments. `weights`, `seconds`: over all stages."""
 
     replica: int
     epoch: int
     step: int
     tokens: list[SampledToken]
+    weights: str = ""
+    seconds: float = 0.0
 
 
 class StepFailed(Message, frozen=True, tag="failed"):
@@ -127,6 +133,8 @@ class Submit(Message, frozen=True, tag="submit"):
     stop_tokens: list[int]
     sampling: Sampling
     alone: bool = False  # it was in a step that failed: until its first token its steps carry nothing else
+    priority: int = 0  # lower numbers go first
+    salt: str = ""  # KV is shared among requests of one salt
 
 
 class Abort(Message, frozen=True, tag="abort"):
@@ -148,11 +156,15 @@ class LeaderHello(Message, frozen=True, tag="leaderHello"):
     max_tokens: int  # prompt + answer of one request
     running: int
     waiting: int
-    kv_usage: float  # share of the admitted page budget in use
+    kv_usage: float  # share of the page budget in use
+    preemptions: int = 0  # sequences that gave their blocks back, since the epoch began
 
 
 class TokenEvent(Message, frozen=True):
-    """Token number `index` (from 0) of the answer to `request`; `finish` is set on the last."""
+    """Token number `index` (from 0) of the answer to `request`; `finish` is set on the last.
+
+    `found`: tokens of the prompt and of what was delivered before whose KV was there already.
+    """
 
     request: str
     index: int
@@ -160,6 +172,7 @@ class TokenEvent(Message, frozen=True):
     logprob: float
     top: list[tuple[int, float]]
     finish: FinishReason | None
+    found: int = 0
 
 
 class Tokens(Message, frozen=True, tag="tokens"):

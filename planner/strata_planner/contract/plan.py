@@ -9,6 +9,7 @@ from typing import Any, Self
 import msgspec
 
 from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatName
+from strata_planner.contract.steps import FEWEST_PROMPTS
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
 
 PLAN_VERSION = 2
@@ -87,6 +88,11 @@ class MicroBatch(Value, frozen=True, omit_defaults=True):
     max_step_tokens: int
     count: int = 0
 
+    @property
+    def most_prompts(self) -> int:
+        """That one step computes chunks of."""
+        return max(self.prefill, FEWEST_PROMPTS)
+
     def under_way(self, stages: int) -> int:
         """Of a pipeline of so many stages."""
         return steps_under_way(self.count, stages)
@@ -157,6 +163,7 @@ class Plan(Value, frozen=True):
     prediction: Prediction
     alternatives: tuple[Alternative, ...] = ()
     unused: tuple[UnusedDevices, ...] = ()
+    prefix_caching: bool = True  # KV of equal prefixes is computed once and shared
 
     @property
     def stages(self) -> tuple[Stage, ...]:

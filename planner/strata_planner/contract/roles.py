@@ -15,8 +15,8 @@ class Neighbour(Value, frozen=True):
     role: int
 
 
-class Role(Value, frozen=True):
-    """One stage of one replica as its slot must run it."""
+class Role(Value, frozen=True, omit_defaults=True):
+    """One stage of one replica as its slot must run it. A field at its default is left out, for slots of an earlier release."""
 
     replica: int
     stage: int
@@ -40,6 +40,7 @@ class Role(Value, frozen=True):
     predicted_bytes: int  # what the plan expects this role to take of its devices
     next: Neighbour  # the last stage's next is stage 0: sampled tokens go back to the leader
     previous: Neighbour
+    prefix_caching: bool = True
 
 
 def roles_of(plan: Plan) -> dict[str, tuple[Role, ...]]:
@@ -89,4 +90,5 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         predicted_bytes=stage.memory.total_bytes,
         next=place[replica.replica, (stage.stage + 1) % count],
         previous=place[replica.replica, (stage.stage - 1) % count],
+        prefix_caching=plan.prefix_caching,
     )

@@ -90,6 +90,7 @@ class PlanRequest:
     activation_bits: tuple[int, ...] = (16,)
     static_activations: bool = False
     chunk_tokens: int | None = None
+    prefix_caching: bool = True
 
     @cached_property
     def formats(self) -> dict[int, tuple[FormatName, ...]]:

@@ -101,6 +101,7 @@ def assemble(
         page_tokens=PAGE_TOKENS,
         replicas=(Replica(0, stages, micro_batch, request.workload.concurrency),),
         prediction=predict(pricer, found),
+        prefix_caching=request.prefix_caching,
     )
 
 

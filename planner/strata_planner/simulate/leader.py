@@ -7,10 +7,20 @@ step's way through all of them is known when it starts.
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from strata_planner.simulate.replica import ReplicaModel
 from strata_planner.simulate.scheduler import Scheduler, Sequence
 from strata_planner.simulate.stage import Batch
+
+
+class _Result(NamedTuple):
+    """Of a step: when it reaches the leader, whose tokens it has, what was computed, and the seconds of the slowest stage."""
+
+    at: float
+    sampled: list[Sequence]
+    batch: Batch
+    seconds: float
 
 
 class Leader:
@@ -28,7 +38,7 @@ class Leader:
         self.most_pages = 0
         self._finished = finished
         self._inbox: deque[Sequence] = deque()
-        self._results: deque[tuple[float, list[Sequence]]] = deque()  # when they reach the leader
+        self._results: deque[_Result] = deque()
         self._stage_free = [0.0] * count
         self._link_free = [0.0] * count
 
@@ -40,8 +50,8 @@ class Leader:
 
     def act(self, now: float) -> None:
         """One pass: a result, all requests that have come, a step."""
-        if self._results and self._results[0][0] <= now:
-            self._take(self._results.popleft()[1], now)
+        if self._results and self._results[0].at <= now:
+            self._take(self._results.popleft(), now)
         while self._inbox:
             self.scheduler.add(self._inbox.popleft())
         self.wake_at = self._step(now)
@@ -52,29 +62,32 @@ class Leader:
             chosen = self.scheduler.next_batch()
             if chosen is not None:
                 batch, sampled = chosen
-                self._results.append((self._pass_through(batch, now), sampled))
+                self._results.append(self._pass_through(batch, sampled, now))
                 return self._stage_free[0]
-        return max(now, self._results[0][0]) if self._results else None
+        return max(now, self._results[0].at) if self._results else None
 
-    def _pass_through(self, batch: Batch, now: float) -> float:
-        """Book the step on every stage and link; when its result reaches the leader."""
+    def _pass_through(self, batch: Batch, sampled: list[Sequence], now: float) -> "_Result":
+        """Book the step on every stage and link."""
         self.steps += 1
-        self.most_pages = max(self.most_pages, self.scheduler.reserved_pages)
-        stages, at = self.model.stages, now
+        self.most_pages = max(self.most_pages, self.scheduler.held_blocks)
+        stages, at, slowest = self.model.stages, now, 0.0
         last = len(stages) - 1
         for place, stage in enumerate(stages):
             seconds = stage.seconds(batch)
             at = max(at, self._stage_free[place]) + seconds
             self._stage_free[place] = at
             self.busy_seconds[place] += seconds
+            slowest = max(slowest, seconds)
             if last:
                 hop, units = stage.hop, batch.sampled if place == last else batch.tokens
                 at = max(at, self._link_free[place]) + units * hop.seconds_per_token
                 self._link_free[place] = at
                 at += hop.latency_seconds
-        return at
+        return _Result(at, sampled, batch, slowest)
 
-    def _take(self, sampled: list[Sequence], now: float) -> None:
+    def _take(self, result: "_Result", now: float) -> None:
+        batch, sampled = result.batch, result.sampled
+        self.scheduler.pace.learn(batch.decoding, batch.tokens - batch.decoding, result.seconds)
         for sequence in sampled:
             sequence.produced += 1
             if sequence.first_token_at is None:
@@ -84,6 +97,6 @@ class Leader:
                 self.scheduler.remove(sequence)
                 self._finished(sequence)
             else:
-                self.scheduler.ready_again(sequence)
+                self.scheduler.take(sequence)
         if sampled:
-            self.kv_usage = self.scheduler.reserved_pages / max(self.model.limits.page_budget, 1)
+            self.kv_usage = self.scheduler.held_blocks / max(self.model.limits.page_budget, 1)

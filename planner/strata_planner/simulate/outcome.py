@@ -62,12 +62,15 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUse:
-    """What one replica did. `kv_peak`: the largest share of its pages that was reserved at once."""
+    """What one replica did. `kv_peak`: the largest share of its pages that was in use at once. `preemptions`: times that a request
+    gave its pages back and was computed again.
+    """
 
     requests: int
     steps: int
     busy_seconds: tuple[float, ...]  # of each stage
     kv_peak: float
+    preemptions: int
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,13 @@ class Outcome:
             "requestsPerSecond": self.requests_per_second,
             **{f"{metric}Seconds": self._distribution(metric) for metric in METRICS},
             "replicas": [
-                {"requests": use.requests, "steps": use.steps, "kvPeak": use.kv_peak, "utilisation": list(shares)}
+                {
+                    "requests": use.requests,
+                    "steps": use.steps,
+                    "kvPeak": use.kv_peak,
+                    "preemptions": use.preemptions,
+                    "utilisation": list(shares),
+                }
                 for use, shares in zip(self.replicas, self.utilisation, strict=True)
             ],
         }

@@ -1,12 +1,16 @@
 """The leader's scheduler without tokens: which sequences the next micro-batch carries. Called by `leader` at every step.
 
 A second writing of the runtime's scheduler/scheduler.py, rule by rule (a test runs both on the same requests): admission first come
-first served by pages for the longest length, decode first in micro-batches cut over the stages, prompts in chunks up to the
-plan's token limit. Nothing is preempted, since what is admitted has its pages. Knows no clock.
+first served by the blocks of a prompt, decode first in micro-batches cut over the stages, prompts in chunks up to the plan's token
+limit, the last to come computed again where no block is left. Requests here have nothing in common, so that no block is shared, and
+are equally important. Knows no clock.
 """
 
+from bisect import insort
 from collections import deque
+from heapq import nsmallest
 
+from strata_planner.contract.steps import OLDEST_SHARE, WATERMARK, Pace
 from strata_planner.simulate.replica import Limits
 from strata_planner.simulate.stage import Batch, Chunk
 from strata_planner.simulate.trace import Request
@@ -15,17 +19,37 @@ from strata_planner.simulate.trace import Request
 class Sequence:
     """A request as the leader runs it, and when its tokens came."""
 
-    __slots__ = ("computed", "finished_at", "first_token_at", "number", "pages", "produced", "replica", "request")
+    __slots__ = (
+        "awaited",
+        "blocks",
+        "computed",
+        "finished_at",
+        "first_token_at",
+        "number",
+        "produced",
+        "promised",
+        "rank",
+        "replica",
+        "request",
+    )
 
     def __init__(self, number: int, request: Request) -> None:
         self.number = number  # its place in the trace
         self.request = request
         self.replica = -1
-        self.pages = 0
+        self.rank = -1  # in the order of arrival at its leader
+        self.blocks = 0
+        self.promised = 0  # blocks that its prompt is still to take
         self.computed = 0  # positions whose KV exists or is on its way
         self.produced = 0
+        self.awaited = False  # a token of it is being sampled
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to be computed before the next one can be sampled."""
+        return self.request.prompt_tokens + self.produced - self.computed
 
 
 class Scheduler:
@@ -34,23 +58,42 @@ class Scheduler:
     def __init__(self, limits: Limits, under_way: int) -> None:
         self._limits = limits
         self._under_way = under_way
-        self.waiting: deque[Sequence] = deque()
-        self.reserved_pages = 0
-        self.running = 0
-        self._prefilling: deque[Sequence] = deque()
+        self._free = limits.page_budget
+        self._promised = 0
+        self._arrived = 0
+        self._running: dict[int, Sequence] = {}  # by rank
+        self._prefilling: list[Sequence] = []  # by rank
         self._ready: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []  # by rank
+        self.preemptions = 0
+        self.pace = Pace()
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def held_blocks(self) -> int:
+        return self._limits.page_budget - self._free
 
     def add(self, sequence: Sequence) -> None:
-        sequence.pages = self._limits.pages(sequence.request.longest)
-        self.waiting.append(sequence)
+        if sequence.rank < 0:
+            sequence.rank = self._arrived
+            self._arrived += 1
+        insort(self.waiting, sequence, key=_rank)
 
-    def ready_again(self, sequence: Sequence) -> None:
-        self._ready.append(sequence)
+    def take(self, sequence: Sequence) -> None:
+        """A token of it has been sampled; the caller has counted it, and `remove`s it if it was the last."""
+        sequence.awaited = False
+        if sequence.rank in self._running:
+            self._ready.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Its last token has been sampled."""
-        self.running -= 1
-        self.reserved_pages -= sequence.pages
+        """Its last token has been taken."""
+        if sequence.rank in self._running:
+            self._stop(sequence)
+        else:
+            self.waiting.remove(sequence)
 
     def next_batch(self) -> tuple[Batch, list[Sequence]] | None:
         """The next micro-batch and the sequences that it samples a token of; None if nothing is ready."""
@@ -59,36 +102,105 @@ class Scheduler:
         count = len(sampled)
         keys = 0
         for sequence in sampled:
-            sequence.computed += 1
+            self._advance(sequence, 1)
             keys += sequence.computed
         if not self._prefilling:
             return (Batch(count, count, count, keys), sampled) if count else None
-        chunks = self._chunks(self._limits.micro_batch.max_step_tokens - count, sampled)
+        chunks = self._chunks(self._prompt_budget(count), sampled)
         tokens = count + sum(chunk.tokens for chunk in chunks)
         return (Batch(tokens, len(sampled), count, keys, chunks), sampled) if tokens else None
 
+    def _stop(self, sequence: Sequence) -> None:
+        del self._running[sequence.rank]
+        for queue in (self._prefilling, self._ready):
+            if sequence in queue:
+                queue.remove(sequence)
+        self._free += sequence.blocks
+        self._promised -= sequence.promised
+        sequence.blocks = sequence.promised = sequence.computed = 0
+
     def _admit(self) -> None:
-        while self.waiting and self.reserved_pages + self.waiting[0].pages <= self._limits.page_budget:
-            sequence = self.waiting.popleft()
-            self.reserved_pages += sequence.pages
-            self.running += 1
-            self._prefilling.append(sequence)
+        while self.waiting and not self.waiting[0].awaited:
+            pages = self._limits.pages(self.waiting[0].remaining)
+            spare = self._free - self._promised - pages
+            if self._running and spare < WATERMARK * self._limits.page_budget:
+                return
+            sequence = self.waiting.pop(0)
+            self._running[sequence.rank] = sequence
+            sequence.promised = pages
+            self._promised += pages
+            insort(self._prefilling, sequence, key=_rank)
 
     def _decoding(self) -> list[Sequence]:
         ready = self._ready
-        share = -(-(self.running - len(self._prefilling)) // self._under_way)
+        share = -(-(len(self._running) - len(self._prefilling)) // self._under_way)
         count = min(len(ready), self._limits.micro_batch.decode, max(share, 1))
-        return [ready.popleft() for _ in range(count)]
+        picked = [ready.popleft() for _ in range(count)]
+        while sum(map(self._lacks_a_block, picked)) > self._free - self._promised:
+            last = self._running[max(self._running)]
+            if last in picked:
+                picked.remove(last)
+            self.preemptions += 1
+            self._stop(last)
+            self.add(last)
+        return picked
+
+    def _prompt_budget(self, decoding: int) -> int:
+        budget = self._limits.micro_batch.max_step_tokens - decoding
+        if len(self._running) == len(self._prefilling):
+            return budget
+        first_tokens = len(self._prefilling) + len(self.waiting)
+        return int(min(budget, max(self._limits.page_tokens, self.pace.tokens(first_tokens))))
+
+    def _lacks_a_block(self, sequence: Sequence) -> bool:
+        return sequence.blocks * self._limits.page_tokens == sequence.computed
+
+    def _advance(self, sequence: Sequence, length: int) -> None:
+        sequence.computed += length
+        more = self._limits.pages(sequence.computed) - sequence.blocks
+        kept = min(sequence.promised, more)
+        sequence.blocks += more
+        self._free -= more
+        sequence.promised -= kept
+        self._promised -= kept
+        sequence.awaited = sequence.remaining == 0
 
     def _chunks(self, budget: int, sampled: list[Sequence]) -> tuple[Chunk, ...]:
-        """Of the oldest prompts; those that end here are added to `sampled`."""
+        """Of the first in rank and of those that need least; sequences that end their prompts here are added to `sampled`."""
+        if budget <= 0:
+            return ()
         chunks: list[Chunk] = []
-        while self._prefilling and budget > 0 and len(chunks) < self._limits.micro_batch.prefill:
-            sequence = self._prefilling[0]
-            length = min(budget, sequence.request.prompt_tokens - sequence.computed)
+        oldest = self._prefilling[0]
+        kept = min(budget, oldest.remaining, max(self._limits.page_tokens, budget // OLDEST_SHARE))
+        budget -= kept
+        for sequence in self._next_prompts():
+            length = self._length(sequence, budget + (kept if sequence is oldest else 0))
+            if length <= 0:
+                continue
+            budget -= max(0, length - kept) if sequence is oldest else length
             chunks.append(Chunk(length, sequence.computed))
-            sequence.computed += length
-            budget -= length
-            if sequence.computed == sequence.request.prompt_tokens:
-                sampled.append(self._prefilling.popleft())
+            self._advance(sequence, length)
+            if sequence.awaited:
+                self._prefilling.remove(sequence)
+                sampled.append(sequence)
         return tuple(chunks)
+
+    def _next_prompts(self) -> list[Sequence]:
+        oldest, *others = self._prefilling
+        others = nsmallest(self._limits.micro_batch.most_prompts - 1, others, key=_remaining)
+        return sorted([oldest, *others], key=_remaining)
+
+    def _length(self, sequence: Sequence, budget: int) -> int:
+        if sequence.remaining <= budget:
+            return sequence.remaining
+        end = sequence.computed + budget
+        whole = end - end % self._limits.page_tokens
+        return whole - sequence.computed if whole > sequence.computed else budget
+
+
+def _rank(sequence: Sequence) -> int:
+    return sequence.rank
+
+
+def _remaining(sequence: Sequence) -> int:
+    return sequence.remaining

@@ -118,6 +118,7 @@ class _Simulation:
                 steps=leader.steps,
                 busy_seconds=tuple(leader.busy_seconds),
                 kv_peak=leader.most_pages / max(leader.model.limits.page_budget, 1),
+                preemptions=leader.scheduler.preemptions,
             )
             for place, leader in enumerate(self._leaders)
         )

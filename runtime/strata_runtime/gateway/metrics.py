@@ -37,6 +37,13 @@ class Metrics:
             "vllm:kv_cache_usage_perc", "Share of the KV page budget in use, 0 to 1; fullest replica."
         )
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of the answers that got a first token.")
+        self._cache_queries = counter(
+            "vllm:prefix_cache_queries", "Prompt tokens that were looked for in the KV cache."
+        )
+        self._cache_hits = counter("vllm:prefix_cache_hits", "Prompt tokens that were found in the KV cache.")
+        self._preemptions = counter(
+            "vllm:num_preemptions", "Times that a running request gave its KV back and waited to be computed again."
+        )
         self._generation_tokens = counter("vllm:generation_tokens", "Tokens delivered.")
         self._first_token = self._histogram("vllm:time_to_first_token_seconds", "Request to first token.", _SECONDS)
         self._inter_token = self._histogram(
@@ -56,9 +63,12 @@ class Metrics:
         self._leaders = gauge("strata_leaders_connected", "Leaders that have said hello in this epoch.")
         self._replays = counter("strata_replays", "Times that a running request was handed to a leader again.")
 
-    def first_token(self, seconds: float, prompt_tokens: int) -> None:
+    def first_token(self, seconds: float, prompt_tokens: int, found_tokens: int) -> None:
+        """`found_tokens`: of the prompt, those whose KV was there already."""
         self._first_token.observe(seconds)
         self._prompt_tokens.inc(prompt_tokens)
+        self._cache_queries.inc(prompt_tokens)
+        self._cache_hits.inc(found_tokens)
         self._generation_tokens.inc()
 
     def next_token(self, seconds: float) -> None:
@@ -71,6 +81,9 @@ class Metrics:
         self._latency.observe(seconds)
         if seconds_per_token is not None:
             self._per_token.observe(seconds_per_token)
+
+    def preempted(self, times: int) -> None:
+        self._preemptions.inc(times)
 
     def replayed(self, times: int) -> None:
         self._replays.inc(times)

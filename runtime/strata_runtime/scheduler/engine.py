@@ -4,6 +4,7 @@ The leader's worker calls it in this order: `submit` / `abort` for what gateways
 room, `take` for every result that comes back. It is a function of those calls alone: no clock, no sockets, no tensors.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,12 +38,19 @@ class Engine:
 
     def __init__(self, limits: Limits) -> None:
         self.scheduler = Scheduler(limits)
-        self.in_flight = 0  # steps whose result has not come back
+        self._under_way: deque[tuple[int, int]] = (
+            deque()
+        )  # steps whose result has not come back: sequences that decode, tokens of prompts
         self._sequences: dict[str, Sequence] = {}
         self._by_number: dict[int, Sequence] = {}
-        self._operations: list[KvOperation] = []
         self._next_sequence = 0
         self._next_step = 0
+        self._weights: str | None = None  # that the last step which came back has run with
+
+    @property
+    def in_flight(self) -> int:
+        """Steps whose result has not come back."""
+        return len(self._under_way)
 
     @property
     def running(self) -> int:
@@ -54,8 +62,8 @@ class Engine:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the replica's page budget that is reserved."""
-        return self.scheduler.reserved_pages / max(self.scheduler.limits.page_budget, 1)
+        """Share of the replica's blocks that sequences hold."""
+        return self.scheduler.held_blocks / max(self.scheduler.limits.page_budget, 1)
 
     def submit(self, submit: Submit) -> None:
         """Queue a request; one that is already known is not run twice. Raises RequestRefusedError."""
@@ -80,10 +88,12 @@ class Engine:
 
     def next_step(self) -> Step | None:
         """The next micro-batch if the pipeline has room, or KV operations alone, or None."""
-        chosen = [] if self.in_flight >= self.scheduler.limits.under_way else self.scheduler.next_segments()
-        if not chosen and not self._operations:
+        scheduler, has_room = self.scheduler, self.in_flight < self.scheduler.limits.under_way
+        chosen, decoding = scheduler.next_segments(self._next_step) if has_room else ([], 0)
+        if not chosen and not scheduler.dropped:
             return None
-        operations, self._operations = self._operations, []
+        operations: list[KvOperation] = [Free(number) for number in scheduler.dropped]
+        scheduler.dropped.clear()
         token_ids: list[int] = []
         for sequence, segment in chosen:
             if not sequence.opened:
@@ -92,22 +102,31 @@ class Engine:
             token_ids.extend(sequence.tokens[segment.start : segment.start + segment.length])
         step = Step(self._next_step, [segment for _, segment in chosen], operations, token_ids)
         self._next_step += 1
-        self.in_flight += bool(chosen)
+        if chosen:
+            self._under_way.append((decoding, len(token_ids) - decoding))
         return step
 
     def take(self, result: StepResult) -> list[TokenEvent]:
         """A result of the last stage: the tokens to deliver. Raises StepError for one that was not asked for."""
         if not self.in_flight:
             raise StepError(f"a result for step {result.step} came while no step was in flight")
-        self.in_flight -= 1
+        self.scheduler.pace.learn(*self._under_way.popleft(), result.seconds)
+        if result.weights != self._weights:
+            if self._weights is not None:
+                self._weights_changed(result.step)
+            self._weights = result.weights
         events = []
         for sampled in result.tokens:
             sequence = self._by_number.get(sampled.sequence)
             if sequence is None:  # aborted while its token was on the way
                 continue
-            index = sequence.take(sampled)
+            sequence.awaited = False
+            if sequence.unwanted:
+                sequence.unwanted = False
+                continue
+            found, index = sequence.found, sequence.take(sampled)
             events.append(
-                TokenEvent(sequence.request, index, sampled.token, sampled.logprob, sampled.top, sequence.finish)
+                TokenEvent(sequence.request, index, sampled.token, sampled.logprob, sampled.top, sequence.finish, found)
             )
             if sequence.finish:
                 self._forget(sequence)
@@ -119,8 +138,21 @@ class Engine:
         """The requests behind sequence numbers; those that are forgotten are left out."""
         return [self._by_number[number].request for number in sequences if number in self._by_number]
 
+    def _weights_changed(self, step: int) -> None:
+        """From this step on the stages compute with others: nothing from before is shared with what is computed since.
+
+        Sequences that run go on from the KV they have, as they would alone. Who began with this step or later and found blocks from
+        before has been given what it never would have computed: it starts again, before any token of it is known.
+        """
+        self.scheduler.blocks.forget_names()
+        for sequence in list(self.scheduler.running.values()):
+            if sequence.found and not 0 <= sequence.first_step < step:
+                sequence.unwanted = sequence.awaited
+                self.scheduler.start_again(sequence)
+            elif sequence.computed:
+                sequence.shares = False
+
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request]
         del self._by_number[sequence.sequence]
-        if self.scheduler.remove(sequence):
-            self._operations.append(Free(sequence.sequence))
+        self.scheduler.remove(sequence)

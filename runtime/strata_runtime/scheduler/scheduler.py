@@ -1,24 +1,30 @@
-"""The scheduler: which tokens of which sequences the next micro-batch carries. Called by the engine at every step.
+"""The scheduler: which tokens of which sequences the next micro-batch carries, in which blocks. Called by the engine at every step.
 
-Iteration-level continuous batching: sequences join and leave at every step. Admission reserves pages for a sequence's
-longest length in the smallest slot of the replica, first come first served, so that no slot can run out: what does not
-fit waits. Decode micro-batches are cut so that as many as the plan says are under way, one per stage as a rule; prompts are cut into chunks that fill the
-step up to the plan's token limit. A sequence that is suspected of having failed a step computes its prompt in steps of its
-own, so that it can fail nobody else's. Knows no tensors and no sockets.
+Iteration-level continuous batching: sequences join and leave at every step. Admission asks for the blocks of a prompt that are not there
+yet, best rank first; nothing is kept free for answers. A decoding sequence takes a block when it needs one, and where none is free the
+one that came last gives all of its own back and is computed again later: the first in rank never does, so that every sequence ends.
+Blocks whose tokens were computed before, for whomever, are shared. Decode micro-batches are cut so that as many as the plan says are under
+way, one per stage as a rule; prompts are cut into chunks that fill the step up to the plan's token limit. A sequence that is suspected
+of having failed a step computes its prompt in steps of its own, so that it can fail nobody else's. Knows no tensors and no sockets.
 """
 
+from bisect import insort
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from strata_planner.contract.frames import Segment
 from strata_planner.contract.plan import MicroBatch
+from strata_planner.contract.steps import OLDEST_SHARE, WATERMARK, Pace
 from strata_runtime.errors import RequestRefusedError
+from strata_runtime.scheduler.blocks import BlockPool
 from strata_runtime.scheduler.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the plan allows the replica: from the leader's role. `under_way`: micro-batches, at most."""
+    """What the plan allows the replica: from the leader's role. `under_way`: micro-batches, at most. `sharing`: of blocks with equal tokens."""
 
     under_way: int
     micro_batch: MicroBatch
@@ -26,6 +32,7 @@ class Limits:
     page_budget: int
     max_model_len: int
     vocabulary: int = 2**31  # rows of the model's embedding
+    sharing: bool = True
 
     def pages(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
@@ -41,13 +48,22 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.waiting: deque[Sequence] = deque()
+        self.blocks = BlockPool(limits.page_budget)
+        self.waiting: list[Sequence] = []  # by rank
         self.running: dict[int, Sequence] = {}
-        self.reserved_pages = 0
-        self._prefilling: deque[Sequence] = deque()
+        self.preemptions = 0
+        self.dropped: list[int] = []  # sequences that the stages are still to forget
+        self._promised = 0  # blocks that prompts which run are still to take
+        self._prefilling: list[Sequence] = []  # by rank
         self._suspects: deque[Sequence] = deque()  # likewise, each alone
         self._was_suspect = False  # the step before was one of theirs
+        self.pace = Pace()
         self._ready: deque[Sequence] = deque()  # decoding, nothing in flight
+        self._step = 0
+
+    @property
+    def held_blocks(self) -> int:
+        return self.blocks.count - self.blocks.free
 
     def add(self, sequence: Sequence) -> None:
         """Raises RequestRefusedError for a sequence that could not run even alone."""
@@ -64,65 +80,170 @@ class Scheduler:
                 f"{sequence.prompt_length} prompt tokens + max_tokens {sequence.max_tokens} = {sequence.longest} exceed the "
                 f"{most} tokens that one request may take here; shorten the prompt or lower max_tokens"
             )
-        self.waiting.append(sequence)
+        self._wait(sequence)
 
-    def remove(self, sequence: Sequence) -> bool:
-        """Forget a finished or aborted sequence; True if the stages may hold KV of it."""
-        if self.running.pop(sequence.sequence, None) is None:
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a finished or aborted sequence."""
+        if sequence.sequence in self.running:
+            self._stop(sequence)
+        else:
             self.waiting.remove(sequence)
-            return False
-        self.reserved_pages -= self.limits.pages(sequence.longest)
-        for queue in (self._prefilling, self._suspects, self._ready):
-            if sequence in queue:
-                queue.remove(sequence)
-        return sequence.opened
+
+    def start_again(self, sequence: Sequence) -> None:
+        """Take its blocks from a running sequence, which waits to be computed anew."""
+        self._stop(sequence)
+        self._wait(sequence)
 
     def ready_again(self, sequence: Sequence) -> None:
-        """Its token has been sampled and it goes on."""
-        self._ready.append(sequence)
+        """Its token has been sampled and it goes on, unless it has no blocks any more."""
+        if sequence.sequence in self.running:
+            self._ready.append(sequence)
 
-    def next_segments(self) -> list[tuple[Sequence, Segment]]:
-        """The next micro-batch, decode first; empty if nothing is ready."""
+    def next_segments(self, step: int) -> tuple[list[tuple[Sequence, Segment]], int]:
+        """The micro-batch of step number `step`, and how many of it decode, which come first; empty if nothing is ready."""
+        self._step = step
         self._admit()
         if self._suspects and not (self._was_suspect and (self._ready or self._prefilling)):  # others get their turns
             self._was_suspect = True
-            return self._prefill_segments(self._suspects, self.limits.micro_batch.max_step_tokens, 1)
+            return self._suspect_segments(), 0
         self._was_suspect = False
-        chosen = self._decode_segments()
-        budget = self.limits.micro_batch.max_step_tokens - len(chosen)
-        chosen.extend(self._prefill_segments(self._prefilling, budget, self.limits.micro_batch.prefill))
-        return chosen
+        decoding = self._decode_segments()
+        prompts = self._prefill_segments(self._prompt_budget(len(decoding)))
+        return decoding + prompts, len(decoding)
+
+    def _wait(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=lambda each: each.rank)
+
+    def _stop(self, sequence: Sequence) -> None:
+        """It runs no longer, and the stages will hear of it."""
+        del self.running[sequence.sequence]
+        for queue in (self._prefilling, self._suspects, self._ready):
+            if sequence in queue:
+                queue.remove(sequence)
+        if sequence.opened:
+            self.dropped.append(sequence.sequence)
+        self._promised -= sequence.promised
+        self.blocks.give_back(sequence.start_again())
 
     def _admit(self) -> None:
         while self.waiting:
-            pages = self.limits.pages(self.waiting[0].longest)
-            if self.reserved_pages + pages > self.limits.page_budget:
+            sequence = self.waiting[0]
+            if sequence.awaited:  # its newest token is not known yet
                 return
-            sequence = self.waiting.popleft()
-            self.reserved_pages += pages
+            found = list(self._found(sequence))
+            pages = self.limits.pages(len(sequence.tokens))
+            needed = pages - sum(self.blocks.is_held(block) for block in found)
+            spare = self.blocks.free - self._promised - needed
+            if self.running and spare < WATERMARK * self.limits.page_budget:
+                return
+            self.waiting.pop(0)
             self.running[sequence.sequence] = sequence
-            (self._suspects if sequence.alone else self._prefilling).append(sequence)
+            sequence.promised = pages
+            self._promised += pages
+            self._use(sequence, found)
+            if sequence.alone:
+                self._suspects.append(sequence)
+            else:
+                insort(self._prefilling, sequence, key=lambda each: each.rank)
+
+    def _found(self, sequence: Sequence) -> Iterator[int]:
+        """Blocks that hold what the sequence would compute next; its last token is always computed, for what comes after it."""
+        size = self.limits.page_tokens
+        if not self.limits.sharing or not sequence.shares or sequence.alone or sequence.computed % size:
+            return
+        for place in range(sequence.computed // size, (len(sequence.tokens) - 1) // size):
+            block = self.blocks.find(sequence.name(place, size))
+            if block is None:
+                return
+            yield block
+
+    def _use(self, sequence: Sequence, found: list[int]) -> None:
+        for block in found:
+            self.blocks.share(block)
+        self._append(sequence, found)
+        tokens = len(found) * self.limits.page_tokens
+        sequence.computed += tokens
+        sequence.found += tokens
+
+    def _append(self, sequence: Sequence, blocks: list[int]) -> None:
+        sequence.blocks.extend(blocks)
+        kept = min(sequence.promised, len(blocks))
+        sequence.promised -= kept
+        self._promised -= kept
 
     def _decode_segments(self) -> list[tuple[Sequence, Segment]]:
         decoding = len(self.running) - len(self._prefilling) - len(self._suspects)
         share = -(-decoding // self.limits.under_way)
         count = min(len(self._ready), self.limits.micro_batch.decode, max(share, 1))
-        return [self._advance(self._ready.popleft(), 1) for _ in range(count)]
+        picked = [self._ready.popleft() for _ in range(count)]
+        while sum(map(self._lacks_a_block, picked)) > self.blocks.free - self._promised:
+            last = max(self.running.values(), key=lambda each: each.rank)
+            if last in picked:
+                picked.remove(last)
+            self.preemptions += 1
+            self.start_again(last)
+        return [self._advance(sequence, 1) for sequence in picked]
 
-    def _prefill_segments(self, queue: deque[Sequence], budget: int, most: int) -> list[tuple[Sequence, Segment]]:
+    def _prompt_budget(self, decoding: int) -> int:
+        """Tokens of prompts beside so many that decode; bounded for the streams' sake if there are any, also in other steps under way."""
+        budget = self.limits.micro_batch.max_step_tokens - decoding
+        first_tokens = len(self._prefilling) + len(self._suspects)
+        if len(self.running) == first_tokens:
+            return budget
+        return int(min(budget, max(self.limits.page_tokens, self.pace.tokens(first_tokens + len(self.waiting)))))
+
+    def _lacks_a_block(self, sequence: Sequence) -> bool:
+        return len(sequence.blocks) * self.limits.page_tokens == sequence.computed
+
+    def _suspect_segments(self) -> list[tuple[Sequence, Segment]]:
+        sequence = self._suspects[0]
+        length = min(self.limits.micro_batch.max_step_tokens, sequence.remaining)
+        if length == sequence.remaining:
+            self._suspects.popleft()
+        return [self._advance(sequence, length)]
+
+    def _prefill_segments(self, budget: int) -> list[tuple[Sequence, Segment]]:
+        """Chunks of prompts: the first in rank has its part, what is left goes to those that need least."""
+        if budget <= 0 or not self._prefilling:
+            return []
         chosen: list[tuple[Sequence, Segment]] = []
-        while queue and budget > 0 and len(chosen) < most:
-            sequence = queue[0]
-            length = min(budget, len(sequence.tokens) - sequence.computed)
-            if sequence.computed + length == len(sequence.tokens):
-                queue.popleft()
-            budget -= length
+        oldest = self._prefilling[0]
+        kept = min(budget, oldest.remaining, max(self.limits.page_tokens, budget // OLDEST_SHARE))
+        budget -= kept
+        for sequence in self._next_prompts():
+            self._use(sequence, list(self._found(sequence)))
+            length = self._chunk(sequence, budget + (kept if sequence is oldest else 0))
+            if length <= 0:
+                continue
+            if length == sequence.remaining:
+                self._prefilling.remove(sequence)
+            budget -= max(0, length - kept) if sequence is oldest else length
             chosen.append(self._advance(sequence, length))
         return chosen
 
-    @staticmethod
-    def _advance(sequence: Sequence, length: int) -> tuple[Sequence, Segment]:
-        start = sequence.computed
+    def _next_prompts(self) -> list[Sequence]:
+        """Those that need least first, the first in rank among them whatever it needs."""
+        oldest, *others = self._prefilling
+        others = nsmallest(self.limits.micro_batch.most_prompts - 1, others, key=lambda each: each.remaining)
+        return sorted([oldest, *others], key=lambda each: each.remaining)
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        """Tokens of the sequence's next chunk: all that remain, or up to the end of a block, where others may go on."""
+        if sequence.remaining <= budget:
+            return sequence.remaining
+        end = sequence.computed + budget
+        whole = end - end % self.limits.page_tokens
+        return whole - sequence.computed if whole > sequence.computed else budget
+
+    def _advance(self, sequence: Sequence, length: int) -> tuple[Sequence, Segment]:
+        size, start = self.limits.page_tokens, sequence.computed
         sequence.computed += length
-        sampled = sequence.computed == len(sequence.tokens)
-        return sequence, Segment(sequence.sequence, start, length, int(sampled))
+        self._append(sequence, self.blocks.take(self.limits.pages(sequence.computed) - len(sequence.blocks)))
+        if self.limits.sharing and sequence.shares:
+            for place in range(start // size, sequence.computed // size):
+                self.blocks.name(sequence.blocks[place], sequence.name(place, size))
+        if sequence.first_step < 0:
+            sequence.first_step = self._step
+        told, sequence.told = sequence.told, len(sequence.blocks)
+        sequence.awaited = sequence.remaining == 0
+        return sequence, Segment(sequence.sequence, start, length, int(sequence.awaited), tuple(sequence.blocks[told:]))

@@ -1,25 +1,40 @@
-"""A sequence: one request as the leader runs it. Used by the scheduler; knows no pages and no batches."""
+"""A sequence: one request as the leader runs it. Used by the scheduler; knows no batches."""
 
 from dataclasses import dataclass, field
 
 from strata_planner.contract.frames import FinishReason, SampledToken, Sampling, Submit
+from strata_runtime.scheduler.blocks import name_of
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """The truth of a sequence is its tokens: prompt, what was delivered before, what was sampled since."""
+    """The truth of a sequence is its tokens: prompt, what was delivered before, what was sampled since.
 
-    sequence: int
+    All the rest can be computed again from them: a sequence that gave its blocks back starts at position 0.
+    """
+
+    sequence: int  # in the order of arrival
     request: str
     tokens: list[int]
     prompt_length: int
     max_tokens: int
     stop_tokens: frozenset[int]
     sampling: Sampling
-    computed: int = 0  # positions whose KV exists or is on its way through the stages
-    opened: bool = False  # the stages know its sampling parameters
     alone: bool = False  # until its first token no other sequence is in its steps
+    priority: int = 0  # those with lower numbers go first
+    salt: bytes = b""  # blocks are shared among equal ones
+    computed: int = 0  # positions whose KV exists or is on its way through the stages
+    blocks: list[int] = field(default_factory=list)  # of its positions, `page_tokens` each
+    told: int = 0  # of the blocks: those that the stages know
+    promised: int = 0  # blocks that its prompt is still to take
+    found: int = 0  # of its computed positions: those that were found in blocks of others
+    first_step: int = -1  # its first step since it was admitted; -1: none yet
+    shares: bool = True  # its blocks hold what anybody would compute from the same tokens
+    opened: bool = False  # the stages know it
+    awaited: bool = False  # a token of it is being sampled
+    unwanted: bool = False  # that token follows from KV that nobody should have used: it is dropped
     finish: FinishReason | None = field(default=None)
+    _names: list[bytes] = field(default_factory=list)
 
     @classmethod
     def of(cls, submit: Submit, sequence: int) -> "Sequence":
@@ -32,7 +47,14 @@ class Sequence:
             stop_tokens=frozenset(submit.stop_tokens),
             sampling=submit.sampling,
             alone=submit.alone,
+            priority=submit.priority,
+            salt=submit.salt.encode(),
         )
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The lowest goes first."""
+        return self.priority, self.sequence
 
     @property
     def longest(self) -> int:
@@ -43,6 +65,27 @@ class Sequence:
     def answered(self) -> int:
         """Tokens of the answer so far, delivered ones included."""
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to be computed before the next one can be sampled."""
+        return len(self.tokens) - self.computed
+
+    def name(self, place: int, page_tokens: int) -> bytes:
+        """Of the block in this place of its table, which its tokens must fill."""
+        names = self._names
+        while len(names) <= place:
+            start = len(names) * page_tokens
+            names.append(name_of(names[-1] if names else self.salt, self.tokens[start : start + page_tokens]))
+        return names[place]
+
+    def start_again(self) -> list[int]:
+        """Nothing of it is computed any more. Returns the blocks that it held."""
+        held, self.blocks = self.blocks, []
+        self.computed = self.told = self.promised = self.found = 0
+        self.first_step = -1
+        self.shares, self.opened = True, False
+        return held
 
     def take(self, sampled: SampledToken) -> int:
         """Append a sampled token and see whether it ends the sequence; the token's index in the answer."""

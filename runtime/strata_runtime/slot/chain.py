@@ -13,6 +13,7 @@ from strata_planner.contract.frames import FrameHeader, Free, KvOperation, Open,
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import Role, roles_of
 from strata_runtime.loading.load import load_stage
+from strata_runtime.scheduler.blocks import OwnBlocks
 from strata_runtime.slot.prepare import cache_of
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.tensors import from_bytes, to_bytes
@@ -25,6 +26,8 @@ class StageChain:
 
     def __init__(self, executors: Sequence[StageExecutor]) -> None:
         self._executors = executors
+        role = executors[0].role
+        self._blocks = OwnBlocks(role.replica_page_budget, role.page_tokens)
         self._step = 0
 
     @classmethod
@@ -36,12 +39,13 @@ class StageChain:
         """One step: `tokens` are the sequences' whole texts. Logits [rows, vocab] float32 of the rows to be sampled."""
         opened = [Open(segment.sequence, _GREEDY) for segment in segments if segment.start == 0]
         ids = [token for s in segments for token in tokens[s.sequence][s.start : s.start + s.length]]
-        return self._run(list(segments), list(opened), torch.tensor(ids))
+        return self._run(self._blocks.deal(segments), list(opened), torch.tensor(ids))
 
     def score(self, tokens: Sequence[int]) -> torch.Tensor:
         """Log probabilities [len(tokens) - 1] of a text's tokens after the first, computed as one prefill."""
         logits = self.logits({0: tokens}, [Segment(0, 0, len(tokens), len(tokens))])
         self._run([], [Free(0)], torch.empty(0, dtype=torch.int64))
+        self._blocks.free(0)
         wanted = torch.tensor(tokens[1:])[:, None]
         return logits[:-1].log_softmax(dim=-1).gather(1, wanted)[:, 0]
 

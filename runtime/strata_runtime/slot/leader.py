@@ -33,6 +33,7 @@ def limits_of(role: Role, vocabulary: int) -> Limits:
         page_budget=role.replica_page_budget,
         max_model_len=role.max_model_len,
         vocabulary=vocabulary,
+        sharing=role.prefix_caching,
     )
 
 
@@ -126,7 +127,7 @@ class LeaderWorker:
         if isinstance(output, StepResult):
             self._deliver(output)
         elif self._outlet is not None:
-            self._outlet.frame(header, output)
+            self._outlet.frame(*(output or (header, None)))
         return True
 
     def _header(self, step: Step) -> FrameHeader:
@@ -155,4 +156,5 @@ class LeaderWorker:
             engine.running,
             engine.waiting,
             engine.kv_usage,
+            engine.scheduler.preemptions,
         )

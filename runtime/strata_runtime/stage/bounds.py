@@ -48,15 +48,22 @@ class FrameBounds:
 
     @property
     def most_operations(self) -> int:
-        """A sequence holds a page at least: so many can end between two steps, and as many start as a step has tokens."""
+        """A sequence holds a page of its own: so many can end between two steps, and as many start as a step has tokens."""
         return self.role.replica_page_budget + 2 * self.most_tokens
+
+    @property
+    def most_blocks(self) -> int:
+        """That one step appends: a sequence that decodes has one more at times, one whose prompt begins has all that were there already."""
+        of_one = -(-self.role.max_model_len // self.role.page_tokens)
+        return self.most_tokens + self.role.micro_batch.most_prompts * of_one
 
     @property
     def header_bytes(self) -> int:
         """Of the longest message without its hidden states."""
         if self.role.leader:
             return _TOKEN_BYTES * self.most_tokens + _REST_BYTES
-        return _SEGMENT_BYTES * self.most_tokens + _OPERATION_BYTES * self.most_operations + _REST_BYTES
+        rest = _OPERATION_BYTES * self.most_operations + _NUMBER_BYTES * self.most_blocks + _REST_BYTES
+        return _SEGMENT_BYTES * self.most_tokens + rest
 
     @property
     def largest_bytes(self) -> int:
@@ -102,6 +109,7 @@ class FrameBounds:
             raise StepError(f"step {step}: hidden states of {kind}; this stage computes with {ours}")
         tokens = sum(_length(step, segment, role.max_model_len) for segment in header.segments)
         self._at_most(step, "tokens", tokens, self.most_tokens)
+        self._at_most(step, "blocks", sum(len(segment.blocks) for segment in header.segments), self.most_blocks)
         self._at_most(step, "KV operations", len(header.operations), self.most_operations)
         for operation in header.operations:
             _check_operation(step, operation)

@@ -4,10 +4,13 @@ It holds the laws of a frame: steps without gaps, KV operations before the segme
 precision: never within a step.
 """
 
+import functools
+import hashlib
 import time
 from dataclasses import dataclass, field
 
 import torch
+from msgspec import structs
 
 from strata_planner.contract.frames import (
     FrameHeader,
@@ -40,6 +43,19 @@ class Work:
     frames_dropped: int = 0
 
 
+Passed = tuple[FrameHeader, torch.Tensor]  # what a stage hands on: hidden states [tokens, hidden] behind their header
+
+
+def weights_of(role: Role) -> str:
+    """Which weights a stage computes keys and values with, and how these are kept: equal where both are."""
+    return digest(role.model_uri, repr((role.layers, role.bits, role.format, role.kv_bits, role.compute_type)))
+
+
+@functools.lru_cache(maxsize=64)
+def digest(*parts: str) -> str:
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
+
+
 class StageExecutor:
     """One role's layers, its KV pages and the sampling parameters of its open sequences. `role` tells the bits that its layers have now."""
 
@@ -53,20 +69,27 @@ class StageExecutor:
         self._cache = cache
         self._samplings: dict[int, Sampling] = {}
         self._next_step = 0
+        self._own_weights = weights_of(role)
+        self._weights = ""  # that the last step ran with: they may change as soon as it is over
 
-    def run(self, header: FrameHeader, inputs: torch.Tensor) -> torch.Tensor | StepResult | None:
+    def run(self, header: FrameHeader, inputs: torch.Tensor) -> Passed | StepResult | None:
         """One step. inputs: token ids [tokens] on the first stage, hidden states [tokens, hidden] on the others.
 
-        Returns hidden states for the next stage, on the last one the sampled tokens; None if there was nothing to compute.
+        Returns what the next stage gets, on the last one the sampled tokens; None if there was nothing to compute.
         Raises StepError for a gap in the steps or inputs that do not match the segments.
         """
         started = time.monotonic()
         outputs = self.compute(header, inputs)
         if outputs is None:
             return None
-        result = self._sample(header, outputs) if self.role.head else outputs
-        self._count(header, time.monotonic() - started)
-        return result
+        tokens = self._sample(header, outputs) if self.role.head else []
+        seconds = time.monotonic() - started
+        self._count(header, seconds)
+        weights = digest(header.weights, self._weights)
+        slowest = max(header.seconds, seconds)
+        if self.role.head:
+            return StepResult(header.replica, header.epoch, header.step, tokens, weights, slowest)
+        return structs.replace(header, weights=weights, seconds=slowest), outputs
 
     def compute(self, header: FrameHeader, inputs: torch.Tensor) -> torch.Tensor | None:
         """The same without sampling: hidden states [tokens, hidden], on the last stage logits [rows, vocab] float32."""
@@ -76,6 +99,7 @@ class StageExecutor:
                 self._apply(operation)
             if not header.segments:
                 return None
+            self._weights = self._own_weights
             batch = self._cache.plan(header.segments)
             with self._first_times.step(self.model.kernel_sizes(batch)):
                 return self.model.forward(inputs.to(self.model.device), batch)
@@ -90,6 +114,7 @@ class StageExecutor:
             started = time.perf_counter()
             change.apply()
             self.role = role_after(self.role, change)
+            self._own_weights = weights_of(self.role)
             return self._next_step, time.perf_counter() - started
 
         return self.boundary.between_steps(swap)
@@ -110,7 +135,7 @@ class StageExecutor:
                 self._samplings.pop(sequence, None)
                 self._cache.free(sequence)
 
-    def _sample(self, header: FrameHeader, logits: torch.Tensor) -> StepResult:
+    def _sample(self, header: FrameHeader, logits: torch.Tensor) -> list[SampledToken]:
         """logits: [rows, vocab] float32, a row for each token that a segment wants sampled, in order."""
         wanted = [
             (segment, segment.start + segment.length - segment.sample + offset)
@@ -118,15 +143,14 @@ class StageExecutor:
             for offset in range(segment.sample)
         ]
         if not wanted:
-            return StepResult(header.replica, header.epoch, header.step, [])
+            return []
         samplings = [self._sampling(segment.sequence) for segment, _ in wanted]
         tokens = choose(logits, samplings, [position for _, position in wanted])
         scored = iter(_scored(logits, tokens, samplings))
-        sampled = [
+        return [
             SampledToken(segment.sequence, position, token, *((0.0, []) if sampling.logprobs < 0 else next(scored)))
             for (segment, position), token, sampling in zip(wanted, tokens, samplings, strict=True)
         ]
-        return StepResult(header.replica, header.epoch, header.step, sampled)
 
     def _sampling(self, sequence: int) -> Sampling:
         if sequence not in self._samplings:

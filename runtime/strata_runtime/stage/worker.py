@@ -117,7 +117,7 @@ class Follower:
         if isinstance(output, StepResult):
             self._outlet.result(output)
         elif not self.executor.role.head:
-            self._outlet.frame(header, output)
+            self._outlet.frame(*(output or (header, None)))
 
 
 def failure_of(header: FrameHeader, stage: int, error: Exception) -> StepFailed:

@@ -195,6 +195,6 @@ class PipelineClient:
         self.close()
 
 
-def greedy(name: str, prompt: Sequence[int], answer: int, delivered: Sequence[int] = ()) -> Submit:
+def greedy(name: str, prompt: Sequence[int], answer: int, delivered: Sequence[int] = (), salt: str = "") -> Submit:
     """A request for exactly `answer` most likely tokens."""
-    return Submit(name, list(prompt), list(delivered), answer, [], Sampling(temperature=0))
+    return Submit(name, list(prompt), list(delivered), answer, [], Sampling(temperature=0), salt=salt)

@@ -11,7 +11,9 @@ NUMBERS = st.integers(0, 1 << 40)
 
 
 @given(
-    segments=st.lists(st.builds(Segment, NUMBERS, NUMBERS, NUMBERS, NUMBERS), max_size=4),
+    segments=st.lists(
+        st.builds(Segment, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=3).map(tuple)), max_size=4
+    ),
     operations=st.lists(st.builds(Open, NUMBERS, st.builds(Sampling)) | st.builds(Free, NUMBERS), max_size=4),
 )
 def test_a_frame_comes_back_as_it_was_sent(segments: list[Segment], operations: list[Open | Free]) -> None:

@@ -14,7 +14,7 @@ SLOW = Served(Request(2.0, 8, 3), 0, 6.0, 8.0, 3)  # ttft 4, tpot 1, latency 6
 SHORT = Served(Request(3.0, 8, 1), 0, 5.0, 5.0, 1)  # ttft 2, no tpot, latency 2
 REFUSED = Served(Request(3.0, 800, 1), None, None, None, 0)
 CUT = Served(Request(7.0, 8, 9), 0, 9.0, None, 2)
-OUTCOME = Outcome((QUICK, SLOW, SHORT, REFUSED, CUT), (ReplicaUse(4, 9, (5.0, 2.5), 0.5),), 10.0)
+OUTCOME = Outcome((QUICK, SLOW, SHORT, REFUSED, CUT), (ReplicaUse(4, 9, (5.0, 2.5), 0.5, 0),), 10.0)
 
 
 def test_rates_count_what_came_out() -> None:
@@ -47,7 +47,13 @@ def test_json_is_plain() -> None:
     plain = json.loads(json.dumps(OUTCOME.as_json()))
     assert (plain["requests"], plain["finished"], plain["refused"]) == (5, 3, 1)
     assert plain["ttftSeconds"]["p50"] == 2.0
-    assert plain["replicas"][0] == {"requests": 4, "steps": 9, "kvPeak": 0.5, "utilisation": [0.5, 0.25]}
+    assert plain["replicas"][0] == {
+        "requests": 4,
+        "steps": 9,
+        "kvPeak": 0.5,
+        "preemptions": 0,
+        "utilisation": [0.5, 0.25],
+    }
 
 
 @given(st.lists(st.floats(0, 100), min_size=1), st.floats(0, 100))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.frames import SampledToken, Sampling, StepResult, Submit
 from strata_planner.contract.plan import MicroBatch
-from strata_planner.simulate import Chunk, Limits, ReplicaLoad, Request, least_loaded
+from strata_planner.simulate import Batch, Chunk, Limits, ReplicaLoad, Request, least_loaded
 from strata_planner.simulate.scheduler import Scheduler, Sequence
 from strata_runtime.gateway.routing import routing
 from strata_runtime.scheduler.engine import Engine
@@ -27,9 +27,9 @@ class Pair:
     """An engine and the simulator's scheduler, given the same requests and the same results."""
 
     def __init__(self, micro_batch: MicroBatch, stages: int, pages: int) -> None:
-        self.engine = Engine(EngineLimits(stages, micro_batch, 16, pages, 10_000))
+        self.engine = Engine(EngineLimits(stages, micro_batch, 16, pages, 10_000, sharing=False))
         self.scheduler = Scheduler(Limits(micro_batch, 16, pages, 10_000), stages)
-        self.flight: deque[tuple[StepResult, list[Sequence]]] = deque()
+        self.flight: deque[tuple[StepResult, Batch, list[Sequence]]] = deque()
         self.stages = stages
         self.finished = 0
 
@@ -54,26 +54,29 @@ class Pair:
         assert [Chunk(each.length, each.start) for each in step.segments[batch.decoding :]] == list(batch.chunks)
         assert [each.sequence for each in step.segments if each.sample] == [each.number for each in sampled]
         assert len(step.token_ids) == batch.tokens
-        assert self.engine.scheduler.reserved_pages == self.scheduler.reserved_pages
+        assert self.engine.scheduler.held_blocks == self.scheduler.held_blocks
+        assert self.engine.scheduler.preemptions == self.scheduler.preemptions
         tokens = [
             SampledToken(
                 s.sequence, s.start + s.length, STOP if own.produced + 1 == own.request.output_tokens else 1, 0.0, []
             )
             for s, own in zip((s for s in step.segments if s.sample), sampled, strict=True)
         ]
-        self.flight.append((StepResult(0, 1, step.step, tokens), sampled))
+        seconds = 0.1 + 0.001 * batch.decoding + 0.004 * (batch.tokens - batch.decoding)
+        self.flight.append((StepResult(0, 1, step.step, tokens, seconds=seconds), batch, sampled))
         return True
 
     def take(self) -> None:
-        result, sampled = self.flight.popleft()
+        result, batch, sampled = self.flight.popleft()
         self.engine.take(result)
+        self.scheduler.pace.learn(batch.decoding, batch.tokens - batch.decoding, result.seconds)
         for sequence in sampled:
             sequence.produced += 1
             if sequence.produced == sequence.request.output_tokens:
                 self.scheduler.remove(sequence)
                 self.finished += 1
             else:
-                self.scheduler.ready_again(sequence)
+                self.scheduler.take(sequence)
 
 
 @given(

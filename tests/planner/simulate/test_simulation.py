@@ -69,7 +69,9 @@ def recorded(replica: ReplicaModel) -> tuple[ReplicaModel, list[list[Batch]]]:
 
 
 @given(replicas(), traces)
-def test_no_request_is_lost_and_no_token_computed_twice(replica: ReplicaModel, trace: tuple[Request, ...]) -> None:
+def test_no_request_is_lost_and_no_token_computed_twice_but_for_want_of_room(
+    replica: ReplicaModel, trace: tuple[Request, ...]
+) -> None:
     watched, seen = recorded(replica)
     outcome = simulate([watched], trace)
     taken = [each for each in trace if each.longest <= replica.limits.most_tokens]
@@ -81,7 +83,8 @@ def test_no_request_is_lost_and_no_token_computed_twice(replica: ReplicaModel, t
     computed = sum(each.prompt_tokens + each.output_tokens - 1 for each in taken)
     for batches in seen:
         assert batches == seen[0]
-        assert sum(batch.tokens for batch in batches) == computed
+        again = sum(batch.tokens for batch in batches) - computed
+        assert again > 0 if outcome.replicas[0].preemptions else again == 0
         assert sum(batch.sampled for batch in batches) == sum(each.output_tokens for each in taken)
 
 
@@ -95,13 +98,14 @@ def test_steps_keep_to_the_plans_limits(replica: ReplicaModel, trace: tuple[Requ
     for batch in seen[0]:
         assert 0 < batch.tokens <= limits.max_step_tokens
         assert batch.decoding <= limits.decode
-        assert len(batch.chunks) <= limits.prefill
+        assert len(batch.chunks) <= limits.most_prompts
         assert batch.tokens == batch.decoding + sum(chunk.tokens for chunk in batch.chunks)
 
 
-@given(replicas(), traces)
-def test_first_come_first_served(replica: ReplicaModel, trace: tuple[Request, ...]) -> None:
-    """Prompts are computed in the order of arrival, so first tokens come in it; ties keep the trace's order."""
+@given(replicas(), traces, st.integers(1, 70))
+def test_first_come_first_served(replica: ReplicaModel, trace: tuple[Request, ...], prompt: int) -> None:
+    """Equal prompts are computed in the order of arrival, so first tokens come in it; ties keep the trace's order."""
+    trace = tuple(each._replace(prompt_tokens=prompt) for each in trace)
     served = [each for each in simulate([replica], trace).requests if each.replica is not None]
     served.sort(key=lambda each: each.request.arrival_seconds)
     firsts = [each.first_token_at for each in served]
@@ -174,7 +178,7 @@ def test_the_same_seed_gives_the_same_outcome(replica: ReplicaModel, seed: int) 
 
 @given(st.integers(0, 10**6))
 def test_one_at_a_time_more_rate_never_lowers_a_latency(seed: int) -> None:
-    """Each reserves all pages: a queue with one server, where everyone waits at least as long when all come sooner."""
+    """A prompt takes most pages: a queue with one server, where everyone waits at least as long when all come sooner."""
     replica = a_replica(pages=4)
     slow, fast = (
         simulate([replica], [each._replace(max_tokens=24) for each in poisson(rate, 20, 40, [1, 9, 24], seed)])

@@ -50,6 +50,8 @@ class FakeLeader:
     max_tokens: int = 512
     reject: str = ""  # refuse every request with this reason
     fail_at: int | None = None  # the token whose step fails
+    found: int = 0  # tokens of each prompt that its KV cache has
+    preemptions: int = 0
     port: int = 0
     incarnation: int = 0
     submits: list[Submit] = field(default_factory=list)
@@ -105,7 +107,8 @@ class FakeLeader:
     async def _take(self, identity: bytes, message: Submit | Abort | Hello) -> None:
         match message:
             case Hello():
-                hello = LeaderHello(self.replica, self.epoch, str(self.incarnation), self.max_tokens, *self._load())
+                who = (self.replica, self.epoch, str(self.incarnation))
+                hello = LeaderHello(*who, self.max_tokens, *self._load(), self.preemptions)
                 await self._send(identity, hello)
             case Submit() if self.reject:
                 await self._send(identity, Rejected(message.request, self.reject))
@@ -138,7 +141,7 @@ class FakeLeader:
         token = self.model(submit.prompt, index)
         top = [(token, -0.25), (token + 1, -1.5), (token + 2, -3.0)][: max(submit.sampling.logprobs, 0)]
         finish = "stop" if token in submit.stop_tokens else "length" if index + 1 == submit.max_tokens else None
-        return TokenEvent(submit.request, index, token, -0.25, top, finish)
+        return TokenEvent(submit.request, index, token, -0.25, top, finish, self.found)
 
     async def _send(self, identity: bytes, message: LeaderMessage) -> None:
         await self._socket.send_multipart([identity, encode(message)])

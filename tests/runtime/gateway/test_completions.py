@@ -34,7 +34,23 @@ async def test_a_whole_completion(gateway: Harness, leader: FakeLeader, tokenize
         "prompt_tokens": prompt,
         "completion_tokens": tokens,
         "total_tokens": prompt + tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
+
+
+async def test_usage_tells_what_was_cached(gateway: Harness, leader: FakeLeader) -> None:
+    """Once for each prompt: further choices find what the first one has computed."""
+    leader.found = 2
+    answer = (await gateway.complete(prompt=[[5, 6, 7], [8, 9, 10]], n=3, max_tokens=2)).json()
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+    streamed = events_of(await gateway.complete(max_tokens=2, stream=True, stream_options={"include_usage": True}))
+    assert streamed[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+async def test_priority_and_salt_reach_the_leader(gateway: Harness, leader: FakeLeader) -> None:
+    await gateway.complete(max_tokens=1)
+    await gateway.complete(max_tokens=1, priority=-3, cache_salt="tenant a")
+    assert [(each.priority, each.salt) for each in leader.submits] == [(0, ""), (-3, "tenant a")]
 
 
 async def test_streamed_text_equals_whole_text(gateway: Harness, leader: FakeLeader, tokenizer: Tokenizer) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from strata_planner.contract.frames import LeaderHello
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader
 from tests.runtime.gateway.harness import Harness
@@ -17,6 +18,23 @@ async def test_counters_and_latencies(gateway: Harness, tokenizer: Tokenizer) ->
     assert await gateway.metric("vllm:e2e_request_latency_seconds_count") == 2
     page = (await gateway.http.get("/metrics")).text
     assert 'vllm:request_success_total{finished_reason="length",model_name="tiny"} 2.0' in page
+
+
+async def test_prefixes_that_were_found_and_preemptions(gateway: Harness, leader: FakeLeader) -> None:
+    leader.found, leader.preemptions = 2, 3
+    await gateway.complete(prompt=[5, 6, 7], max_tokens=2)
+    assert await gateway.metric("vllm:prefix_cache_queries_total") == 3
+    assert await gateway.metric("vllm:prefix_cache_hits_total") == 2
+    await gateway.until(lambda: _of_leader(gateway).preemptions == 3)
+    assert await gateway.metric("vllm:num_preemptions_total") == 3
+    leader.preemptions = 5
+    await gateway.until(lambda: _of_leader(gateway).preemptions == 5)
+    assert await gateway.metric("vllm:num_preemptions_total") == 5
+
+
+def _of_leader(gateway: Harness) -> LeaderHello:
+    (hello,) = gateway.dispatcher._hellos()
+    return hello
 
 
 async def test_gauges_follow_the_leaders(gateway: Harness, leader: FakeLeader) -> None:

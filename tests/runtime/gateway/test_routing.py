@@ -2,9 +2,11 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strata_runtime.gateway.routing.prefixes import CHUNK_TOKENS, MOST_CHUNKS, Prefixes, chunks_of
 from strata_runtime.gateway.routing.routing import KV_NEARLY_FULL, ReplicaLoad, choose
 
 loads = st.lists(
@@ -14,6 +16,7 @@ loads = st.lists(
         tokens_per_second=st.floats(0.0, 1e4),
         outstanding=st.integers(0, 100),
         kv_usage=st.floats(0.0, 1.0),
+        found=st.sampled_from([0.0, 0.0, 0.3, 0.5, 1.0]),
     ),
     min_size=1,
     max_size=6,
@@ -48,3 +51,65 @@ def test_requests_spread_in_proportion_to_capacity() -> None:
         assert replica is not None
         given_to[replica] += 1
     assert given_to == {0: 10, 1: 30}
+
+
+ROUTED = {  # (outstanding, found) of two replicas of equal capacity -> the chosen one
+    "where its prefix is": ([(0, 0.0), (3, 0.9)], 1),
+    "a small part is not worth a longer queue": ([(0, 0.0), (3, 0.4)], 0),
+    "unless that one is crowded": ([(2, 0.0), (20, 1.0)], 0),
+    "a few more are no crowd": ([(0, 0.0), (8, 1.0)], 1),
+    "nor are some of very many": ([(100, 0.0), (120, 1.0)], 1),
+    "the least loaded of those that have it": ([(5, 1.0), (4, 1.0)], 1),
+}
+
+
+@pytest.mark.parametrize("case", ROUTED)
+def test_a_request_goes_where_its_prefix_is_unless_load_says_otherwise(case: str) -> None:
+    loads, expected = ROUTED[case]
+    assert (
+        choose(ReplicaLoad(r, 1.0, outstanding, 0.5, found) for r, (outstanding, found) in enumerate(loads)) == expected
+    )
+
+
+def test_a_replica_without_room_gets_no_request_for_its_prefix() -> None:
+    assert choose([ReplicaLoad(0, 1.0, 0, 0.99, 1.0), ReplicaLoad(1, 1.0, 5, 0.5)]) == 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 3)), max_size=20),
+    st.tuples(st.integers(0, 2), st.integers(0, 6)),
+)
+def test_what_is_found_is_the_longest_common_beginning(
+    said: list[tuple[int, int, int]], asked: tuple[int, int]
+) -> None:
+    def prompt(kind: int, chunks: int) -> list[int]:
+        """Kinds differ in their third chunk."""
+        tokens = list(range(chunks * CHUNK_TOKENS + 5))
+        return [token + kind if token >= 2 * CHUNK_TOKENS else token for token in tokens]
+
+    prefixes = Prefixes()
+    for kind, chunks, replica in said:
+        prefixes.sent(chunks_of(prompt(kind, chunks)), replica)
+    own_kind, own = asked
+    expected: dict[int, int] = {}
+    for kind, chunks, replica in said:
+        common = min(own, chunks) if kind == own_kind else min(own, chunks, 2)
+        if common:
+            expected[replica] = max(expected.get(replica, 0), common)
+    assert prefixes.found(chunks_of(prompt(own_kind, own))) == expected
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    long = chunks_of(range(10 * MOST_CHUNKS * CHUNK_TOKENS))
+    assert len(long) == MOST_CHUNKS
+    prefixes = Prefixes(most=4)
+    prefixes.sent(chunks_of(range(3 * CHUNK_TOKENS)), 0)
+    prefixes.sent(chunks_of(range(7, 7 + 3 * CHUNK_TOKENS)), 1)
+    assert prefixes.found(chunks_of(range(3 * CHUNK_TOKENS))) == {}, "its beginning was forgotten first"
+    assert prefixes.found(chunks_of(range(7, 7 + 3 * CHUNK_TOKENS))) == {1: 3}
+
+
+def test_other_salts_are_other_prefixes() -> None:
+    prefixes = Prefixes()
+    prefixes.sent(chunks_of(range(CHUNK_TOKENS), "a"), 0)
+    assert prefixes.found(chunks_of(range(CHUNK_TOKENS), "b")) == {}

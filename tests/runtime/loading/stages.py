@@ -10,6 +10,7 @@ from strata_planner.contract.frames import Segment
 from strata_planner.contract.roles import Role, roles_of
 from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.stage_model import StageModel
+from strata_runtime.scheduler.blocks import OwnBlocks
 from strata_runtime.slot.prepare import cache_of
 from tests.runtime.plans import even_plan
 
@@ -35,10 +36,12 @@ class Stages:
     def __init__(self, model: Path, listed: Sequence[Role]) -> None:
         self.models = [load(role, model) for role in listed]
         self.caches = [cache_of(role, stage) for role, stage in zip(listed, self.models, strict=True)]
+        self.blocks = OwnBlocks(listed[0].replica_page_budget, listed[0].page_tokens)
 
     def step(self, texts: dict[int, torch.Tensor], segments: Sequence[Segment]) -> torch.Tensor:
         """texts: sequence -> its token ids. Returns the logits [rows, vocab] that the segments ask for."""
+        dealt = self.blocks.deal(segments)
         values = torch.cat([texts[s.sequence][s.start : s.start + s.length] for s in segments])
         for stage, cache in zip(self.models, self.caches, strict=True):
-            values = stage.forward(values, cache.plan(segments))
+            values = stage.forward(values, cache.plan(dealt))
         return values

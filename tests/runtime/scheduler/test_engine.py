@@ -1,20 +1,19 @@
-"""The engine's laws, over an in-memory pipeline that returns results in order: every request gets its tokens, once."""
+"""The engine's laws, over an in-memory pipeline that computes what is in its blocks: every request gets its own text, once."""
 
 import dataclasses
-from collections import Counter, deque
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from strata_planner.contract.frames import Free, Open, SampledToken, Sampling, StepResult, Submit, TokenEvent
+from strata_planner.contract.frames import Free, SampledToken, Sampling, StepResult, Submit, TokenEvent
 from strata_planner.contract.plan import MicroBatch
 from strata_runtime.errors import RequestRefusedError, StepError
-from strata_runtime.scheduler.engine import Engine, Step
+from strata_runtime.scheduler.engine import Engine
 from strata_runtime.scheduler.scheduler import Limits
 from tests.laws import share
-
-STOP = 7
+from tests.runtime.scheduler.pipeline import STOP, Pipeline, submit, text_of
 
 
 def limits(**changes: int) -> Limits:
@@ -34,144 +33,240 @@ def limits(**changes: int) -> Limits:
         page_tokens=values["page_tokens"],
         page_budget=values["page_budget"],
         max_model_len=values["max_model_len"],
+        sharing=bool(values.get("sharing", 1)),
     )
 
 
-def submit(name: str, prompt: int = 3, answer: int = 4, delivered: tuple[int, ...] = ()) -> Submit:
-    return Submit(name, list(range(100, 100 + prompt)), list(delivered), answer, [STOP], Sampling(temperature=0))
+def prompt(kind: int, length: int) -> list[int]:
+    """Prompts of one kind begin alike."""
+    return [100 + kind + (7 * place) % 11 for place in range(length)]
 
 
-class Pipeline:
-    """Checks every step as the stages would and answers with made-up tokens: 1000 + position."""
+class EngineMachine(RuleBasedStateMachine):
+    """Any interleaving of what gateways ask, steps, results and changes of weights."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.in_flight: deque[Step] = deque()
-        self.lengths: dict[int, int] = {}
-        self.freed: list[int] = []  # how long each sequence was when it was freed
-        self.next_step = 0
+    @initialize(
+        stages=st.integers(1, 4),
+        step=st.integers(5, 24),
+        decode=st.integers(1, 4),
+        prefill=st.integers(1, 3),
+        pages=st.integers(8, 20),
+        sharing=st.booleans(),
+    )
+    def start(self, stages: int, step: int, decode: int, prefill: int, pages: int, sharing: bool) -> None:  # noqa: FBT001
+        changes = {"stages": stages, "step": step, "decode": decode, "prefill": prefill}
+        self.engine = Engine(limits(**changes, page_budget=pages, sharing=sharing, max_model_len=32))
+        self.pipeline = Pipeline(self.engine)
+        self.submitted: list[Submit] = []
+        self.aborted: set[str] = set()
+        self.events: list[TokenEvent] = []
 
-    def accept(self, step: Step) -> None:
-        assert step.step == self.next_step
-        self.next_step += 1
-        for operation in step.operations:
-            if isinstance(operation, Open):
-                self.lengths[operation.sequence] = 0
-            if isinstance(operation, Free):
-                self.freed.append(self.lengths.pop(operation.sequence))
-        assert len(step.token_ids) == sum(segment.length for segment in step.segments)
-        for segment in step.segments:
-            assert self.lengths[segment.sequence] == segment.start, "positions are computed once and in order"
-            self.lengths[segment.sequence] += segment.length
-        allowed = self.engine.scheduler.limits
-        assert len(step.token_ids) <= allowed.micro_batch.max_step_tokens
-        assert sum(allowed.pages(length) for length in self.lengths.values()) <= allowed.page_budget
-        if step.segments:
-            self.in_flight.append(step)
-            assert len(self.in_flight) <= allowed.under_way
+    @rule(
+        kind=st.integers(0, 2),
+        length=st.integers(1, 20),
+        answer=st.integers(1, 12),
+        delivered=st.integers(0, 4),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+    )
+    def ask(self, kind: int, length: int, answer: int, delivered: int, priority: int) -> None:
+        name = f"r{len(self.submitted)}"
+        self.submitted.append(submit(name, prompt(kind, length), answer, delivered=delivered, priority=priority))
+        self.engine.submit(self.submitted[-1])
 
-    def result(self) -> list[TokenEvent]:
-        step = self.in_flight.popleft()
-        tokens = [
-            SampledToken(s.sequence, s.start + s.length - 1, 1000 + s.start + s.length - 1, 0.0, [])
-            for s in step.segments
-            if s.sample
-        ]
-        return self.engine.take(StepResult(0, 1, step.step, tokens))
+    @rule(number=st.integers(0, 20))
+    def abort(self, number: int) -> None:
+        if number < len(self.submitted):
+            self.aborted.add(f"r{number}")
+            self.engine.abort(f"r{number}")
 
-    def drain(self) -> list[TokenEvent]:
-        events: list[TokenEvent] = []
-        for _ in range(10_000):
-            while (step := self.engine.next_step()) is not None:
-                self.accept(step)
-            if not self.in_flight:
-                return events
-            events.extend(self.result())
-        raise AssertionError("the engine does not come to an end")
+    @rule(count=st.integers(1, 5))
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            self.pipeline.step()
+            if len(self.pipeline.in_flight) == self.engine.scheduler.limits.under_way:
+                self.events.extend(self.pipeline.result())
+
+    @rule()
+    def step(self) -> None:
+        self.pipeline.step()
+
+    @rule()
+    def result(self) -> None:
+        if self.pipeline.in_flight:
+            self.events.extend(self.pipeline.result())
+
+    @rule()
+    def other_weights(self) -> None:
+        self.pipeline.weights += 1
+
+    @invariant()
+    def every_block_is_held_as_often_as_it_says(self) -> None:
+        self.pipeline.integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.events.extend(self.pipeline.drain())
+        for asked in self.submitted:
+            got = [event for event in self.events if event.request == asked.request]
+            text = text_of(asked)
+            known = len(asked.delivered)
+            if asked.request in self.aborted:
+                text = text[: known + len(got)]
+            assert [event.token for event in got] == text[known:], "the text is that of the request alone"
+            assert [event.index for event in got] == list(range(known, len(text)))
+            finishes = [event.finish for event in got]
+            assert finishes[:-1] == [None] * (len(finishes) - 1)
+            if asked.request not in self.aborted:
+                assert finishes[-1] == ("stop" if text[-1] == STOP else "length")
+        assert self.engine.running == self.engine.waiting == 0
+        assert self.engine.kv_usage == 0
+        assert not self.pipeline.tables, "every sequence was freed at the stages"
+        self.pipeline.integrity()
 
 
-requests = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 18), st.integers(0, 5)), min_size=1, max_size=8)
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(max_examples=share(120), stateful_step_count=40, deadline=None)
+
+REQUESTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=8)
 
 
 @settings(max_examples=share(80), deadline=None)
-@given(
-    requests=requests,
-    stages=st.integers(1, 4),
-    step=st.integers(5, 24),
-    decode=st.integers(1, 4),
-    aborted=st.sets(st.integers(0, 7)),
-    steps_before_abort=st.integers(0, 6),
-)
-def test_every_request_gets_all_its_tokens_in_order(
-    requests: list[tuple[int, int, int]],
-    stages: int,
-    step: int,
-    decode: int,
-    aborted: set[int],
-    steps_before_abort: int,
-) -> None:
-    engine = Engine(limits(stages=stages, step=step, decode=decode))
+@given(requests=REQUESTS, stages=st.integers(1, 3), pages=st.integers(8, 20), step=st.integers(5, 24))
+def test_nobody_starves(requests: list[tuple[int, int, int]], stages: int, pages: int, step: int) -> None:
+    """A request ends within the steps that it and those before it would take one after the other, each in all its positions' turns."""
+    engine = Engine(limits(stages=stages, page_budget=pages, step=step, max_model_len=32))
     pipeline = Pipeline(engine)
-    expected: dict[str, list[int]] = {}
-    for number, (prompt, answer, already) in enumerate(requests):
-        delivered = min(already, answer - 1)
-        engine.submit(submit(f"r{number}", prompt, answer, tuple(range(delivered))))
-        expected[f"r{number}"] = [1000 + prompt + index - 1 for index in range(delivered, answer)]
-    events: list[TokenEvent] = []
-    for _ in range(steps_before_abort):
-        if (next_step := engine.next_step()) is not None:
-            pipeline.accept(next_step)
-        elif pipeline.in_flight:
-            events.extend(pipeline.result())
-    for number in aborted:
-        engine.abort(f"r{number}")
-    events.extend(pipeline.drain())
-    for number, (_, answer, _) in enumerate(requests):
-        name = f"r{number}"
-        got = [event for event in events if event.request == name]
-        tokens = [event.token for event in got]
-        if number in aborted:
-            assert tokens == expected[name][: len(tokens)]
-            continue
-        assert tokens == expected[name]
-        assert [event.index for event in got] == list(range(answer - len(tokens), answer))
-        assert [event.finish for event in got] == [None] * (len(tokens) - 1) + ["length"]
-    computed = Counter(
-        prompt + answer - 1 for number, (prompt, answer, _) in enumerate(requests) if number not in aborted
-    )
-    assert computed <= Counter(pipeline.freed), "each position but the last token's is computed once, none beyond"
-    assert engine.running == engine.waiting == 0
-    assert engine.kv_usage == 0
-    assert not pipeline.lengths, "every sequence was freed at the stages"
+    for number, (kind, length, answer) in enumerate(requests):
+        engine.submit(submit(f"r{number}", prompt(kind, length), answer))
+    ended: dict[str, int] = {}
+    while len(ended) < len(requests):
+        if not pipeline.step():
+            ended |= {event.request: pipeline.steps for event in pipeline.result() if event.finish}
+    bound = 0
+    for number, (_, length, answer) in enumerate(requests):
+        bound += (length + answer) * (stages + len(requests))
+        assert ended[f"r{number}"] <= bound
 
 
 def test_a_request_that_can_never_run_is_refused_with_its_numbers() -> None:
     engine = Engine(limits())
     with pytest.raises(RequestRefusedError, match=r"40 prompt tokens \+ max_tokens 20 = 60 exceed the 48 tokens"):
-        engine.submit(submit("long", prompt=40, answer=20))
+        engine.submit(submit("long", prompt(0, 40), 20))
 
 
-def test_what_does_not_fit_waits_and_runs_when_pages_are_free() -> None:
-    engine = Engine(limits(page_budget=4))
+def test_what_does_not_fit_waits_and_runs_when_blocks_are_free() -> None:
+    engine = Engine(limits(page_budget=4, sharing=0))
     pipeline = Pipeline(engine)
-    for name in "abc":
-        engine.submit(submit(name, prompt=8, answer=4))
-    assert engine.next_step() is not None
+    for number in range(3):
+        engine.submit(submit(f"r{number}", prompt(number, 9), 3))
+    pipeline.step()
     assert (engine.running, engine.waiting) == (1, 2)
-    engine = Engine(limits(page_budget=4))
+    assert [event.request for event in pipeline.drain() if event.finish] == ["r0", "r1", "r2"]
+
+
+def test_prompts_are_admitted_by_what_they_hold_and_not_by_what_may_follow() -> None:
+    """Chats that say no max_tokens: all run at once, where the longest answer of each would take a quarter of the pool."""
+    engine = Engine(limits(page_budget=64, max_model_len=64, step=64, decode=16))
     pipeline = Pipeline(engine)
-    for name in "abc":
-        engine.submit(submit(name, prompt=8, answer=4))
-    assert [event.request for event in pipeline.drain() if event.finish] == ["a", "b", "c"]
+    for number in range(16):
+        engine.submit(submit(f"r{number}", prompt(number, 4), 60))
+    pipeline.step()
+    assert (engine.running, engine.waiting) == (16, 0)
+    pipeline.drain()
+
+
+def test_the_last_to_come_gives_its_blocks_back_and_is_computed_again() -> None:
+    engine = Engine(limits(page_budget=6, sharing=0, stages=1))
+    pipeline = Pipeline(engine)
+    asked = [submit(f"r{number}", prompt(number, 8), 12, stop_tokens=[]) for number in range(2)]
+    for each in asked:
+        engine.submit(each)
+    events = pipeline.drain()
+    assert engine.scheduler.preemptions >= 1
+    for each in asked:
+        assert [event.token for event in events if event.request == each.request] == text_of(each)
+    assert [event.request for event in events if event.finish] == ["r0", "r1"]
+
+
+def test_a_prefix_is_computed_once() -> None:
+    """Sixteen requests that come together: what they share is computed by one of them, whichever is there first."""
+    shared = prompt(0, 40)
+    run = {}
+    for sharing in (0, 1):
+        engine = Engine(limits(page_budget=400, max_model_len=64, step=32, prefill=4, sharing=sharing))
+        pipeline = Pipeline(engine)
+        for number in range(16):
+            engine.submit(submit(f"r{number}", [*shared, 200 + number], 1))
+        events = pipeline.drain()
+        run[sharing] = pipeline.tokens_run
+        assert sum(event.found for event in events) == sharing * 15 * 40
+    assert run == {0: 16 * 41, 1: 16 * 41 - 15 * 40}
+
+
+def test_a_prefix_is_found_after_its_request_and_until_its_blocks_are_needed() -> None:
+    engine = Engine(limits(page_budget=12))
+    pipeline = Pipeline(engine)
+
+    def found(name: str, kind: int) -> int:
+        engine.submit(submit(name, prompt(kind, 17), 1))
+        (event,) = pipeline.drain()
+        return event.found
+
+    assert [found("r0", 0), found("r1", 0), found("r2", 1), found("r3", 0)] == [0, 16, 0, 16]
+    assert [found("r4", 2), found("r5", 0), found("r6", 1)] == [0, 16, 12], (
+        "the last block of the prefix unused longest"
+    )
+
+
+def test_other_salts_share_nothing() -> None:
+    engine = Engine(limits())
+    pipeline = Pipeline(engine)
+    found = []
+    for number, salt in enumerate(["", "a", "a", ""]):
+        engine.submit(submit(f"r{number}", prompt(0, 17), 1, salt=salt))
+        found.extend(event.found for event in pipeline.drain())
+    assert found == [0, 0, 16, 16]
+
+
+def test_a_small_prompt_passes_a_large_one() -> None:
+    engine = Engine(limits(page_budget=1000, max_model_len=2000, step=32, prefill=1, stages=1))
+    pipeline = Pipeline(engine)
+    engine.submit(submit("r0", prompt(0, 1000), 1))
+    pipeline.step()
+    pipeline.result()
+    engine.submit(submit("r1", prompt(1, 5), 1))
+    pipeline.step()
+    assert [event.request for event in pipeline.result()] == ["r1"]
+
+
+def test_a_large_prompt_moves_whatever_passes_it() -> None:
+    engine = Engine(limits(page_budget=1000, max_model_len=2000, step=32, stages=1))
+    pipeline = Pipeline(engine)
+    engine.submit(submit("r0", prompt(0, 400), 1))
+    for number in range(1, 400 // (32 // 4) + 1):
+        engine.submit(submit(f"r{number}", [5 * number, *prompt(1, 27)], 1))
+        pipeline.step()
+        if any(event.request == "r0" for event in pipeline.result()):
+            return
+    raise AssertionError("a quarter of every step was its part")
+
+
+def test_a_higher_priority_goes_first() -> None:
+    engine = Engine(limits(page_budget=8, sharing=0))
+    for number, priority in enumerate([0, 0, -1]):
+        engine.submit(submit(f"r{number}", prompt(number, 20), 4, priority=priority))
+    finished = [event.request for event in Pipeline(engine).drain() if event.finish]
+    assert finished[0] == "r2"
 
 
 def test_decoding_sequences_are_shared_out_over_the_stages() -> None:
     engine = Engine(limits(stages=2, decode=8, prefill=8, step=64, page_budget=64))
     pipeline = Pipeline(engine)
     for number in range(8):
-        engine.submit(submit(f"r{number}", answer=12))
+        engine.submit(submit(f"r{number}", prompt(number, 3), 12, stop_tokens=[]))
     sizes = []
-    for _ in range(12):
+    for _ in range(10):
         while (step := engine.next_step()) is not None:
             pipeline.accept(step)
             if all(segment.length == 1 for segment in step.segments):
@@ -182,7 +277,7 @@ def test_decoding_sequences_are_shared_out_over_the_stages() -> None:
 
 def test_a_stop_token_ends_a_sequence() -> None:
     engine = Engine(limits(stages=1))
-    engine.submit(submit("a"))
+    engine.submit(submit("a", prompt(0, 3), 4))
     step = engine.next_step()
     assert step is not None
     [event] = engine.take(StepResult(0, 1, 0, [SampledToken(0, 2, STOP, 0.0, [])]))
@@ -195,9 +290,10 @@ def test_a_stop_token_ends_a_sequence() -> None:
 
 def test_the_same_request_twice_runs_once() -> None:
     engine = Engine(limits())
-    engine.submit(submit("a"))
-    engine.submit(submit("a"))
-    assert [event.index for event in Pipeline(engine).drain()] == [0, 1, 2, 3]
+    asked = submit("r0", prompt(0, 3), 4)
+    engine.submit(asked)
+    engine.submit(asked)
+    assert [event.token for event in Pipeline(engine).drain()] == text_of(asked)
 
 
 def test_an_unasked_result_is_an_error() -> None:

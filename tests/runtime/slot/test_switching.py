@@ -119,6 +119,24 @@ def test_a_running_sequence_goes_on_with_the_new_weights_from_the_step_that_is_t
     assert tokens == reference.answer(PROMPT, ANSWER, switches)
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_what_other_weights_computed_is_not_found(model: Path, stage: int) -> None:
+    """Also by the first request after the change, of which the leader learns from that request's own step."""
+    names, asked = ["s0", "s1"], greedy("first", range(40), 20)
+    bits = {1: 3} if stage == 0 else {5: 3}
+    formats: list[FormatName] = ["any3" if layer in bits else "any8" for layer in range(LAYERS)]
+    with PipelineHarness(names) as pipeline:
+        fresh = pipeline.serve(any_plan(model, names, formats)).generate([asked])["first"]
+        leader = pipeline.serve(any_plan(model, names))
+        assert leader.generate([asked])["first"] != fresh
+        pipeline.slots[f"s{stage}"].set_bits(SetBits(pipeline.epoch, 0, stage, bits))
+        for name, found in (("second", 0), ("third", 32)):
+            leader.send(msgspec.structs.replace(asked, request=name))
+            events = [event for event in leader.events() if event.request == name]
+            assert [event.found for event in events] == [found]
+            assert [event.token for event in events] + leader.collect([name])[name] == fresh
+
+
 def test_a_layer_that_gets_fewer_bits_goes_first_and_tells_its_bytes(model: Path) -> None:
     with PipelineHarness(["s0"]) as pipeline:
         pipeline.serve(any_plan(model, ["s0"], ["any4", *["any8"] * 5]))

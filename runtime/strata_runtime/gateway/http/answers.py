@@ -89,7 +89,9 @@ class Answer:
         return _sse(self._envelope.wrap(self._shape.chunk_kind, [choice], None))
 
     def _usage(self) -> Json:
-        return usage(self._prepared.prompt_tokens, sum(choice.completion_tokens for choice in self._choices))
+        """Of `n` answers to one prompt the first is the one that tells what was cached: the others find what it computed."""
+        cached = sum(choice.cached_tokens for choice in self._choices[:: self._prepared.body.n])
+        return usage(self._prepared.prompt_tokens, sum(choice.completion_tokens for choice in self._choices), cached)
 
     @property
     def _wants_tokens(self) -> bool:

@@ -49,6 +49,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 MOST_STOP_STRINGS = 16
+MOST_PRIORITY = 2**31 - 1  # and as far below 0
 MOST_STOP_TOKENS = 128
 MOST_CHOICES = 128
 MOST_TOKENS = 2**31 - 1  # of anything that is counted in tokens: the real bounds come from the plan and the vocabulary
@@ -66,7 +67,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chat share. `top_k`, `ignore_eos` and `stop_token_ids` are vLLM's extensions."""
+    """What completions and chat share. `top_k`, `ignore_eos`, `stop_token_ids`, `priority` and `cache_salt` are vLLM's extensions."""
 
     model: str
     max_tokens: _Count | None = None
@@ -80,6 +81,8 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0  # lower goes first
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None  # prefixes are shared among equal ones
 
     @property
     def stop_strings(self) -> list[str]:

@@ -123,6 +123,8 @@ def _prepare(
             max_tokens=budgets[index // body.n],
             stop_tokens=rules.stop_tokens,
             sampling=rules.sampling(index),
+            priority=body.priority,
+            salt=body.cache_salt or "",
         )
         for index in range(len(prompts) * body.n)
     )

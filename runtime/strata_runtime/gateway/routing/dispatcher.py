@@ -25,6 +25,7 @@ from strata_runtime.gateway.errors import (
 from strata_runtime.gateway.metrics import Load, Metrics
 from strata_runtime.gateway.routing.journal import GenerationRequest, Journal, Outgoing
 from strata_runtime.gateway.routing.leader_link import LeaderLink
+from strata_runtime.gateway.routing.prefixes import Prefixes, chunks_of
 from strata_runtime.gateway.routing.routing import ReplicaLoad, choose
 from strata_runtime.gateway.routing.suspicion import MOST_FAILED_STEPS
 from strata_runtime.gateway.settings import Limits
@@ -49,11 +50,12 @@ class _Answer:
         self.tokens = 0
         self.held_since: float | None = None
 
-    def observe(self, metrics: Metrics) -> None:
+    def observe(self, metrics: Metrics, found: int) -> None:
+        """A token has come; `found`: tokens of the prompt and of what was delivered that were in the KV cache."""
         now = time.monotonic()
         if self.tokens == 0:
             self.first_at = now
-            metrics.first_token(now - self.opened_at, self.prompt_tokens)
+            metrics.first_token(now - self.opened_at, self.prompt_tokens, min(found, self.prompt_tokens))
         else:
             metrics.next_token(now - self.last_at)
         self.tokens += 1
@@ -109,6 +111,7 @@ class Dispatcher:
         self._metrics = metrics
         self._context = zmq.asyncio.Context()
         self._journal = Journal()
+        self._prefixes = Prefixes()
         self._answers: dict[str, _Answer] = {}
         self._route: SetRoute | None = None
         self._gathered_at = 0.0  # from then on replays wait for no further leader
@@ -130,7 +133,7 @@ class Dispatcher:
         generation = Generation(self, requests)
         try:
             for index, request in enumerate(requests):
-                replica = self._choose()
+                replica = self._choose(request)
                 self._answers[request.id] = _Answer(generation, index, request)
                 self._answers[request.id].held_since = time.monotonic() if replica is None else None
                 self._send(self._journal.submit(request, replica))
@@ -197,6 +200,7 @@ class Dispatcher:
             raise
         self._end(old.values())
         self._route = route
+        self._prefixes = Prefixes()  # leaders of a new epoch have computed nothing yet
         self._gathered_at = time.monotonic() + GATHER_SECONDS
         self._gathering.cancel()
         self._gathering = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._replay_held)
@@ -282,6 +286,10 @@ class Dispatcher:
             if generation.is_unread(self._limits.max_unread_events):
                 generation.give_up(self._limits.max_unread_events)
 
+    def sequences_preempted(self, times: int) -> None:
+        self._metrics.preempted(times)
+        self.changed.set()
+
     def _is_current(self, link: LeaderLink) -> bool:
         """False for a link of an older epoch that is being closed."""
         return self._links.get(link.leader.replica) is link
@@ -292,7 +300,7 @@ class Dispatcher:
             self._fail(request_id, RequestFailedError(message), event.finish)
             return
         answer = self._answers[request_id]
-        answer.observe(self._metrics)
+        answer.observe(self._metrics, event.found)
         answer.generation.queue.put_nowait((answer.index, event))
         if event.finish is not None:
             self._forget(request_id, event.finish)
@@ -326,17 +334,23 @@ class Dispatcher:
 
     # Moving requests
 
-    def _choose(self) -> int | None:
-        return choose(
+    def _choose(self, request: GenerationRequest) -> int | None:
+        chunks = chunks_of(request.prompt, request.salt) if len(self._links) > 1 else ()
+        found = self._prefixes.found(chunks)
+        replica = choose(
             ReplicaLoad(
                 replica=replica,
                 tokens_per_second=link.leader.tokens_per_second,
                 outstanding=max(self._journal.assigned(replica), link.hello.running + link.hello.waiting),
                 kv_usage=link.hello.kv_usage,
+                found=found.get(replica, 0) / max(len(chunks), 1),
             )
             for replica, link in self._links.items()
             if link.hello is not None
         )
+        if replica is not None:
+            self._prefixes.sent(chunks, replica)
+        return replica
 
     def _replay_held(self) -> None:
         """Hand what is held to leaders, as new requests are; a request for which that fails ends alone."""
@@ -344,7 +358,7 @@ class Dispatcher:
             return
         replays = self._journal.replays
         for request_id in self._journal.held():
-            replica = self._choose()
+            replica = self._choose(self._journal.request(request_id))
             if replica is None:
                 break
             self._answers[request_id].held_since = None

@@ -26,6 +26,8 @@ class GenerationRequest:
     max_tokens: int
     stop_tokens: tuple[int, ...]
     sampling: Sampling
+    priority: int = 0
+    salt: str = ""
 
     def submit(self, wire_id: str, delivered: Sequence[int], *, alone: bool) -> Submit:
         """What a leader is told of it."""
@@ -37,6 +39,8 @@ class GenerationRequest:
             stop_tokens=list(self.stop_tokens),
             sampling=self.sampling,
             alone=alone,
+            priority=self.priority,
+            salt=self.salt,
         )
 
 
@@ -85,6 +89,9 @@ class Journal:
     def prompt_tokens(self) -> int:
         """Of all of them; choices of one request count each."""
         return sum(len(entry.request.prompt) for entry in self._entries.values())
+
+    def request(self, request_id: str) -> GenerationRequest:
+        return self._entries[request_id].request
 
     def held(self) -> list[str]:
         """Requests that no leader has, oldest first."""

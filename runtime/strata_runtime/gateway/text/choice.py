@@ -39,11 +39,14 @@ class Choice:
         self._stop_strings = StopStrings(stop_strings)
         self._stop_tokens = frozenset(stop_tokens)
         self.completion_tokens = 0
+        self.cached_tokens = 0  # of the prompt
         self.finished = False
 
     def push(self, event: TokenEvent) -> Piece:
         """The next token. A stop token ends the answer and is not part of its text."""
         assert event.finish not in {"abort", "error"}, "failures carry no token"
+        if event.index == 0:
+            self.cached_tokens = event.found
         self.completion_tokens += 1
         is_text = not (event.finish == "stop" and event.token in self._stop_tokens)
         screened = self._stop_strings.push(self._detokenizer.push(event.token) if is_text else "")

@@ -22,7 +22,7 @@ from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
-from strata_runtime.stage.executor import StageExecutor, Work
+from strata_runtime.stage.executor import Passed, StageExecutor, Work
 from strata_runtime.stage.worker import Follower, Inlet, Outlet, Worker, serve
 from strata_runtime.wire.client import LeaderClient, greedy
 from strata_runtime.wire.transport import Keys, connect, listen
@@ -64,21 +64,21 @@ class _Idle(StageExecutor):
         self.own_seconds = 0.0
         self.counts = torch.zeros(3)
         self._hidden = (hidden, dtype)
-        self._weights = torch.ones(_READ_BYTES // 4)
+        self._read = torch.ones(_READ_BYTES // 4)
 
-    def run(self, header: FrameHeader, inputs: torch.Tensor) -> torch.Tensor | StepResult | None:
+    def run(self, header: FrameHeader, inputs: torch.Tensor) -> Passed | StepResult | None:
         begun = time.thread_time()
         try:
             return self._answer(header, inputs.shape[0]) if header.segments else None
         finally:
             self.own_seconds += time.thread_time() - begun
 
-    def _answer(self, header: FrameHeader, tokens: int) -> torch.Tensor | StepResult:
+    def _answer(self, header: FrameHeader, tokens: int) -> Passed | StepResult:
         self.counts += torch.tensor([1.0, len(header.segments), tokens])
-        self._weights.sum()
+        self._read.sum()
         if not self.role.head:
             hidden, dtype = self._hidden
-            return torch.zeros(tokens, hidden, dtype=dtype)
+            return header, torch.zeros(tokens, hidden, dtype=dtype)
         sampled = [
             SampledToken(each.sequence, each.start + each.length - 1, 1, 0.0, [])
             for each in header.segments
@@ -114,7 +114,8 @@ class IdlePipeline:
     def handle(self, load: Load) -> Handled:
         """Run the load to its end."""
         self._runs += 1
-        submits = [greedy(f"{self._runs}-{number}", [0] * load.prompt, load.answer) for number in range(load.requests)]
+        names = [f"{self._runs}-{number}" for number in range(load.requests)]
+        submits = [greedy(name, [0] * load.prompt, load.answer, salt=name) for name in names]
         counts, begun = self._counts, self._beside()
         self._client.generate(submits)
         seconds, (steps, sequences, tokens) = self._beside() - begun, (self._counts - counts).tolist()

@@ -45,6 +45,7 @@ from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLi
 from strata_runtime.formats.static8.static_linear import StaticLinear
 from strata_runtime.loading.load import load_stage
 from strata_runtime.measuring.profiling.grid import Work
+from strata_runtime.scheduler.blocks import OwnBlocks
 from strata_runtime.slot.prepare import cache_of
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.tensors import from_bytes, to_bytes
@@ -91,6 +92,7 @@ class ProfiledStage:
         self.model = load_stage(role, model_path, lambda *_: None, device)
         self.cache = cache_of(role, self.model)
         self._executor = StageExecutor(role, self.model, self.cache)
+        self._blocks = OwnBlocks(role.replica_page_budget, PAGE_TOKENS)
         self._step = 0
         self._sequences = 0
         self._entered = self._left = 0.0
@@ -102,9 +104,11 @@ class ProfiledStage:
     def prepare(self, work: Work) -> None:
         """Give every sequence its cached positions; what they hold does not change how long they take."""
         self._send(list(map(Free, range(self._sequences))), work=None)
+        for number in range(self._sequences):
+            self._blocks.free(number)
         self._sequences = work.sequences
         self._send([Open(number, Sampling()) for number in range(work.sequences)], work=None)
-        self.cache.plan([segment for segment in _cached(work) if segment.length])
+        self.cache.plan(self._blocks.deal(segment for segment in _cached(work) if segment.length))
 
     def run(self, work: Work) -> Taken:
         """One step. Every run of it starts where the first one did, so that what the last one wrote is forgotten."""
@@ -120,7 +124,7 @@ class ProfiledStage:
         return torch.empty(count, linear.in_features, dtype=self.model.dtype, device=self.model.device)
 
     def _send(self, operations: list[KvOperation], work: Work | None) -> Taken:
-        segments = work.segments(int(self.spec.head)) if work else []
+        segments = self._blocks.deal(work.segments(int(self.spec.head))) if work else []
         hidden, dtype = self.model.hidden_size, self.spec.compute_type
         header = FrameHeader(0, 1, self._step, "", segments, operations, dtype, hidden)
         body = self._body(work) if work else b""
@@ -130,8 +134,8 @@ class ProfiledStage:
         assert isinstance(received, FrameHeader)
         inputs = from_bytes(bytearray(body), dtype, hidden) if self.spec.head else self._tokens(work)
         output = self._executor.run(received, inputs)
-        if isinstance(output, Tensor):
-            to_bytes(output)
+        if isinstance(output, tuple):
+            to_bytes(output[1])
         ended = self.clock()
         count = len(self.spec.formats)
         return Taken((self._left - self._entered) / count, self._entered - started, ended - self._left)

@@ -9,7 +9,7 @@ import torch
 
 from strata_planner.contract.frames import Segment
 from strata_runtime.model.kv.batch import Batch, Span
-from strata_runtime.model.kv.pages import PageTable
+from strata_runtime.model.kv.pages import PageTables
 from strata_runtime.model.kv.pool import PoolShape, make_pool
 
 
@@ -32,7 +32,7 @@ class PagedKvCache:
         device: torch.device,
         kv_bits: int = 16,
     ) -> None:
-        self._table = PageTable(pages, page_tokens)
+        self._tables = PageTables(pages, page_tokens)
         self._first_layer = first_layer
         self._device = device
         shape = PoolShape(num_layers, pages, page_tokens, kv_heads, head_dim, dtype, device)
@@ -42,26 +42,20 @@ class PagedKvCache:
     def bytes(self) -> int:
         return self._pool.bytes
 
-    @property
-    def free_pages(self) -> int:
-        return self._table.free_pages
-
-    def length(self, sequence: int) -> int:
-        """Positions of the sequence that are held."""
-        return self._table.length(sequence)
-
     def plan(self, segments: Sequence[Segment]) -> Batch:
-        """Take the pages that these segments need and lay out the step. The segments' rows are packed in their order.
+        """Lay out the step in the blocks that its segments bring. The segments' rows are packed in their order.
 
-        Raises PoolExhaustedError or StepError; then the step must not run and the sequences must be freed or cut.
+        Raises StepError for segments that their sequences' tables do not hold; then the step must not run.
         """
         spans: list[Span] = []
         positions: list[int] = []
         places: list[int] = []
         sampled: list[int] = []
-        size = self._table.page_tokens
+        size = self._tables.page_tokens
         for segment in segments:
-            pages = self._table.extend(segment.sequence, segment.start, segment.length)
+            end = segment.start + segment.length
+            table = self._tables.extend(segment.sequence, segment.blocks, end)
+            pages = table[: -(-end // size)]
             spans.append(Span(len(positions), segment.start, segment.length, tuple(pages)))
             covered = range(segment.start, segment.start + segment.length)
             positions.extend(covered)
@@ -80,13 +74,8 @@ class PagedKvCache:
 
     def free(self, sequence: int) -> None:
         """The sequence is over; one that has no pages yet is no error."""
-        self._table.free(sequence)
+        self._tables.free(sequence)
 
     def reset(self) -> None:
-        """Free every sequence: a new epoch starts with an empty cache."""
-        for sequence in self._table.sequences:
-            self._table.free(sequence)
-
-    def integrity(self) -> None:
-        """Raises AssertionError unless every page is free or owned exactly once."""
-        self._table.integrity()
+        """Forget every sequence: a new epoch starts with an empty cache."""
+        self._tables.clear()

@@ -56,14 +56,14 @@ class Piece:
         cache = self._cache(max((len(window) for window in windows), default=0))
         outputs = []
         for window in windows:
-            batch = cache.plan([Segment(0, 0, len(window), len(window))])
+            batch = cache.plan([_whole(window)])
             outputs.append(self._model.forward(window.to(self._model.device), batch))
             cache.free(0)
         return outputs
 
     def differentiable(self, window: torch.Tensor) -> torch.Tensor:
         """What `run` gives of one window of at least two, with its graph: for gradients by the input and by weights that require them."""
-        batch = self._cache(len(window)).plan([Segment(0, 0, len(window), len(window))])
+        batch = self._cache(len(window)).plan([_whole(window)])
         batch = replace(batch, layers=tuple(_PassingPool(pool.shape) for pool in batch.layers))
         return self._slice.compute(window.to(self._model.device), batch)
 
@@ -108,6 +108,11 @@ class Piece:
             dtype=self._model.dtype,
             device=self._model.device,
         )
+
+
+def _whole(window: torch.Tensor) -> Segment:
+    """A text of its own, in a pool that holds nothing else."""
+    return Segment(0, 0, len(window), len(window), tuple(range(-(-len(window) // _PAGE_TOKENS))))
 
 
 class LayeredModel:

@@ -1,53 +1,45 @@
-"""Laws of the page pool: nothing is lost, nothing is owned twice, refusals change nothing."""
+"""A slot's tables of pages: what the leader said, or an error by name that changes nothing."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from strata_runtime.errors import PoolExhaustedError, StepError
-from strata_runtime.model.kv.pages import PageTable
+from strata_runtime.errors import StepError
+from strata_runtime.model.kv.pages import PageTables
 
-SEQUENCES = st.integers(0, 4)
+PAGES, SIZE = 6, 4
+APPENDED = st.tuples(st.integers(0, 3), st.lists(st.integers(-1, PAGES), max_size=3), st.integers(-1, 30))
 
 
-class PoolMachine(RuleBasedStateMachine):
-    """Any order of operations on a pool of 12 pages of 4 tokens, beside a model that knows only lengths."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = PageTable(pages=12, page_tokens=4)
-        self.lengths: dict[int, int] = {}
-
-    @rule(sequence=SEQUENCES, back=st.integers(0, 3) | st.integers(0, 48), count=st.integers(1, 20))
-    def extend(self, sequence: int, back: int, count: int) -> None:
-        written = self.lengths.get(sequence, 0)
-        start = max(0, written - back)
-        fits = -(-(start + count) // 4) - -(-written // 4) <= self.table.free_pages
-        if fits:
-            self.table.extend(sequence, start, count)
-            self.lengths[sequence] = start + count
+@given(st.lists(APPENDED | st.integers(0, 3), max_size=12))
+def test_tables_are_what_was_appended(said: list[tuple[int, list[int], int] | int]) -> None:
+    tables = PageTables(PAGES, SIZE)
+    expected: dict[int, list[int]] = {}
+    for each in said:
+        if isinstance(each, int):
+            tables.free(each)
+            expected.pop(each, None)
+            continue
+        sequence, appended, end = each
+        table = [*expected.get(sequence, []), *appended]
+        possible = all(0 <= page < PAGES for page in appended) and len(table) <= PAGES
+        if possible and 0 < end <= len(table) * SIZE:
+            assert tables.extend(sequence, appended, end) == table
+            expected[sequence] = table
         else:
-            with pytest.raises(PoolExhaustedError, match=f"sequence {sequence} needs .* of this slot's 12"):
-                self.table.extend(sequence, start, count)
-
-    @rule(sequence=SEQUENCES)
-    def free(self, sequence: int) -> None:
-        self.table.free(sequence)
-        self.lengths.pop(sequence, None)
-
-    @invariant()
-    def every_page_is_free_or_owned_once(self) -> None:
-        self.table.integrity()
-        assert {sequence: self.table.length(sequence) for sequence in self.lengths} == self.lengths
+            with pytest.raises(StepError, match=f"sequence {sequence}"):
+                tables.extend(sequence, appended, end)
+    assert {sequence: tables.extend(sequence, [], 1) for sequence in tables.sequences} == expected
 
 
-TestPool = PoolMachine.TestCase
-
-
-@given(start=st.integers(1, 50), length=st.integers(-2, 5))
-def test_a_gap_is_refused(start: int, length: int) -> None:
-    table = PageTable(pages=8, page_tokens=4)
-    with pytest.raises(StepError, match=f"tokens at position {start}, but 0 positions are written"):
-        table.extend(7, start, length)
-    table.integrity()
+@pytest.mark.parametrize(
+    ("appended", "end", "reason"),
+    [
+        ([0, 6], 8, "was given page 6; this slot has pages 0..5"),
+        ([0], 5, "ends at position 5 and its table has 1 pages of 4 tokens"),
+        ([0, 1, 2, 3, 4, 5, 0], 5, "at most once"),
+    ],
+)
+def test_a_refusal_names_the_value_and_the_rule(appended: list[int], end: int, reason: str) -> None:
+    with pytest.raises(StepError, match=reason):
+        PageTables(PAGES, SIZE).extend(7, appended, end)

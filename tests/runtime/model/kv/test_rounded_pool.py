@@ -12,9 +12,9 @@ from strata_planner.contract.frames import Segment
 from strata_planner.contract.kv import KV_BITS, kv_token_bytes
 from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.model.attention import AttentionRule, attend
-from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.rounding import restore, round_entries
 from tests.laws import share
+from tests.runtime.dealt import DealtCache
 
 torch.set_num_threads(1)
 WIDTH, KV_HEADS, HEADS = 8, 2, 4
@@ -23,9 +23,9 @@ CPU = torch.device("cpu")
 ROUNDED_ONCE = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 
 
-def a_cache(kv_bits: int, dtype: torch.dtype = torch.float32, layers: int = 1) -> PagedKvCache:
+def a_cache(kv_bits: int, dtype: torch.dtype = torch.float32, layers: int = 1) -> DealtCache:
     shape = {"num_layers": layers, "first_layer": 0, "pages": 40, "page_tokens": 4}
-    return PagedKvCache(**shape, kv_heads=KV_HEADS, head_dim=WIDTH, dtype=dtype, device=CPU, kv_bits=kv_bits)
+    return DealtCache(**shape, kv_heads=KV_HEADS, head_dim=WIDTH, dtype=dtype, device=CPU, kv_bits=kv_bits)
 
 
 def a_text(length: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -35,7 +35,7 @@ def a_text(length: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torc
     return query, key, value
 
 
-def run(cache: PagedKvCache, text: tuple[torch.Tensor, ...], lengths: list[int], sequence: int = 0) -> torch.Tensor:
+def run(cache: DealtCache, text: tuple[torch.Tensor, ...], lengths: list[int], sequence: int = 0) -> torch.Tensor:
     """The sequence in segments of these lengths; what all its tokens attend to, [tokens, heads, width]."""
     outputs, start = [], 0
     for length in lengths:

@@ -19,9 +19,9 @@ from strata_runtime.model.attention import (
     attend,
     kernel_sizes,
 )
-from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.batch import Batch
 from tests.laws import share
+from tests.runtime.dealt import DealtCache
 
 RULE = AttentionRule(scale=0.125, soft_cap=30.0)
 SHAPES = {  # sequences, new tokens, keys
@@ -116,8 +116,8 @@ def _products(batch: Batch, rules: list[AttentionRule]) -> Shapes:
     return found
 
 
-def _a_cache() -> PagedKvCache:
-    return PagedKvCache(
+def _a_cache() -> DealtCache:
+    return DealtCache(
         num_layers=1,
         first_layer=0,
         pages=200,

@@ -1,0 +1,125 @@
+"""The blocks of a replica's KV pool: who holds which, which are known by what they hold, which are taken next. Used by the scheduler.
+
+A block is `page_tokens` positions in every stage's pool, under one number. One that is full has a name: a digest of its tokens and of
+all before them. A block with a name is shared by whoever needs it, and keeps it when nobody holds it any more, until it is taken for
+something else: those without a name first, then the one that was given back longest ago. Knows no tensors.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from msgspec import structs
+
+from strata_planner.contract.frames import Segment
+
+_NAME_BYTES = 16
+_TOKEN_BYTES = 8
+
+
+def name_of(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The name of the block with these tokens behind the block `parent`; b"" or a salt is before the first one."""
+    packed = b"".join(token.to_bytes(_TOKEN_BYTES, "little") for token in tokens)
+    return blake2b(parent + packed, digest_size=_NAME_BYTES).digest()
+
+
+class BlockPool:
+    """Blocks 0..count-1. A block is held so many times as it was taken or shared and not given back."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._held = [0] * count
+        self._unnamed = list(range(count - 1, -1, -1))  # free ones; the lowest is taken first
+        self._kept: dict[int, None] = {}  # free ones with a name, longest free first
+        self._names: dict[int, bytes] = {}
+        self._blocks: dict[bytes, int] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken: nobody holds them."""
+        return len(self._unnamed) + len(self._kept)
+
+    def find(self, name: bytes) -> int | None:
+        return self._blocks.get(name)
+
+    def is_held(self, block: int) -> bool:
+        return self._held[block] > 0
+
+    def take(self, count: int) -> list[int]:
+        """`count` <= `free` blocks for one holder each. Names that these had are forgotten."""
+        taken = []
+        for _ in range(count):
+            if self._unnamed:
+                block = self._unnamed.pop()
+            else:
+                block = next(iter(self._kept))
+                del self._kept[block]
+                del self._blocks[self._names.pop(block)]
+            self._held[block] = 1
+            taken.append(block)
+        return taken
+
+    def share(self, block: int) -> None:
+        """One more holds a block that has a name."""
+        self._kept.pop(block, None)
+        self._held[block] += 1
+
+    def name(self, block: int, name: bytes) -> None:
+        """A held block is full. Where another block has that name already, this one stays without."""
+        if name not in self._blocks:
+            self._names[block] = name
+            self._blocks[name] = block
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """By one holder, in the order of its positions: the last are the first to be taken again."""
+        for block in reversed(blocks):
+            self._held[block] -= 1
+            if self._held[block]:
+                continue
+            if block in self._names:
+                self._kept[block] = None
+            else:
+                self._unnamed.append(block)
+
+    def forget_names(self) -> None:
+        """What the blocks hold is not what anybody would compute now: nothing of it is shared any more."""
+        self._names.clear()
+        self._blocks.clear()
+        self._unnamed.extend(self._kept)
+        self._kept.clear()
+
+    def integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raises AssertionError unless these tables hold each block as often as it says, and every other block is free once."""
+        counts = [0] * self.count
+        for table in tables:
+            assert len(set(table)) == len(table), f"a block twice in one table: {table}"
+            for block in table:
+                counts[block] += 1
+        assert counts == self._held, "a block is held by more or fewer than it says"
+        free = sorted([*self._unnamed, *self._kept])
+        assert free == [block for block in range(self.count) if not counts[block]], "a block is lost, or free twice"
+        assert {name: block for block, name in self._names.items()} == self._blocks, "a name without its block"
+        assert self._kept.keys() <= self._names.keys(), "a block is kept for a name that it does not have"
+        assert not set(self._unnamed) & self._names.keys(), "a block that can be found is taken as if it had no name"
+
+
+class OwnBlocks:
+    """Blocks for sequences that no scheduler runs: as many as their lengths need, none shared. For calibration, measuring and tests."""
+
+    def __init__(self, count: int, page_tokens: int) -> None:
+        self.pool = BlockPool(count)
+        self._page_tokens = page_tokens
+        self._tables: dict[int, list[int]] = {}
+
+    def deal(self, segments: Iterable[Segment]) -> list[Segment]:
+        """The same segments with the blocks that their sequences' tables lack."""
+        return [structs.replace(segment, blocks=tuple(self._more(segment))) for segment in segments]
+
+    def _more(self, segment: Segment) -> list[int]:
+        table = self._tables.setdefault(segment.sequence, [])
+        pages = -(-(segment.start + segment.length) // self._page_tokens)
+        taken = self.pool.take(max(0, pages - len(table)))
+        table.extend(taken)
+        return taken
+
+    def free(self, sequence: int) -> None:
+        self.pool.give_back(self._tables.pop(sequence, []))

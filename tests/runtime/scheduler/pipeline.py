@@ -1,0 +1,144 @@
+"""A pipeline in memory for the engine's laws: it keeps in every block what was computed there, and samples from what it reads.
+
+What a token leaves in its position is a digest of all tokens up to it, as read from the blocks of its sequence's table. A token is
+sampled from that digest: a block that is shared, freed or written at the wrong time changes the text. Results come back in order.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from msgspec import structs
+
+from strata_planner.contract.frames import Free, Open, SampledToken, Sampling, StepResult, Submit, TokenEvent
+from strata_runtime.scheduler.engine import Engine, Step
+
+STOP = 7
+WORDS = 50  # tokens that are sampled: 0..WORDS-1, among them STOP
+
+
+def digest(before: bytes, token: int) -> bytes:
+    return blake2b(before + token.to_bytes(8, "little"), digest_size=8).digest()
+
+
+def sampled(state: bytes) -> int:
+    return int.from_bytes(state, "little") % WORDS
+
+
+def text_of(submit: Submit) -> list[int]:
+    """The answer as it is when nothing else runs, delivered tokens included."""
+    state = b""
+    for token in submit.prompt:
+        state = digest(state, token)
+    answer: list[int] = []
+    while len(answer) < submit.max_tokens and (not answer or answer[-1] not in submit.stop_tokens):
+        answer.append(submit.delivered[len(answer)] if len(answer) < len(submit.delivered) else sampled(state))
+        state = digest(state, answer[-1])
+    return answer
+
+
+def submit(name: str, prompt: Sequence[int], answer: int, *, delivered: int = 0, **fields: Any) -> Submit:
+    """`delivered`: of the answer's tokens; as many of them as leave one to come."""
+    asked = Submit(name, list(prompt), [], answer, fields.pop("stop_tokens", [STOP]), Sampling(temperature=0), **fields)
+    return structs.replace(asked, delivered=text_of(asked)[:-1][:delivered])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one position of a block holds: the digest of all tokens up to it, and the weights that computed these."""
+
+    state: bytes = b""
+    weights: frozenset[int] = frozenset()
+
+
+@dataclass
+class Pipeline:
+    """Checks every step as the stages would. `weights`: their number, from the next step that is accepted."""
+
+    engine: Engine
+    weights: int = 0
+    in_flight: deque[StepResult] = field(default_factory=deque)
+    tables: dict[int, list[int]] = field(default_factory=dict)
+    blocks: dict[tuple[int, int], Entry] = field(default_factory=dict)
+    steps: int = 0
+    first_weights: dict[int, int] = field(default_factory=dict)  # of each sequence, when it was opened
+    mixed: set[tuple[int, int]] = field(
+        default_factory=set
+    )  # (sequence, step) of tokens from KV of weights before the sequence's first
+    tokens_run: int = 0
+
+    def accept(self, step: Step) -> None:
+        assert step.step == self.steps
+        self.steps += 1
+        for operation in step.operations:
+            if isinstance(operation, Open):
+                assert operation.sequence not in self.tables, "opened twice"
+                self.tables[operation.sequence] = []
+                self.first_weights[operation.sequence] = self.weights
+            if isinstance(operation, Free):
+                del self.tables[operation.sequence]
+        limits = self.engine.scheduler.limits
+        ids = iter(step.token_ids)
+        results = []
+        written: set[tuple[int, int]] = set()
+        for segment in step.segments:
+            table = self.tables[segment.sequence]
+            table.extend(segment.blocks)
+            assert len(table) == limits.pages(segment.start + segment.length), "a table is as long as its sequence"
+            for position in range(segment.start, segment.start + segment.length):
+                before = self._read(table, position - 1)
+                place = self._place(table, position)
+                assert place not in written, "two tokens of one step at one place"
+                written.add(place)
+                state = digest(before.state, next(ids))
+                self.blocks[place] = Entry(state, before.weights | {self.weights})
+            last = self._read(table, segment.start + segment.length - 1)
+            if segment.sample:
+                token = sampled(last.state)
+                results.append(SampledToken(segment.sequence, segment.start + segment.length - 1, token, 0.0, []))
+                if min(last.weights) < self.first_weights[segment.sequence]:
+                    self.mixed.add((segment.sequence, step.step))
+        assert next(ids, None) is None
+        assert len(step.token_ids) <= limits.micro_batch.max_step_tokens
+        self.tokens_run += len(step.token_ids)
+        if step.segments:
+            self.in_flight.append(StepResult(0, 1, step.step, results, str(self.weights)))
+            assert len(self.in_flight) <= limits.under_way
+
+    def result(self) -> list[TokenEvent]:
+        """Requests must be called r0, r1, ... in the order of their submission."""
+        result = self.in_flight.popleft()
+        events = self.engine.take(result)
+        mixed = {f"r{each.sequence}" for each in result.tokens if (each.sequence, result.step) in self.mixed}
+        assert not mixed & {event.request for event in events}, "KV of other weights was used"
+        return events
+
+    def step(self) -> bool:
+        """The engine's next step, if it has one."""
+        step = self.engine.next_step()
+        if step is not None:
+            self.accept(step)
+        return step is not None
+
+    def drain(self) -> list[TokenEvent]:
+        events: list[TokenEvent] = []
+        for _ in range(10_000):
+            while self.step():
+                pass
+            if not self.in_flight:
+                return events
+            events.extend(self.result())
+        raise AssertionError("the engine does not come to an end")
+
+    def integrity(self) -> None:
+        scheduler = self.engine.scheduler
+        scheduler.blocks.integrity(each.blocks for each in scheduler.running.values())
+
+    def _place(self, table: list[int], position: int) -> tuple[int, int]:
+        size = self.engine.scheduler.limits.page_tokens
+        return table[position // size], position % size
+
+    def _read(self, table: list[int], position: int) -> Entry:
+        return Entry() if position < 0 else self.blocks[self._place(table, position)]
