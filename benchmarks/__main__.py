@@ -8,6 +8,7 @@ from pathlib import Path
 # pipeline includes recovery and two of plan_clusters; planner the layouts; costs memory and sensitivity
 BENCHMARKS = (
     "pipeline",
+    "serving",
     "kernels",  # those of GPUs too
     "format_kernels",
     "loading",

@@ -25,6 +25,11 @@ LISTED: dict[str, tuple[str, ...]] = {
         "plan_cluster_3",
         "plan_cluster_5",
     ),
+    "serving": tuple(
+        f"{name}{mark}"
+        for mark in ("", "_2_stages")
+        for name in ("prefix_ttft", "chat_capacity", "short_behind_long", "stall")
+    ),
     "planner": (
         "clusters_mean_seconds",
         "clusters_worst_seconds",

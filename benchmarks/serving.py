@@ -1,0 +1,238 @@
+"""What the engine makes of requests that meet: prefixes in common, chats without an end, a small prompt behind a large one, streams beside a prompt.
+
+`python -m benchmarks.serving [--json FILE]`. A random-weight model of 246 million parameters on slots of one thread and one core each,
+over one stage and over two, asked at the leader's port. Each row is a ratio within one run; nothing of an earlier request is found but where
+the row is about that.
+"""
+
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from msgspec import structs
+
+from benchmarks.pipeline import SHAPES, profile
+from benchmarks.rows import Row, run
+from benchmarks.slots import SlotProcess, slot_processes
+from strata_planner.contract.control import GetStatus
+from strata_planner.contract.frames import Abort, Submit
+from strata_planner.contract.plan import Plan
+from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.question.model import Model
+from strata_planner.question.workload import Workload
+from strata_planner.search.planning import PlanRequest, make_plan
+from strata_runtime.model.random_model import make_random_model
+from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
+
+POSITIONS = 40_000
+POOL_TOKENS = 32 << 10
+CHATS, CHAT_TOKENS, CHAT_LENGTH = 64, 100, 8192
+SHARING, PREFIX = 16, 2000
+SMALL, LARGE, LARGE_STEPS = 10, 32_000, 6
+STREAMS, BESIDE, RUNS = 2, 4000, 3
+_VOCABULARY = 30_000
+
+
+def make_model(folder: Path) -> Path:
+    shapes = {**SHAPES, "max_position_embeddings": POSITIONS}
+    return make_random_model(folder / "model", "llama", dtype=torch.bfloat16, **shapes)
+
+
+def plan(model: Path, stages: int, workload: Workload, max_model_len: int) -> Plan:
+    """By the planner, over as many equal devices as stages, with a pool of POOL_TOKENS at least."""
+    nodes = tuple(
+        Node(name=f"n{place}", devices=(Device(type="cpu", memory_bytes=4 << 30, threads=1),))
+        for place in range(stages)
+    )
+    request = PlanRequest(
+        deployment="bench",
+        model_uri=str(model),
+        model=Model.from_folder(model),
+        cluster=Cluster(nodes=nodes).with_profile(profile()),
+        workload=workload,
+        max_model_len=max_model_len,
+        allowed_bits=(16,),
+        min_stages=stages,
+        max_stages=stages,
+    )
+    made = make_plan(request).plan
+    (replica,) = made.replicas
+    pages = -(-max(POOL_TOKENS, max_model_len) // made.page_tokens)
+    cut = tuple(structs.replace(stage, kv_page_budget=pages) for stage in replica.stages)
+    return structs.replace(made, replicas=(structs.replace(replica, stages=cut),))
+
+
+@dataclass
+class Heard:
+    """When each token of each request came, in seconds."""
+
+    moments: dict[str, list[float]] = field(default_factory=dict)
+
+    def first(self, request: str) -> float:
+        return self.moments[request][0]
+
+    def gaps(self, request: str, begin: float, end: float) -> list[float]:
+        """Between neighbouring tokens of which the later came within these moments."""
+        came = self.moments[request]
+        return [later - one for one, later in itertools.pairwise(came) if begin <= later <= end]
+
+
+class Pipeline:
+    """A plan in force, and what its leader says."""
+
+    def __init__(self, leader: LeaderClient, slots: Sequence[SlotProcess]) -> None:
+        self.leader = leader
+        self._slots = slots
+        self._run = 0
+
+    def names(self, what: str, count: int) -> list[str]:
+        self._run += 1
+        return [f"{what} {self._run}-{number}" for number in range(count)]
+
+    def send(self, submits: Iterable[Submit]) -> float:
+        """When they were sent."""
+        for submit in submits:
+            self.leader.send(submit)
+        return time.perf_counter()
+
+    def listen(self, heard: Heard, until: Callable[[], bool]) -> None:
+        while not until():
+            events = self.leader.events()
+            now = time.perf_counter()
+            for event in events:
+                heard.moments.setdefault(event.request, []).append(now)
+
+    def end(self, names: Iterable[str]) -> None:
+        """No request is left when this returns."""
+        for name in names:
+            self.leader.send(Abort(name))
+        while (hello := self.leader.hello()).running + hello.waiting:
+            time.sleep(0.01)
+
+    @property
+    def steps(self) -> int:
+        return self._slots[0].ask(GetStatus()).roles[0].steps
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return [(7919 * seed + 31 * place) % _VOCABULARY for place in range(length)]
+
+
+def measure_prefix(pipeline: Pipeline) -> tuple[float, float]:
+    """Mean seconds to the first token, of requests that come together: with the prefix in common, and each computing its own."""
+
+    def mean(*, sharing: bool) -> float:
+        names = pipeline.names("prefix", SHARING)
+        submits = [
+            greedy(name, [*prompt_of(PREFIX), *prompt_of(16, seed)], 1, salt=names[0] if sharing else name)
+            for seed, name in enumerate(names)
+        ]
+        heard = Heard()
+        sent = pipeline.send(submits)
+        pipeline.listen(heard, lambda: len(heard.moments) == len(names))
+        return statistics.mean(heard.first(name) - sent for name in names)
+
+    return mean(sharing=True), mean(sharing=False)
+
+
+def measure_chats(pipeline: Pipeline) -> int:
+    """Short chats that say no max_tokens, at once: how many run when the last that is admitted has its first token."""
+    names = pipeline.names("chat", CHATS)
+    heard = Heard()
+    left = CHAT_LENGTH - CHAT_TOKENS
+    pipeline.send(greedy(name, prompt_of(CHAT_TOKENS, seed), left, salt=name) for seed, name in enumerate(names))
+    pipeline.listen(heard, lambda: sum(map(len, heard.moments.values())) >= 2 * CHATS)
+    running = pipeline.leader.hello().running
+    pipeline.end(names)
+    return running
+
+
+def measure_small(pipeline: Pipeline) -> tuple[float, float, float]:
+    """First token of a small prompt on an idle pipeline and behind a large one, seconds, and seconds of a step meanwhile."""
+
+    def first(name: str) -> float:
+        heard = Heard()
+        sent = pipeline.send([greedy(name, prompt_of(SMALL, 7), 1, salt=name)])
+        pipeline.listen(heard, lambda: name in heard.moments)
+        return heard.first(name) - sent
+
+    alone, behind = pipeline.names("small", 2)
+    first(pipeline.names("warm", 1)[0])
+    idle = first(alone)
+    (large,) = pipeline.names("large", 1)
+    pipeline.send([greedy(large, prompt_of(LARGE), 1, salt=large)])
+    before, began = pipeline.steps, time.perf_counter()
+    while pipeline.steps < before + LARGE_STEPS:
+        time.sleep(0.001)
+    step = (time.perf_counter() - began) / LARGE_STEPS
+    seconds = first(behind)
+    pipeline.end([large])
+    return idle, seconds, step
+
+
+def measure_stall(pipeline: Pipeline) -> tuple[float, float]:
+    """The longest gap of running streams from when a prompt comes until its first token, and the median gap before, seconds."""
+    streams = pipeline.names("stream", STREAMS)
+    heard = Heard()
+    pipeline.send(greedy(name, prompt_of(64, seed), 2000, salt=name) for seed, name in enumerate(streams))
+    pipeline.listen(heard, lambda: min(len(heard.moments.get(name, ())) for name in streams) >= 40)
+    (large,) = pipeline.names("beside", 1)
+    sent = pipeline.send([greedy(large, prompt_of(BESIDE), 1, salt=large)])
+    pipeline.listen(heard, lambda: large in heard.moments)
+    pipeline.end(streams)
+    before = [gap for name in streams for gap in heard.gaps(name, 0.0, sent)]
+    during = [gap for name in streams for gap in heard.gaps(name, sent, heard.first(large))]
+    return max(during), statistics.median(before)
+
+
+def measure_stages(model: Path, stages: int) -> list[Row]:
+    """All rows of a pipeline of so many stages."""
+    mark = "" if stages == 1 else f"_{stages}_stages"
+    wanted = plan(model, stages, Workload(512, 128, 16), POSITIONS)
+    with slot_processes(wanted) as slots:
+        client = PipelineClient(slots)
+        pipeline = Pipeline(client.serve(wanted), list(slots.values()))
+        measure_prefix(pipeline)
+        shared, apart = _medians(lambda: measure_prefix(pipeline))
+        idle, behind, step = _medians(lambda: measure_small(pipeline))
+        longest, median = _medians(lambda: measure_stall(pipeline))
+        chats = plan(model, stages, Workload(CHAT_TOKENS, 256, CHATS), CHAT_LENGTH)
+        running = measure_chats(Pipeline(client.serve(chats), list(slots.values())))
+    return [
+        _under(f"prefix_ttft{mark}", shared, f"s, {SHARING} over {PREFIX} tokens", "none shared", apart, 0.15),
+        Row(f"chat_capacity{mark}", running, f"of {CHATS} in {POOL_TOKENS:,} tokens", goal=CHATS),
+        Row(
+            f"short_behind_long{mark}",
+            behind,
+            f"s, {SMALL} behind {LARGE:,} tokens",
+            "idle pipeline; ratio: steps more",
+            idle,
+            (behind - idle) / step,
+            goal=3,
+            lower_is_better=True,
+        ),
+        _under(f"stall{mark}", longest, f"s, {BESIDE:,} tokens come", "median step", median, 2),
+    ]
+
+
+def _under(name: str, value: float, unit: str, peer: str, peer_value: float, goal: float) -> Row:
+    return Row(name, value, unit, peer, peer_value, value / peer_value, goal, lower_is_better=True)
+
+
+def _medians(measured: Callable[[], Sequence[float]]) -> list[float]:
+    return [statistics.median(values) for values in zip(*(measured() for _ in range(RUNS)), strict=True)]
+
+
+def measure(stages: Sequence[int] = (1, 2)) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(Path(folder))
+        return [row for count in stages for row in measure_stages(model, count)]
+
+
+if __name__ == "__main__":
+    run("serving", measure)
