@@ -237,6 +237,16 @@ class ReplanningSpec(ApiType):
     planned without."""
 
 
+class SpeculationSpec(ApiType):
+    """Tokens that are guessed and verified in one step. No text changes by it, at any temperature."""
+
+    mode: Literal["none", "auto", "ngram", "suffix"] = "none"
+    """`ngram` guesses from the request's own prompt and answer, `suffix` from recent answers too; `auto` is `suffix`, as far as it makes more tokens
+    a second."""
+    tokens: Annotated[int, Field(ge=1, le=15)] = 4
+    """Tokens of one guess, at most."""
+
+
 class RuntimeSpec(ApiType):
     image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^\S+$")] | None = None
     """Image of slots and gateway; by default that of the operator's release when the deployment was first planned."""
@@ -244,6 +254,7 @@ class RuntimeSpec(ApiType):
     """Type of activations and unquantized weights; by default what the planner finds best for the model and devices."""
     prefix_caching: bool = True
     """What requests have in common at their beginning is computed once: its keys and values stay in the KV cache until their room is needed."""
+    speculation: SpeculationSpec = SpeculationSpec()
     pod: PodOverlay = PodOverlay()
 
 

@@ -11,6 +11,7 @@ import msgspec
 from strata_operator.api import LLMDeployment
 from strata_planner.contract.calibration import Calibration
 from strata_planner.contract.formats import ComputeType, Method
+from strata_planner.contract.plan import Speculation
 from strata_planner.errors import ClusterError, WorkloadError
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import CPU_USABLE_FRACTION, CUDA_USABLE_FRACTION, Cluster, Device
@@ -85,6 +86,7 @@ def request_for(
         solver=spec.planning.solver,
         chunk_tokens=spec.planning.chunk_tokens,
         prefix_caching=spec.runtime.prefix_caching,
+        speculation=Speculation(spec.runtime.speculation.mode, spec.runtime.speculation.tokens),
         objective=_objective(deployment),
         tensor_parallel=_degrees(deployment, for_serving=for_serving),
     )

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from strata_operator.api import LLMDeployment
 
 PLANNED_PARTS = ("model", "workload", "objective", "precision", "placement", "planning")  # of the spec
-PLANNED_OF_RUNTIME = ("compute_type", "prefix_caching")
+PLANNED_OF_RUNTIME = ("compute_type", "prefix_caching", "speculation")
 
 # Every field that 0.1.0 hashed, in its own order of parts; None: a value, else the fields below. Never to be changed.
 _Fields = dict[str, "_Fields | None"]
@@ -65,7 +65,7 @@ def _digest_of_0_1_0(deployment: LLMDeployment) -> str | None:
         if not _knows(fields, _said(getattr(spec, name))):
             return None
         parts.append(_cut(fields, getattr(spec, name).model_dump(mode="json")))
-    if not spec.runtime.prefix_caching:
+    if {"prefix_caching", "speculation"} & _said(spec.runtime).keys():
         return None
     return _hashed([*parts, spec.runtime.compute_type])
 

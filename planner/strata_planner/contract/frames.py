@@ -157,7 +157,11 @@ class LeaderHello(Message, frozen=True, tag="leaderHello"):
     running: int
     waiting: int
     kv_usage: float  # share of the page budget in use
-    preemptions: int = 0  # sequences that gave their blocks back, since the epoch began
+    # Since the epoch began:
+    preemptions: int = 0  # sequences that gave their blocks back
+    drafts: int = 0  # verifications of drafted tokens
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # of the drafted ones
 
 
 class TokenEvent(Message, frozen=True):

@@ -4,7 +4,7 @@ Made by the planner, stored by the operator (one immutable ConfigMap per epoch),
 versioned; the JSON schema is published by `plan_schema`. Knows nothing of how it was found or how it is run.
 """
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -98,6 +98,21 @@ class MicroBatch(Value, frozen=True, omit_defaults=True):
         return steps_under_way(self.count, stages)
 
 
+SpeculationMode = Literal["none", "auto", "ngram", "suffix"]
+
+
+class Speculation(Value, frozen=True):
+    """Tokens that are guessed and verified in one step: from the request's own text (`ngram`), from recent answers too (`suffix`), or the latter
+    only where it pays (`auto`). `tokens`: of one verification, at most.
+    """
+
+    mode: SpeculationMode = "none"
+    tokens: int = 4
+
+
+NO_SPECULATION = Speculation()
+
+
 class Replica(Value, frozen=True):
     """One pipeline. `concurrency`: the sequences in flight that it was planned for, its share of the workload's."""
 
@@ -164,6 +179,7 @@ class Plan(Value, frozen=True):
     alternatives: tuple[Alternative, ...] = ()
     unused: tuple[UnusedDevices, ...] = ()
     prefix_caching: bool = True  # KV of equal prefixes is computed once and shared
+    speculation: Speculation = NO_SPECULATION
 
     @property
     def stages(self) -> tuple[Stage, ...]:

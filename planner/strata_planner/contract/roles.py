@@ -4,7 +4,7 @@
 """
 
 from strata_planner.contract.formats import ComputeType, FormatName
-from strata_planner.contract.plan import DeviceRef, MicroBatch, Plan, Replica, Stage
+from strata_planner.contract.plan import NO_SPECULATION, DeviceRef, MicroBatch, Plan, Replica, Speculation, Stage
 from strata_planner.contract.values import Value
 
 
@@ -41,6 +41,7 @@ class Role(Value, frozen=True, omit_defaults=True):
     next: Neighbour  # the last stage's next is stage 0: sampled tokens go back to the leader
     previous: Neighbour
     prefix_caching: bool = True
+    speculation: Speculation = NO_SPECULATION
 
 
 def roles_of(plan: Plan) -> dict[str, tuple[Role, ...]]:
@@ -91,4 +92,5 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         next=place[replica.replica, (stage.stage + 1) % count],
         previous=place[replica.replica, (stage.stage - 1) % count],
         prefix_caching=plan.prefix_caching,
+        speculation=plan.speculation,
     )

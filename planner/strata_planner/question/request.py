@@ -17,6 +17,7 @@ from strata_planner.contract.formats import (
     Method,
 )
 from strata_planner.contract.kv import KV_BITS
+from strata_planner.contract.plan import NO_SPECULATION, Speculation
 from strata_planner.costs.memory import PAGE_TOKENS
 from strata_planner.costs.source import LatencySource
 from strata_planner.errors import InfeasibleError, ModelError, WorkloadError
@@ -91,6 +92,7 @@ class PlanRequest:
     static_activations: bool = False
     chunk_tokens: int | None = None
     prefix_caching: bool = True
+    speculation: Speculation = NO_SPECULATION
 
     @cached_property
     def formats(self) -> dict[int, tuple[FormatName, ...]]:

@@ -102,6 +102,7 @@ def assemble(
         replicas=(Replica(0, stages, micro_batch, request.workload.concurrency),),
         prediction=predict(pricer, found),
         prefix_caching=request.prefix_caching,
+        speculation=request.speculation,
     )
 
 

@@ -4,9 +4,12 @@ Names and labels: vLLM's "Production Metrics" page and `docs/design/metrics.md`.
 Gauges come from leaders' reports; latencies are measured here, at the client's side of the pipeline.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from strata_planner.contract.frames import LeaderHello
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 _TOKEN_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
@@ -22,6 +25,25 @@ class Load:
     epoch: int
     leaders_connected: int
     leaders_missing: int = 0  # of the route, but not to be used now
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a leader counts since its epoch began."""
+
+    preemptions: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+    @classmethod
+    def of(cls, hello: LeaderHello) -> Self:
+        return cls(hello.preemptions, hello.drafts, hello.draft_tokens, hello.accepted_tokens)
+
+    def since(self, earlier: "Counts") -> "Counts":
+        """What has come to it; none of it is below 0, whatever a leader says."""
+        pairs = zip(astuple(self), astuple(earlier), strict=True)
+        return Counts(*(max(0, now - before) for now, before in pairs))
 
 
 class Metrics:
@@ -44,6 +66,9 @@ class Metrics:
         self._preemptions = counter(
             "vllm:num_preemptions", "Times that a running request gave its KV back and waited to be computed again."
         )
+        self._drafts = counter("vllm:spec_decode_num_drafts", "Verifications of drafted tokens.")
+        self._draft_tokens = counter("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted and verified.")
+        self._accepted_tokens = counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.")
         self._generation_tokens = counter("vllm:generation_tokens", "Tokens delivered.")
         self._first_token = self._histogram("vllm:time_to_first_token_seconds", "Request to first token.", _SECONDS)
         self._inter_token = self._histogram(
@@ -82,8 +107,12 @@ class Metrics:
         if seconds_per_token is not None:
             self._per_token.observe(seconds_per_token)
 
-    def preempted(self, times: int) -> None:
-        self._preemptions.inc(times)
+    def counted(self, more: Counts) -> None:
+        """What a leader has counted since it was heard last."""
+        self._preemptions.inc(more.preemptions)
+        self._drafts.inc(more.drafts)
+        self._draft_tokens.inc(more.draft_tokens)
+        self._accepted_tokens.inc(more.accepted_tokens)
 
     def replayed(self, times: int) -> None:
         self._replays.inc(times)

@@ -7,12 +7,14 @@ room, `take` for every result that comes back. It is a function of those calls a
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 from strata_planner.contract.frames import (
     MOST_LOGPROBS,
     Free,
     KvOperation,
     Open,
+    SampledToken,
     Segment,
     StepResult,
     Submit,
@@ -40,7 +42,7 @@ class Engine:
         self.scheduler = Scheduler(limits)
         self._under_way: deque[tuple[int, int]] = (
             deque()
-        )  # steps whose result has not come back: sequences that decode, tokens of prompts
+        )  # steps whose result has not come back: rows that decode, tokens of prompts
         self._sequences: dict[str, Sequence] = {}
         self._by_number: dict[int, Sequence] = {}
         self._next_sequence = 0
@@ -100,43 +102,63 @@ class Engine:
                 sequence.opened = True
                 operations.append(Open(sequence.sequence, sequence.sampling))
             token_ids.extend(sequence.tokens[segment.start : segment.start + segment.length])
+            token_ids.extend(sequence.drafted)
         step = Step(self._next_step, [segment for _, segment in chosen], operations, token_ids)
         self._next_step += 1
         if chosen:
-            self._under_way.append((decoding, len(token_ids) - decoding))
+            rows = sum(segment.length for _, segment in chosen[:decoding])
+            self._under_way.append((rows, len(token_ids) - rows))
         return step
 
     def take(self, result: StepResult) -> list[TokenEvent]:
         """A result of the last stage: the tokens to deliver. Raises StepError for one that was not asked for."""
         if not self.in_flight:
             raise StepError(f"a result for step {result.step} came while no step was in flight")
-        self.scheduler.pace.learn(*self._under_way.popleft(), result.seconds)
+        self._learn(*self._under_way.popleft(), result.seconds)
         if result.weights != self._weights:
             if self._weights is not None:
                 self._weights_changed(result.step)
             self._weights = result.weights
-        events = []
-        for sampled in result.tokens:
-            sequence = self._by_number.get(sampled.sequence)
-            if sequence is None:  # aborted while its token was on the way
-                continue
-            sequence.awaited = False
-            if sequence.unwanted:
-                sequence.unwanted = False
-                continue
-            found, index = sequence.found, sequence.take(sampled)
-            events.append(
-                TokenEvent(sequence.request, index, sampled.token, sampled.logprob, sampled.top, sequence.finish, found)
-            )
-            if sequence.finish:
-                self._forget(sequence)
-            else:
-                self.scheduler.ready_again(sequence)
+        events: list[TokenEvent] = []
+        for number, group in groupby(result.tokens, lambda each: each.sequence):
+            sequence = self._by_number.get(number)
+            if sequence is not None:  # else aborted while its token was on the way
+                events.extend(self._take(sequence, list(group)))
         return events
 
     def requests_of(self, sequences: Iterable[int]) -> list[str]:
         """The requests behind sequence numbers; those that are forgotten are left out."""
         return [self._by_number[number].request for number in sequences if number in self._by_number]
+
+    def _take(self, sequence: Sequence, sampled: list[SampledToken]) -> list[TokenEvent]:
+        """Of one sequence, at the positions of its segment: its next token, and those that drafts have brought nearer."""
+        sequence.awaited = False
+        if sequence.guesses is not None:
+            drawn = [each.token for each in sampled]
+            sampled = sampled[: self.scheduler.speculation.accepted(sequence.guesses, drawn)]
+            sequence.guesses.seen([] if sequence.unwanted else drawn[: len(sampled)])
+        if sequence.unwanted:
+            sequence.unwanted = False
+            return []
+        if sequence.sequence in self.scheduler.running:
+            sequence.computed += len(sampled) - 1  # what was drafted and is right
+        events = []
+        for each in sampled:
+            index, found = sequence.take(each), sequence.found
+            events.append(
+                TokenEvent(sequence.request, index, each.token, each.logprob, each.top, sequence.finish, found)
+            )
+            if sequence.finish:
+                self.scheduler.speculation.ended(sequence.tokens[sequence.prompt_length :])
+                self._forget(sequence)
+                return events
+        self.scheduler.ready_again(sequence)
+        return events
+
+    def _learn(self, rows: int, prompt_tokens: int, seconds: float) -> None:
+        self.scheduler.pace.learn(rows, prompt_tokens, seconds)
+        if not prompt_tokens:
+            self.scheduler.speculation.learn(rows, seconds)
 
     def _weights_changed(self, step: int) -> None:
         """From this step on the stages compute with others: nothing from before is shared with what is computed since.

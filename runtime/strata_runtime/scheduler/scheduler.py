@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 from strata_planner.contract.frames import Segment
-from strata_planner.contract.plan import MicroBatch
-from strata_planner.contract.steps import OLDEST_SHARE, WATERMARK, Pace
+from strata_planner.contract.plan import NO_SPECULATION, MicroBatch
+from strata_planner.contract.plan import Speculation as Wish
+from strata_planner.contract.steps import DRAFT_ROWS, OLDEST_SHARE, WATERMARK, Pace
 from strata_runtime.errors import RequestRefusedError
 from strata_runtime.scheduler.blocks import BlockPool
+from strata_runtime.scheduler.drafts import Text
 from strata_runtime.scheduler.sequence import Sequence
+from strata_runtime.scheduler.speculation import Guesses, Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Limits:
     max_model_len: int
     vocabulary: int = 2**31  # rows of the model's embedding
     sharing: bool = True
+    speculation: Wish = NO_SPECULATION
 
     def pages(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
@@ -58,6 +62,8 @@ class Scheduler:
         self._suspects: deque[Sequence] = deque()  # likewise, each alone
         self._was_suspect = False  # the step before was one of theirs
         self.pace = Pace()
+        most_rows = min(max(limits.micro_batch.decode, DRAFT_ROWS), limits.micro_batch.max_step_tokens)
+        self.speculation = Speculation(limits.speculation, most_rows)
         self._ready: deque[Sequence] = deque()  # decoding, nothing in flight
         self._step = 0
 
@@ -108,7 +114,8 @@ class Scheduler:
             return self._suspect_segments(), 0
         self._was_suspect = False
         decoding = self._decode_segments()
-        prompts = self._prefill_segments(self._prompt_budget(len(decoding)))
+        rows = sum(segment.length for _, segment in decoding)
+        prompts = self._prefill_segments(self._prompt_budget(rows))
         return decoding + prompts, len(decoding)
 
     def _wait(self, sequence: Sequence) -> None:
@@ -164,6 +171,7 @@ class Scheduler:
         tokens = len(found) * self.limits.page_tokens
         sequence.computed += tokens
         sequence.found += tokens
+        sequence.named += len(found)
 
     def _append(self, sequence: Sequence, blocks: list[int]) -> None:
         sequence.blocks.extend(blocks)
@@ -182,11 +190,34 @@ class Scheduler:
                 picked.remove(last)
             self.preemptions += 1
             self.start_again(last)
+        if self.speculation.is_on:
+            self._draft(picked)
         return [self._advance(sequence, 1) for sequence in picked]
 
-    def _prompt_budget(self, decoding: int) -> int:
-        """Tokens of prompts beside so many that decode; bounded for the streams' sake if there are any, also in other steps under way."""
-        budget = self.limits.micro_batch.max_step_tokens - decoding
+    def _draft(self, picked: list[Sequence]) -> None:
+        """What each sequence verifies beside its own token, in blocks that nobody else needs."""
+        guesses = []
+        for sequence in picked:
+            if sequence.guesses is None:
+                sequence.guesses = Guesses(Text(sequence.tokens))
+            self.speculation.guess(sequence.guesses, sequence.max_tokens - sequence.answered - 1)
+            guesses.append(sequence.guesses)
+        self.speculation.choose(guesses, self.limits.micro_batch.max_step_tokens - len(picked))
+        spare = self.blocks.free - self._promised - sum(map(self._lacks_a_block, picked))
+        for sequence, own in zip(picked, guesses, strict=True):
+            more = self._further_blocks(sequence, own.taken)
+            if more > spare:
+                own.taken, more = 0, 0
+            spare -= more
+
+    def _further_blocks(self, sequence: Sequence, drafts: int) -> int:
+        """For drafts behind the sequence's own next token."""
+        end = sequence.computed + 1
+        return self.limits.pages(end + drafts) - self.limits.pages(end)
+
+    def _prompt_budget(self, rows: int) -> int:
+        """Tokens of prompts beside so many rows that decode; bounded for the streams' sake if there are any, also in other steps under way."""
+        budget = self.limits.micro_batch.max_step_tokens - rows
         first_tokens = len(self._prefilling) + len(self._suspects)
         if len(self.running) == first_tokens:
             return budget
@@ -238,12 +269,16 @@ class Scheduler:
     def _advance(self, sequence: Sequence, length: int) -> tuple[Sequence, Segment]:
         size, start = self.limits.page_tokens, sequence.computed
         sequence.computed += length
-        self._append(sequence, self.blocks.take(self.limits.pages(sequence.computed) - len(sequence.blocks)))
+        drafts = len(sequence.drafted)
+        missing = self.limits.pages(sequence.computed + drafts) - len(sequence.blocks)
+        self._append(sequence, self.blocks.take(max(0, missing)))
         if self.limits.sharing and sequence.shares:
-            for place in range(start // size, sequence.computed // size):
+            for place in range(sequence.named, sequence.computed // size):
                 self.blocks.name(sequence.blocks[place], sequence.name(place, size))
+        sequence.named = sequence.computed // size
         if sequence.first_step < 0:
             sequence.first_step = self._step
         told, sequence.told = sequence.told, len(sequence.blocks)
         sequence.awaited = sequence.remaining == 0
-        return sequence, Segment(sequence.sequence, start, length, int(sequence.awaited), tuple(sequence.blocks[told:]))
+        sampled = drafts + sequence.awaited
+        return sequence, Segment(sequence.sequence, start, length + drafts, sampled, tuple(sequence.blocks[told:]))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from strata_planner.contract.frames import FinishReason, SampledToken, Sampling, Submit
 from strata_runtime.scheduler.blocks import name_of
+from strata_runtime.scheduler.speculation import Guesses
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,8 @@ class Sequence:
     awaited: bool = False  # a token of it is being sampled
     unwanted: bool = False  # that token follows from KV that nobody should have used: it is dropped
     finish: FinishReason | None = field(default=None)
+    named: int = 0  # of the blocks, from the first on: those that have names, or had no need of them
+    guesses: Guesses | None = None  # what may come next; None: nothing is drafted
     _names: list[bytes] = field(default_factory=list)
 
     @classmethod
@@ -71,6 +74,11 @@ class Sequence:
         """Tokens to be computed before the next one can be sampled."""
         return len(self.tokens) - self.computed
 
+    @property
+    def drafted(self) -> list[int]:
+        """Guessed tokens that the step under way verifies."""
+        return [] if self.guesses is None else self.guesses.next[: self.guesses.taken]
+
     def name(self, place: int, page_tokens: int) -> bytes:
         """Of the block in this place of its table, which its tokens must fill."""
         names = self._names
@@ -82,7 +90,7 @@ class Sequence:
     def start_again(self) -> list[int]:
         """Nothing of it is computed any more. Returns the blocks that it held."""
         held, self.blocks = self.blocks, []
-        self.computed = self.told = self.promised = self.found = 0
+        self.computed = self.told = self.promised = self.found = self.named = 0
         self.first_step = -1
         self.shares, self.opened = True, False
         return held

@@ -34,6 +34,7 @@ def limits_of(role: Role, vocabulary: int) -> Limits:
         max_model_len=role.max_model_len,
         vocabulary=vocabulary,
         sharing=role.prefix_caching,
+        speculation=role.speculation,
     )
 
 
@@ -147,7 +148,7 @@ class LeaderWorker:
         self._gateways.fail(failure, self.engine.requests_of(failure.sequences))
 
     def _hello(self) -> LeaderHello:
-        engine = self.engine
+        engine, drafts = self.engine, self.engine.scheduler.speculation.counts
         return LeaderHello(
             self.executor.role.replica,
             self._epoch,
@@ -157,4 +158,7 @@ class LeaderWorker:
             engine.waiting,
             engine.kv_usage,
             engine.scheduler.preemptions,
+            drafts.drafts,
+            drafts.draft_tokens,
+            drafts.accepted_tokens,
         )

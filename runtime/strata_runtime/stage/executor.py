@@ -161,7 +161,7 @@ class StageExecutor:
         self.work.steps += 1
         self.work.busy_seconds += seconds
         for segment in header.segments:
-            if segment.length == 1:
+            if segment.length == 1 or segment.sample > 1:  # drafts that are verified are no prompt
                 self.work.decode_tokens += 1
             else:
                 self.work.prefill_tokens += segment.length

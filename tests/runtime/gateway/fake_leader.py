@@ -51,7 +51,7 @@ class FakeLeader:
     reject: str = ""  # refuse every request with this reason
     fail_at: int | None = None  # the token whose step fails
     found: int = 0  # tokens of each prompt that its KV cache has
-    preemptions: int = 0
+    counts: tuple[int, int, int, int] = (0, 0, 0, 0)  # preemptions, drafts, their tokens, those accepted
     port: int = 0
     incarnation: int = 0
     submits: list[Submit] = field(default_factory=list)
@@ -108,7 +108,7 @@ class FakeLeader:
         match message:
             case Hello():
                 who = (self.replica, self.epoch, str(self.incarnation))
-                hello = LeaderHello(*who, self.max_tokens, *self._load(), self.preemptions)
+                hello = LeaderHello(*who, self.max_tokens, *self._load(), *self.counts)
                 await self._send(identity, hello)
             case Submit() if self.reject:
                 await self._send(identity, Rejected(message.request, self.reject))

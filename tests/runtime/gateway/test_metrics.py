@@ -20,16 +20,19 @@ async def test_counters_and_latencies(gateway: Harness, tokenizer: Tokenizer) ->
     assert 'vllm:request_success_total{finished_reason="length",model_name="tiny"} 2.0' in page
 
 
-async def test_prefixes_that_were_found_and_preemptions(gateway: Harness, leader: FakeLeader) -> None:
-    leader.found, leader.preemptions = 2, 3
+async def test_prefixes_that_were_found_preemptions_and_drafts(gateway: Harness, leader: FakeLeader) -> None:
+    leader.found, leader.counts = 2, (3, 4, 12, 7)
     await gateway.complete(prompt=[5, 6, 7], max_tokens=2)
     assert await gateway.metric("vllm:prefix_cache_queries_total") == 3
     assert await gateway.metric("vllm:prefix_cache_hits_total") == 2
     await gateway.until(lambda: _of_leader(gateway).preemptions == 3)
     assert await gateway.metric("vllm:num_preemptions_total") == 3
-    leader.preemptions = 5
+    leader.counts = (5, 5, 16, 10)
     await gateway.until(lambda: _of_leader(gateway).preemptions == 5)
     assert await gateway.metric("vllm:num_preemptions_total") == 5
+    assert await gateway.metric("vllm:spec_decode_num_drafts_total") == 5
+    assert await gateway.metric("vllm:spec_decode_num_draft_tokens_total") == 16
+    assert await gateway.metric("vllm:spec_decode_num_accepted_tokens_total") == 10
 
 
 def _of_leader(gateway: Harness) -> LeaderHello:

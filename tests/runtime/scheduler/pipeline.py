@@ -16,7 +16,7 @@ from strata_planner.contract.frames import Free, Open, SampledToken, Sampling, S
 from strata_runtime.scheduler.engine import Engine, Step
 
 STOP = 7
-WORDS = 50  # tokens that are sampled: 0..WORDS-1, among them STOP
+WORDS = (100, 101, 102)  # that texts are made of: few, so that what was guessed is right at times
 
 
 def digest(before: bytes, token: int) -> bytes:
@@ -24,7 +24,8 @@ def digest(before: bytes, token: int) -> bytes:
 
 
 def sampled(state: bytes) -> int:
-    return int.from_bytes(state, "little") % WORDS
+    number = int.from_bytes(state, "little")
+    return STOP if number % 16 == 0 else WORDS[number % len(WORDS)]
 
 
 def text_of(submit: Submit) -> list[int]:
@@ -67,7 +68,10 @@ class Pipeline:
     mixed: set[tuple[int, int]] = field(
         default_factory=set
     )  # (sequence, step) of tokens from KV of weights before the sequence's first
+    ends: dict[int, int] = field(default_factory=dict)  # of each sequence, the largest that a segment had
     tokens_run: int = 0
+    fixed_seconds: float = 0.01  # of a step
+    row_seconds: float = 0.001
 
     def accept(self, step: Step) -> None:
         assert step.step == self.steps
@@ -76,6 +80,7 @@ class Pipeline:
             if isinstance(operation, Open):
                 assert operation.sequence not in self.tables, "opened twice"
                 self.tables[operation.sequence] = []
+                self.ends[operation.sequence] = 0
                 self.first_weights[operation.sequence] = self.weights
             if isinstance(operation, Free):
                 del self.tables[operation.sequence]
@@ -86,7 +91,8 @@ class Pipeline:
         for segment in step.segments:
             table = self.tables[segment.sequence]
             table.extend(segment.blocks)
-            assert len(table) == limits.pages(segment.start + segment.length), "a table is as long as its sequence"
+            end = self.ends[segment.sequence] = max(self.ends[segment.sequence], segment.start + segment.length)
+            assert len(table) == limits.pages(end), "a table is as long as its sequence, drafts included"
             for position in range(segment.start, segment.start + segment.length):
                 before = self._read(table, position - 1)
                 place = self._place(table, position)
@@ -94,17 +100,17 @@ class Pipeline:
                 written.add(place)
                 state = digest(before.state, next(ids))
                 self.blocks[place] = Entry(state, before.weights | {self.weights})
-            last = self._read(table, segment.start + segment.length - 1)
-            if segment.sample:
-                token = sampled(last.state)
-                results.append(SampledToken(segment.sequence, segment.start + segment.length - 1, token, 0.0, []))
+            for position in range(segment.start + segment.length - segment.sample, segment.start + segment.length):
+                last = self._read(table, position)
+                results.append(SampledToken(segment.sequence, position, sampled(last.state), 0.0, []))
                 if min(last.weights) < self.first_weights[segment.sequence]:
                     self.mixed.add((segment.sequence, step.step))
         assert next(ids, None) is None
         assert len(step.token_ids) <= limits.micro_batch.max_step_tokens
         self.tokens_run += len(step.token_ids)
         if step.segments:
-            self.in_flight.append(StepResult(0, 1, step.step, results, str(self.weights)))
+            seconds = self.fixed_seconds + self.row_seconds * len(step.token_ids)
+            self.in_flight.append(StepResult(0, 1, step.step, results, str(self.weights), seconds))
             assert len(self.in_flight) <= limits.under_way
 
     def result(self) -> list[TokenEvent]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from strata_planner.contract.frames import Free, SampledToken, Sampling, StepResult, Submit, TokenEvent
-from strata_planner.contract.plan import MicroBatch
+from strata_planner.contract.plan import NO_SPECULATION, MicroBatch, Speculation
 from strata_runtime.errors import RequestRefusedError, StepError
 from strata_runtime.scheduler.engine import Engine
 from strata_runtime.scheduler.scheduler import Limits
@@ -16,7 +16,7 @@ from tests.laws import share
 from tests.runtime.scheduler.pipeline import STOP, Pipeline, submit, text_of
 
 
-def limits(**changes: int) -> Limits:
+def limits(speculation: Speculation = NO_SPECULATION, **changes: int) -> Limits:
     values = {
         "stages": 2,
         "prefill": 2,
@@ -34,12 +34,13 @@ def limits(**changes: int) -> Limits:
         page_budget=values["page_budget"],
         max_model_len=values["max_model_len"],
         sharing=bool(values.get("sharing", 1)),
+        speculation=speculation,
     )
 
 
 def prompt(kind: int, length: int) -> list[int]:
-    """Prompts of one kind begin alike."""
-    return [100 + kind + (7 * place) % 11 for place in range(length)]
+    """Prompts of one kind begin alike; those of two kinds differ from the first token on."""
+    return [100 + (kind + place * (place + kind)) % (3 if place else 50) for place in range(length)]
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -52,10 +53,20 @@ class EngineMachine(RuleBasedStateMachine):
         prefill=st.integers(1, 3),
         pages=st.integers(8, 20),
         sharing=st.booleans(),
+        speculation=st.builds(Speculation, st.sampled_from(["none", "auto", "ngram", "suffix"]), st.integers(1, 5)),
     )
-    def start(self, stages: int, step: int, decode: int, prefill: int, pages: int, sharing: bool) -> None:  # noqa: FBT001
-        changes = {"stages": stages, "step": step, "decode": decode, "prefill": prefill}
-        self.engine = Engine(limits(**changes, page_budget=pages, sharing=sharing, max_model_len=32))
+    def start(
+        self,
+        stages: int,
+        step: int,
+        decode: int,
+        prefill: int,
+        pages: int,
+        sharing: bool,  # noqa: FBT001
+        speculation: Speculation,
+    ) -> None:
+        changes = {"stages": stages, "step": step, "decode": decode, "prefill": prefill, "page_budget": pages}
+        self.engine = Engine(limits(speculation, **changes, sharing=sharing, max_model_len=32))
         self.pipeline = Pipeline(self.engine)
         self.submitted: list[Submit] = []
         self.aborted: set[str] = set()
@@ -319,3 +330,40 @@ def test_what_no_stage_could_sample_never_enters_a_step(sampling: Sampling) -> N
     with pytest.raises(RequestRefusedError, match="tokens cannot be drawn so"):
         engine.submit(Submit("a", [1, 2], [], 4, [], sampling))
     assert engine.next_step() is None
+
+
+def test_what_other_weights_computed_is_given_back_before_a_token_follows_from_it() -> None:
+    """Requests that found blocks between the change and the first result that tells of it."""
+    engine = Engine(limits(stages=3, page_budget=64))
+    pipeline = Pipeline(engine)
+    engine.submit(submit("r0", prompt(0, 17), 1))
+    pipeline.drain()
+    pipeline.weights += 1
+    for number in (1, 2):
+        engine.submit(submit(f"r{number}", [*prompt(0, 17), number], 3, stop_tokens=[]))
+        pipeline.step()
+    assert all(each.found == 16 for each in engine.scheduler.running.values()), "nobody knows of the change yet"
+    events = [event for _ in range(2) for event in pipeline.result()]
+    assert events == []
+    events = pipeline.drain()
+    assert len(events) == 6
+    assert {event.found for event in events if event.request == "r1"} == {0}
+
+
+def test_a_sequence_that_gave_its_blocks_back_waits_for_its_own_token() -> None:
+    """Computed again without it, it would be sampled twice."""
+    engine = Engine(limits(stages=3, page_budget=6, sharing=0, decode=1))
+    pipeline = Pipeline(engine)
+    asked = [submit(f"r{number}", prompt(number, 7), 12, stop_tokens=[]) for number in range(3)]
+    for each in asked:
+        engine.submit(each)
+    events: list[TokenEvent] = []
+    waited = False
+    while engine.running or engine.waiting:
+        while pipeline.step():
+            waited |= any(each.awaited for each in engine.scheduler.waiting)
+        events.extend(pipeline.result())
+    assert waited, "one was driven out while its token was on the way"
+    for each in asked:
+        assert [event.token for event in events if event.request == each.request] == text_of(each)
+        assert [event.index for event in events if event.request == each.request] == list(range(12))

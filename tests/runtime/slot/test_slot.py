@@ -10,7 +10,8 @@ from msgspec import structs
 from transformers import AutoModelForCausalLM
 
 from strata_planner.contract.control import Commit, Prepare
-from strata_planner.contract.frames import Abort, Hello, Tokens
+from strata_planner.contract.frames import Abort, Hello, Sampling, Submit, Tokens
+from strata_planner.contract.plan import Speculation
 from strata_planner.contract.roles import roles_of
 from strata_runtime.errors import InputError, RequestRefusedError
 from strata_runtime.wire.client import LeaderClient, greedy
@@ -68,6 +69,28 @@ def test_shared_prefixes_and_too_little_room_change_no_text(tiny_llama: Path, st
         assert got == expected
         assert found >= 9 * 32
         assert leader.hello().preemptions > 0
+
+
+@pytest.mark.parametrize("stages", swept([1, 3], [3]))
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_speculation_changes_no_text(tiny_llama: Path, stages: int, temperature: float) -> None:
+    """Greedy or drawn, and in the midst of others: what is verified is what is drawn."""
+    names = [f"s{place}" for place in range(stages)]
+    plan = even_plan(tiny_llama, names, micro_batch=(4, 4, 64))
+    asked = [
+        Submit(f"r{number}", [*range(9, 15)] * 3 + [number], [], 60, [], Sampling(temperature, seed=number))
+        for number in range(5)
+    ]
+    with PipelineHarness(names) as pipeline:
+        expected = pipeline.serve(plan).generate(asked)
+        for mode in ("ngram", "suffix", "auto"):
+            drafting = structs.replace(plan, speculation=Speculation(mode, 4))
+            leader = pipeline.serve(drafting)
+            assert leader.generate(asked) == expected, mode
+            hello = leader.hello()
+            if mode != "auto":
+                assert 0 < hello.accepted_tokens <= hello.draft_tokens
+            assert hello.kv_usage == 0
 
 
 def test_a_lost_slot_is_named_and_a_new_epoch_goes_on_with_the_same_tokens(

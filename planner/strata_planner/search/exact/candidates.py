@@ -13,6 +13,7 @@ from functools import cached_property, partial
 import msgspec
 
 from strata_planner.contract.formats import FormatName
+from strata_planner.contract.steps import DRAFT_ROWS
 from strata_planner.costs.communication import Exchange, hidden_states_bytes, layer_collectives
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
@@ -108,7 +109,8 @@ class Pricer:
         self, group: DeviceGroup, pair: Pair, formats: frozenset[FormatName], *, head: bool
     ) -> WorkingMemory:
         request = self.request
-        step = StepShape(self.max_step_tokens(pair), pair.decode, request.max_model_len)
+        sampled = pair.decode if request.speculation.mode == "none" else max(pair.decode, DRAFT_ROWS)
+        step = StepShape(self.max_step_tokens(pair), sampled, request.max_model_len)
         storage = Storage.on(group.leader, formats, request.compute_type, request.kv_bits)
         key = (step, storage, head, group.degree)
         if key not in self._working:

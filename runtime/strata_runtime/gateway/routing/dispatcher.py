@@ -22,7 +22,7 @@ from strata_runtime.gateway.errors import (
     TooManyRequestsError,
     UnavailableError,
 )
-from strata_runtime.gateway.metrics import Load, Metrics
+from strata_runtime.gateway.metrics import Counts, Load, Metrics
 from strata_runtime.gateway.routing.journal import GenerationRequest, Journal, Outgoing
 from strata_runtime.gateway.routing.leader_link import LeaderLink
 from strata_runtime.gateway.routing.prefixes import Prefixes, chunks_of
@@ -286,8 +286,8 @@ class Dispatcher:
             if generation.is_unread(self._limits.max_unread_events):
                 generation.give_up(self._limits.max_unread_events)
 
-    def sequences_preempted(self, times: int) -> None:
-        self._metrics.preempted(times)
+    def leader_counted(self, more: Counts) -> None:
+        self._metrics.counted(more)
         self.changed.set()
 
     def _is_current(self, link: LeaderLink) -> bool:

@@ -31,6 +31,7 @@ from strata_planner.contract.frames import (
 )
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError
+from strata_runtime.gateway.metrics import Counts
 from strata_runtime.wire.transport import Keys, connect
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class LinkOwner(Protocol):
 
     def leader_lost(self, link: "LeaderLink", reason: str) -> None: ...
 
-    def sequences_preempted(self, times: int) -> None: ...
+    def leader_counted(self, more: Counts) -> None: ...
 
     def leader_said(self, link: "LeaderLink", message: Tokens | Rejected | StepFailure) -> None: ...
 
@@ -69,7 +70,7 @@ class LeaderLink:
         self._owner = owner
         self._patience = Patience()
         self._heard_at = 0.0
-        self._preemptions = 0  # that its leader has told of
+        self._counts = Counts()  # that its leader has told of
         self._up = False  # between a handshake and the end of its connection
         self._socket: zmq.asyncio.Socket = context.socket(zmq.DEALER)
         # Without a connection a message is refused instead of queued: after a reconnect everything is sent afresh.
@@ -180,9 +181,10 @@ class LeaderLink:
             return
         if self.hello is not None and self.hello.incarnation != hello.incarnation:
             self.lose("it was started anew")
-            self._preemptions = 0
-        self._owner.sequences_preempted(max(0, hello.preemptions - self._preemptions))
-        self._preemptions = hello.preemptions
+            self._counts = Counts()
+        counts = Counts.of(hello)
+        self._owner.leader_counted(counts.since(self._counts))
+        self._counts = counts
         known, self.hello = self.hello, hello
         if known is None:
             log.info("epoch %d: replica %d is led by %s", hello.epoch, hello.replica, self.leader.slot)

@@ -26,6 +26,7 @@ from strata_planner.contract.frames import (
 )
 from strata_planner.contract.plan import MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
+from strata_planner.contract.rows import padded_rows
 from strata_runtime.formats import QuantLinear
 from strata_runtime.formats.float8.block_linear import BlockFloat8Linear
 from strata_runtime.formats.float8.float8_linear import Float8Linear
@@ -95,6 +96,7 @@ class ProfiledStage:
         self._blocks = OwnBlocks(role.replica_page_budget, PAGE_TOKENS)
         self._step = 0
         self._sequences = 0
+        self.row_numbers: set[int] = set()  # that steps had, padded: what a processor has kernels for
         self._entered = self._left = 0.0
         self.clock = clock_of(device)
         layers = self.model.layers
@@ -112,6 +114,7 @@ class ProfiledStage:
 
     def run(self, work: Work) -> Taken:
         """One step. Every run of it starts where the first one did, so that what the last one wrote is forgotten."""
+        self.row_numbers.add(padded_rows(work.total_tokens))
         return self._send([], work)
 
     def kernels(self, rows: int) -> str:

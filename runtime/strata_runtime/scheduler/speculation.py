@@ -1,0 +1,141 @@
+"""Speculation: how many drafted tokens a step verifies beside each decoding sequence's own. Used by the scheduler.
+
+Exact by construction: a draw is a function of (seed, position) and of the logits there, so that a draft is accepted while it equals what is drawn,
+and the first draw that differs is the next token itself. The text is that without speculation, at any temperature.
+
+What it costs is learned from steps that only decode, by their rows; what it brings from each sequence's own guesses, which are compared with what
+is drawn whether or not they were computed. `auto` takes the number of drafts with the most tokens a second that it expects, which is none
+where guesses are bad or rows are dear.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass, field
+
+from strata_planner.contract.plan import Speculation as Wish
+from strata_planner.contract.rows import padded_rows
+from strata_runtime.scheduler.drafts import Recent, Text, lookup
+
+_NEWEST = 0.1  # weight of the newest guess in a sequence's share of right ones
+_NEWEST_STEP = 0.25  # of the newest step in the seconds of its rows
+_FIRST_SHARE = 0.5  # of guesses that are right, before any was compared
+_SELDOM, _SELDOM_STEPS = 0.1, 4  # a sequence whose guesses are so bad is looked at once in so many steps
+_LEAST_SECONDS = 1e-9
+MARGIN = 1.05  # as much more must be expected of drafts than of none
+
+
+@dataclass(slots=True)
+class Guesses:
+    """Of one sequence: its text as it is searched, what is guessed to come next, and how good that was."""
+
+    text: Text
+    next: list[int] = field(default_factory=list)
+    taken: int = 0  # of `next`: those that are being verified
+    right: float = _FIRST_SHARE
+    steps: int = 0
+
+    def seen(self, drawn: Listed[int]) -> None:
+        """Tokens that came next, of which the last was not guessed or not verified."""
+        if self.next:
+            for place, token in enumerate(drawn[: len(self.next)]):
+                hit = self.next[place] == token
+                self.right += _NEWEST * (hit - self.right)
+                if not hit:
+                    break
+        self.text.extend(drawn)
+        self.next, self.taken = [], 0
+
+
+@dataclass
+class Counts:
+    """For metrics: verifications, tokens drafted for them, and those that were accepted."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+class Speculation:
+    """`most_rows`: of one step, drafts included."""
+
+    def __init__(self, wish: Wish, most_rows: int) -> None:
+        self.counts = Counts()
+        self._wish = wish
+        self._most_rows = most_rows
+        self._recent = Recent()
+        self._seconds: dict[int, float] = {}  # of a step that only decodes, by its padded rows
+        self._met: set[int] = set()  # numbers of rows: the first step of each is longer, its kernels are made then
+
+    @property
+    def is_on(self) -> bool:
+        return self._wish.mode != "none"
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """A step that only decodes has come back."""
+        size = padded_rows(rows)
+        if size not in self._met:
+            self._met.add(size)
+            return
+        known = self._seconds.get(size, seconds)
+        self._seconds[size] = known + _NEWEST_STEP * (seconds - known)
+
+    def guess(self, guesses: Guesses, most: int) -> None:
+        """Look for what may come next; `most` tokens of it may be verified."""
+        guesses.steps += 1
+        if most <= 0:
+            return
+        if guesses.right < _SELDOM and guesses.steps % _SELDOM_STEPS:
+            return
+        others = (self._recent.text,) if self._wish.mode != "ngram" else ()
+        guesses.next = lookup(guesses.text, others, min(most, self._wish.tokens))
+
+    def choose(self, sequences: Listed[Guesses], room: int) -> None:
+        """How many of its guesses each sequence has verified in a step of all of them, with `room` for further rows."""
+        count = self._best(sequences, room) if self._wish.mode == "auto" else self._wish.tokens
+        room = min(room, self._most_rows - len(sequences))
+        for each in sequences:
+            each.taken = max(0, min(count, len(each.next), room))
+            room -= each.taken
+
+    def accepted(self, guesses: Guesses, drawn: Listed[int]) -> int:
+        """Of what was drawn at the positions of a verification, one behind the other: how many tokens belong to the text."""
+        count = 1
+        while count <= guesses.taken and count < len(drawn) and drawn[count - 1] == guesses.next[count - 1]:
+            count += 1
+        if guesses.taken:
+            self.counts.drafts += 1
+            self.counts.draft_tokens += guesses.taken
+            self.counts.accepted_tokens += count - 1
+        return count
+
+    def ended(self, answer: Listed[int]) -> None:
+        if self._wish.mode in {"auto", "suffix"}:
+            self._recent.add(answer)
+
+    def _best(self, sequences: Listed[Guesses], room: int) -> int:
+        """The number of drafts a sequence with the most expected tokens a second."""
+        rows = len(sequences)
+        most = max((len(each.next) for each in sequences), default=0)
+        chosen, best = 0, rows / self._told(rows) * MARGIN
+        for count in range(1, most + 1):
+            more = sum(min(count, len(each.next)) for each in sequences)
+            if more > room or rows + more > self._most_rows:
+                break
+            tokens = sum(_expected(each.right, min(count, len(each.next))) for each in sequences)
+            if (rate := tokens / self._told(rows + more)) > best:
+                chosen, best = count, rate
+        return chosen
+
+    def _told(self, rows: int) -> float:
+        """Seconds of a step. Of rows that were never seen, those of the most that were, below: trying them tells."""
+        return max(_nearest(self._seconds, padded_rows(rows)), _LEAST_SECONDS)
+
+
+def _nearest(seconds: Mapping[int, float], size: int) -> float:
+    below = [rows for rows in seconds if rows <= size]
+    return seconds[max(below)] if below else min(seconds.values(), default=1.0)
+
+
+def _expected(right: float, drafts: int) -> float:
+    """Tokens of a verification: its own, and each draft if it and all before it are right."""
+    return sum(right**count for count in range(drafts + 1))
