@@ -1,7 +1,7 @@
 """What the engine makes of requests that meet: prefixes in common, chats without an end, a small prompt behind a large one, streams beside a prompt.
 
-`python -m benchmarks.serving [--json FILE]`. A random-weight model of 246 million parameters on slots of one thread and one core each,
-over one stage and over two, asked at the leader's port. Each row is a ratio within one run; nothing of an earlier request is found but where
+`python -m benchmarks.serving [--json FILE]`. A random-weight model of 110 million parameters (`benchmarks.pipeline`'s with 4 layers) on slots of one
+thread and one core each, over one stage and over two, asked at the leader's port. Each row is a ratio within one run; nothing of an earlier request is found but where
 the row is about that.
 """
 
@@ -39,7 +39,7 @@ _VOCABULARY = 30_000
 
 
 def make_model(folder: Path) -> Path:
-    shapes = {**SHAPES, "max_position_embeddings": POSITIONS}
+    shapes = {**SHAPES, "num_hidden_layers": 4, "max_position_embeddings": POSITIONS}
     return make_random_model(folder / "model", "llama", dtype=torch.bfloat16, **shapes)
 
 
@@ -197,8 +197,8 @@ def measure_stages(model: Path, stages: int) -> list[Row]:
     with slot_processes(wanted) as slots:
         client = PipelineClient(slots)
         pipeline = Pipeline(client.serve(wanted), list(slots.values()))
-        measure_prefix(pipeline)
-        shared, apart = _medians(lambda: measure_prefix(pipeline))
+        measure_stall(pipeline)  # kernels are made for numbers of rows as they first come
+        shared, apart = measure_prefix(pipeline)
         idle, behind, step = _medians(lambda: measure_small(pipeline))
         longest, median = _medians(lambda: measure_stall(pipeline))
         chats = plan(model, stages, Workload(CHAT_TOKENS, 256, CHATS), CHAT_LENGTH)
