@@ -11,17 +11,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from msgspec import structs
+from tokenizers import Tokenizer
 
 from benchmarks.pipeline import SHAPES, profile
 from benchmarks.rows import Row, run
 from benchmarks.slots import SlotProcess, slot_processes
 from strata_planner.contract.control import GetStatus
-from strata_planner.contract.frames import Abort, Submit
-from strata_planner.contract.plan import Plan
+from strata_planner.contract.frames import Abort, Sampling, Submit
+from strata_planner.contract.plan import Plan, Speculation, SpeculationMode
 from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.model import Model
 from strata_planner.question.workload import Workload
@@ -35,6 +37,8 @@ CHATS, CHAT_TOKENS, CHAT_LENGTH = 64, 100, 8192
 SHARING, PREFIX = 16, 2000
 SMALL, LARGE, LARGE_STEPS = 10, 32_000, 6
 STREAMS, BESIDE, RUNS = 2, 4000, 3
+DRAFTING = (1, 4, 16, 64)
+TINY = Path(__file__).parent.parent / "examples/models/strata-tiny"
 _VOCABULARY = 30_000
 
 
@@ -220,6 +224,70 @@ def measure_stages(model: Path, stages: int) -> list[Row]:
     ]
 
 
+def measure_drafts(stages: int) -> list[Row]:
+    """strata-tiny: answers that repeat what was asked, drafted from their own text, and drawn text at temperature 1 that nobody can guess."""
+    mark = "" if stages == 1 else f"_{stages}_stages"
+    wanted = plan(TINY, stages, Workload(96, 128, DRAFTING[-1]), 512)
+    rows: list[Row] = []
+    with slot_processes(wanted) as slots:
+        client = PipelineClient(slots)
+
+        def rate(mode: SpeculationMode, streams: int, *, drawn: bool) -> float:
+            pipeline = Pipeline(
+                client.serve(structs.replace(wanted, speculation=Speculation(mode, 4))), list(slots.values())
+            )
+            _tokens_per_second(pipeline, streams, drawn=drawn)  # kernels, and what `auto` learns
+            return _tokens_per_second(pipeline, streams, drawn=drawn)
+
+        value, peer = _alternate(partial(rate, "ngram", 1, drawn=False), partial(rate, "none", 1, drawn=False))
+        rows.append(Row(f"spec_ngram{mark}", value, "tokens/s, greedy", "none", peer, value / peer, 2.0))
+        for streams in DRAFTING:
+            pair = _alternate(partial(rate, "auto", streams, drawn=True), partial(rate, "none", streams, drawn=True))
+            rows.append(
+                Row(
+                    f"spec_never_worse_{streams}{mark}",
+                    pair[0],
+                    f"tokens/s, {streams} drawn",
+                    "none",
+                    pair[1],
+                    pair[0] / pair[1],
+                    0.97,
+                )
+            )
+    return rows
+
+
+def _tokens_per_second(pipeline: Pipeline, streams: int, *, drawn: bool) -> float:
+    names = pipeline.names("drafts", streams)
+    answer = 256 if streams == 1 else 96
+    sampling = Sampling(1.0) if drawn else Sampling(0.0)
+    submits = [
+        Submit(name, _passage(seed, drawn=drawn), [], answer, [], structs.replace(sampling, seed=seed), salt=name)
+        for seed, name in enumerate(names)
+    ]
+    started = time.perf_counter()
+    pipeline.leader.generate(submits)
+    return streams * answer / (time.perf_counter() - started)
+
+
+def _passage(seed: int, *, drawn: bool) -> list[int]:
+    """Of held-out text; where the answer is to repeat it, with its beginning once more."""
+    ids = _held_out()[200 * seed : 200 * seed + 96]
+    return ids if drawn else [*ids, *ids[:24]]
+
+
+@cache
+def _held_out() -> list[int]:
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    ids: list[int] = tokenizer.encode((TINY / "heldout.txt").read_text(encoding="utf-8")[:100_000]).ids
+    return ids
+
+
+def _alternate(left: Callable[[], float], right: Callable[[], float]) -> tuple[float, float]:
+    pairs = [(left(), right()) for _ in range(RUNS)]
+    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+
+
 def _under(name: str, value: float, unit: str, peer: str, peer_value: float, goal: float) -> Row:
     return Row(name, value, unit, peer, peer_value, value / peer_value, goal, lower_is_better=True)
 
@@ -231,7 +299,8 @@ def _medians(measured: Callable[[], Sequence[float]]) -> list[float]:
 def measure(stages: Sequence[int] = (1, 2)) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
-        return [row for count in stages for row in measure_stages(model, count)]
+        rows = [row for count in stages for row in measure_stages(model, count)]
+    return [*rows, *(row for count in stages for row in measure_drafts(count))]
 
 
 if __name__ == "__main__":

@@ -88,10 +88,9 @@ class MicroBatch(Value, frozen=True, omit_defaults=True):
     max_step_tokens: int
     count: int = 0
 
-    @property
-    def most_prompts(self) -> int:
-        """That one step computes chunks of."""
-        return max(self.prefill, FEWEST_PROMPTS)
+    def most_prompts(self, rows: int = 0) -> int:
+        """That one step computes chunks of, beside so many rows that decode: short ones may fill a micro-batch's rows."""
+        return max(self.prefill, FEWEST_PROMPTS, self.decode - rows)
 
     def under_way(self, stages: int) -> int:
         """Of a pipeline of so many stages."""

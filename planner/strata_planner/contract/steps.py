@@ -1,12 +1,14 @@
 """The rules by which a leader fills its steps: the runtime's scheduler follows them, the planner's simulator too."""
 
+from strata_planner.contract.rows import padded_rows
+
 WATERMARK = 0.01  # of all blocks: free when a prompt is admitted, so that it does not drive out another at once
 FEWEST_PROMPTS = 2  # that a step takes if there are so many: a small one is not behind a large one
 DRAFT_ROWS = 16  # rows that a step may want logits of for drafted tokens, where it has fewer sequences
 OLDEST_SHARE = 4  # the prompt that is first in rank gets at least one part in so many of what prompts have of a step
 
 _STREAMS_PART = 0.8  # of the seconds that streams were promised: the rest is for what steps vary by
-_NEWEST = 0.25  # weight of the newest step in a mean
+_BLAME = 0.3  # share of a step's surprise that is believed at once
 
 
 class Pace:
@@ -15,27 +17,57 @@ class Pace:
     While one request waits for its first token, a step takes at most twice as long as one that only decodes; while n do, 1 + n times:
     where many wait, streams slow down for them instead of keeping them out. Learns from the steps themselves; before it has seen
     any, and where nothing decodes, nothing is bounded.
+
+    What a step takes is told as seconds of its decoding rows (for each padded number of them) + seconds of a token x tokens of prompts. How
+    much longer or shorter it took is put down to both in the proportion of their shares, so that either is known also where every
+    step carries both.
     """
 
     def __init__(self) -> None:
-        self._decoding = 0.0  # seconds of a step that only decodes
+        self._rows: dict[int, float] = {}  # seconds, by padded rows
         self._token = 0.0  # further seconds for each token of a prompt
+        self._met: set[int] = set()
 
-    def learn(self, decoding: int, prompt_tokens: int, seconds: float) -> None:
-        """A step has come back: sequences that decoded in it, tokens of prompts, and seconds of the stage that took longest."""
-        if not prompt_tokens:
-            self._decoding = _mean(self._decoding, seconds)
-        elif decoding and self._decoding:
-            self._token = _mean(self._token, max(0.0, seconds - self._decoding) / prompt_tokens)
-        elif not self._token:
-            self._token = seconds / prompt_tokens
+    def learn(self, rows: int, prompt_tokens: int, seconds: float) -> None:
+        """A step has come back: rows that decoded in it, tokens of prompts, and seconds of the stage that took longest."""
+        if not 0 < seconds < float("inf") or self._is_first(rows + prompt_tokens):  # stages say it: it may be anything
+            return
+        size, prompts = padded_rows(rows), self._token * prompt_tokens
+        if rows and prompt_tokens and not (self._token or self._rows):
+            return  # nothing tells the one from the other
+        if rows and size not in self._rows:  # what is new is put down to it
+            known = self._token or not prompt_tokens
+            self._rows[size] = (
+                max(seconds - prompts, self.decoding(rows), seconds / 10) if known else self.decoding(rows)
+            )
+        alone = self._rows[size] if rows else 0.0
+        if prompt_tokens and not self._token:
+            self._token = max(seconds - alone, seconds / 2) / prompt_tokens
+            prompts = self._token * prompt_tokens
+        surprise = _BLAME * (seconds / (alone + prompts) - 1) / (alone + prompts)
+        if rows:
+            self._rows[size] *= 1 + surprise * alone
+        self._token *= 1 + surprise * prompts
 
-    def tokens(self, waiting: int) -> float:
-        """Most tokens of prompts beside streams, while so many requests wait for their first token."""
-        if not self._decoding or not self._token:
+    def decoding(self, rows: int) -> float:
+        """Seconds of a step of so many decoding rows alone; of a number that was never seen, those of the next smaller one. 0: nothing was seen."""
+        size = padded_rows(rows)
+        below = max((each for each in self._rows if each <= size), default=None)
+        return self._rows[below] if below is not None else min(self._rows.values(), default=0.0)
+
+    def knows(self, rows: int) -> bool:
+        return padded_rows(rows) in self._rows
+
+    def tokens(self, rows: int, waiting: int) -> float:
+        """Most tokens of prompts beside so many rows, while so many requests wait for their first token."""
+        alone = self.decoding(rows)
+        if not alone or not self._token:
             return float("inf")
-        return _STREAMS_PART * waiting * self._decoding / self._token
+        return _STREAMS_PART * waiting * alone / self._token
 
-
-def _mean(known: float, newest: float) -> float:
-    return newest if not known else known + _NEWEST * (newest - known)
+    def _is_first(self, rows: int) -> bool:
+        """The first step of a number of rows is longer: a processor makes its kernels then."""
+        size = padded_rows(rows)
+        is_new = size not in self._met
+        self._met.add(size)
+        return is_new

@@ -106,7 +106,7 @@ class Scheduler:
             keys += sequence.computed
         if not self._prefilling:
             return (Batch(count, count, count, keys), sampled) if count else None
-        chunks = self._chunks(self._prompt_budget(count), sampled)
+        chunks = self._chunks(self._prompt_budget(count), self._limits.micro_batch.most_prompts(count), sampled)
         tokens = count + sum(chunk.tokens for chunk in chunks)
         return (Batch(tokens, len(sampled), count, keys, chunks), sampled) if tokens else None
 
@@ -145,12 +145,12 @@ class Scheduler:
             self.add(last)
         return picked
 
-    def _prompt_budget(self, decoding: int) -> int:
-        budget = self._limits.micro_batch.max_step_tokens - decoding
+    def _prompt_budget(self, rows: int) -> int:
+        budget = self._limits.micro_batch.max_step_tokens - rows
         if len(self._running) == len(self._prefilling):
             return budget
         first_tokens = len(self._prefilling) + len(self.waiting)
-        return int(min(budget, max(self._limits.page_tokens, self.pace.tokens(first_tokens))))
+        return int(min(budget, max(self._limits.page_tokens, self.pace.tokens(max(rows, 1), first_tokens))))
 
     def _lacks_a_block(self, sequence: Sequence) -> bool:
         return sequence.blocks * self._limits.page_tokens == sequence.computed
@@ -165,7 +165,7 @@ class Scheduler:
         self._promised -= kept
         sequence.awaited = sequence.remaining == 0
 
-    def _chunks(self, budget: int, sampled: list[Sequence]) -> tuple[Chunk, ...]:
+    def _chunks(self, budget: int, most: int, sampled: list[Sequence]) -> tuple[Chunk, ...]:
         """Of the first in rank and of those that need least; sequences that end their prompts here are added to `sampled`."""
         if budget <= 0:
             return ()
@@ -173,7 +173,7 @@ class Scheduler:
         oldest = self._prefilling[0]
         kept = min(budget, oldest.remaining, max(self._limits.page_tokens, budget // OLDEST_SHARE))
         budget -= kept
-        for sequence in self._next_prompts():
+        for sequence in self._next_prompts(most):
             length = self._length(sequence, budget + (kept if sequence is oldest else 0))
             if length <= 0:
                 continue
@@ -185,9 +185,9 @@ class Scheduler:
                 sampled.append(sequence)
         return tuple(chunks)
 
-    def _next_prompts(self) -> list[Sequence]:
+    def _next_prompts(self, most: int) -> list[Sequence]:
         oldest, *others = self._prefilling
-        others = nsmallest(self._limits.micro_batch.most_prompts - 1, others, key=_remaining)
+        others = nsmallest(most - 1, others, key=_remaining)
         return sorted([oldest, *others], key=_remaining)
 
     def _length(self, sequence: Sequence, budget: int) -> int:

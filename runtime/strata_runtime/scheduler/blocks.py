@@ -16,8 +16,13 @@ _NAME_BYTES = 16
 _TOKEN_BYTES = 8
 
 
+def root_of(salt: str) -> bytes:
+    """What stands before the first block of a sequence; never the name of a block, whatever the salt is."""
+    return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=_NAME_BYTES, person=b"salt").digest()
+
+
 def name_of(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of the block with these tokens behind the block `parent`; b"" or a salt is before the first one."""
+    """The name of the block with these tokens behind the block `parent`, or behind a root."""
     packed = b"".join(token.to_bytes(_TOKEN_BYTES, "little") for token in tokens)
     return blake2b(parent + packed, digest_size=_NAME_BYTES).digest()
 

@@ -2,14 +2,14 @@
 
 Prompt lookup (Saxena 2023) finds where the last few tokens stood before and proposes what followed there. `Recent` does the same in the answers
 that were given lately (as SuffixDecoding, arXiv 2411.04975, without its counts): agents and edits repeat themselves. A wrong guess costs rows of a step and changes no text.
-Searches go over packed tokens, some microseconds for thousands of them.
+Searches go over packed tokens: some 20 microseconds for 2,000 of them that hold nothing of the kind, 150 for 16,000.
 """
 
 from collections.abc import Sequence
 
 LONGEST, SHORTEST = 4, 2  # of the last tokens: how many must have stood together before, the more the better
 _TOKEN_BYTES = 4
-MOST_RECENT = 1 << 16  # tokens of answers that are remembered
+MOST_RECENT = 1 << 14  # tokens of answers that are remembered
 
 
 class Text:

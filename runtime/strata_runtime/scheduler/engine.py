@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from strata_planner.contract.frames import (
     MOST_LOGPROBS,
@@ -35,14 +36,21 @@ class Step:
     token_ids: list[int]
 
 
+class _Asked(NamedTuple):
+    """Of a step under way: rows that decode, tokens of prompts, and (sequence, position) of each token that is to come back."""
+
+    step: int
+    rows: int
+    prompt_tokens: int
+    tokens: tuple[tuple[int, int], ...]
+
+
 class Engine:
     """Continuous batching for one replica."""
 
     def __init__(self, limits: Limits) -> None:
         self.scheduler = Scheduler(limits)
-        self._under_way: deque[tuple[int, int]] = (
-            deque()
-        )  # steps whose result has not come back: rows that decode, tokens of prompts
+        self._under_way: deque[_Asked] = deque()  # steps whose result has not come back
         self._sequences: dict[str, Sequence] = {}
         self._by_number: dict[int, Sequence] = {}
         self._next_sequence = 0
@@ -107,14 +115,26 @@ class Engine:
         self._next_step += 1
         if chosen:
             rows = sum(segment.length for _, segment in chosen[:decoding])
-            self._under_way.append((rows, len(token_ids) - rows))
+            wanted = tuple(
+                (segment.sequence, segment.start + segment.length - segment.sample + offset)
+                for _, segment in chosen
+                for offset in range(segment.sample)
+            )
+            self._under_way.append(_Asked(step.step, rows, len(token_ids) - rows, wanted))
         return step
 
     def take(self, result: StepResult) -> list[TokenEvent]:
         """A result of the last stage: the tokens to deliver. Raises StepError for one that was not asked for."""
         if not self.in_flight:
             raise StepError(f"a result for step {result.step} came while no step was in flight")
-        self._learn(*self._under_way.popleft(), result.seconds)
+        asked = self._under_way.popleft()
+        got = (result.step, tuple((each.sequence, each.position) for each in result.tokens))
+        if got != (asked.step, asked.tokens):
+            raise StepError(
+                f"the result of step {result.step} has {len(result.tokens)} tokens {got[1][:4]}...; step {asked.step} was to be answered "
+                f"with {len(asked.tokens)} tokens {asked.tokens[:4]}... (sequence, position)"
+            )
+        self.scheduler.pace.learn(asked.rows, asked.prompt_tokens, result.seconds)
         if result.weights != self._weights:
             if self._weights is not None:
                 self._weights_changed(result.step)
@@ -149,16 +169,11 @@ class Engine:
                 TokenEvent(sequence.request, index, each.token, each.logprob, each.top, sequence.finish, found)
             )
             if sequence.finish:
-                self.scheduler.speculation.ended(sequence.tokens[sequence.prompt_length :])
+                self.scheduler.speculation.ended(sequence.guesses, sequence.tokens[sequence.prompt_length :])
                 self._forget(sequence)
                 return events
         self.scheduler.ready_again(sequence)
         return events
-
-    def _learn(self, rows: int, prompt_tokens: int, seconds: float) -> None:
-        self.scheduler.pace.learn(rows, prompt_tokens, seconds)
-        if not prompt_tokens:
-            self.scheduler.speculation.learn(rows, seconds)
 
     def _weights_changed(self, step: int) -> None:
         """From this step on the stages compute with others: nothing from before is shared with what is computed since.
@@ -167,6 +182,10 @@ class Engine:
         before has been given what it never would have computed: it starts again, before any token of it is known.
         """
         self.scheduler.blocks.forget_names()
+        for (
+            sequence
+        ) in self.scheduler.waiting:  # computed again anyway, and what its token follows from is not known any more
+            sequence.unwanted = sequence.awaited
         for sequence in list(self.scheduler.running.values()):
             if sequence.found and not 0 <= sequence.first_step < step:
                 sequence.unwanted = sequence.awaited

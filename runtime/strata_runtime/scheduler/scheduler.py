@@ -63,7 +63,7 @@ class Scheduler:
         self._was_suspect = False  # the step before was one of theirs
         self.pace = Pace()
         most_rows = min(max(limits.micro_batch.decode, DRAFT_ROWS), limits.micro_batch.max_step_tokens)
-        self.speculation = Speculation(limits.speculation, most_rows)
+        self.speculation = Speculation(limits.speculation, most_rows, self.pace)
         self._ready: deque[Sequence] = deque()  # decoding, nothing in flight
         self._step = 0
 
@@ -115,7 +115,8 @@ class Scheduler:
         self._was_suspect = False
         decoding = self._decode_segments()
         rows = sum(segment.length for _, segment in decoding)
-        prompts = self._prefill_segments(self._prompt_budget(rows))
+        most = self.limits.micro_batch.most_prompts(rows)
+        prompts = self._prefill_segments(self._prompt_budget(rows), most)
         return decoding + prompts, len(decoding)
 
     def _wait(self, sequence: Sequence) -> None:
@@ -196,13 +197,16 @@ class Scheduler:
 
     def _draft(self, picked: list[Sequence]) -> None:
         """What each sequence verifies beside its own token, in blocks that nobody else needs."""
+        room = self.limits.micro_batch.max_step_tokens - len(picked)
+        if not self.speculation.has_room(len(picked), room):
+            return
         guesses = []
         for sequence in picked:
             if sequence.guesses is None:
-                sequence.guesses = Guesses(Text(sequence.tokens))
+                sequence.guesses = Guesses(Text(sequence.tokens), shares=not sequence.salt)
             self.speculation.guess(sequence.guesses, sequence.max_tokens - sequence.answered - 1)
             guesses.append(sequence.guesses)
-        self.speculation.choose(guesses, self.limits.micro_batch.max_step_tokens - len(picked))
+        self.speculation.choose(guesses, room)
         spare = self.blocks.free - self._promised - sum(map(self._lacks_a_block, picked))
         for sequence, own in zip(picked, guesses, strict=True):
             more = self._further_blocks(sequence, own.taken)
@@ -221,7 +225,8 @@ class Scheduler:
         first_tokens = len(self._prefilling) + len(self._suspects)
         if len(self.running) == first_tokens:
             return budget
-        return int(min(budget, max(self.limits.page_tokens, self.pace.tokens(first_tokens + len(self.waiting)))))
+        allowed = self.pace.tokens(max(rows, 1), first_tokens + len(self.waiting))
+        return int(min(budget, max(self.limits.page_tokens, allowed)))
 
     def _lacks_a_block(self, sequence: Sequence) -> bool:
         return len(sequence.blocks) * self.limits.page_tokens == sequence.computed
@@ -233,7 +238,7 @@ class Scheduler:
             self._suspects.popleft()
         return [self._advance(sequence, length)]
 
-    def _prefill_segments(self, budget: int) -> list[tuple[Sequence, Segment]]:
+    def _prefill_segments(self, budget: int, most: int) -> list[tuple[Sequence, Segment]]:
         """Chunks of prompts: the first in rank has its part, what is left goes to those that need least."""
         if budget <= 0 or not self._prefilling:
             return []
@@ -241,7 +246,7 @@ class Scheduler:
         oldest = self._prefilling[0]
         kept = min(budget, oldest.remaining, max(self.limits.page_tokens, budget // OLDEST_SHARE))
         budget -= kept
-        for sequence in self._next_prompts():
+        for sequence in self._next_prompts(most):
             self._use(sequence, list(self._found(sequence)))
             length = self._chunk(sequence, budget + (kept if sequence is oldest else 0))
             if length <= 0:
@@ -252,10 +257,10 @@ class Scheduler:
             chosen.append(self._advance(sequence, length))
         return chosen
 
-    def _next_prompts(self) -> list[Sequence]:
+    def _next_prompts(self, most: int) -> list[Sequence]:
         """Those that need least first, the first in rank among them whatever it needs."""
         oldest, *others = self._prefilling
-        others = nsmallest(self.limits.micro_batch.most_prompts - 1, others, key=lambda each: each.remaining)
+        others = nsmallest(most - 1, others, key=lambda each: each.remaining)
         return sorted([oldest, *others], key=lambda each: each.remaining)
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:

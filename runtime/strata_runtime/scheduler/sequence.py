@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from strata_planner.contract.frames import FinishReason, SampledToken, Sampling, Submit
-from strata_runtime.scheduler.blocks import name_of
+from strata_runtime.scheduler.blocks import name_of, root_of
 from strata_runtime.scheduler.speculation import Guesses
 
 
@@ -23,7 +23,7 @@ class Sequence:
     sampling: Sampling
     alone: bool = False  # until its first token no other sequence is in its steps
     priority: int = 0  # those with lower numbers go first
-    salt: bytes = b""  # blocks are shared among equal ones
+    salt: str = ""  # blocks are shared among equal ones
     computed: int = 0  # positions whose KV exists or is on its way through the stages
     blocks: list[int] = field(default_factory=list)  # of its positions, `page_tokens` each
     told: int = 0  # of the blocks: those that the stages know
@@ -51,7 +51,7 @@ class Sequence:
             sampling=submit.sampling,
             alone=submit.alone,
             priority=submit.priority,
-            salt=submit.salt.encode(),
+            salt=submit.salt,
         )
 
     @property
@@ -84,7 +84,7 @@ class Sequence:
         names = self._names
         while len(names) <= place:
             start = len(names) * page_tokens
-            names.append(name_of(names[-1] if names else self.salt, self.tokens[start : start + page_tokens]))
+            names.append(name_of(names[-1] if names else root_of(self.salt), self.tokens[start : start + page_tokens]))
         return names[place]
 
     def start_again(self) -> list[int]:

@@ -3,24 +3,23 @@
 Exact by construction: a draw is a function of (seed, position) and of the logits there, so that a draft is accepted while it equals what is drawn,
 and the first draw that differs is the next token itself. The text is that without speculation, at any temperature.
 
-What it costs is learned from steps that only decode, by their rows; what it brings from each sequence's own guesses, which are compared with what
-is drawn whether or not they were computed. `auto` takes the number of drafts with the most tokens a second that it expects, which is none
-where guesses are bad or rows are dear.
+What it costs is known from `Pace`, by rows; what it brings from each sequence's own guesses, which are compared with what is drawn whether or
+not they were computed. `auto` takes the number of drafts with the most tokens a second that it expects, which is none where guesses are bad or
+rows are dear. Now and then it takes none, or one more, so that what it knows of their cost does not grow old.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
 
 from strata_planner.contract.plan import Speculation as Wish
-from strata_planner.contract.rows import padded_rows
+from strata_planner.contract.steps import Pace
 from strata_runtime.scheduler.drafts import Recent, Text, lookup
 
 _NEWEST = 0.1  # weight of the newest guess in a sequence's share of right ones
-_NEWEST_STEP = 0.25  # of the newest step in the seconds of its rows
 _FIRST_SHARE = 0.5  # of guesses that are right, before any was compared
 _SELDOM, _SELDOM_STEPS = 0.1, 4  # a sequence whose guesses are so bad is looked at once in so many steps
-_LEAST_SECONDS = 1e-9
+_LONGEST_REST = 16  # steps without a look, after looks that found nothing: 1, 2, 4, ...
+_PLAIN_STEPS, _CURIOUS_STEPS = 64, 50  # one in so many steps has no drafts; one has one more, where guesses are good
 MARGIN = 1.05  # as much more must be expected of drafts than of none
 
 
@@ -33,6 +32,9 @@ class Guesses:
     taken: int = 0  # of `next`: those that are being verified
     right: float = _FIRST_SHARE
     steps: int = 0
+    shares: bool = True  # with recent answers: reads them, and becomes one
+    rest: int = 0  # steps until the next look
+    misses: int = 0  # looks that found nothing since one did
 
     def seen(self, drawn: Listed[int]) -> None:
         """Tokens that came next, of which the last was not guessed or not verified."""
@@ -56,38 +58,34 @@ class Counts:
 
 
 class Speculation:
-    """`most_rows`: of one step, drafts included."""
+    """`most_rows`: of one step, drafts included. `pace`: what steps take by their rows."""
 
-    def __init__(self, wish: Wish, most_rows: int) -> None:
+    def __init__(self, wish: Wish, most_rows: int, pace: Pace) -> None:
         self.counts = Counts()
         self._wish = wish
         self._most_rows = most_rows
         self._recent = Recent()
-        self._seconds: dict[int, float] = {}  # of a step that only decodes, by its padded rows
-        self._met: set[int] = set()  # numbers of rows: the first step of each is longer, its kernels are made then
+        self._pace = pace
+        self._steps = 0
 
     @property
     def is_on(self) -> bool:
         return self._wish.mode != "none"
 
-    def learn(self, rows: int, seconds: float) -> None:
-        """A step that only decodes has come back."""
-        size = padded_rows(rows)
-        if size not in self._met:
-            self._met.add(size)
-            return
-        known = self._seconds.get(size, seconds)
-        self._seconds[size] = known + _NEWEST_STEP * (seconds - known)
+    def has_room(self, sequences: int, room: int) -> bool:
+        """For a draft in a step of so many sequences, with `room` for further rows."""
+        return room > 0 and sequences < self._most_rows
 
     def guess(self, guesses: Guesses, most: int) -> None:
         """Look for what may come next; `most` tokens of it may be verified."""
         guesses.steps += 1
-        if most <= 0:
+        guesses.rest -= 1
+        if most <= 0 or guesses.rest > 0 or (guesses.right < _SELDOM and guesses.steps % _SELDOM_STEPS):
             return
-        if guesses.right < _SELDOM and guesses.steps % _SELDOM_STEPS:
-            return
-        others = (self._recent.text,) if self._wish.mode != "ngram" else ()
+        others = (self._recent.text,) if self._wish.mode != "ngram" and guesses.shares else ()
         guesses.next = lookup(guesses.text, others, min(most, self._wish.tokens))
+        guesses.misses = 0 if guesses.next else min(guesses.misses + 1, _LONGEST_REST)
+        guesses.rest = min(_LONGEST_REST, (1 << guesses.misses) >> 1)
 
     def choose(self, sequences: Listed[Guesses], room: int) -> None:
         """How many of its guesses each sequence has verified in a step of all of them, with `room` for further rows."""
@@ -108,32 +106,28 @@ class Speculation:
             self.counts.accepted_tokens += count - 1
         return count
 
-    def ended(self, answer: Listed[int]) -> None:
-        if self._wish.mode in {"auto", "suffix"}:
+    def ended(self, guesses: Guesses | None, answer: Listed[int]) -> None:
+        """A sequence is over: its answer may be what others repeat."""
+        if self._wish.mode in {"auto", "suffix"} and (guesses is None or guesses.shares):
             self._recent.add(answer)
 
     def _best(self, sequences: Listed[Guesses], room: int) -> int:
         """The number of drafts a sequence with the most expected tokens a second."""
+        self._steps += 1
         rows = len(sequences)
         most = max((len(each.next) for each in sequences), default=0)
-        chosen, best = 0, rows / self._told(rows) * MARGIN
+        if self._steps % _PLAIN_STEPS == 0 or not self._pace.knows(rows) or not most:
+            return 0
+        chosen, best = 0, rows / self._pace.decoding(rows) * MARGIN
         for count in range(1, most + 1):
             more = sum(min(count, len(each.next)) for each in sequences)
             if more > room or rows + more > self._most_rows:
                 break
             tokens = sum(_expected(each.right, min(count, len(each.next))) for each in sequences)
-            if (rate := tokens / self._told(rows + more)) > best:
+            if (rate := tokens / self._pace.decoding(rows + more)) > best:
                 chosen, best = count, rate
-        return chosen
-
-    def _told(self, rows: int) -> float:
-        """Seconds of a step. Of rows that were never seen, those of the most that were, below: trying them tells."""
-        return max(_nearest(self._seconds, padded_rows(rows)), _LEAST_SECONDS)
-
-
-def _nearest(seconds: Mapping[int, float], size: int) -> float:
-    below = [rows for rows in seconds if rows <= size]
-    return seconds[max(below)] if below else min(seconds.values(), default=1.0)
+        is_good = sum(each.right for each in sequences) >= _FIRST_SHARE * rows
+        return chosen + (is_good and self._steps % _CURIOUS_STEPS == 0)
 
 
 def _expected(right: float, drafts: int) -> float:

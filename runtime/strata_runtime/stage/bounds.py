@@ -25,6 +25,7 @@ _OPERATION_BYTES = 96
 _TOKEN_BYTES = 64 + 24 * MOST_LOGPROBS
 _REST_BYTES = 4096
 _NUMBER_BYTES = 9
+_WEIGHTS_CHARACTERS = 64
 _SUBMIT_BYTES = 1 << 20  # a request's name, stop tokens and parameters
 
 
@@ -55,7 +56,7 @@ class FrameBounds:
     def most_blocks(self) -> int:
         """That one step appends: a sequence that decodes has one more at times, one whose prompt begins has all that were there already."""
         of_one = -(-self.role.max_model_len // self.role.page_tokens)
-        return self.most_tokens + self.role.micro_batch.most_prompts * of_one
+        return self.most_tokens + self.role.micro_batch.most_prompts() * of_one
 
     @property
     def header_bytes(self) -> int:
@@ -92,6 +93,7 @@ class FrameBounds:
         if bodies:
             raise StepError(f"step {result.step}: {len(bodies)} frames follow a result, which is one frame alone")
         self._at_most(result.step, "tokens", len(result.tokens), self.most_tokens)
+        self._at_most(result.step, "characters of weights", len(result.weights), _WEIGHTS_CHARACTERS)
         for sampled in result.tokens:
             strange = sampled.top and not all(0 <= token < self.vocabulary for token, _ in sampled.top)
             if strange or not 0 <= sampled.token < self.vocabulary:

@@ -83,6 +83,8 @@ class StageExecutor:
         if outputs is None:
             return None
         tokens = self._sample(header, outputs) if self.role.head else []
+        if outputs.is_cuda:  # launches come back at once; what follows waits for them anyway
+            torch.cuda.current_stream(outputs.device).synchronize()
         seconds = time.monotonic() - started
         self._count(header, seconds)
         weights = digest(header.weights, self._weights)

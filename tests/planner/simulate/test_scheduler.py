@@ -58,7 +58,11 @@ class Pair:
         assert self.engine.scheduler.preemptions == self.scheduler.preemptions
         tokens = [
             SampledToken(
-                s.sequence, s.start + s.length, STOP if own.produced + 1 == own.request.output_tokens else 1, 0.0, []
+                s.sequence,
+                s.start + s.length - 1,
+                STOP if own.produced + 1 == own.request.output_tokens else 1,
+                0.0,
+                [],
             )
             for s, own in zip((s for s in step.segments if s.sample), sampled, strict=True)
         ]

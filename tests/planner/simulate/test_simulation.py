@@ -84,7 +84,7 @@ def test_no_request_is_lost_and_no_token_computed_twice_but_for_want_of_room(
     for batches in seen:
         assert batches == seen[0]
         again = sum(batch.tokens for batch in batches) - computed
-        assert again > 0 if outcome.replicas[0].preemptions else again == 0
+        assert again >= 0 if outcome.replicas[0].preemptions else again == 0
         assert sum(batch.sampled for batch in batches) == sum(each.output_tokens for each in taken)
 
 
@@ -98,7 +98,7 @@ def test_steps_keep_to_the_plans_limits(replica: ReplicaModel, trace: tuple[Requ
     for batch in seen[0]:
         assert 0 < batch.tokens <= limits.max_step_tokens
         assert batch.decoding <= limits.decode
-        assert len(batch.chunks) <= limits.most_prompts
+        assert len(batch.chunks) <= limits.most_prompts(batch.decoding)
         assert batch.tokens == batch.decoding + sum(chunk.tokens for chunk in batch.chunks)
 
 

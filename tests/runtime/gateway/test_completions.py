@@ -49,8 +49,8 @@ async def test_usage_tells_what_was_cached(gateway: Harness, leader: FakeLeader)
 
 async def test_priority_and_salt_reach_the_leader(gateway: Harness, leader: FakeLeader) -> None:
     await gateway.complete(max_tokens=1)
-    await gateway.complete(max_tokens=1, priority=-3, cache_salt="tenant a")
-    assert [(each.priority, each.salt) for each in leader.submits] == [(0, ""), (-3, "tenant a")]
+    await gateway.complete(max_tokens=1, priority=3, cache_salt="tenant a")
+    assert [(each.priority, each.salt) for each in leader.submits] == [(0, ""), (3, "tenant a")]
 
 
 async def test_streamed_text_equals_whole_text(gateway: Harness, leader: FakeLeader, tokenizer: Tokenizer) -> None:

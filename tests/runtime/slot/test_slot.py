@@ -48,11 +48,11 @@ def test_tokens_equal_the_unsliced_models(tiny_llama: Path, expected: dict[str, 
 
 @pytest.mark.parametrize("stages", swept([1, 3], [3]))
 def test_shared_prefixes_and_too_little_room_change_no_text(tiny_llama: Path, stages: int) -> None:
-    """Ten requests with a prefix in common, in blocks for a third of them: found, driven out, computed again."""
+    """Seven requests with a prefix in common, in blocks for some of them: found, driven out, computed again."""
     names = [f"s{place}" for place in range(stages)]
-    asked = [greedy(f"r{number}", [*range(20, 60), number], 40) for number in range(10)]
+    asked = [greedy(f"r{number}", [*range(20, 60), number], 30) for number in range(7)]
     with PipelineHarness(names) as pipeline:
-        plan = even_plan(tiny_llama, names, pages=16)
+        plan = even_plan(tiny_llama, names, pages=12)
         leader = pipeline.serve(plan)
         expected = {}
         for each in asked:
@@ -62,34 +62,33 @@ def test_shared_prefixes_and_too_little_room_change_no_text(tiny_llama: Path, st
             leader.send(each)
         got: dict[str, list[int]] = {each.request: [] for each in asked}
         found = 0
-        while any(len(tokens) < 40 for tokens in got.values()):
+        while any(len(tokens) < 30 for tokens in got.values()):
             for event in leader.events():
                 got[event.request].append(event.token)
                 found += event.found if event.index == 0 else 0
         assert got == expected
-        assert found >= 9 * 32
+        assert found >= 6 * 32
         assert leader.hello().preemptions > 0
 
 
 @pytest.mark.parametrize("stages", swept([1, 3], [3]))
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_speculation_changes_no_text(tiny_llama: Path, stages: int, temperature: float) -> None:
-    """Greedy or drawn, and in the midst of others: what is verified is what is drawn."""
+def test_speculation_changes_no_text(tiny_llama: Path, stages: int) -> None:
+    """Greedy and drawn, in the midst of others: what is verified is what is drawn."""
     names = [f"s{place}" for place in range(stages)]
-    plan = even_plan(tiny_llama, names, micro_batch=(4, 4, 64))
+    plan = even_plan(tiny_llama, names)
     asked = [
-        Submit(f"r{number}", [*range(9, 15)] * 3 + [number], [], 60, [], Sampling(temperature, seed=number))
+        Submit(
+            f"r{number}", [*range(9, 15)] * 2 + [number], [], 40, [], Sampling(0.9 * (number % 2), top_k=3, seed=number)
+        )
         for number in range(5)
     ]
     with PipelineHarness(names) as pipeline:
         expected = pipeline.serve(plan).generate(asked)
-        for mode in ("ngram", "suffix", "auto"):
-            drafting = structs.replace(plan, speculation=Speculation(mode, 4))
-            leader = pipeline.serve(drafting)
+        for mode in ("suffix", "auto"):
+            leader = pipeline.serve(structs.replace(plan, speculation=Speculation(mode, 4)))
             assert leader.generate(asked) == expected, mode
             hello = leader.hello()
-            if mode != "auto":
-                assert 0 < hello.accepted_tokens <= hello.draft_tokens
+            assert mode == "auto" or 0 < hello.accepted_tokens <= hello.draft_tokens
             assert hello.kv_usage == 0
 
 
@@ -115,7 +114,7 @@ def test_a_lost_slot_is_named_and_a_new_epoch_goes_on_with_the_same_tokens(
 def test_abort_frees_the_sequence_and_others_go_on(tiny_llama: Path, expected: dict[str, list[int]]) -> None:
     with PipelineHarness(["s0", "s1"]) as pipeline:
         leader = pipeline.serve(even_plan(tiny_llama, ["s0", "s1"], pages=8))
-        leader.send(greedy("long", [4] * 30, 90))  # takes all eight pages
+        leader.send(greedy("long", [4] * 113, 14))  # takes all eight pages
         leader.send(greedy("a", PROMPTS["a"], ANSWER))
         assert {event.request for event in leader.events()} == {"long"}
         leader.send(Abort("long"))

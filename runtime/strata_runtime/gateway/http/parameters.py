@@ -49,7 +49,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 MOST_STOP_STRINGS = 16
-MOST_PRIORITY = 2**31 - 1  # and as far below 0
+MOST_PRIORITY = 2**31 - 1
 MOST_STOP_TOKENS = 128
 MOST_CHOICES = 128
 MOST_TOKENS = 2**31 - 1  # of anything that is counted in tokens: the real bounds come from the plan and the vocabulary
@@ -81,7 +81,9 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0  # lower goes first
+    priority: Annotated[int, Meta(ge=0, le=MOST_PRIORITY)] = (
+        0  # lower goes first: clients may let others pass, not push in
+    )
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None  # prefixes are shared among equal ones
 
     @property

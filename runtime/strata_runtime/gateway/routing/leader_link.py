@@ -70,7 +70,8 @@ class LeaderLink:
         self._owner = owner
         self._patience = Patience()
         self._heard_at = 0.0
-        self._counts = Counts()  # that its leader has told of
+        self._counts = Counts()  # that its leader has told of,
+        self._counted = ""  # the one of this incarnation
         self._up = False  # between a handshake and the end of its connection
         self._socket: zmq.asyncio.Socket = context.socket(zmq.DEALER)
         # Without a connection a message is refused instead of queued: after a reconnect everything is sent afresh.
@@ -181,10 +182,10 @@ class LeaderLink:
             return
         if self.hello is not None and self.hello.incarnation != hello.incarnation:
             self.lose("it was started anew")
-            self._counts = Counts()
         counts = Counts.of(hello)
-        self._owner.leader_counted(counts.since(self._counts))
-        self._counts = counts
+        if self._counted == hello.incarnation:  # else this is what it counts from
+            self._owner.leader_counted(counts.since(self._counts))
+        self._counts, self._counted = counts, hello.incarnation
         known, self.hello = self.hello, hello
         if known is None:
             log.info("epoch %d: replica %d is led by %s", hello.epoch, hello.replica, self.leader.slot)

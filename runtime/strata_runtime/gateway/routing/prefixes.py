@@ -16,7 +16,7 @@ Chunk = bytes
 def chunks_of(prompt: Sequence[int], salt: str = "") -> tuple[Chunk, ...]:
     """A digest for each whole chunk at the prompt's beginning, of it and all before it."""
     chunks: list[Chunk] = []
-    parent = salt.encode()
+    parent = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16, person=b"salt").digest()
     for end in range(CHUNK_TOKENS, min(len(prompt), MOST_CHUNKS * CHUNK_TOKENS) + 1, CHUNK_TOKENS):
         packed = b"".join(token.to_bytes(8, "little") for token in prompt[end - CHUNK_TOKENS : end])
         parent = blake2b(parent + packed, digest_size=16).digest()
