@@ -202,7 +202,8 @@ def measure_stages(model: Path, stages: int) -> list[Row]:
         client = PipelineClient(slots)
         pipeline = Pipeline(client.serve(wanted), list(slots.values()))
         measure_stall(pipeline)  # kernels are made for numbers of rows as they first come
-        shared, apart = measure_prefix(pipeline)
+        measure_prefix(pipeline)
+        shared, apart = _medians(lambda: measure_prefix(pipeline))
         idle, behind, step = _medians(lambda: measure_small(pipeline))
         longest, median = _medians(lambda: measure_stall(pipeline))
         chats = plan(model, stages, Workload(CHAT_TOKENS, 256, CHATS), CHAT_LENGTH)

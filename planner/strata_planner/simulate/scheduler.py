@@ -174,7 +174,9 @@ class Scheduler:
         kept = min(budget, oldest.remaining, max(self._limits.page_tokens, budget // OLDEST_SHARE))
         budget -= kept
         for sequence in self._next_prompts(most):
-            length = self._length(sequence, budget + (kept if sequence is oldest else 0))
+            length = self._length(
+                sequence, budget + kept if sequence is oldest else budget, to_a_block=sequence is not oldest
+            )
             if length <= 0:
                 continue
             budget -= max(0, length - kept) if sequence is oldest else length
@@ -190,12 +192,14 @@ class Scheduler:
         others = nsmallest(most - 1, others, key=_remaining)
         return sorted([oldest, *others], key=_remaining)
 
-    def _length(self, sequence: Sequence, budget: int) -> int:
+    def _length(self, sequence: Sequence, budget: int, *, to_a_block: bool) -> int:
         if sequence.remaining <= budget:
             return sequence.remaining
         end = sequence.computed + budget
         whole = end - end % self._limits.page_tokens
-        return whole - sequence.computed if whole > sequence.computed else budget
+        if whole > sequence.computed:
+            return whole - sequence.computed
+        return 0 if to_a_block else budget
 
 
 def _rank(sequence: Sequence) -> int:

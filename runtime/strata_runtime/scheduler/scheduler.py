@@ -248,7 +248,9 @@ class Scheduler:
         budget -= kept
         for sequence in self._next_prompts(most):
             self._use(sequence, list(self._found(sequence)))
-            length = self._chunk(sequence, budget + (kept if sequence is oldest else 0))
+            length = self._chunk(
+                sequence, budget + kept if sequence is oldest else budget, to_a_block=sequence is not oldest
+            )
             if length <= 0:
                 continue
             if length == sequence.remaining:
@@ -263,13 +265,17 @@ class Scheduler:
         others = nsmallest(most - 1, others, key=lambda each: each.remaining)
         return sorted([oldest, *others], key=lambda each: each.remaining)
 
-    def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """Tokens of the sequence's next chunk: all that remain, or up to the end of a block, where others may go on."""
+    def _chunk(self, sequence: Sequence, budget: int, *, to_a_block: bool) -> int:
+        """Tokens of the sequence's next chunk: all that remain, or up to the end of a block, where others may go on. A little of a block
+        is worth its attention for the first in rank alone, which moves in every step.
+        """
         if sequence.remaining <= budget:
             return sequence.remaining
         end = sequence.computed + budget
         whole = end - end % self.limits.page_tokens
-        return whole - sequence.computed if whole > sequence.computed else budget
+        if whole > sequence.computed:
+            return whole - sequence.computed
+        return 0 if to_a_block else budget
 
     def _advance(self, sequence: Sequence, length: int) -> tuple[Sequence, Segment]:
         size, start = self.limits.page_tokens, sequence.computed

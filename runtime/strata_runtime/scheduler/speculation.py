@@ -20,7 +20,7 @@ _FIRST_SHARE = 0.5  # of guesses that are right, before any was compared
 _SELDOM, _SELDOM_STEPS = 0.1, 4  # a sequence whose guesses are so bad is looked at once in so many steps
 _LONGEST_REST = 16  # steps without a look, after looks that found nothing: 1, 2, 4, ...
 _PLAIN_STEPS, _CURIOUS_STEPS = 64, 50  # one in so many steps has no drafts; one has one more, where guesses are good
-MARGIN = 1.05  # as much more must be expected of drafts than of none
+MARGIN = 1.15  # as much more must be expected of drafts than of none
 
 
 @dataclass(slots=True)
