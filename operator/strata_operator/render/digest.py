@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from strata_operator.api import LLMDeployment
+from strata_operator.api.spec import RuntimeSpec
 
 PLANNED_PARTS = ("model", "workload", "objective", "precision", "placement", "planning")  # of the spec
 PLANNED_OF_RUNTIME = ("compute_type", "prefix_caching", "speculation")
@@ -46,7 +47,7 @@ def spec_digest(deployment: LLMDeployment) -> str:
     """Of the part of the spec that plans are made from."""
     spec = deployment.spec
     said = {part: _said(getattr(spec, part)) for part in PLANNED_PARTS}
-    said["runtime"] = {name: value for name, value in _said(spec.runtime).items() if name in PLANNED_OF_RUNTIME}
+    said["runtime"] = _said_of_runtime(spec.runtime)
     return _hashed({part: fields for part, fields in said.items() if fields})
 
 
@@ -65,9 +66,14 @@ def _digest_of_0_1_0(deployment: LLMDeployment) -> str | None:
         if not _knows(fields, _said(getattr(spec, name))):
             return None
         parts.append(_cut(fields, getattr(spec, name).model_dump(mode="json")))
-    if {"prefix_caching", "speculation"} & _said(spec.runtime).keys():
+    if _said_of_runtime(spec.runtime).keys() - {"compute_type"}:
         return None
     return _hashed([*parts, spec.runtime.compute_type])
+
+
+def _said_of_runtime(runtime: RuntimeSpec) -> dict[str, Any]:
+    said = runtime.model_dump(mode="json", exclude_defaults=True, by_alias=False)
+    return {name: value for name, value in said.items() if name in PLANNED_OF_RUNTIME}
 
 
 def _said(part: BaseModel) -> dict[str, Any]:

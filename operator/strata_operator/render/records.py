@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from strata_operator.api import LLMDeployment, LLMDeploymentSpec
 from strata_operator.api.spec import RuntimeSpec
 from strata_operator.render import epoch_objects, read_epoch
-from strata_operator.render.digest import PLANNED_PARTS, same_spec
+from strata_operator.render.digest import PLANNED_OF_RUNTIME, PLANNED_PARTS, same_spec
 from strata_operator.render.epoch import Epoch
 from strata_operator.render.names import EPOCH_LABEL
 from strata_planner.contract.values import ContractError
@@ -83,7 +83,8 @@ def as_planned(deployment: LLMDeployment, record: EpochRecord | None) -> LLMDepl
         return deployment
     old, now = record.spec, deployment.spec
     parts: dict[str, Any] = {name: getattr(old, name) for name in PLANNED_PARTS}
-    parts["runtime"] = now.runtime.model_copy(update={"compute_type": old.runtime.compute_type})
+    planned = {name: getattr(old.runtime, name) for name in PLANNED_OF_RUNTIME}
+    parts["runtime"] = now.runtime.model_copy(update=planned)
     return deployment.model_copy(update={"spec": now.model_copy(update=parts)})
 
 
@@ -143,7 +144,8 @@ def _read(secret: Object, config_map: Object) -> EpochRecord:
 def _planned_spec(spec: LLMDeploymentSpec) -> LLMDeploymentSpec:
     """Only what plans are made from."""
     parts: dict[str, Any] = {name: getattr(spec, name) for name in PLANNED_PARTS}
-    return LLMDeploymentSpec(**parts, runtime=RuntimeSpec(compute_type=spec.runtime.compute_type))
+    planned = {name: getattr(spec.runtime, name) for name in PLANNED_OF_RUNTIME}
+    return LLMDeploymentSpec(**parts, runtime=RuntimeSpec(**planned))
 
 
 def _read_spec(text: str | None) -> LLMDeploymentSpec | None:

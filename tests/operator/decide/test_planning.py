@@ -8,7 +8,7 @@ import pytest
 
 from strata_operator.act.planner_call import Question, answer_to
 from strata_operator.decide.planning import request_for, with_margin
-from strata_planner.contract.plan import Plan
+from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.builders import a_deployment
 
@@ -31,6 +31,8 @@ REACHES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "goal": ({"objective": {"goal": "latency"}}, "objective.goal", "latency"),
     "solver": ({"planning": {"solver": "transfer"}}, "solver", "transfer"),
     "timeLimitSeconds": ({"planning": {"timeLimitSeconds": 9}}, "time_limit_seconds", 9),
+    "prefixCaching": ({"runtime": {"prefixCaching": False}}, "prefix_caching", False),
+    "speculation": ({"runtime": {"speculation": {"mode": "auto"}}}, "speculation", Speculation("auto", 4)),
     "computeType": ({"runtime": {"computeType": "float32"}}, "compute_type", "float32"),
 }
 

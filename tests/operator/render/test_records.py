@@ -64,6 +64,8 @@ def test_a_spec_that_another_release_wrote_is_left_out() -> None:
         pytest.param({"model": {"uri": "pvc://models/x", "maxModelLen": 4096}}, id="model"),
         pytest.param({"placement": {"minStages": 2, "exclude": ["b"]}}, id="placement"),
         pytest.param({"runtime": {"computeType": "float16"}}, id="compute-type"),
+        pytest.param({"runtime": {"prefixCaching": False}}, id="prefix-caching"),
+        pytest.param({"runtime": {"speculation": {"mode": "auto", "tokens": 2}}}, id="speculation"),
         pytest.param({"planning": {"overrides": {"linkGbps": 10.0}}}, id="planning"),
     ],
 )

@@ -106,6 +106,8 @@ def test_a_deployment_that_it_planned_is_not_planned_anew() -> None:
     [
         pytest.param({"workload": {"concurrency": 3, "outputTokens": 32, "promptTokens": 32}}, id="workload"),
         pytest.param({"runtime": {"computeType": "float32"}}, id="compute-type"),
+        pytest.param({"runtime": {"prefixCaching": False}}, id="prefix-caching"),
+        pytest.param({"runtime": {"speculation": {"mode": "ngram"}}}, id="speculation"),
         pytest.param({"precision": {"allowed": [16]}}, id="bits"),
     ],
 )

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from strata_planner.contract.plan import Plan
+from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.contract.roles import roles_of
-from strata_planner.contract.values import ContractError
+from strata_planner.contract.values import ContractError, to_json
+from strata_planner.question.request import Solver
 from strata_planner.question.workload import Workload
 from strata_planner.search.assembly import combined
 from strata_planner.search.planning import make_plan
@@ -29,6 +30,16 @@ def test_replicas_add_their_rates_and_keep_their_own_micro_batches() -> None:
     assert rates[2] == pytest.approx(rates[0] + rates[1])
     assert both.prediction.bound_by.startswith(("replica 0: ", "replica 1: "))
     assert sum(len(roles) for roles in roles_of(both).values()) == 3
+
+
+@pytest.mark.parametrize("solver", ["auto", "pipeline", "exact", "transfer", "layout"])
+def test_what_the_runtime_is_asked_for_reaches_its_roles(solver: Solver) -> None:
+    wish = Speculation("ngram", 3)
+    plan = a_plan(64, 64, concurrency=8, solver=solver, prefix_caching=False, speculation=wish)
+    roles = [role for listed in roles_of(Plan.decode(plan.encode())).values() for role in listed]
+    assert {(role.prefix_caching, role.speculation) for role in roles} == {(False, wish)}
+    plain = [role for listed in roles_of(a_plan(64, concurrency=8)).values() for role in listed]
+    assert b"prefixCaching" not in to_json(plain[0]), "slots of an earlier release take the rest"
 
 
 def test_one_replica_stays_what_it_is() -> None:
