@@ -143,7 +143,7 @@ class Scheduler:
             self.preemptions += 1
             self._stop(last)
             self.add(last)
-        return picked
+        return self._decoding() if ready and not picked else picked
 
     def _prompt_budget(self, rows: int) -> int:
         budget = self._limits.micro_batch.max_step_tokens - rows

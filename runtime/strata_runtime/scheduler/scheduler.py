@@ -191,6 +191,8 @@ class Scheduler:
                 picked.remove(last)
             self.preemptions += 1
             self.start_again(last)
+        if self._ready and not picked:  # what was picked gave its own blocks back: others have their turn now
+            return self._decode_segments()
         if self.speculation.is_on:
             self._draft(picked)
         return [self._advance(sequence, 1) for sequence in picked]

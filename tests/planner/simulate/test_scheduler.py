@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strata_planner.contract.frames import SampledToken, Sampling, StepResult, Submit
@@ -83,6 +83,8 @@ class Pair:
                 self.scheduler.take(sequence)
 
 
+# The only one that is picked gives its own blocks back: another that is ready has its turn.
+@example([Request(0.0, 43, 8, 0), Request(0.0, 13, 6, 0), Request(0.0, 47, 3, 0)], 1, 1, 1, 16, [])
 @given(
     requests,
     st.integers(1, 3),
