@@ -49,7 +49,7 @@ def profile() -> DeviceProfile:
     return measure_device("cpu", "cpu", threads=1, compute_type="bfloat16")
 
 
-def plan(model: Path, stages: int, concurrency: int) -> Plan:
+def plan(model: Path, stages: int, workload: Workload, max_model_len: int = 256) -> Plan:
     """Over as many equal one-thread CPU devices as stages."""
     nodes = tuple(
         Node(name=f"n{place}", devices=(Device(type="cpu", memory_bytes=4 << 30, threads=1),))
@@ -60,8 +60,8 @@ def plan(model: Path, stages: int, concurrency: int) -> Plan:
         model_uri=str(model),
         model=Model.from_folder(model),
         cluster=Cluster(nodes=nodes).with_profile(profile()),
-        workload=Workload(prompt_tokens=PROMPT, output_tokens=ANSWER, concurrency=concurrency),
-        max_model_len=256,
+        workload=workload,
+        max_model_len=max_model_len,
         allowed_bits=(16,),
         min_stages=stages,
         max_stages=stages,
@@ -69,15 +69,19 @@ def plan(model: Path, stages: int, concurrency: int) -> Plan:
     return make_plan(request).plan
 
 
-def alternate(left: Callable[[], float], right: Callable[[], float]) -> tuple[float, float]:
+def load(concurrency: int) -> Workload:
+    return Workload(prompt_tokens=PROMPT, output_tokens=ANSWER, concurrency=concurrency)
+
+
+def alternate(left: Callable[[], float], right: Callable[[], float], runs: int = RUNS) -> tuple[float, float]:
     """Medians of two measurements that take turns, so that a drift of the machine meets both."""
-    pairs = [(left(), right()) for _ in range(RUNS)]
+    pairs = [(left(), right()) for _ in range(runs)]
     return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
 
 
 def measure_overlap(model: Path, busy: dict[str, Mapping[str, float]]) -> Row:
     """Twice the sequences on twice the stages."""
-    with served(plan(model, 1, 16)) as one, served(plan(model, 2, 32)) as two:
+    with served(plan(model, 1, load(16))) as one, served(plan(model, 2, load(32))) as two:
         rate = _rate_of(busy)
         value, peer = alternate(
             lambda: rate(two, 32, "2 stages, 32 sequences"), lambda: rate(one, 16, "1 stage, 16 sequences")
@@ -95,7 +99,7 @@ def measure_overlap(model: Path, busy: dict[str, Mapping[str, float]]) -> Row:
 
 def measure_hop_latency(model: Path, busy: dict[str, Mapping[str, float]]) -> Row:
     """Seconds per token of one sequence."""
-    with served(plan(model, 1, 1)) as one, served(plan(model, 2, 1)) as two:
+    with served(plan(model, 1, load(1))) as one, served(plan(model, 2, load(1))) as two:
         rate = _rate_of(busy)
         value, peer = alternate(
             lambda: 1000 / rate(two, 1, "2 stages, 1 sequence"), lambda: 1000 / rate(one, 1, "1 stage, 1 sequence")
@@ -126,7 +130,7 @@ def measure_generate(model: Path, sequences: int, busy: dict[str, Mapping[str, f
         return sequences * ANSWER / (time.perf_counter() - started)
 
     generate()
-    with served(plan(model, 1, sequences)) as one:
+    with served(plan(model, 1, load(sequences))) as one:
         rate = _rate_of(busy)
         value, peer = alternate(lambda: rate(one, sequences, f"1 stage, {sequences} against generate"), generate)
     return Row(

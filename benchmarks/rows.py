@@ -28,7 +28,10 @@ LISTED: dict[str, tuple[str, ...]] = {
     "serving": tuple(
         f"{name}{mark}"
         for mark in ("", "_2_stages")
-        for name in ("prefix_ttft", "chat_capacity", "short_behind_long", "stall")
+        for name in (
+            *("prefix_ttft", "chat_capacity", "short_behind_long", "stall", "spec_ngram"),
+            *(f"spec_never_worse_{streams}" for streams in (1, 4, 16, 64)),
+        )
     ),
     "planner": (
         "clusters_mean_seconds",

@@ -16,18 +16,14 @@ from pathlib import Path
 
 import torch
 from msgspec import structs
-from tokenizers import Tokenizer
 
-from benchmarks.pipeline import SHAPES, profile
+from benchmarks import perplexity, pipeline
 from benchmarks.rows import Row, run
 from benchmarks.slots import SlotProcess, slot_processes
 from strata_planner.contract.control import GetStatus
 from strata_planner.contract.frames import Abort, Sampling, Submit
 from strata_planner.contract.plan import Plan, Speculation, SpeculationMode
-from strata_planner.question.cluster import Cluster, Device, Node
-from strata_planner.question.model import Model
 from strata_planner.question.workload import Workload
-from strata_planner.search.planning import PlanRequest, make_plan
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
@@ -38,33 +34,18 @@ SHARING, PREFIX = 16, 2000
 SMALL, LARGE, LARGE_STEPS = 10, 32_000, 6
 STREAMS, BESIDE, RUNS = 2, 4000, 3
 DRAFTING = (1, 4, 16, 64)
-TINY = Path(__file__).parent.parent / "examples/models/strata-tiny"
+TINY = perplexity.MODEL.resolve()
 _VOCABULARY = 30_000
 
 
 def make_model(folder: Path) -> Path:
-    shapes = {**SHAPES, "num_hidden_layers": 4, "max_position_embeddings": POSITIONS}
+    shapes = {**pipeline.SHAPES, "num_hidden_layers": 4, "max_position_embeddings": POSITIONS}
     return make_random_model(folder / "model", "llama", dtype=torch.bfloat16, **shapes)
 
 
 def plan(model: Path, stages: int, workload: Workload, max_model_len: int) -> Plan:
-    """By the planner, over as many equal devices as stages, with a pool of POOL_TOKENS at least."""
-    nodes = tuple(
-        Node(name=f"n{place}", devices=(Device(type="cpu", memory_bytes=4 << 30, threads=1),))
-        for place in range(stages)
-    )
-    request = PlanRequest(
-        deployment="bench",
-        model_uri=str(model),
-        model=Model.from_folder(model),
-        cluster=Cluster(nodes=nodes).with_profile(profile()),
-        workload=workload,
-        max_model_len=max_model_len,
-        allowed_bits=(16,),
-        min_stages=stages,
-        max_stages=stages,
-    )
-    made = make_plan(request).plan
+    """With a pool of POOL_TOKENS at least."""
+    made = pipeline.plan(model, stages, workload, max_model_len)
     (replica,) = made.replicas
     pages = -(-max(POOL_TOKENS, max_model_len) // made.page_tokens)
     cut = tuple(structs.replace(stage, kv_page_budget=pages) for stage in replica.stages)
@@ -86,7 +67,7 @@ class Heard:
         return [later - one for one, later in itertools.pairwise(came) if begin <= later <= end]
 
 
-class Pipeline:
+class Asked:
     """A plan in force, and what its leader says."""
 
     def __init__(self, leader: LeaderClient, slots: Sequence[SlotProcess]) -> None:
@@ -127,68 +108,68 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return [(7919 * seed + 31 * place) % _VOCABULARY for place in range(length)]
 
 
-def measure_prefix(pipeline: Pipeline) -> tuple[float, float]:
+def measure_prefix(asked: Asked) -> tuple[float, float]:
     """Mean seconds to the first token, of requests that come together: with the prefix in common, and each computing its own."""
 
     def mean(*, sharing: bool) -> float:
-        names = pipeline.names("prefix", SHARING)
+        names = asked.names("prefix", SHARING)
         submits = [
             greedy(name, [*prompt_of(PREFIX), *prompt_of(16, seed)], 1, salt=names[0] if sharing else name)
             for seed, name in enumerate(names)
         ]
         heard = Heard()
-        sent = pipeline.send(submits)
-        pipeline.listen(heard, lambda: len(heard.moments) == len(names))
+        sent = asked.send(submits)
+        asked.listen(heard, lambda: len(heard.moments) == len(names))
         return statistics.mean(heard.first(name) - sent for name in names)
 
     return mean(sharing=True), mean(sharing=False)
 
 
-def measure_chats(pipeline: Pipeline) -> int:
+def measure_chats(asked: Asked) -> int:
     """Short chats that say no max_tokens, at once: how many run when the last that is admitted has its first token."""
-    names = pipeline.names("chat", CHATS)
+    names = asked.names("chat", CHATS)
     heard = Heard()
     left = CHAT_LENGTH - CHAT_TOKENS
-    pipeline.send(greedy(name, prompt_of(CHAT_TOKENS, seed), left, salt=name) for seed, name in enumerate(names))
-    pipeline.listen(heard, lambda: sum(map(len, heard.moments.values())) >= 2 * CHATS)
-    running = pipeline.leader.hello().running
-    pipeline.end(names)
+    asked.send(greedy(name, prompt_of(CHAT_TOKENS, seed), left, salt=name) for seed, name in enumerate(names))
+    asked.listen(heard, lambda: sum(map(len, heard.moments.values())) >= 2 * CHATS)
+    running = asked.leader.hello().running
+    asked.end(names)
     return running
 
 
-def measure_small(pipeline: Pipeline) -> tuple[float, float, float]:
+def measure_small(asked: Asked) -> tuple[float, float, float]:
     """First token of a small prompt on an idle pipeline and behind a large one, seconds, and seconds of a step meanwhile."""
 
     def first(name: str) -> float:
         heard = Heard()
-        sent = pipeline.send([greedy(name, prompt_of(SMALL, 7), 1, salt=name)])
-        pipeline.listen(heard, lambda: name in heard.moments)
+        sent = asked.send([greedy(name, prompt_of(SMALL, 7), 1, salt=name)])
+        asked.listen(heard, lambda: name in heard.moments)
         return heard.first(name) - sent
 
-    alone, behind = pipeline.names("small", 2)
-    first(pipeline.names("warm", 1)[0])
+    alone, behind = asked.names("small", 2)
+    first(asked.names("warm", 1)[0])
     idle = first(alone)
-    (large,) = pipeline.names("large", 1)
-    pipeline.send([greedy(large, prompt_of(LARGE), 1, salt=large)])
-    before, began = pipeline.steps, time.perf_counter()
-    while pipeline.steps < before + LARGE_STEPS:
+    (large,) = asked.names("large", 1)
+    asked.send([greedy(large, prompt_of(LARGE), 1, salt=large)])
+    before, began = asked.steps, time.perf_counter()
+    while asked.steps < before + LARGE_STEPS:
         time.sleep(0.001)
     step = (time.perf_counter() - began) / LARGE_STEPS
     seconds = first(behind)
-    pipeline.end([large])
+    asked.end([large])
     return idle, seconds, step
 
 
-def measure_stall(pipeline: Pipeline) -> tuple[float, float]:
+def measure_stall(asked: Asked) -> tuple[float, float]:
     """The longest gap of running streams from when a prompt comes until its first token, and the median gap before, seconds."""
-    streams = pipeline.names("stream", STREAMS)
+    streams = asked.names("stream", STREAMS)
     heard = Heard()
-    pipeline.send(greedy(name, prompt_of(64, seed), 2000, salt=name) for seed, name in enumerate(streams))
-    pipeline.listen(heard, lambda: min(len(heard.moments.get(name, ())) for name in streams) >= 40)
-    (large,) = pipeline.names("beside", 1)
-    sent = pipeline.send([greedy(large, prompt_of(BESIDE), 1, salt=large)])
-    pipeline.listen(heard, lambda: large in heard.moments)
-    pipeline.end(streams)
+    asked.send(greedy(name, prompt_of(64, seed), 2000, salt=name) for seed, name in enumerate(streams))
+    asked.listen(heard, lambda: min(len(heard.moments.get(name, ())) for name in streams) >= 40)
+    (large,) = asked.names("beside", 1)
+    sent = asked.send([greedy(large, prompt_of(BESIDE), 1, salt=large)])
+    asked.listen(heard, lambda: large in heard.moments)
+    asked.end(streams)
     before = [gap for name in streams for gap in heard.gaps(name, 0.0, sent)]
     during = [gap for name in streams for gap in heard.gaps(name, sent, heard.first(large))]
     return max(during), statistics.median(before)
@@ -200,14 +181,14 @@ def measure_stages(model: Path, stages: int) -> list[Row]:
     wanted = plan(model, stages, Workload(512, 128, 16), POSITIONS)
     with slot_processes(wanted) as slots:
         client = PipelineClient(slots)
-        pipeline = Pipeline(client.serve(wanted), list(slots.values()))
-        measure_stall(pipeline)  # kernels are made for numbers of rows as they first come
-        measure_prefix(pipeline)
-        shared, apart = _medians(lambda: measure_prefix(pipeline))
-        idle, behind, step = _medians(lambda: measure_small(pipeline))
-        longest, median = _medians(lambda: measure_stall(pipeline))
+        asked = Asked(client.serve(wanted), list(slots.values()))
+        measure_stall(asked)  # kernels are made for numbers of rows as they first come
+        measure_prefix(asked)
+        shared, apart = _medians(lambda: measure_prefix(asked))
+        idle, behind, step = _medians(lambda: measure_small(asked))
+        longest, median = _medians(lambda: measure_stall(asked))
         chats = plan(model, stages, Workload(CHAT_TOKENS, 256, CHATS), CHAT_LENGTH)
-        running = measure_chats(Pipeline(client.serve(chats), list(slots.values())))
+        running = measure_chats(Asked(client.serve(chats), list(slots.values())))
     return [
         _under(f"prefix_ttft{mark}", shared, f"s, {SHARING} over {PREFIX} tokens", "none shared", apart, 0.15),
         Row(f"chat_capacity{mark}", running, f"of {CHATS} in {POOL_TOKENS:,} tokens", goal=CHATS),
@@ -234,16 +215,18 @@ def measure_drafts(stages: int) -> list[Row]:
         client = PipelineClient(slots)
 
         def rate(mode: SpeculationMode, streams: int, *, drawn: bool) -> float:
-            pipeline = Pipeline(
-                client.serve(structs.replace(wanted, speculation=Speculation(mode, 4))), list(slots.values())
-            )
-            _tokens_per_second(pipeline, streams, drawn=drawn)  # kernels, and what `auto` learns
-            return _tokens_per_second(pipeline, streams, drawn=drawn)
+            asked = Asked(client.serve(structs.replace(wanted, speculation=Speculation(mode, 4))), list(slots.values()))
+            _tokens_per_second(asked, streams, drawn=drawn)  # kernels, and what `auto` learns
+            return _tokens_per_second(asked, streams, drawn=drawn)
 
-        value, peer = _alternate(partial(rate, "ngram", 1, drawn=False), partial(rate, "none", 1, drawn=False))
+        value, peer = pipeline.alternate(
+            partial(rate, "ngram", 1, drawn=False), partial(rate, "none", 1, drawn=False), RUNS
+        )
         rows.append(Row(f"spec_ngram{mark}", value, "tokens/s, greedy", "none", peer, value / peer, 2.0))
         for streams in DRAFTING:
-            pair = _alternate(partial(rate, "auto", streams, drawn=True), partial(rate, "none", streams, drawn=True))
+            pair = pipeline.alternate(
+                partial(rate, "auto", streams, drawn=True), partial(rate, "none", streams, drawn=True), RUNS
+            )
             rows.append(
                 Row(
                     f"spec_never_worse_{streams}{mark}",
@@ -258,8 +241,8 @@ def measure_drafts(stages: int) -> list[Row]:
     return rows
 
 
-def _tokens_per_second(pipeline: Pipeline, streams: int, *, drawn: bool) -> float:
-    names = pipeline.names("drafts", streams)
+def _tokens_per_second(asked: Asked, streams: int, *, drawn: bool) -> float:
+    names = asked.names("drafts", streams)
     answer = 256 if streams == 1 else 96
     sampling = Sampling(1.0) if drawn else Sampling(0.0)
     submits = [
@@ -267,7 +250,7 @@ def _tokens_per_second(pipeline: Pipeline, streams: int, *, drawn: bool) -> floa
         for seed, name in enumerate(names)
     ]
     started = time.perf_counter()
-    pipeline.leader.generate(submits)
+    asked.leader.generate(submits)
     return streams * answer / (time.perf_counter() - started)
 
 
@@ -279,14 +262,7 @@ def _passage(seed: int, *, drawn: bool) -> list[int]:
 
 @cache
 def _held_out() -> list[int]:
-    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
-    ids: list[int] = tokenizer.encode((TINY / "heldout.txt").read_text(encoding="utf-8")[:100_000]).ids
-    return ids
-
-
-def _alternate(left: Callable[[], float], right: Callable[[], float]) -> tuple[float, float]:
-    pairs = [(left(), right()) for _ in range(RUNS)]
-    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+    return [token for window in perplexity.texts(TINY) for token in window]
 
 
 def _under(name: str, value: float, unit: str, peer: str, peer_value: float, goal: float) -> Row:

@@ -83,8 +83,7 @@ def as_planned(deployment: LLMDeployment, record: EpochRecord | None) -> LLMDepl
         return deployment
     old, now = record.spec, deployment.spec
     parts: dict[str, Any] = {name: getattr(old, name) for name in PLANNED_PARTS}
-    planned = {name: getattr(old.runtime, name) for name in PLANNED_OF_RUNTIME}
-    parts["runtime"] = now.runtime.model_copy(update=planned)
+    parts["runtime"] = now.runtime.model_copy(update=_planned_of(old.runtime))
     return deployment.model_copy(update={"spec": now.model_copy(update=parts)})
 
 
@@ -144,8 +143,11 @@ def _read(secret: Object, config_map: Object) -> EpochRecord:
 def _planned_spec(spec: LLMDeploymentSpec) -> LLMDeploymentSpec:
     """Only what plans are made from."""
     parts: dict[str, Any] = {name: getattr(spec, name) for name in PLANNED_PARTS}
-    planned = {name: getattr(spec.runtime, name) for name in PLANNED_OF_RUNTIME}
-    return LLMDeploymentSpec(**parts, runtime=RuntimeSpec(**planned))
+    return LLMDeploymentSpec(**parts, runtime=RuntimeSpec(**_planned_of(spec.runtime)))
+
+
+def _planned_of(runtime: RuntimeSpec) -> dict[str, Any]:
+    return {name: getattr(runtime, name) for name in PLANNED_OF_RUNTIME}
 
 
 def _read_spec(text: str | None) -> LLMDeploymentSpec | None:

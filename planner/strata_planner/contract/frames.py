@@ -51,6 +51,11 @@ class Segment(Message, frozen=True):
     sample: int
     blocks: tuple[int, ...] = ()
 
+    @property
+    def sampled(self) -> range:
+        """Positions after which a choice is wanted."""
+        return range(self.start + self.length - self.sample, self.start + self.length)
+
 
 class Open(Message, frozen=True, tag="open"):
     """A sequence is new: where its sampling parameters reach the last stage."""

@@ -1,5 +1,9 @@
 """The rules by which a leader fills its steps: the runtime's scheduler follows them, the planner's simulator too."""
 
+from collections.abc import Sequence
+from heapq import nsmallest
+from typing import Protocol, TypeVar
+
 from strata_planner.contract.rows import padded_rows
 
 WATERMARK = 0.01  # of all blocks: free when a prompt is admitted, so that it does not drive out another at once
@@ -9,6 +13,47 @@ OLDEST_SHARE = 4  # the prompt that is first in rank gets at least one part in s
 
 _STREAMS_PART = 0.8  # of the seconds that streams were promised: the rest is for what steps vary by
 _BLAME = 0.3  # share of a step's surprise that is believed at once
+
+
+class Prompt(Protocol):
+    """A sequence of which tokens are to be computed before the next one can be sampled."""
+
+    computed: int
+
+    @property
+    def remaining(self) -> int: ...
+
+
+P = TypeVar("P", bound=Prompt)
+
+
+def prompts_of_a_step(by_rank: Sequence[P], most: int) -> list[P]:
+    """Those that need least first, the first in rank among them whatever it needs."""
+    oldest, *others = by_rank
+    others = nsmallest(most - 1, others, key=_remaining)
+    return sorted([oldest, *others], key=_remaining)
+
+
+def part_of_the_oldest(oldest: Prompt, budget: int, page_tokens: int) -> int:
+    """Tokens of what prompts have of a step that are kept for the first in rank."""
+    return min(budget, oldest.remaining, max(page_tokens, budget // OLDEST_SHARE))
+
+
+def chunk_of(prompt: Prompt, budget: int, page_tokens: int, *, to_a_block: bool) -> int:
+    """Tokens of a prompt's next chunk: all that remain, or up to the end of a block, where others may go on. A little of a block is worth
+    its attention for the first in rank alone, which moves in every step.
+    """
+    if prompt.remaining <= budget:
+        return prompt.remaining
+    end = prompt.computed + budget
+    whole = end - end % page_tokens
+    if whole > prompt.computed:
+        return whole - prompt.computed
+    return 0 if to_a_block else budget
+
+
+def _remaining(prompt: Prompt) -> int:
+    return prompt.remaining
 
 
 class Pace:
@@ -36,10 +81,9 @@ class Pace:
         if rows and prompt_tokens and not (self._token or self._rows):
             return  # nothing tells the one from the other
         if rows and size not in self._rows:  # what is new is put down to it
-            known = self._token or not prompt_tokens
-            self._rows[size] = (
-                max(seconds - prompts, self.decoding(rows), seconds / 10) if known else self.decoding(rows)
-            )
+            self._rows[size] = self.decoding(rows)
+            if self._token or not prompt_tokens:
+                self._rows[size] = max(seconds - prompts, self._rows[size], seconds / 10)
         alone = self._rows[size] if rows else 0.0
         if prompt_tokens and not self._token:
             self._token = max(seconds - alone, seconds / 2) / prompt_tokens

@@ -8,9 +8,8 @@ are equally important. Knows no clock.
 
 from bisect import insort
 from collections import deque
-from heapq import nsmallest
 
-from strata_planner.contract.steps import OLDEST_SHARE, WATERMARK, Pace
+from strata_planner.contract.steps import WATERMARK, Pace, chunk_of, part_of_the_oldest, prompts_of_a_step
 from strata_planner.simulate.replica import Limits
 from strata_planner.simulate.stage import Batch, Chunk
 from strata_planner.simulate.trace import Request
@@ -171,15 +170,15 @@ class Scheduler:
             return ()
         chunks: list[Chunk] = []
         oldest = self._prefilling[0]
-        kept = min(budget, oldest.remaining, max(self._limits.page_tokens, budget // OLDEST_SHARE))
+        size = self._limits.page_tokens
+        kept = part_of_the_oldest(oldest, budget, size)
         budget -= kept
-        for sequence in self._next_prompts(most):
-            length = self._length(
-                sequence, budget + kept if sequence is oldest else budget, to_a_block=sequence is not oldest
-            )
+        for sequence in prompts_of_a_step(self._prefilling, most):
+            is_oldest = sequence is oldest
+            length = chunk_of(sequence, budget + kept if is_oldest else budget, size, to_a_block=not is_oldest)
             if length <= 0:
                 continue
-            budget -= max(0, length - kept) if sequence is oldest else length
+            budget -= max(0, length - kept) if is_oldest else length
             chunks.append(Chunk(length, sequence.computed))
             self._advance(sequence, length)
             if sequence.awaited:
@@ -187,24 +186,6 @@ class Scheduler:
                 sampled.append(sequence)
         return tuple(chunks)
 
-    def _next_prompts(self, most: int) -> list[Sequence]:
-        oldest, *others = self._prefilling
-        others = nsmallest(most - 1, others, key=_remaining)
-        return sorted([oldest, *others], key=_remaining)
-
-    def _length(self, sequence: Sequence, budget: int, *, to_a_block: bool) -> int:
-        if sequence.remaining <= budget:
-            return sequence.remaining
-        end = sequence.computed + budget
-        whole = end - end % self._limits.page_tokens
-        if whole > sequence.computed:
-            return whole - sequence.computed
-        return 0 if to_a_block else budget
-
 
 def _rank(sequence: Sequence) -> int:
     return sequence.rank
-
-
-def _remaining(sequence: Sequence) -> int:
-    return sequence.remaining

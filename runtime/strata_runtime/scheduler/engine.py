@@ -115,11 +115,7 @@ class Engine:
         self._next_step += 1
         if chosen:
             rows = sum(segment.length for _, segment in chosen[:decoding])
-            wanted = tuple(
-                (segment.sequence, segment.start + segment.length - segment.sample + offset)
-                for _, segment in chosen
-                for offset in range(segment.sample)
-            )
+            wanted = tuple((segment.sequence, position) for segment in step.segments for position in segment.sampled)
             self._under_way.append(_Asked(step.step, rows, len(token_ids) - rows, wanted))
         return step
 
@@ -184,7 +180,7 @@ class Engine:
         self.scheduler.blocks.forget_names()
         for (
             sequence
-        ) in self.scheduler.waiting:  # computed again anyway, and what its token follows from is not known any more
+        ) in self.scheduler.waiting:  # computed again anyway: what its token follows from is not known any more
             sequence.unwanted = sequence.awaited
         for sequence in list(self.scheduler.running.values()):
             if sequence.found and not 0 <= sequence.first_step < step:

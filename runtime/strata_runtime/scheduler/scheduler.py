@@ -12,12 +12,11 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import nsmallest
 
 from strata_planner.contract.frames import Segment
 from strata_planner.contract.plan import NO_SPECULATION, MicroBatch
 from strata_planner.contract.plan import Speculation as Wish
-from strata_planner.contract.steps import DRAFT_ROWS, OLDEST_SHARE, WATERMARK, Pace
+from strata_planner.contract.steps import DRAFT_ROWS, WATERMARK, Pace, chunk_of, part_of_the_oldest, prompts_of_a_step
 from strata_runtime.errors import RequestRefusedError
 from strata_runtime.scheduler.blocks import BlockPool
 from strata_runtime.scheduler.drafts import Text
@@ -199,8 +198,7 @@ class Scheduler:
 
     def _draft(self, picked: list[Sequence]) -> None:
         """What each sequence verifies beside its own token, in blocks that nobody else needs."""
-        room = self.limits.micro_batch.max_step_tokens - len(picked)
-        if not self.speculation.has_room(len(picked), room):
+        if not self.speculation.room(len(picked)):
             return
         guesses = []
         for sequence in picked:
@@ -208,7 +206,7 @@ class Scheduler:
                 sequence.guesses = Guesses(Text(sequence.tokens), shares=not sequence.salt)
             self.speculation.guess(sequence.guesses, sequence.max_tokens - sequence.answered - 1)
             guesses.append(sequence.guesses)
-        self.speculation.choose(guesses, room)
+        self.speculation.choose(guesses)
         spare = self.blocks.free - self._promised - sum(map(self._lacks_a_block, picked))
         for sequence, own in zip(picked, guesses, strict=True):
             more = self._further_blocks(sequence, own.taken)
@@ -246,38 +244,20 @@ class Scheduler:
             return []
         chosen: list[tuple[Sequence, Segment]] = []
         oldest = self._prefilling[0]
-        kept = min(budget, oldest.remaining, max(self.limits.page_tokens, budget // OLDEST_SHARE))
+        size = self.limits.page_tokens
+        kept = part_of_the_oldest(oldest, budget, size)
         budget -= kept
-        for sequence in self._next_prompts(most):
+        for sequence in prompts_of_a_step(self._prefilling, most):
             self._use(sequence, list(self._found(sequence)))
-            length = self._chunk(
-                sequence, budget + kept if sequence is oldest else budget, to_a_block=sequence is not oldest
-            )
+            is_oldest = sequence is oldest
+            length = chunk_of(sequence, budget + kept if is_oldest else budget, size, to_a_block=not is_oldest)
             if length <= 0:
                 continue
             if length == sequence.remaining:
                 self._prefilling.remove(sequence)
-            budget -= max(0, length - kept) if sequence is oldest else length
+            budget -= max(0, length - kept) if is_oldest else length
             chosen.append(self._advance(sequence, length))
         return chosen
-
-    def _next_prompts(self, most: int) -> list[Sequence]:
-        """Those that need least first, the first in rank among them whatever it needs."""
-        oldest, *others = self._prefilling
-        others = nsmallest(most - 1, others, key=lambda each: each.remaining)
-        return sorted([oldest, *others], key=lambda each: each.remaining)
-
-    def _chunk(self, sequence: Sequence, budget: int, *, to_a_block: bool) -> int:
-        """Tokens of the sequence's next chunk: all that remain, or up to the end of a block, where others may go on. A little of a block
-        is worth its attention for the first in rank alone, which moves in every step.
-        """
-        if sequence.remaining <= budget:
-            return sequence.remaining
-        end = sequence.computed + budget
-        whole = end - end % self.limits.page_tokens
-        if whole > sequence.computed:
-            return whole - sequence.computed
-        return 0 if to_a_block else budget
 
     def _advance(self, sequence: Sequence, length: int) -> tuple[Sequence, Segment]:
         size, start = self.limits.page_tokens, sequence.computed

@@ -38,12 +38,11 @@ class Guesses:
 
     def seen(self, drawn: Listed[int]) -> None:
         """Tokens that came next, of which the last was not guessed or not verified."""
-        if self.next:
-            for place, token in enumerate(drawn[: len(self.next)]):
-                hit = self.next[place] == token
-                self.right += _NEWEST * (hit - self.right)
-                if not hit:
-                    break
+        for guessed, token in zip(self.next, drawn, strict=False):
+            hit = guessed == token
+            self.right += _NEWEST * (hit - self.right)
+            if not hit:
+                break
         self.text.extend(drawn)
         self.next, self.taken = [], 0
 
@@ -58,7 +57,7 @@ class Counts:
 
 
 class Speculation:
-    """`most_rows`: of one step, drafts included. `pace`: what steps take by their rows."""
+    """`most_rows`: of a step's sequences and drafts. `pace`: what steps take by their rows."""
 
     def __init__(self, wish: Wish, most_rows: int, pace: Pace) -> None:
         self.counts = Counts()
@@ -72,9 +71,9 @@ class Speculation:
     def is_on(self) -> bool:
         return self._wish.mode != "none"
 
-    def has_room(self, sequences: int, room: int) -> bool:
-        """For a draft in a step of so many sequences, with `room` for further rows."""
-        return room > 0 and sequences < self._most_rows
+    def room(self, sequences: int) -> int:
+        """For drafts in a step of so many sequences."""
+        return max(0, self._most_rows - sequences)
 
     def guess(self, guesses: Guesses, most: int) -> None:
         """Look for what may come next; `most` tokens of it may be verified."""
@@ -87,12 +86,12 @@ class Speculation:
         guesses.misses = 0 if guesses.next else min(guesses.misses + 1, _LONGEST_REST)
         guesses.rest = min(_LONGEST_REST, (1 << guesses.misses) >> 1)
 
-    def choose(self, sequences: Listed[Guesses], room: int) -> None:
-        """How many of its guesses each sequence has verified in a step of all of them, with `room` for further rows."""
+    def choose(self, sequences: Listed[Guesses]) -> None:
+        """How many of its guesses each sequence has verified in a step of all of them."""
+        room = self.room(len(sequences))
         count = self._best(sequences, room) if self._wish.mode == "auto" else self._wish.tokens
-        room = min(room, self._most_rows - len(sequences))
         for each in sequences:
-            each.taken = max(0, min(count, len(each.next), room))
+            each.taken = min(count, len(each.next), room)
             room -= each.taken
 
     def accepted(self, guesses: Guesses, drawn: Listed[int]) -> int:
@@ -121,7 +120,7 @@ class Speculation:
         chosen, best = 0, rows / self._pace.decoding(rows) * MARGIN
         for count in range(1, most + 1):
             more = sum(min(count, len(each.next)) for each in sequences)
-            if more > room or rows + more > self._most_rows:
+            if more > room:
                 break
             tokens = sum(_expected(each.right, min(count, len(each.next))) for each in sequences)
             if (rate := tokens / self._pace.decoding(rows + more)) > best:

@@ -139,11 +139,7 @@ class StageExecutor:
 
     def _sample(self, header: FrameHeader, logits: torch.Tensor) -> list[SampledToken]:
         """logits: [rows, vocab] float32, a row for each token that a segment wants sampled, in order."""
-        wanted = [
-            (segment, segment.start + segment.length - segment.sample + offset)
-            for segment in header.segments
-            for offset in range(segment.sample)
-        ]
+        wanted = [(segment, position) for segment in header.segments for position in segment.sampled]
         if not wanted:
             return []
         samplings = [self._sampling(segment.sequence) for segment, _ in wanted]

@@ -4,7 +4,8 @@ A guess, as llm-d's approximate prefix scorer: leaders may have used the room fo
 """
 
 from collections.abc import Sequence
-from hashlib import blake2b
+
+from strata_runtime.scheduler.blocks import name_of, root_of
 
 CHUNK_TOKENS = 64  # what is remembered is cut so: coarser than blocks, so that a long prompt is few entries
 MOST_CHUNKS = 256  # of one prompt
@@ -16,10 +17,9 @@ Chunk = bytes
 def chunks_of(prompt: Sequence[int], salt: str = "") -> tuple[Chunk, ...]:
     """A digest for each whole chunk at the prompt's beginning, of it and all before it."""
     chunks: list[Chunk] = []
-    parent = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16, person=b"salt").digest()
+    parent = root_of(salt)
     for end in range(CHUNK_TOKENS, min(len(prompt), MOST_CHUNKS * CHUNK_TOKENS) + 1, CHUNK_TOKENS):
-        packed = b"".join(token.to_bytes(8, "little") for token in prompt[end - CHUNK_TOKENS : end])
-        parent = blake2b(parent + packed, digest_size=16).digest()
+        parent = name_of(parent, prompt[end - CHUNK_TOKENS : end])
         chunks.append(parent)
     return tuple(chunks)
 
