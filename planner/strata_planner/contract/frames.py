@@ -7,18 +7,60 @@ appended. Encoded as arrays: field order is part of the wire format, new fields 
 """
 
 import math
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from strata_planner.contract.formats import ComputeType
 
 MOST_LOGPROBS = 20  # most likely tokens that one token may carry beside it
+MOST_BIASES = 1024  # of one request
+MOST_BAD_WORDS, LONGEST_BAD_WORD = 256, 64  # of one request, tokens of one
+MOST_GRAMMAR_BYTES = 1 << 18
+# In place of a token:
+NOT_YET: Final = -1  # its grammar is still being compiled
+NEVER: Final = -2  # nothing can be drawn
 LARGEST_ANSWER_BYTES = 16 << 20  # of one message of a leader: some 30,000 tokens of one step, each with all of these
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
     """A value of the hot path: positional on the wire."""
+
+
+class Grammar(Message, frozen=True):
+    """What an answer must look like, in one of the forms that xgrammar compiles."""
+
+    kind: Literal["json_schema", "regex", "ebnf", "lark", "structural_tag"]
+    text: str
+
+
+class LogitRules(Message, frozen=True):
+    """What changes a row of logits before a token is drawn: functions of the tokens so far, as OpenAI and vLLM define them."""
+
+    presence_penalty: float = 0.0  # once for each token that the answer has
+    frequency_penalty: float = 0.0  # for each time that it has it
+    repetition_penalty: float = 1.0  # divides the logits of what prompt and answer have (Keskar et al. 2019)
+    bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the answer never has
+    min_tokens: int = 0  # none of `ends` comes earlier
+    ends: tuple[int, ...] = ()  # tokens that end the answer; behind a whole text of the grammar only these come
+    grammar: Grammar | None = None
+
+    def problem(self, vocabulary: int) -> str | None:
+        """Why nobody can draw like this. `vocabulary`: rows of the model's embedding."""
+        numbers = (self.presence_penalty, self.frequency_penalty, *(value for _, value in self.bias))
+        tokens = (*(token for token, _ in self.bias), *(token for word in self.bad_words for token in word), *self.ends)
+        if not all(map(math.isfinite, numbers)) or not 0 < self.repetition_penalty < math.inf:
+            return "penalties and biases are finite numbers, and repetition_penalty is above 0"
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            return f"tokens of this model are 0..{vocabulary - 1}"
+        if len(self.bias) > MOST_BIASES or len(self.bad_words) > MOST_BAD_WORDS:
+            return f"at most {MOST_BIASES} biases and {MOST_BAD_WORDS} bad words"
+        if not all(1 <= len(word) <= LONGEST_BAD_WORD for word in self.bad_words):
+            return f"a bad word has 1 to {LONGEST_BAD_WORD} tokens"
+        if self.grammar is not None and (not self.ends or len(self.grammar.text.encode()) > MOST_GRAMMAR_BYTES):
+            return f"a grammar has at most {MOST_GRAMMAR_BYTES} bytes, and a token that ends what it describes"
+        return None
 
 
 class Sampling(Message, frozen=True):
@@ -29,11 +71,18 @@ class Sampling(Message, frozen=True):
     top_k: int = 0  # 0: all
     seed: int = 0
     logprobs: int = -1  # most likely tokens to report beside the chosen one; -1: none
+    min_p: float = 0.0  # of the most likely token's probability: tokens below that share are not drawn
+    rules: LogitRules | None = None
 
-    @property
-    def possible(self) -> bool:
-        """Whether a token can be drawn like this: leaders refuse other requests, stages other frames."""
-        return 0 <= self.temperature < math.inf and 0 <= self.top_p <= 1 and self.logprobs <= MOST_LOGPROBS
+    def problem(self, vocabulary: int) -> str | None:
+        """Why no token can be drawn like this: leaders refuse such requests, stages such frames."""
+        shares = 0 <= self.top_p <= 1 and 0 <= self.min_p <= 1
+        if not (0 <= self.temperature < math.inf and shares and self.logprobs <= MOST_LOGPROBS):
+            return (
+                "temperature is a number from 0 on, top_p and min_p lie in 0..1, at most "
+                f"{MOST_LOGPROBS} log probabilities are reported"
+            )
+        return None if self.rules is None else self.rules.problem(vocabulary)
 
 
 class Segment(Message, frozen=True):
@@ -58,10 +107,15 @@ class Segment(Message, frozen=True):
 
 
 class Open(Message, frozen=True, tag="open"):
-    """A sequence is new: where its sampling parameters reach the last stage."""
+    """A sequence is new: where its sampling parameters reach the last stage.
+
+    Where they have rules, so do its tokens: `prompt_length` of the prompt, then those of the answer.
+    """
 
     sequence: int
     sampling: Sampling
+    tokens: list[int] = []
+    prompt_length: int = 0
 
 
 class Free(Message, frozen=True, tag="free"):
@@ -73,7 +127,7 @@ class Free(Message, frozen=True, tag="free"):
 KvOperation = Open | Free
 
 
-class FrameHeader(Message, frozen=True, tag="frame/3"):
+class FrameHeader(Message, frozen=True, tag="frame/4"):
     """The tag names the layout of its parts: a peer of another one cannot decode it, and so cannot take one field for another.
 
     Of another epoch: dropped and counted. A gap in `step`: an error. KV operations come before the segments.
@@ -91,7 +145,7 @@ class FrameHeader(Message, frozen=True, tag="frame/3"):
 
 
 class SampledToken(Message, frozen=True):
-    """The token chosen after position `position`; `top` holds (token, log probability), most likely first."""
+    """The token chosen after position `position`, or why there is none; `top` holds (token, log probability), most likely first."""
 
     sequence: int
     position: int
@@ -100,7 +154,7 @@ class SampledToken(Message, frozen=True):
     top: list[tuple[int, float]]
 
 
-class StepResult(Message, frozen=True, tag="result/2"):
+class StepResult(Message, frozen=True, tag="result/3"):
     """What the last stage sends back to the leader for each frame that carried segments. `weights`, `seconds`: over all stages."""
 
     replica: int

@@ -11,10 +11,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from strata_planner.contract.frames import (
-    MOST_LOGPROBS,
+    NEVER,
+    NOT_YET,
     Free,
     KvOperation,
-    Open,
     SampledToken,
     Segment,
     StepResult,
@@ -79,11 +79,8 @@ class Engine:
         """Queue a request; one that is already known is not run twice. Raises RequestRefusedError."""
         if submit.request in self._sequences:
             return
-        if not submit.sampling.possible:
-            raise RequestRefusedError(
-                f"{submit.sampling}: tokens cannot be drawn so; temperature is a number from 0 on, top_p lies in 0..1, at most "
-                f"{MOST_LOGPROBS} log probabilities are reported"
-            )
+        if (problem := submit.sampling.problem(self.scheduler.limits.vocabulary)) is not None:
+            raise RequestRefusedError(f"tokens cannot be drawn so: {problem}")
         sequence = Sequence.of(submit, self._next_sequence)
         self.scheduler.add(sequence)
         self._next_sequence += 1
@@ -108,7 +105,7 @@ class Engine:
         for sequence, segment in chosen:
             if not sequence.opened:
                 sequence.opened = True
-                operations.append(Open(sequence.sequence, sequence.sampling))
+                operations.append(sequence.open())
             token_ids.extend(sequence.tokens[segment.start : segment.start + segment.length])
             token_ids.extend(sequence.drafted)
         step = Step(self._next_step, [segment for _, segment in chosen], operations, token_ids)
@@ -149,17 +146,22 @@ class Engine:
     def _take(self, sequence: Sequence, sampled: list[SampledToken]) -> list[TokenEvent]:
         """Of one sequence, at the positions of its segment: its next token, and those that drafts have brought nearer."""
         sequence.awaited = False
+        is_unwanted, sequence.unwanted = sequence.unwanted or sampled[0].token == NOT_YET, False
         if sequence.guesses is not None:
             drawn = [each.token for each in sampled]
             sampled = sampled[: self.scheduler.speculation.accepted(sequence.guesses, drawn)]
-            sequence.guesses.seen([] if sequence.unwanted else drawn[: len(sampled)])
-        if sequence.unwanted:
-            sequence.unwanted = False
+            sequence.guesses.seen([] if is_unwanted else [token for token in drawn[: len(sampled)] if token != NEVER])
+        if is_unwanted:
+            self._once_more(sequence)
             return []
         if sequence.sequence in self.scheduler.running:
             sequence.computed += len(sampled) - 1  # what was drafted and is right
         events = []
         for each in sampled:
+            if each.token == NEVER:
+                events.append(TokenEvent(sequence.request, sequence.answered, 0, 0.0, [], "error"))
+                self._forget(sequence)
+                return events
             index, found = sequence.take(each), sequence.found
             events.append(
                 TokenEvent(sequence.request, index, each.token, each.logprob, each.top, sequence.finish, found)
@@ -170,6 +172,12 @@ class Engine:
                 return events
         self.scheduler.ready_again(sequence)
         return events
+
+    def _once_more(self, sequence: Sequence) -> None:
+        """Its last position is computed again for a token that could not be drawn yet, unless it has no blocks any more."""
+        if sequence.sequence in self.scheduler.running:
+            sequence.computed -= 1
+            self.scheduler.ready_again(sequence)
 
     def _weights_changed(self, step: int) -> None:
         """From this step on the stages compute with others: nothing from before is shared with what is computed since.

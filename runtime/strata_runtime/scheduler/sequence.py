@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from strata_planner.contract.frames import FinishReason, SampledToken, Sampling, Submit
+from strata_planner.contract.frames import FinishReason, Open, SampledToken, Sampling, Submit
 from strata_runtime.scheduler.blocks import name_of, root_of
 from strata_runtime.scheduler.speculation import Guesses
 
@@ -78,6 +78,12 @@ class Sequence:
     def drafted(self) -> list[int]:
         """Guessed tokens that the step under way verifies."""
         return [] if self.guesses is None else self.guesses.next[: self.guesses.taken]
+
+    def open(self) -> Open:
+        """What the last stage is told of it; its tokens where what is drawn depends on them."""
+        if self.sampling.rules is None:
+            return Open(self.sequence, self.sampling)
+        return Open(self.sequence, self.sampling, list(self.tokens), self.prompt_length)
 
     def name(self, place: int, page_tokens: int) -> bytes:
         """Of the block in this place of its table, which its tokens must fill."""

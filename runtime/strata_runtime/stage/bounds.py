@@ -7,10 +7,11 @@ only what passes `check`: afterwards nothing that is allocated, indexed or repea
 from dataclasses import dataclass
 
 from strata_planner.contract.frames import (
+    MOST_GRAMMAR_BYTES,
     MOST_LOGPROBS,
+    NEVER,
     DataMessage,
     FrameHeader,
-    KvOperation,
     Open,
     Segment,
     StepFailed,
@@ -21,7 +22,8 @@ from strata_runtime.errors import StepError
 from strata_runtime.formats import COMPUTE_DTYPES
 
 _SEGMENT_BYTES = 64  # encoded, with every number at its longest
-_OPERATION_BYTES = 96
+_OPERATION_BYTES = 128
+_RULES_BYTES = 2 * MOST_GRAMMAR_BYTES  # of one sequence: its grammar, biases and bad words
 _TOKEN_BYTES = 64 + 24 * MOST_LOGPROBS
 _REST_BYTES = 4096
 _NUMBER_BYTES = 9
@@ -63,7 +65,8 @@ class FrameBounds:
         """Of the longest message without its hidden states."""
         if self.role.leader:
             return _TOKEN_BYTES * self.most_tokens + _REST_BYTES
-        rest = _OPERATION_BYTES * self.most_operations + _NUMBER_BYTES * self.most_blocks + _REST_BYTES
+        ruled = self.role.micro_batch.most_prompts() * (_RULES_BYTES + _NUMBER_BYTES * self.role.max_model_len)
+        rest = _OPERATION_BYTES * self.most_operations + ruled + _NUMBER_BYTES * self.most_blocks + _REST_BYTES
         return _SEGMENT_BYTES * self.most_tokens + rest
 
     @property
@@ -96,7 +99,7 @@ class FrameBounds:
         self._at_most(result.step, "characters of weights", len(result.weights), _WEIGHTS_CHARACTERS)
         for sampled in result.tokens:
             strange = sampled.top and not all(0 <= token < self.vocabulary for token, _ in sampled.top)
-            if strange or not 0 <= sampled.token < self.vocabulary:
+            if strange or not NEVER <= sampled.token < self.vocabulary:
                 raise StepError(f"step {result.step}: {sampled}; tokens of this model are 0..{self.vocabulary - 1}")
             if len(sampled.top) > MOST_LOGPROBS:
                 count = len(sampled.top)
@@ -109,16 +112,29 @@ class FrameBounds:
         kind, ours = (header.dtype, header.hidden), (role.compute_type, self.hidden)
         if kind != ours:
             raise StepError(f"step {step}: hidden states of {kind}; this stage computes with {ours}")
+        self._at_most(step, "characters of weights", len(header.weights), _WEIGHTS_CHARACTERS)
         tokens = sum(_length(step, segment, role.max_model_len) for segment in header.segments)
         self._at_most(step, "tokens", tokens, self.most_tokens)
         self._at_most(step, "blocks", sum(len(segment.blocks) for segment in header.segments), self.most_blocks)
         self._at_most(step, "KV operations", len(header.operations), self.most_operations)
         for operation in header.operations:
-            _check_operation(step, operation)
+            if isinstance(operation, Open):
+                self._check_open(step, operation)
         wanted = tokens * self._row_bytes
         if bodies != [wanted]:
             raise StepError(
                 f"step {step}: frames of {bodies} bytes follow the header; its {tokens} tokens are one of {wanted}"
+            )
+
+    def _check_open(self, step: int, operation: Open) -> None:
+        if (problem := operation.sampling.problem(self.vocabulary)) is not None:
+            raise StepError(f"step {step}: sequence {operation.sequence} cannot be sampled: {problem}")
+        self._at_most(step, "tokens of a new sequence", len(operation.tokens), self.role.max_model_len)
+        strange = operation.tokens and not 0 <= min(operation.tokens) <= max(operation.tokens) < self.vocabulary
+        if strange or not 0 <= operation.prompt_length <= len(operation.tokens):
+            raise StepError(
+                f"step {step}: sequence {operation.sequence} has a prompt of {operation.prompt_length} of its {len(operation.tokens)} "
+                f"tokens; tokens of this model are 0..{self.vocabulary - 1}"
             )
 
     @staticmethod
@@ -136,8 +152,3 @@ def _length(step: int, segment: Segment, max_model_len: int) -> int:
             f"at least one token, samples none to all of them and ends within the {max_model_len} positions of a sequence"
         )
     return length
-
-
-def _check_operation(step: int, operation: KvOperation) -> None:
-    if isinstance(operation, Open) and not operation.sampling.possible:
-        raise StepError(f"step {step}: sequence {operation.sequence} cannot be sampled with {operation.sampling}")

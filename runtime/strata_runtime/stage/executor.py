@@ -17,8 +17,6 @@ from strata_planner.contract.frames import (
     Free,
     KvOperation,
     Open,
-    SampledToken,
-    Sampling,
     StepResult,
 )
 from strata_planner.contract.roles import Role
@@ -28,7 +26,7 @@ from strata_runtime.loading.precision_switch import Change, role_after
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.stage.boundary import StepBoundary
-from strata_runtime.stage.sampling import choose, log_probabilities
+from strata_runtime.stage.sampler import Sampler
 
 
 @dataclass(slots=True)
@@ -57,7 +55,7 @@ def digest(*parts: str) -> str:
 
 
 class StageExecutor:
-    """One role's layers, its KV pages and the sampling parameters of its open sequences. `role` tells the bits that its layers have now."""
+    """One role's layers, its KV pages and, on the last stage, the sampler. `role` tells the bits that its layers have now."""
 
     def __init__(self, role: Role, model: StageModel, cache: PagedKvCache) -> None:
         self.role = role
@@ -67,7 +65,7 @@ class StageExecutor:
         self.boundary = StepBoundary()
         self._first_times = FirstTimes()
         self._cache = cache
-        self._samplings: dict[int, Sampling] = {}
+        self._sampler = Sampler(role.model_uri, model.vocab_size)
         self._next_step = 0
         self._own_weights = weights_of(role)
         self._weights = ""  # that the last step ran with: they may change as soon as it is over
@@ -82,7 +80,7 @@ class StageExecutor:
         outputs = self.compute(header, inputs)
         if outputs is None:
             return None
-        tokens = self._sample(header, outputs) if self.role.head else []
+        tokens = self._sampler.sample(header.segments, outputs) if self.role.head else []
         if outputs.is_cuda:  # launches come back at once; what follows waits for them anyway
             torch.cuda.current_stream(outputs.device).synchronize()
         seconds = time.monotonic() - started
@@ -131,29 +129,12 @@ class StageExecutor:
 
     def _apply(self, operation: KvOperation) -> None:
         match operation:
-            case Open(sequence, sampling):
-                self._samplings[sequence] = sampling
+            case Open():
+                if self.role.head:
+                    self._sampler.open(operation)
             case Free(sequence):
-                self._samplings.pop(sequence, None)
+                self._sampler.free(sequence)
                 self._cache.free(sequence)
-
-    def _sample(self, header: FrameHeader, logits: torch.Tensor) -> list[SampledToken]:
-        """logits: [rows, vocab] float32, a row for each token that a segment wants sampled, in order."""
-        wanted = [(segment, position) for segment in header.segments for position in segment.sampled]
-        if not wanted:
-            return []
-        samplings = [self._sampling(segment.sequence) for segment, _ in wanted]
-        tokens = choose(logits, samplings, [position for _, position in wanted])
-        scored = iter(_scored(logits, tokens, samplings))
-        return [
-            SampledToken(segment.sequence, position, token, *((0.0, []) if sampling.logprobs < 0 else next(scored)))
-            for (segment, position), token, sampling in zip(wanted, tokens, samplings, strict=True)
-        ]
-
-    def _sampling(self, sequence: int) -> Sampling:
-        if sequence not in self._samplings:
-            raise StepError(f"sequence {sequence} was never opened, or is over: its sampling parameters are unknown")
-        return self._samplings[sequence]
 
     def _count(self, header: FrameHeader, seconds: float) -> None:
         self.work.steps += 1
@@ -163,12 +144,3 @@ class StageExecutor:
                 self.work.decode_tokens += 1
             else:
                 self.work.prefill_tokens += segment.length
-
-
-def _scored(
-    logits: torch.Tensor, tokens: list[int], samplings: list[Sampling]
-) -> list[tuple[float, list[tuple[int, float]]]]:
-    """Log probabilities of the rows whose request wants them, in order."""
-    rows = [row for row, sampling in enumerate(samplings) if sampling.logprobs >= 0]
-    counts = [samplings[row].logprobs for row in rows]
-    return log_probabilities(logits[rows], [tokens[row] for row in rows], counts)

@@ -64,6 +64,9 @@ class _Draws:
         scores = logits[rows]  # a copy
         scores -= scores.amax(dim=-1, keepdim=True)  # first: the greatest is 0 then, at any temperature
         self.scores = scores.div_(temperatures[:, None])
+        if any(each.min_p > 0 for each in samplings):  # Nguyen et al. 2024: of what is left top-k and top-p see
+            least = torch.tensor([each.min_p for each in samplings], device=device).log()
+            self.scores.masked_fill_(self.scores < least[:, None], -torch.inf)
         numbers = [uniform(each.seed, position) for each, position in zip(samplings, positions, strict=True)]
         self.numbers = torch.tensor(numbers, dtype=torch.float64, device=device)
         kept = [min(each.top_k, vocabulary) if each.top_k > 0 else vocabulary for each in samplings]

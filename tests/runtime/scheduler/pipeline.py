@@ -12,7 +12,20 @@ from typing import Any
 
 from msgspec import structs
 
-from strata_planner.contract.frames import Free, Open, SampledToken, Sampling, StepResult, Submit, TokenEvent
+from strata_planner.contract.frames import (
+    NEVER,
+    NOT_YET,
+    Free,
+    Grammar,
+    LogitRules,
+    Open,
+    SampledToken,
+    Sampling,
+    Segment,
+    StepResult,
+    Submit,
+    TokenEvent,
+)
 from strata_runtime.scheduler.engine import Engine, Step
 
 STOP = 7
@@ -29,20 +42,33 @@ def sampled(state: bytes) -> int:
 
 
 def text_of(submit: Submit) -> list[int]:
-    """The answer as it is when nothing else runs, delivered tokens included."""
+    """The answer as it is when nothing else runs, delivered tokens included; up to where a grammar allows nothing."""
     state = b""
     for token in submit.prompt:
         state = digest(state, token)
     answer: list[int] = []
     while len(answer) < submit.max_tokens and (not answer or answer[-1] not in submit.stop_tokens):
+        if len(answer) == allowed(submit.sampling):
+            break
         answer.append(submit.delivered[len(answer)] if len(answer) < len(submit.delivered) else sampled(state))
         state = digest(state, answer[-1])
     return answer
 
 
+def grammar(steps: int, allowed: int) -> Sampling:
+    """Drawn by a grammar that takes so many steps to compile, and allows nothing behind so many tokens."""
+    return Sampling(temperature=0, rules=LogitRules(ends=(STOP,), grammar=Grammar("regex", f"{steps} {allowed}")))
+
+
+def allowed(sampling: Sampling) -> int:
+    """Tokens of an answer, at most."""
+    return int(sampling.rules.grammar.text.split()[1]) if sampling.rules and sampling.rules.grammar else 10_000
+
+
 def submit(name: str, prompt: Sequence[int], answer: int, *, delivered: int = 0, **fields: Any) -> Submit:
     """`delivered`: of the answer's tokens; as many of them as leave one to come."""
-    asked = Submit(name, list(prompt), [], answer, fields.pop("stop_tokens", [STOP]), Sampling(temperature=0), **fields)
+    fields = {"stop_tokens": [STOP], "sampling": Sampling(temperature=0)} | fields
+    asked = Submit(name, list(prompt), [], answer, **fields)
     return structs.replace(asked, delivered=text_of(asked)[:-1][:delivered])
 
 
@@ -69,6 +95,10 @@ class Pipeline:
         default_factory=set
     )  # (sequence, step) of tokens from KV of weights before the sequence's first
     ends: dict[int, int] = field(default_factory=dict)  # of each sequence, the largest that a segment had
+    opened: dict[int, Open] = field(default_factory=dict)
+    waited: dict[int, int] = field(
+        default_factory=dict
+    )  # of each open sequence with a grammar: steps until it is compiled
     tokens_run: int = 0
     fixed_seconds: float = 0.01  # of a step
     row_seconds: float = 0.001
@@ -82,8 +112,10 @@ class Pipeline:
                 self.tables[operation.sequence] = []
                 self.ends[operation.sequence] = 0
                 self.first_weights[operation.sequence] = self.weights
+                self._open(operation)
             if isinstance(operation, Free):
                 del self.tables[operation.sequence]
+                self.waited.pop(operation.sequence, None)
         limits = self.engine.scheduler.limits
         ids = iter(step.token_ids)
         results = []
@@ -102,7 +134,7 @@ class Pipeline:
                 self.blocks[place] = Entry(state, before.weights | {self.weights})
             for position in range(segment.start + segment.length - segment.sample, segment.start + segment.length):
                 last = self._read(table, position)
-                results.append(SampledToken(segment.sequence, position, sampled(last.state), 0.0, []))
+                results.append(SampledToken(segment.sequence, position, self._drawn(segment, position, last), 0.0, []))
                 if min(last.weights) < self.first_weights[segment.sequence]:
                     self.mixed.add((segment.sequence, step.step))
         assert next(ids, None) is None
@@ -141,6 +173,24 @@ class Pipeline:
     def integrity(self) -> None:
         scheduler = self.engine.scheduler
         scheduler.blocks.integrity(each.blocks for each in scheduler.running.values())
+
+    def _open(self, operation: Open) -> None:
+        """What is drawn by rules follows from the tokens so far: they come with the sequence, whenever it starts again."""
+        self.opened[operation.sequence] = operation
+        if (rules := operation.sampling.rules) is None:
+            assert not operation.tokens
+            return
+        assert rules.grammar is not None
+        assert operation.tokens == self.engine._by_number[operation.sequence].tokens
+        self.waited[operation.sequence] = int(rules.grammar.text.split()[0])
+
+    def _drawn(self, segment: Segment, position: int, last: Entry) -> int:
+        opened = self.opened[segment.sequence]
+        if self.waited.get(segment.sequence, 0):
+            self.waited[segment.sequence] -= position == segment.sampled[-1]
+            return NOT_YET
+        is_over = opened.sampling.rules and position + 1 - opened.prompt_length >= allowed(opened.sampling)
+        return NEVER if is_over else sampled(last.state)
 
     def _place(self, table: list[int], position: int) -> tuple[int, int]:
         size = self.engine.scheduler.limits.page_tokens

@@ -1,19 +1,31 @@
 """The engine's laws, over an in-memory pipeline that computes what is in its blocks: every request gets its own text, once."""
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from strata_planner.contract.frames import Free, SampledToken, Sampling, StepResult, Submit, TokenEvent
+from strata_planner.contract.frames import (
+    Free,
+    Grammar,
+    LogitRules,
+    SampledToken,
+    Sampling,
+    StepResult,
+    Submit,
+    TokenEvent,
+)
 from strata_planner.contract.plan import NO_SPECULATION, MicroBatch, Speculation
 from strata_runtime.errors import RequestRefusedError, StepError
 from strata_runtime.scheduler.engine import Engine
 from strata_runtime.scheduler.scheduler import Limits
 from tests.laws import share
-from tests.runtime.scheduler.pipeline import STOP, Pipeline, submit, text_of
+from tests.runtime.scheduler.pipeline import STOP, Pipeline, allowed, grammar, submit, text_of
+
+GREEDY = Sampling(temperature=0)
 
 
 def limits(speculation: Speculation = NO_SPECULATION, **changes: int) -> Limits:
@@ -78,11 +90,13 @@ class EngineMachine(RuleBasedStateMachine):
         answer=st.integers(1, 12),
         delivered=st.integers(0, 4),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
+        sampling=st.just(GREEDY) | st.builds(grammar, st.integers(0, 4), st.integers(1, 20)),
     )
-    def ask(self, kind: int, length: int, answer: int, delivered: int, priority: int) -> None:
-        name = f"r{len(self.submitted)}"
-        self.submitted.append(submit(name, prompt(kind, length), answer, delivered=delivered, priority=priority))
-        self.engine.submit(self.submitted[-1])
+    def ask(self, kind: int, length: int, answer: int, delivered: int, priority: int, sampling: Sampling) -> None:
+        fields = {"delivered": delivered, "priority": priority, "sampling": sampling}
+        asked = submit(f"r{len(self.submitted)}", prompt(kind, length), answer, **fields)
+        self.submitted.append(asked)
+        self.engine.submit(asked)
 
     @rule(number=st.integers(0, 20))
     def abort(self, number: int) -> None:
@@ -122,13 +136,16 @@ class EngineMachine(RuleBasedStateMachine):
             got = [event for event in self.events if event.request == asked.request]
             text = text_of(asked)
             known = len(asked.delivered)
+            ends_in_the_midst = len(text) == allowed(asked.sampling) < asked.max_tokens and text[-1] != STOP
             if asked.request in self.aborted:
                 text = text[: known + len(got)]
+            elif ends_in_the_midst:
+                assert (got.pop().finish, [event.finish for event in got]) == ("error", [None] * len(got))
             assert [event.token for event in got] == text[known:], "the text is that of the request alone"
             assert [event.index for event in got] == list(range(known, len(text)))
             finishes = [event.finish for event in got]
             assert finishes[:-1] == [None] * (len(finishes) - 1)
-            if asked.request not in self.aborted:
+            if asked.request not in self.aborted and not ends_in_the_midst:
                 assert finishes[-1] == ("stop" if text[-1] == STOP else "length")
         assert self.engine.running == self.engine.waiting == 0
         assert self.engine.kv_usage == 0
@@ -323,7 +340,24 @@ def test_what_the_embedding_has_no_row_for_never_enters_a_step(prompt: list[int]
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(temperature=float("nan")), Sampling(temperature=-1), Sampling(top_p=2), Sampling(logprobs=21)]
+    "sampling",
+    [
+        Sampling(temperature=math.nan),
+        Sampling(temperature=-1),
+        Sampling(top_p=2),
+        Sampling(min_p=-0.1),
+        Sampling(logprobs=21),
+        Sampling(rules=LogitRules(repetition_penalty=0)),
+        Sampling(rules=LogitRules(presence_penalty=math.inf)),
+        Sampling(rules=LogitRules(bias=((2**31, 1.0),))),
+        Sampling(rules=LogitRules(bias=((1, math.nan),))),
+        Sampling(rules=LogitRules(bad_words=((),))),
+        Sampling(rules=LogitRules(bad_words=((1,) * 65,))),
+        Sampling(rules=LogitRules(bad_words=((1,),) * 257)),
+        Sampling(rules=LogitRules(ends=(-1,))),
+        Sampling(rules=LogitRules(grammar=Grammar("regex", "a"))),
+        Sampling(rules=LogitRules(ends=(1,), grammar=Grammar("regex", "a" * 2**19))),
+    ],
 )
 def test_what_no_stage_could_sample_never_enters_a_step(sampling: Sampling) -> None:
     engine = Engine(limits())

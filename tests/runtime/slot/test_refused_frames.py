@@ -17,6 +17,8 @@ from strata_planner.contract.control import Commit, GetStatus, Prepare, SetBits,
 from strata_planner.contract.frames import (
     FrameHeader,
     Free,
+    Grammar,
+    LogitRules,
     Open,
     SampledToken,
     Sampling,
@@ -98,9 +100,24 @@ def hidden(tokens: int) -> bytes:
 NUMBERS = st.integers(-2, 130) | st.sampled_from([2**31, 2**40, 2**62, 2**63 - 1, -(2**63)])
 SEQUENCES = st.sampled_from([0, 1, 2**63 - 1])
 SEGMENTS = st.builds(Segment, SEQUENCES, NUMBERS, NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=2).map(tuple))
-SAMPLINGS = st.builds(Sampling, st.floats(), st.floats(), NUMBERS, NUMBERS, NUMBERS) | st.just(Sampling())
-OPERATIONS = st.builds(Open, SEQUENCES, SAMPLINGS) | st.builds(Free, SEQUENCES)
-STARTED = st.builds(Open, SEQUENCES, st.just(Sampling()))  # so that many examples get as far as computing
+TOKENS = st.lists(NUMBERS, max_size=3)
+RULES = st.builds(
+    LogitRules,
+    st.floats(),
+    st.floats(),
+    st.floats(),
+    st.lists(st.tuples(NUMBERS, st.floats()), max_size=2).map(tuple),
+    st.lists(TOKENS.map(tuple), max_size=2).map(tuple),
+    NUMBERS,
+    TOKENS.map(tuple),
+    st.none() | st.builds(Grammar, st.sampled_from(["regex", "json_schema"]), st.sampled_from(["", "a", "{}"])),
+)
+SAMPLINGS = st.builds(Sampling, st.floats(), st.floats(), NUMBERS, NUMBERS, NUMBERS, st.floats(), RULES)
+OPERATIONS = st.builds(Open, SEQUENCES, SAMPLINGS, TOKENS, NUMBERS) | st.builds(Free, SEQUENCES)
+RULED = Sampling(rules=LogitRules(1.0, 1.0, 2.0, ((5, 1.0),), ((5,), (6, 7)), 9, (127,), Grammar("regex", "a")))
+STARTED = st.builds(  # so that many examples get as far as computing
+    Open, SEQUENCES, st.sampled_from([Sampling(), Sampling(), RULED]), st.just([1, 2, 3]), st.integers(0, 3)
+)
 FRAMES = st.builds(
     FrameHeader,
     st.sampled_from([0, 0, 0, 1]),
@@ -162,7 +179,27 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
     "another width": ([encode(structs.replace(GOOD, hidden=1)), hidden(2)], r"hidden states of \('float32', 1\)"),
     "another replica": ([encode(structs.replace(GOOD, replica=3)), hidden(2)], "for replica 3"),
     "a result": ([encode(StepResult(0, EPOCH, 0, []))], "stage 1 got a result"),
-    "too long a header": ([encode(structs.replace(GOOD, weights="x" * 100_000)), hidden(2)], "at most"),
+    "too long a name of weights": (
+        [encode(structs.replace(GOOD, weights="x" * 100_000)), hidden(2)],
+        "100000 characters of weights",
+    ),
+    "tokens that are none": (
+        [encode(structs.replace(GOOD, operations=[Open(7, Sampling(), [1, 128], 2)])), hidden(2)],
+        r"prompt of 2 of its 2 tokens; tokens of this model are 0..127",
+    ),
+    "a prompt longer than all": (
+        [encode(structs.replace(GOOD, operations=[Open(7, Sampling(), [1], 2)])), hidden(2)],
+        "a prompt of 2 of its 1 tokens",
+    ),
+    "too many tokens": (
+        [encode(structs.replace(GOOD, operations=[Open(7, Sampling(), [1] * 129, 2)])), hidden(2)],
+        "129 tokens of a new sequence; 128 at most",
+    ),
+    "rules that cannot be": (
+        [encode(structs.replace(GOOD, operations=[Open(7, Sampling(rules=LogitRules(ends=(128,))))])), hidden(2)],
+        "sequence 7 cannot be sampled: tokens of this model are 0..127",
+    ),
+    "too long a header": ([encode(structs.replace(GOOD, weights="x" * 2**26)), hidden(2)], "at most"),
 }
 
 
@@ -180,6 +217,7 @@ def test_frames_of_another_epoch_are_dropped_before_they_are_judged(last: Last) 
 TOKEN = SampledToken(7, 1, 5, 0.0, [])
 RESULTS = {
     "a token that is none": ([structs.replace(TOKEN, token=128)], "tokens of this model are 0..127"),
+    "a reason that is none": ([structs.replace(TOKEN, token=-3)], "tokens of this model are 0..127"),
     "a negative one among the likely": ([structs.replace(TOKEN, top=[(-1, 0.0)])], "tokens of this model"),
     "too many log probabilities": ([structs.replace(TOKEN, top=[(1, 0.0)] * 21)], "21 log probabilities"),
     "more tokens than a step has": ([TOKEN] * 65, "65 tokens; 64 at most"),
@@ -247,7 +285,7 @@ def test_a_message_above_every_bound_ends_nothing_but_its_connection(
     with zmq.Context() as context, context.socket(zmq.PUSH) as sender:
         link = Link(sender, "s1", 0.0, 1e9)
         connect(sender, f"tcp://127.0.0.1:{pipeline.slots['s1'].address.data_port}", Keys.of(keys.own))
-        sender.send(bytes(1 << 20))
+        sender.send(bytes(1 << 26))
         until(lambda: link.read(0.0), "it was not shown out")
         link.monitor.close(linger=0)
     assert len(leader.generate([greedy("a", [1, 2, 3], 4)])["a"]) == 4

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from strata_runtime.gateway.errors import InvalidRequestError, StartError
+from strata_runtime.structured.tokenizer import read_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +116,7 @@ class Tokenizer:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Read the tokenizer and the stop tokens of a model folder in Hugging Face layout. Raises StartError."""
     try:
-        if (folder / "tokenizer.json").is_file():
-            from transformers import PreTrainedTokenizerFast as Loader  # noqa: PLC0415 (half a second)
-        else:
-            from transformers import AutoTokenizer as Loader  # noqa: PLC0415 (imports torch)
-        tokenizer = Loader.from_pretrained(str(folder))
+        tokenizer = read_tokenizer(folder)
     except (OSError, ValueError, ImportError) as error:
         raise StartError(
             f"cannot load a tokenizer from {folder}: {' '.join(str(error).split())}; "

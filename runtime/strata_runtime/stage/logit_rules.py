@@ -1,0 +1,137 @@
+"""What a sequence's rules do to a row of logits: penalties, biases, bad words, a least length, a grammar. Used by the sampler.
+
+All of it is a function of the tokens so far, so that a sequence that is computed again, here or on another replica, or whose drafts are
+verified several at a time, is treated as it would be alone. A row of a verification comes behind the tokens that were drawn for the rows
+before it: where one of them is no draft that was right, what follows is not used, and the next step says how far the sequence really stands.
+"""
+
+from collections import Counter
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from strata_planner.contract.frames import NEVER, NOT_YET, LogitRules
+
+if TYPE_CHECKING:
+    import xgrammar
+
+Hindrance = Literal[-1, -2]  # NOT_YET, NEVER
+
+
+class RuledSequence:
+    """One sequence's rules and the tokens that they are applied behind."""
+
+    def __init__(
+        self,
+        rules: LogitRules,
+        tokens: list[int],
+        prompt_length: int,
+        compiled: "Future[xgrammar.CompiledGrammar] | None",
+    ) -> None:
+        self._rules = rules
+        self._prompt = frozenset(tokens[:prompt_length])
+        self._prompt_length = prompt_length
+        self._answer = tokens[prompt_length:]
+        self._counts = Counter(self._answer)
+        self._matched = None if compiled is None else _Matched(compiled, rules.ends)
+
+    def change(self, logits: torch.Tensor, position: int) -> Hindrance | None:
+        """Apply the rules to a row of logits [vocab], in place, for the token behind `position`; or why none can be drawn.
+
+        In vLLM's order: biases, least length, bad words, then penalties.
+        """
+        self._go_back(position + 1 - self._prompt_length)
+        if self._matched is not None and (hindrance := self._matched.mask(logits, self._answer)) is not None:
+            return hindrance
+        rules = self._rules
+        if rules.bias:
+            tokens, values = zip(*rules.bias, strict=True)
+            logits[_indices(tokens, logits)] += torch.tensor(values, device=logits.device)
+        if len(self._answer) < rules.min_tokens and rules.ends:
+            logits[_indices(rules.ends, logits)] = -torch.inf
+        if forbidden := [word[-1] for word in rules.bad_words if self._ends_with(word[:-1])]:
+            logits[_indices(forbidden, logits)] = -torch.inf
+        self._penalize(logits)
+        return NEVER if bool(logits.max() == -torch.inf) else None
+
+    @property
+    def pending(self) -> "Future[xgrammar.CompiledGrammar] | None":
+        """The grammar, while it is being compiled."""
+        return None if self._matched is None or self._matched.compiled.done() else self._matched.compiled
+
+    def append(self, token: int) -> None:
+        """What was drawn from the row that was changed last."""
+        self._answer.append(token)
+        self._counts[token] += 1
+        if self._matched is not None:
+            self._matched.accept(token, len(self._answer) - 1)
+
+    def _go_back(self, answered: int) -> None:
+        for token in self._answer[answered:]:
+            self._counts[token] -= 1
+        del self._answer[answered:]
+
+    def _ends_with(self, tokens: tuple[int, ...]) -> bool:
+        return not tokens or tuple(self._answer[-len(tokens) :]) == tokens
+
+    def _penalize(self, logits: torch.Tensor) -> None:
+        rules = self._rules
+        counted = [(token, count) for token, count in self._counts.items() if count]
+        if rules.repetition_penalty != 1:
+            known = _indices(list(self._prompt.union(token for token, _ in counted)), logits)
+            some = logits[known]
+            logits[known] = torch.where(some > 0, some / rules.repetition_penalty, some * rules.repetition_penalty)
+        if counted and (rules.presence_penalty or rules.frequency_penalty):
+            tokens, counts = zip(*counted, strict=True)
+            times = torch.tensor(counts, dtype=logits.dtype, device=logits.device)
+            logits[_indices(tokens, logits)] -= rules.frequency_penalty * times + rules.presence_penalty
+
+
+class _Matched:
+    """A grammar and how far an answer has come in it."""
+
+    def __init__(self, compiled: "Future[xgrammar.CompiledGrammar]", ends: tuple[int, ...]) -> None:
+        self.compiled = compiled
+        self._ends = ends
+        self._matcher: xgrammar.GrammarMatcher | None = None
+        self._accepted = 0  # tokens of the answer, from the first on
+
+    def mask(self, logits: torch.Tensor, answer: list[int]) -> Hindrance | None:
+        """Leave only tokens that the grammar allows next."""
+        if not self.compiled.done():
+            return NOT_YET
+        if self.compiled.exception() is not None:
+            return NEVER
+        matcher = self._matcher or self._start(answer)
+        if self._accepted > len(answer):
+            matcher.rollback(self._accepted - len(answer))
+            self._accepted = len(answer)
+        if matcher.is_terminated():
+            return None  # behind the end: rows of a verification that nobody uses
+        if self._accepted < len(answer):
+            return NEVER  # the answer went on where the grammar does not: nothing of it was drawn here
+        from xgrammar import apply_token_bitmask_inplace  # noqa: PLC0415 (imported by now)
+
+        bitmask = torch.full((1, -(-logits.numel() // 32)), -1, dtype=torch.int32)
+        if matcher.fill_next_token_bitmask(bitmask):
+            apply_token_bitmask_inplace(logits[None], bitmask.to(logits.device))
+        return None
+
+    def accept(self, token: int, place: int) -> None:
+        """The answer's token number `place`."""
+        assert self._matcher is not None
+        if place == self._accepted and not self._matcher.is_terminated():
+            self._accepted += self._matcher.accept_token(token)
+
+    def _start(self, answer: list[int]) -> "xgrammar.GrammarMatcher":
+        from xgrammar import GrammarMatcher  # noqa: PLC0415 (imported by now)
+
+        self._matcher = GrammarMatcher(self.compiled.result(), override_stop_tokens=list(self._ends))
+        for place, token in enumerate(answer):
+            self.accept(token, place)
+        return self._matcher
+
+
+def _indices(tokens: "list[int] | tuple[int, ...]", logits: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(tokens, device=logits.device)

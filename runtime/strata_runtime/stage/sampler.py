@@ -1,0 +1,142 @@
+"""The sampler: from the last stage's logits to the tokens of a step. Used by the stage executor; it keeps what open sequences asked for."""
+
+import functools
+import logging
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from strata_planner.contract.frames import Grammar, Open, SampledToken, Sampling, Segment
+from strata_runtime.errors import InputError, StepError
+from strata_runtime.loading.uri import resolve_model
+from strata_runtime.stage.logit_rules import RuledSequence
+from strata_runtime.stage.sampling import choose, log_probabilities
+from strata_runtime.structured.compiler import Compiler
+
+if TYPE_CHECKING:
+    import xgrammar
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 0.02  # how long a step in which nothing else is drawn waits for a grammar
+
+_compiling = ThreadPoolExecutor(1, "grammar compiler")  # its thread begins with the first grammar
+
+
+class _Row(NamedTuple):
+    """Of the logits: the token behind `position` of a sequence is drawn from row number `row`."""
+
+    row: int
+    sequence: int
+    position: int
+
+
+class Sampler:
+    """For the sequences of one replica. `vocabulary`: columns of the logits."""
+
+    def __init__(self, model_uri: str, vocabulary: int) -> None:
+        self._model_uri = model_uri
+        self._vocabulary = vocabulary
+        self._samplings: dict[int, Sampling] = {}
+        self._ruled: dict[int, RuledSequence] = {}
+
+    def open(self, operation: Open) -> None:
+        """A grammar is compiled from now on, while the prompt is computed."""
+        sampling = operation.sampling
+        self._samplings[operation.sequence] = sampling
+        if (rules := sampling.rules) is not None:
+            compiled = None
+            if rules.grammar is not None:
+                compiled = _compiling.submit(_compile, self._model_uri, self._vocabulary, rules.grammar)
+            ruled = RuledSequence(rules, operation.tokens, operation.prompt_length, compiled)
+            self._ruled[operation.sequence] = ruled
+
+    def free(self, sequence: int) -> None:
+        self._samplings.pop(sequence, None)
+        self._ruled.pop(sequence, None)
+
+    def sample(self, segments: Sequence[Segment], logits: torch.Tensor) -> list[SampledToken]:
+        """logits: [rows, vocab] float32, a row for each token that a segment wants sampled, in order."""
+        wanted = [(segment.sequence, position) for segment in segments for position in segment.sampled]
+        if not wanted:
+            return []
+        rows = [_Row(row, *each) for row, each in enumerate(wanted)]
+        samplings = [self._sampling(each.sequence) for each in rows]
+        tokens = self._draw(logits, rows)
+        scored = iter(_scored(logits, tokens, samplings))
+        return [
+            SampledToken(each.sequence, each.position, token, *((0.0, []) if sampling.logprobs < 0 else next(scored)))
+            for each, token, sampling in zip(rows, tokens, samplings, strict=True)
+        ]
+
+    def _draw(self, logits: torch.Tensor, rows: list[_Row]) -> list[int]:
+        """A token for each row, or why there is none."""
+        free = [each for each in rows if each.sequence not in self._ruled]
+        tokens = dict(zip(free, self._choose(logits[[each.row for each in free]], free), strict=True)) if free else {}
+        if len(free) < len(rows):
+            self._wait_if_idle(rows)
+            groups = [list(group) for _, group in groupby(rows, lambda each: each.sequence)]
+            for wave in _waves([group for group in groups if group[0].sequence in self._ruled]):
+                tokens.update(self._draw_ruled(logits, wave))
+        return [tokens[each] for each in rows]
+
+    def _draw_ruled(self, logits: torch.Tensor, wave: list[_Row]) -> dict[_Row, int]:
+        """One row of each sequence."""
+        changed = logits[[each.row for each in wave]]  # a copy: log probabilities are those of the model
+        hindrances = [
+            self._ruled[each.sequence].change(changed[place], each.position) for place, each in enumerate(wave)
+        ]
+        tokens: dict[_Row, int] = {each: why for each, why in zip(wave, hindrances, strict=True) if why is not None}
+        drawn = [(place, each) for place, each in enumerate(wave) if each not in tokens]
+        if drawn:
+            places, those = [place for place, _ in drawn], [each for _, each in drawn]
+            for each, token in zip(those, self._choose(changed[places], those), strict=True):
+                self._ruled[each.sequence].append(token)
+                tokens[each] = token
+        return tokens
+
+    def _choose(self, logits: torch.Tensor, rows: Sequence[_Row]) -> list[int]:
+        return choose(logits, [self._samplings[each.sequence] for each in rows], [each.position for each in rows])
+
+    def _wait_if_idle(self, rows: list[_Row]) -> None:
+        """Where every sequence waits for its grammar, the next step would find what this one does."""
+        ruled = (self._ruled.get(each.sequence) for each in rows)
+        pending = [None if each is None else each.pending for each in ruled]
+        if None not in pending:
+            wait([each for each in pending if each is not None], PATIENCE_SECONDS, FIRST_COMPLETED)
+
+    def _sampling(self, sequence: int) -> Sampling:
+        if sequence not in self._samplings:
+            raise StepError(f"sequence {sequence} was never opened, or is over: its sampling parameters are unknown")
+        return self._samplings[sequence]
+
+
+def _waves(groups: list[list[_Row]]) -> list[list[_Row]]:
+    """The first row of each sequence, then the second of each that has two, ...: what rules say depends on what was drawn before."""
+    longest = max(map(len, groups), default=0)
+    return [[group[place] for group in groups if place < len(group)] for place in range(longest)]
+
+
+def _scored(
+    logits: torch.Tensor, tokens: list[int], samplings: list[Sampling]
+) -> list[tuple[float, list[tuple[int, float]]]]:
+    """Log probabilities of the rows whose request wants them, in order."""
+    rows = [row for row, sampling in enumerate(samplings) if sampling.logprobs >= 0]
+    counts = [samplings[row].logprobs for row in rows]
+    return log_probabilities(logits[rows], [max(tokens[row], 0) for row in rows], counts)
+
+
+def _compile(model_uri: str, vocabulary: int, grammar: Grammar) -> "xgrammar.CompiledGrammar":
+    try:
+        return _compiler_of(model_uri, vocabulary).compile(grammar)
+    except InputError as error:
+        log.error("a request ends, its grammar cannot be used here: %s", error)  # noqa: TRY400 (its reason is all)
+        raise
+
+
+@functools.lru_cache(maxsize=1)
+def _compiler_of(model_uri: str, vocabulary: int) -> Compiler:
+    return Compiler(resolve_model(model_uri), vocabulary)

@@ -1,0 +1,211 @@
+"""The sampler's laws: what rules and grammars say depends on the tokens so far alone, however a text is cut into steps."""
+
+import hashlib
+import math
+import re
+from concurrent.futures import Future
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata_planner.contract.frames import NEVER, NOT_YET, Grammar, LogitRules, Open, Sampling, Segment
+from strata_runtime.stage import sampler as module
+from strata_runtime.stage.logit_rules import RuledSequence
+from strata_runtime.stage.sampler import Sampler
+from strata_runtime.structured.compiler import Compiler, GrammarError
+from strata_runtime.structured.tokenizer import read_tokenizer
+from tests.laws import share
+
+MODEL = Path(__file__).parents[3] / "examples" / "models" / "strata-tiny"
+VOCABULARY = 4096
+END = 3
+WORDS = 24  # tokens of the model without a tokenizer
+SEQUENCE = 5
+INF = math.inf
+
+
+def logits_behind(tokens: list[int], vocabulary: int = WORDS) -> torch.Tensor:
+    """Of a model that reads all tokens so far. [vocab]"""
+    seed = int.from_bytes(hashlib.blake2b(repr(tokens).encode(), digest_size=6).digest(), "little")
+    return torch.randn(vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def answer_of(
+    sampling: Sampling,
+    prompt: list[int],
+    length: int,
+    *,
+    delivered: int = 0,
+    cuts: Random | None = None,
+    vocabulary: int = WORDS,
+) -> list[int]:
+    """Text as a sampler draws it. `cuts`: verify drafts, some of them right, in segments of several rows; the tokens that were
+    drawn behind a wrong one are dropped, as the engine does.
+    """
+    whole = [] if not delivered and cuts is None else answer_of(sampling, prompt, length, vocabulary=vocabulary)
+    tokens = prompt + whole[:delivered]
+    sampler = Sampler(str(MODEL), vocabulary)
+    sampler.open(Open(SEQUENCE, sampling, list(tokens), len(prompt)))
+    while len(tokens) < len(prompt) + length:
+        drafts: list[int] = []
+        if cuts is not None:
+            right = whole[len(tokens) - len(prompt) :][: cuts.randrange(4)]
+            drafts = [token if cuts.random() < 0.7 else cuts.randrange(vocabulary) for token in right]
+        rows = torch.stack([logits_behind(tokens + drafts[:count], vocabulary) for count in range(len(drafts) + 1)])
+        segment = Segment(SEQUENCE, len(tokens) - 1, len(rows), len(rows))
+        for sampled, drafted in zip(sampler.sample([segment], rows), [*drafts, None], strict=True):
+            if sampled.token == NOT_YET:
+                break
+            tokens.append(sampled.token)
+            if sampled.token != drafted or sampled.token in (END, NEVER):
+                break
+        if tokens[-1] in (END, NEVER):
+            break
+    return tokens[len(prompt) : len(prompt) + length]
+
+
+rules = st.builds(
+    LogitRules,
+    presence_penalty=st.sampled_from([0.0, 0.7, -1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.9, -0.4]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    bias=st.lists(st.tuples(st.integers(0, WORDS - 1), st.floats(-5, 5)), max_size=3).map(tuple),
+    bad_words=st.lists(st.lists(st.integers(4, WORDS - 1), min_size=1, max_size=3).map(tuple), max_size=4).map(tuple),
+    min_tokens=st.integers(0, 6),
+    ends=st.just((END,)),
+)
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.8]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 99),
+    rules=rules,
+)
+
+
+@settings(max_examples=share(60), deadline=None)
+@given(
+    sampling=samplings,
+    prompt=st.lists(st.integers(0, WORDS - 1), min_size=1, max_size=6),
+    seed=st.integers(0, 999),
+    delivered=st.integers(0, 9),
+)
+def test_rules_know_no_steps(sampling: Sampling, prompt: list[int], seed: int, delivered: int) -> None:
+    whole = answer_of(sampling, prompt, 16)
+    assert answer_of(sampling, prompt, 16, cuts=Random(seed)) == whole
+    if delivered < len(whole):
+        assert answer_of(sampling, prompt, 16, delivered=delivered, cuts=Random(seed)) == whole
+
+
+@settings(max_examples=share(60), deadline=None)
+@given(sampling=samplings, seed=st.integers(0, 99))
+def test_an_answer_keeps_its_rules(sampling: Sampling, seed: int) -> None:
+    asked = sampling.rules
+    assert asked is not None
+    answer = answer_of(sampling, [1, 2, seed % WORDS], 16)
+    assert END not in answer[: asked.min_tokens]
+    for word in asked.bad_words:
+        assert not any(tuple(answer[start : start + len(word)]) == word for start in range(len(answer)))
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        (LogitRules(), [1.0, -1.0, 2.0, 0.5]),
+        (LogitRules(presence_penalty=0.5), [1.0, -1.5, 1.5, 0.5]),
+        (LogitRules(frequency_penalty=0.5), [1.0, -2.0, 1.5, 0.5]),
+        (LogitRules(repetition_penalty=2.0), [0.5, -2.0, 1.0, 0.5]),
+        (LogitRules(bias=((0, 3.0), (3, -100.0))), [4.0, -1.0, 2.0, -99.5]),
+        (LogitRules(bad_words=((3,), (1, 0), (2, 2))), [-INF, -1.0, 2.0, -INF]),
+        (LogitRules(bad_words=((2, 1, 2), (1, 2, 1), (0, 1, 2, 1, 3))), [1.0, -1.0, -INF, 0.5]),
+        (LogitRules(min_tokens=4, ends=(3, 0)), [-INF, -1.0, 2.0, -INF]),
+        (LogitRules(min_tokens=3, ends=(3, 0)), [1.0, -1.0, 2.0, 0.5]),
+    ],
+)
+def test_rules_change_a_row_as_they_are_defined(rules: LogitRules, expected: list[float]) -> None:
+    """Behind the prompt 0 and the answer 1 2 1. Presence, frequency and words: of the answer; repetition: of both."""
+    logits = torch.tensor([1.0, -1.0, 2.0, 0.5])
+    RuledSequence(rules, [0, 1, 2, 1], 1, None).change(logits, 3)
+    assert logits.tolist() == pytest.approx(expected)
+
+
+def test_where_every_token_is_forbidden_there_is_none() -> None:
+    sampling = Sampling(temperature=0, rules=LogitRules(bad_words=tuple((token,) for token in range(WORDS))))
+    assert answer_of(sampling, [1], 4) == [NEVER]
+
+
+def test_min_p_keeps_what_is_likely_enough() -> None:
+    logits = torch.tensor([[0.6, 0.3, 0.08, 0.02]]).log()
+    for least, kept in ((0.0, {0, 1, 2, 3}), (0.1, {0, 1, 2}), (0.4, {0, 1}), (1.0, {0})):
+        drawn = {module.choose(logits, [Sampling(seed=seed, min_p=least)], [1])[0] for seed in range(400)}
+        assert drawn == kept
+        nucleus = {module.choose(logits, [Sampling(seed=seed, min_p=least, top_p=0.95)], [1])[0] for seed in range(400)}
+        assert nucleus == kept - {3}
+
+
+SCHEMA = '{"type": "object", "properties": {"age": {"type": "integer"}, "names": {"type": "array", "items": {"enum": ["a", "bc"]}, "maxItems": 2}}, "required": ["age", "names"]}'
+GRAMMARS = {
+    "json_schema": (SCHEMA, r'\{\s*"age"\s*:\s*-?\d+\s*,\s*"names"\s*:\s*\[.*\]\s*\}'),
+    "regex": (r"(yes|no)[0-9]{3,5}", r"(yes|no)[0-9]{3,5}"),
+    "ebnf": ('root ::= "x" root | "y"', "x*y"),
+    "lark": ('start: "up" | "down"', "up|down"),
+    "structural_tag": ('{"type": "structural_tag", "format": {"type": "const_string", "value": "hello"}}', "hello"),
+}
+
+
+@pytest.fixture(scope="module")
+def grammar_compiler() -> Compiler:
+    return Compiler(MODEL, VOCABULARY)
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_a_grammar_is_kept_however_the_text_is_cut(kind: str) -> None:
+    text, pattern = GRAMMARS[kind]
+    sampling = Sampling(
+        temperature=0.9, seed=3, rules=LogitRules(ends=(END,), grammar=Grammar(kind, text), repetition_penalty=1.2)
+    )
+    answer = answer_of(sampling, [100, 200], 400, vocabulary=VOCABULARY)
+    assert answer[-1] == END, "it ends by itself"
+    assert re.fullmatch(pattern, read_tokenizer(MODEL).decode(answer[:-1]), re.DOTALL)
+    assert answer_of(sampling, [100, 200], 400, cuts=Random(1), vocabulary=VOCABULARY) == answer
+    assert (
+        answer_of(sampling, [100, 200], 400, cuts=Random(2), delivered=len(answer) // 2, vocabulary=VOCABULARY)
+        == answer
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json_schema", '{"type": 5}'),
+        ("regex", "(a"),
+        ("ebnf", "root ::= "),
+        ("lark", "start:: 5"),
+        ("structural_tag", "{}"),
+    ],
+)
+def test_what_is_no_grammar_ends_the_request(kind: str, text: str, grammar_compiler: Compiler) -> None:
+    with pytest.raises(GrammarError):
+        grammar_compiler.compile(Grammar(kind, text))
+    sampling = Sampling(temperature=0, rules=LogitRules(ends=(END,), grammar=Grammar(kind, text)))
+    assert answer_of(sampling, [1], 4, vocabulary=VOCABULARY) == [NEVER]
+
+
+def test_while_a_grammar_is_compiled_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are drawn all the same."""
+    compiling: Future[None] = Future()
+    monkeypatch.setattr(module._compiling, "submit", lambda *_: compiling)
+    sampler = Sampler(str(MODEL), WORDS)
+    ruled = Sampling(temperature=0, rules=LogitRules(ends=(END,), grammar=Grammar("regex", "a")))
+    sampler.open(Open(1, ruled, [1, 2], 2))
+    sampler.open(Open(2, Sampling(temperature=0)))
+    rows = torch.stack([logits_behind([1]), logits_behind([2])])
+    tokens = [each.token for each in sampler.sample([Segment(1, 0, 2, 1), Segment(2, 0, 1, 1)], rows)]
+    assert tokens == [NOT_YET, int(rows[1].argmax())]
+    compiling.set_exception(GrammarError("none"))
+    assert [each.token for each in sampler.sample([Segment(1, 0, 2, 1)], rows[:1])] == [NEVER]
