@@ -137,10 +137,10 @@ class EngineMachine(RuleBasedStateMachine):
             text = text_of(asked)
             known = len(asked.delivered)
             ends_in_the_midst = len(text) == allowed(asked.sampling) < asked.max_tokens and text[-1] != STOP
+            if ends_in_the_midst and (asked.request not in self.aborted or (got and got[-1].finish == "error")):
+                assert got.pop().finish == "error"
             if asked.request in self.aborted:
                 text = text[: known + len(got)]
-            elif ends_in_the_midst:
-                assert (got.pop().finish, [event.finish for event in got]) == ("error", [None] * len(got))
             assert [event.token for event in got] == text[known:], "the text is that of the request alone"
             assert [event.index for event in got] == list(range(known, len(text)))
             finishes = [event.finish for event in got]
