@@ -27,11 +27,15 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     """A value of the hot path: positional on the wire."""
 
 
+GrammarKind = Literal["json_schema", "regex", "ebnf", "lark", "structural_tag"]
+
+
 class Grammar(Message, frozen=True):
     """What an answer must look like, in one of the forms that xgrammar compiles."""
 
-    kind: Literal["json_schema", "regex", "ebnf", "lark", "structural_tag"]
+    kind: GrammarKind
     text: str
+    ends: tuple[int, ...]  # tokens that end an answer: behind a whole text these come, and before it none of them
 
 
 class LogitRules(Message, frozen=True):
@@ -43,13 +47,14 @@ class LogitRules(Message, frozen=True):
     bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the answer never has
     min_tokens: int = 0  # none of `ends` comes earlier
-    ends: tuple[int, ...] = ()  # tokens that end the answer; behind a whole text of the grammar only these come
+    ends: tuple[int, ...] = ()
     grammar: Grammar | None = None
 
     def problem(self, vocabulary: int) -> str | None:
         """Why nobody can draw like this. `vocabulary`: rows of the model's embedding."""
         numbers = (self.presence_penalty, self.frequency_penalty, *(value for _, value in self.bias))
-        tokens = (*(token for token, _ in self.bias), *(token for word in self.bad_words for token in word), *self.ends)
+        ends = self.ends if self.grammar is None else (*self.ends, *self.grammar.ends)
+        tokens = (*(token for token, _ in self.bias), *(token for word in self.bad_words for token in word), *ends)
         if not all(map(math.isfinite, numbers)) or not 0 < self.repetition_penalty < math.inf:
             return "penalties and biases are finite numbers, and repetition_penalty is above 0"
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
@@ -58,8 +63,8 @@ class LogitRules(Message, frozen=True):
             return f"at most {MOST_BIASES} biases and {MOST_BAD_WORDS} bad words"
         if not all(1 <= len(word) <= LONGEST_BAD_WORD for word in self.bad_words):
             return f"a bad word has 1 to {LONGEST_BAD_WORD} tokens"
-        if self.grammar is not None and (not self.ends or len(self.grammar.text.encode()) > MOST_GRAMMAR_BYTES):
-            return f"a grammar has at most {MOST_GRAMMAR_BYTES} bytes, and a token that ends what it describes"
+        if (grammar := self.grammar) is not None and (not grammar.ends or len(grammar.text) > MOST_GRAMMAR_BYTES):
+            return f"a grammar has at most {MOST_GRAMMAR_BYTES} characters, and a token that ends what it describes"
         return None
 
 

@@ -7,15 +7,14 @@ before it: where one of them is no draft that was right, what follows is not use
 
 from collections import Counter
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import torch
 
 from strata_planner.contract.frames import NEVER, NOT_YET, LogitRules
+from strata_runtime.structured.compiler import Text
 
-if TYPE_CHECKING:
-    import xgrammar
-
+Compiling = Future[Any]  # of xgrammar's compiled grammar
 Hindrance = Literal[-1, -2]  # NOT_YET, NEVER
 
 
@@ -27,14 +26,15 @@ class RuledSequence:
         rules: LogitRules,
         tokens: list[int],
         prompt_length: int,
-        compiled: "Future[xgrammar.CompiledGrammar] | None",
+        compiled: Compiling | None,
     ) -> None:
         self._rules = rules
         self._prompt = frozenset(tokens[:prompt_length])
         self._prompt_length = prompt_length
         self._answer = tokens[prompt_length:]
         self._counts = Counter(self._answer)
-        self._matched = None if compiled is None else _Matched(compiled, rules.ends)
+        grammar = rules.grammar
+        self._matched = None if compiled is None or grammar is None else _Matched(compiled, grammar.ends)
 
     def change(self, logits: torch.Tensor, position: int) -> Hindrance | None:
         """Apply the rules to a row of logits [vocab], in place, for the token behind `position`; or why none can be drawn.
@@ -56,7 +56,7 @@ class RuledSequence:
         return NEVER if bool(logits.max() == -torch.inf) else None
 
     @property
-    def pending(self) -> "Future[xgrammar.CompiledGrammar] | None":
+    def pending(self) -> Compiling | None:
         """The grammar, while it is being compiled."""
         return None if self._matched is None or self._matched.compiled.done() else self._matched.compiled
 
@@ -91,10 +91,10 @@ class RuledSequence:
 class _Matched:
     """A grammar and how far an answer has come in it."""
 
-    def __init__(self, compiled: "Future[xgrammar.CompiledGrammar]", ends: tuple[int, ...]) -> None:
+    def __init__(self, compiled: Compiling, ends: tuple[int, ...]) -> None:
         self.compiled = compiled
         self._ends = ends
-        self._matcher: xgrammar.GrammarMatcher | None = None
+        self._text: Text | None = None
         self._accepted = 0  # tokens of the answer, from the first on
 
     def mask(self, logits: torch.Tensor, answer: list[int]) -> Hindrance | None:
@@ -103,34 +103,28 @@ class _Matched:
             return NOT_YET
         if self.compiled.exception() is not None:
             return NEVER
-        matcher = self._matcher or self._start(answer)
+        text = self._text or self._start(logits.numel(), answer)
         if self._accepted > len(answer):
-            matcher.rollback(self._accepted - len(answer))
+            text.go_back(self._accepted - len(answer))
             self._accepted = len(answer)
-        if matcher.is_terminated():
-            return None  # behind the end: rows of a verification that nobody uses
+        if text.is_over:
+            return None  # rows of a verification that nobody uses
         if self._accepted < len(answer):
             return NEVER  # the answer went on where the grammar does not: nothing of it was drawn here
-        from xgrammar import apply_token_bitmask_inplace  # noqa: PLC0415 (imported by now)
-
-        bitmask = torch.full((1, -(-logits.numel() // 32)), -1, dtype=torch.int32)
-        if matcher.fill_next_token_bitmask(bitmask):
-            apply_token_bitmask_inplace(logits[None], bitmask.to(logits.device))
+        text.mask(logits)
         return None
 
     def accept(self, token: int, place: int) -> None:
         """The answer's token number `place`."""
-        assert self._matcher is not None
-        if place == self._accepted and not self._matcher.is_terminated():
-            self._accepted += self._matcher.accept_token(token)
+        assert self._text is not None
+        if place == self._accepted and not self._text.is_over:
+            self._accepted += self._text.accept(token)
 
-    def _start(self, answer: list[int]) -> "xgrammar.GrammarMatcher":
-        from xgrammar import GrammarMatcher  # noqa: PLC0415 (imported by now)
-
-        self._matcher = GrammarMatcher(self.compiled.result(), override_stop_tokens=list(self._ends))
+    def _start(self, vocabulary: int, answer: list[int]) -> Text:
+        self._text = Text(self.compiled.result(), self._ends, vocabulary)
         for place, token in enumerate(answer):
             self.accept(token, place)
-        return self._matcher
+        return self._text
 
 
 def _indices(tokens: "list[int] | tuple[int, ...]", logits: torch.Tensor) -> torch.Tensor:

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from strata_planner.contract.frames import Grammar
 from strata_runtime.errors import InputError
 from strata_runtime.structured.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
+    import torch
     import xgrammar
 
 MOST_WHITESPACE = 16  # characters between two parts of JSON: small models would write spaces for ever
@@ -46,6 +49,14 @@ class Compiler:
 
         return compiled
 
+    def prepare(self) -> None:
+        """Read the vocabulary, which the first grammar would wait for."""
+        assert self._compiler is not None
+
+    def begin(self, grammar: Grammar) -> "Text":
+        """A text of the grammar. Raises GrammarError."""
+        return Text(self.compile(grammar), grammar.ends, self._rows)
+
     def _method(self, kind: str) -> Callable[[str], Any]:
         compiler = self._compiler
         methods: dict[str, Callable[[str], Any]] = {
@@ -63,6 +74,47 @@ class Compiler:
 
         info = xgrammar.TokenizerInfo.from_huggingface(read_tokenizer(self._folder), vocab_size=self._rows)
         return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+
+
+class Text:
+    """A text of a grammar, token by token."""
+
+    def __init__(self, compiled: "xgrammar.CompiledGrammar", ends: tuple[int, ...], rows: int) -> None:
+        from xgrammar import GrammarMatcher  # noqa: PLC0415 (imported by now)
+
+        self._matcher = GrammarMatcher(compiled, override_stop_tokens=list(ends))
+        self._bits = np.zeros((1, -(-rows // 32)), dtype=np.int32)
+
+    @property
+    def is_over(self) -> bool:
+        """An end has been accepted: nothing follows."""
+        return bool(self._matcher.is_terminated())
+
+    @property
+    def bits(self) -> np.ndarray:
+        """One bit for each token, [1, words] of 32: set where it may come next."""
+        self._bits.fill(-1)
+        self._matcher.fill_next_token_bitmask(self._bits)
+        return self._bits
+
+    def allowed(self) -> list[int]:
+        """Tokens that may come next."""
+        return np.flatnonzero(np.unpackbits(self.bits.view(np.uint8), bitorder="little")).tolist()
+
+    def mask(self, logits: "torch.Tensor") -> None:
+        """Leave only what may come next, in place. [vocab]"""
+        import torch  # noqa: PLC0415 (processes that only try grammars have no logits)
+        from xgrammar import apply_token_bitmask_inplace  # noqa: PLC0415 (imported by now)
+
+        apply_token_bitmask_inplace(logits[None], torch.from_numpy(self.bits).to(logits.device))
+
+    def accept(self, token: int) -> bool:
+        """Whether it may come next; then it has."""
+        return bool(self._matcher.accept_token(token))
+
+    def go_back(self, count: int) -> None:
+        """The last tokens that were accepted are not there."""
+        self._matcher.rollback(count)
 
 
 def _told(error: Exception) -> str:

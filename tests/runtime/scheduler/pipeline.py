@@ -57,7 +57,7 @@ def text_of(submit: Submit) -> list[int]:
 
 def grammar(steps: int, allowed: int) -> Sampling:
     """Drawn by a grammar that takes so many steps to compile, and allows nothing behind so many tokens."""
-    return Sampling(temperature=0, rules=LogitRules(ends=(STOP,), grammar=Grammar("regex", f"{steps} {allowed}")))
+    return Sampling(temperature=0, rules=LogitRules(grammar=Grammar("regex", f"{steps} {allowed}", (STOP,))))
 
 
 def allowed(sampling: Sampling) -> int:

@@ -355,8 +355,8 @@ def test_what_the_embedding_has_no_row_for_never_enters_a_step(prompt: list[int]
         Sampling(rules=LogitRules(bad_words=((1,) * 65,))),
         Sampling(rules=LogitRules(bad_words=((1,),) * 257)),
         Sampling(rules=LogitRules(ends=(-1,))),
-        Sampling(rules=LogitRules(grammar=Grammar("regex", "a"))),
-        Sampling(rules=LogitRules(ends=(1,), grammar=Grammar("regex", "a" * 2**19))),
+        Sampling(rules=LogitRules(grammar=Grammar("regex", "a", ()))),
+        Sampling(rules=LogitRules(grammar=Grammar("regex", "a" * 2**19, (1,)))),
     ],
 )
 def test_what_no_stage_could_sample_never_enters_a_step(sampling: Sampling) -> None:

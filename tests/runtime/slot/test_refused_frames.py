@@ -110,11 +110,14 @@ RULES = st.builds(
     st.lists(TOKENS.map(tuple), max_size=2).map(tuple),
     NUMBERS,
     TOKENS.map(tuple),
-    st.none() | st.builds(Grammar, st.sampled_from(["regex", "json_schema"]), st.sampled_from(["", "a", "{}"])),
+    st.none()
+    | st.builds(
+        Grammar, st.sampled_from(["regex", "json_schema"]), st.sampled_from(["", "a", "{}"]), TOKENS.map(tuple)
+    ),
 )
 SAMPLINGS = st.builds(Sampling, st.floats(), st.floats(), NUMBERS, NUMBERS, NUMBERS, st.floats(), RULES)
 OPERATIONS = st.builds(Open, SEQUENCES, SAMPLINGS, TOKENS, NUMBERS) | st.builds(Free, SEQUENCES)
-RULED = Sampling(rules=LogitRules(1.0, 1.0, 2.0, ((5, 1.0),), ((5,), (6, 7)), 9, (127,), Grammar("regex", "a")))
+RULED = Sampling(rules=LogitRules(1.0, 1.0, 2.0, ((5, 1.0),), ((5,), (6, 7)), 9, (127,), Grammar("regex", "a", (127,))))
 STARTED = st.builds(  # so that many examples get as far as computing
     Open, SEQUENCES, st.sampled_from([Sampling(), Sampling(), RULED]), st.just([1, 2, 3]), st.integers(0, 3)
 )

@@ -167,7 +167,7 @@ def grammar_compiler() -> Compiler:
 def test_a_grammar_is_kept_however_the_text_is_cut(kind: str) -> None:
     text, pattern = GRAMMARS[kind]
     sampling = Sampling(
-        temperature=0.9, seed=3, rules=LogitRules(ends=(END,), grammar=Grammar(kind, text), repetition_penalty=1.2)
+        temperature=0.9, seed=3, rules=LogitRules(grammar=Grammar(kind, text, (END,)), repetition_penalty=1.2)
     )
     answer = answer_of(sampling, [100, 200], 400, vocabulary=VOCABULARY)
     assert answer[-1] == END, "it ends by itself"
@@ -191,8 +191,8 @@ def test_a_grammar_is_kept_however_the_text_is_cut(kind: str) -> None:
 )
 def test_what_is_no_grammar_ends_the_request(kind: str, text: str, grammar_compiler: Compiler) -> None:
     with pytest.raises(GrammarError):
-        grammar_compiler.compile(Grammar(kind, text))
-    sampling = Sampling(temperature=0, rules=LogitRules(ends=(END,), grammar=Grammar(kind, text)))
+        grammar_compiler.compile(Grammar(kind, text, (END,)))
+    sampling = Sampling(temperature=0, rules=LogitRules(grammar=Grammar(kind, text, (END,))))
     assert answer_of(sampling, [1], 4, vocabulary=VOCABULARY) == [NEVER]
 
 
@@ -201,7 +201,7 @@ def test_while_a_grammar_is_compiled_nothing_is_drawn(monkeypatch: pytest.Monkey
     compiling: Future[None] = Future()
     monkeypatch.setattr(module._compiling, "submit", lambda *_: compiling)
     sampler = Sampler(str(MODEL), WORDS)
-    ruled = Sampling(temperature=0, rules=LogitRules(ends=(END,), grammar=Grammar("regex", "a")))
+    ruled = Sampling(temperature=0, rules=LogitRules(grammar=Grammar("regex", "a", (END,))))
     sampler.open(Open(1, ruled, [1, 2], 2))
     sampler.open(Open(2, Sampling(temperature=0)))
     rows = torch.stack([logits_behind([1]), logits_behind([2])])

@@ -1,0 +1,170 @@
+"""What an answer must look like: from the fields of a body to one grammar. Called by `prompts`; pure.
+
+OpenAI's `response_format` and vLLM's `structured_outputs` say the same in two ways: a body has one of them.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from strata_planner.contract.frames import MOST_GRAMMAR_BYTES, Grammar, GrammarKind
+from strata_runtime.gateway.errors import InvalidRequestError
+from strata_runtime.gateway.http.bodies import MOST_SHOWN
+from strata_runtime.structured.schemas import unsupported
+
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_OUTPUTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_ANY_OBJECT = '{"type":"object"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an answer must look like, and the parameter that says so."""
+
+    kind: GrammarKind
+    text: str
+    param: str
+
+    def grammar(self, ends: Sequence[int]) -> Grammar:
+        """`ends`: tokens that end the model's answers. Raises InvalidRequestError where it has none."""
+        if not ends:
+            raise InvalidRequestError(
+                f"{self.param} needs an answer that ends by itself, and nothing ends this one: leave ignore_eos out, or serve a "
+                "model whose generation_config.json names its end-of-text token",
+                param=self.param,
+            )
+        return Grammar(self.kind, self.text, tuple(ends))
+
+
+def form_of(response_format: Raw | None, structured_outputs: Raw | None) -> Form | None:
+    """Raises InvalidRequestError that names the parameter."""
+    given = [_of_format(response_format), _of_outputs(structured_outputs)]
+    wanted = [form for form in given if form is not None]
+    if len(wanted) > 1:
+        raise InvalidRequestError(
+            "response_format and structured_outputs both say what the answer looks like: send one of them",
+            param="structured_outputs",
+        )
+    return wanted[0] if wanted else None
+
+
+def form(kind: GrammarKind, text: str, param: str) -> Form:
+    """One of a bearable length."""
+    if len(text) > MOST_GRAMMAR_BYTES:
+        raise InvalidRequestError(
+            f"{param} has {len(text)} characters; {MOST_GRAMMAR_BYTES} at most are taken here: send a shorter one",
+            param=param,
+        )
+    return Form(kind, text, param)
+
+
+def _of_format(raw: Raw | None) -> Form | None:
+    if raw is None:
+        return None
+    fields = _object(raw, "response_format")
+    kind = fields.pop("type", None)
+    if kind not in _FORMATS:
+        raise _not_valid("response_format.type", kind, f"the types are {', '.join(map(repr, _FORMATS))}")
+    if kind == "structural_tag":
+        return _structural_tag({"type": kind, **fields}, "response_format")
+    known = {"json_schema"} if kind == "json_schema" else set[str]()
+    _only(fields, known, "response_format")
+    if kind == "json_schema":
+        return _of_json_schema(fields)
+    return form("json_schema", _ANY_OBJECT, "response_format") if kind == "json_object" else None
+
+
+def _of_json_schema(fields: dict[str, Any]) -> Form:
+    """`{"name": ..., "schema": ..., "strict": ...}`: kept to the letter whether or not it says strict."""
+    param = "response_format.json_schema"
+    described = fields.get("json_schema")
+    if not isinstance(described, dict):
+        raise _not_valid(param, described, "send an object with `name` and `schema`")
+    _only(described, {"name", "description", "schema", "strict"}, param)
+    if described.get("schema") is None:
+        raise _not_valid(f"{param}.schema", None, "send the JSON schema of the answer")
+    return schema_form(described["schema"], f"{param}.schema")
+
+
+def _of_outputs(raw: Raw | None) -> Form | None:
+    param = "structured_outputs"
+    given = {} if raw is None else _object(raw, param)
+    fields = {name: value for name, value in given.items() if value is not None and value is not False}
+    _only(fields, set(_OUTPUTS), param)
+    if not fields:
+        return None
+    if len(fields) > 1:
+        raise _not_valid(param, sorted(fields), "an answer looks like one of these: send one")
+    ((kind, value),) = fields.items()
+    param = f"{param}.{kind}"
+    if kind == "json_object":
+        return form("json_schema", _ANY_OBJECT, param)
+    if kind == "choice":
+        return _choice(value, param)
+    if kind in {"json", "structural_tag"}:
+        parsed = _parsed(value, param) if isinstance(value, str) else value
+        return schema_form(parsed, param) if kind == "json" else _structural_tag(parsed, param)
+    if not isinstance(value, str) or not value:
+        raise _not_valid(param, value, "send it as a string")
+    notation: GrammarKind = "ebnf" if "::=" in value else "lark"  # the two that xgrammar reads
+    return form("regex" if kind == "regex" else notation, value, param)
+
+
+def schema_form(schema: Any, param: str) -> Form:
+    """Of a JSON schema all of which can be kept."""
+    if not isinstance(schema, dict | bool):
+        raise _not_valid(param, schema, "a JSON schema is an object")
+    if (part := unsupported(schema)) is not None:
+        raise InvalidRequestError(
+            f"{param} has {part.removeprefix('schema.')[:MOST_SHOWN]}, which the answers of this server cannot be held to: leave it out",
+            param=param,
+            code="unsupported_schema",
+        )
+    return form("json_schema", json.dumps(schema, ensure_ascii=False), param)
+
+
+def _choice(value: Any, param: str) -> Form:
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
+        raise _not_valid(param, value, "send a list of at least one text, none of them empty")
+    texts = [{"type": "const_string", "value": each} for each in dict.fromkeys(value)]
+    return _structural_tag({"type": "structural_tag", "format": {"type": "or", "elements": texts}}, param)
+
+
+def _structural_tag(tag: Any, param: str) -> Form:
+    if not isinstance(tag, dict):
+        raise _not_valid(param, tag, "a structural tag is an object")
+    return form("structural_tag", json.dumps(tag, ensure_ascii=False), param)
+
+
+def _object(raw: Raw, param: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _not_valid(param, bytes(raw)[:MOST_SHOWN].decode("utf-8", "replace"), "send an object") from error
+
+
+def _parsed(text: str, param: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _not_valid(param, text, f"it is not valid JSON ({error})") from error
+
+
+def _only(fields: dict[str, Any], known: set[str], param: str) -> None:
+    for name, value in fields.items():
+        if name not in known and value is not None:
+            path = f"{param}.{name}"[: 2 * MOST_SHOWN]
+            rule = f"it has {', '.join(sorted(known))}" if known else "it has nothing beside its type"
+            raise InvalidRequestError(
+                f"{path} is not a parameter of this server: {rule}", param=path, code="unknown_parameter"
+            )
+
+
+def _not_valid(param: str, value: Any, rule: str) -> InvalidRequestError:
+    shown = json.dumps(value, ensure_ascii=False, default=str)
+    shown = shown if len(shown) <= MOST_SHOWN else shown[: MOST_SHOWN - 3] + "..."
+    return InvalidRequestError(f"{param}={shown} is not valid: {rule}", param=param)

@@ -1,0 +1,128 @@
+"""A process in which grammars are tried before anybody serves them: what takes too long or too much there, ends there.
+
+    python -m strata_runtime.structured.trial <model folder> <rows of its embedding>
+
+Each line of its input is a grammar; each line of its output answers one: `{"problem": null}`, or why it cannot be used. A grammar is compiled, and a
+text of it begun, in a fork of its own, whose memory and time are bounded: C++ can be neither interrupted nor trusted with what strangers send.
+"""
+
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from strata_planner.contract.frames import Grammar, GrammarKind
+from strata_runtime.structured.compiler import Compiler, GrammarError
+
+MOST_SECONDS = 5  # of a processor, to compile it and to begin a text
+MOST_WALL_SECONDS = 15  # where processors have other work
+MOST_MEMORY_BYTES = 1 << 30  # beside what the process has
+MOST_COMPILED_BYTES = 64 << 20
+MOST_STEP_SECONDS = 0.1  # between two tokens: every stream of the replica waits so long
+TRIED_TOKENS = 64
+_FIX = "send a simpler one"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A line of the input."""
+
+    kind: GrammarKind
+    text: str
+    ends: tuple[int, ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A line of the output."""
+
+    problem: str | None
+
+
+def main(arguments: list[str]) -> None:
+    """Until its input ends."""
+    folder, rows = arguments
+    compiler = Compiler(Path(folder), int(rows))
+    compiler.prepare()
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what libraries print is none
+    decoder = msgspec.json.Decoder(Asked)
+    for line in sys.stdin.buffer:
+        asked = decoder.decode(line)
+        grammar = Grammar(asked.kind, asked.text, asked.ends)
+        problem = in_a_fork(lambda grammar=grammar: problem_of(compiler, grammar) or "")  # type: ignore[misc]
+        answers.write(msgspec.json.encode(Answer(problem or None)) + b"\n")
+
+
+def problem_of(compiler: Compiler, grammar: Grammar) -> str | None:
+    """Why it cannot be used; None where it can."""
+    try:
+        compiled = compiler.compile(grammar)
+    except GrammarError as error:
+        return str(error)
+    if compiled.memory_size_bytes > MOST_COMPILED_BYTES:
+        mebibytes = compiled.memory_size_bytes >> 20
+        return f"compiled it takes {mebibytes} MiB; {MOST_COMPILED_BYTES >> 20} are the most here: {_FIX}"
+    return _problem_of_text(compiler, grammar)
+
+
+def _problem_of_text(compiler: Compiler, grammar: Grammar) -> str | None:
+    """Begin a text, each token any that is allowed: ambiguous grammars take longer with every token."""
+    text = compiler.begin(grammar)
+    chosen = random.Random(0)
+    for count in range(TRIED_TOKENS):
+        started = time.process_time()
+        allowed = text.allowed()
+        if not allowed:
+            return f"behind {count} tokens of a text nothing is allowed that this model's vocabulary has: {_FIX}"
+        text.accept(chosen.choice(allowed))
+        seconds = time.process_time() - started
+        if seconds > MOST_STEP_SECONDS:
+            return f"token {count} of a text took {seconds:.2f} s; {MOST_STEP_SECONDS} s are the most here: {_FIX}"
+        if text.is_over:
+            break
+    return None
+
+
+def in_a_fork(work: Callable[[], str]) -> str:
+    """What `work` returns, or why it did not: its processor time and its memory are bounded."""
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _bounded(work, writable)
+    os.close(writable)
+    with os.fdopen(readable, "rb") as answer:
+        in_time = bool(select.select([answer], [], [], MOST_WALL_SECONDS)[0])
+        said = answer.read() if in_time else b""
+    if not in_time:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+        return said.decode()
+    if not in_time or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in {signal.SIGXCPU, signal.SIGKILL}):
+        return f"it takes more than {MOST_SECONDS} s to compile: {_FIX}"
+    return f"it takes more than {MOST_MEMORY_BYTES >> 20} MiB to compile: {_FIX}"
+
+
+def _bounded(work: Callable[[], str], writable: int) -> None:
+    """The fork's part; it never returns."""
+    code = 1
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        most = pages * resource.getpagesize() + MOST_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS + 1))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.write(writable, work().encode()[: select.PIPE_BUF])
+        code = 0
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
