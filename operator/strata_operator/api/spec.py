@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from strata_operator.api.base import ApiType, LabelMap, Name, Rule
 from strata_operator.api.pod import PodOverlay, ResourceAmounts, Toleration
 from strata_operator.api.status import LLMDeploymentStatus
+from strata_planner.contract.origins import LONGEST_ORIGIN, MOST_ORIGINS, ORIGIN_PATTERN, ORIGIN_RULE
 
 GROUP = "strata.dev"
 VERSION = "v1alpha1"
@@ -266,9 +267,26 @@ class GatewayService(ApiType):
 class GatewaySpec(ApiType):
     api_keys_secret_ref: ApiKeysSecretRef | None = None
     """Clients must present one of these keys; without it the API is open to whoever reaches the Service."""
+    allowed_origins: Annotated[
+        tuple[Annotated[str, Field(max_length=LONGEST_ORIGIN)], ...], Field(max_length=MOST_ORIGINS)
+    ] = ()
+    """Origins whose web pages may use the API from a browser, such as `https://chat.example.org`, or `*` for all; none by
+    default."""
+    docs: bool = False
+    """Serve the interface's description at /openapi.json, and /docs, a page that shows it (a browser loads its scripts from a
+    public site)."""
     service: GatewayService = GatewayService()
     resources: ResourceAmounts = ResourceAmounts(requests={"cpu": "250m", "memory": "512Mi"}, limits={"memory": "2Gi"})
     """Resources of the gateway's container."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"!has(self.allowedOrigins) || self.allowedOrigins.all(origin, origin.matches(r'{ORIGIN_PATTERN}'))",
+            message=f"has what is no origin of a web page; {ORIGIN_RULE}",
+            holds=lambda gateway: all(re.fullmatch(ORIGIN_PATTERN, origin) for origin in gateway.allowed_origins),
+            path="allowedOrigins",
+        ),
+    )
 
 
 class LLMDeploymentSpec(ApiType):

@@ -37,6 +37,7 @@ from strata_operator.local.run import (
 )
 from strata_operator.local.view import show_plan
 from strata_operator.observe.model_files import local_folder
+from strata_operator.render.gateway import page_flags
 from strata_planner.contract.plan import Plan
 from strata_planner.search.planning import make_plan
 
@@ -132,6 +133,7 @@ def local_options(options: UpOptions, question: Question, plan: Plan, logs: Path
         host=options.host,
         port=options.port or free_port(options.host),
         api_keys_file=options.api_keys_file,
+        page_flags=page_flags(question.deployment.spec.gateway),
         prepare_timeout_seconds=question.deployment.spec.replanning.prepare_timeout_seconds,
         threads=threads_of_slots(plan, question.cluster),
         verify=options.verify,

@@ -66,6 +66,7 @@ class LocalOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys_file: Path | None = None
+    page_flags: Sequence[str] = ()  # of the gateway, for web pages
     threads: Mapping[str, int] = field(default_factory=dict)  # by slot; absent: one
     prepare_timeout_seconds: float = 1800.0  # so long a slot may load without getting any further
     programs: Programs = Programs()
@@ -259,6 +260,7 @@ def _gateway_arguments(plan: Plan, options: LocalOptions) -> list[str]:
         *("--host", options.host, "--port", str(options.port)),
         *("--model-uri", plan.model_uri, "--served-model-name", options.served_model_name),
         *keys,
+        *options.page_flags,
     ]
 
 

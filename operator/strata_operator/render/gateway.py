@@ -1,6 +1,7 @@
 """The gateway's Deployment, the Service that clients use, and the headless one for its control port. Called by render."""
 
 from strata_operator.api import LLMDeployment
+from strata_operator.api.spec import GatewaySpec
 from strata_operator.render.names import CONTROL_PORT, GATEWAY, HTTP_PORT, gateway_control_service, gateway_name, labels
 from strata_operator.render.objects import Object, RenderOptions, metadata
 from strata_operator.render.pods import container, pod_spec, tolerations
@@ -36,13 +37,15 @@ def _deployment(deployment: LLMDeployment, options: RenderOptions) -> Object:
 
 
 def _pod(deployment: LLMDeployment, options: RenderOptions) -> Object:
-    keys = deployment.spec.gateway.api_keys_secret_ref
+    asked = deployment.spec.gateway
+    keys = asked.api_keys_secret_ref
     command = [
         *("python", "-m", "strata_runtime.gateway"),
         *("--host", "0.0.0.0", "--port", str(HTTP_PORT)),  # noqa: S104  the pod's own address
         *("--control-host", "0.0.0.0", "--control-port", str(CONTROL_PORT)),  # noqa: S104  likewise
         *("--model-uri", options.model_uri or deployment.spec.model.uri, "--served-model-name", deployment.name),
         *(() if keys is None else ("--api-keys-file", f"{_KEYS_FOLDER}/{keys.key}")),
+        *page_flags(asked),
     ]
     made = container(deployment, GATEWAY, gateway_name(deployment), options.image, command, environment={})
     made |= {
@@ -50,7 +53,7 @@ def _pod(deployment: LLMDeployment, options: RenderOptions) -> Object:
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
             {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
         ],
-        "resources": deployment.spec.gateway.resources.model_dump(by_alias=True),
+        "resources": asked.resources.model_dump(by_alias=True),
         "startupProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 2, "failureThreshold": 150},
         # Ready as soon as it serves HTTP, pipeline or not: requests that come during a change of epoch are held.
         "readinessProbe": {"httpGet": {"path": "/metrics", "port": "http"}, "periodSeconds": 2, "timeoutSeconds": 5},
@@ -62,6 +65,12 @@ def _pod(deployment: LLMDeployment, options: RenderOptions) -> Object:
         pod["volumes"].append({"name": _KEYS_VOLUME, "secret": secret})
         made["volumeMounts"].append({"name": _KEYS_VOLUME, "mountPath": _KEYS_FOLDER, "readOnly": True})
     return pod
+
+
+def page_flags(asked: GatewaySpec) -> list[str]:
+    """What a gateway's process is told of web pages; `strata up` tells its own the same."""
+    origins = ["--allowed-origins", ",".join(asked.allowed_origins)] if asked.allowed_origins else []
+    return origins + ["--docs"] * asked.docs
 
 
 def _service(deployment: LLMDeployment) -> Object:

@@ -6,9 +6,13 @@
 | settings     | the flags and the environment as one value                                      | pure  |
 | connections  | bounds on HTTP connections: their number and their time-outs                    | shell |
 | app          | HTTP routes, OpenAI's error shape                                               | shell |
+| body_reader  | bodies as they come: key, kind, size, and few threads that work on them         | shell |
 | parameters   | request bodies: what is taken, what is refused by name                          | pure  |
 | bodies       | bytes to bodies, prompts and messages: counted before they are built            | pure  |
 | prompts      | bodies to token ids and generation requests                                     | pure  |
+| tokenization | text to tokens and back for clients                                             | pure  |
+| unserved     | paths that are refused by name                                                  | pure  |
+| openapi      | the description of the interface                                                | pure  |
 | shapes       | OpenAI's answers and chunks, completions and chat                               | pure  |
 | answers      | runs a prepared request, whole or as server-sent events                         | shell |
 | choice       | token events to text of one choice                                              | pure  |

@@ -53,7 +53,7 @@ async def serve(settings: Settings) -> None:
     try:
         control = ControlServer(dispatcher, settings.control_host, settings.control_port, settings.control_key)
         tokenizer = await asyncio.to_thread(_load_tokenizer, settings.model_uri)
-        gateway = Gateway(settings.served_model_name, tokenizer, dispatcher, metrics, api_keys, limits)
+        gateway = Gateway(settings.served_model_name, tokenizer, dispatcher, metrics, api_keys, limits, settings.pages)
         host, port = listener.getsockname()[:2]
         log.info("gateway of %s: http://%s:%d, control port %d", settings.served_model_name, host, port, control.port)
         await _serve_http(gateway, listener, control, asked_to_end)

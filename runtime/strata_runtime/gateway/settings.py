@@ -3,10 +3,12 @@
 import argparse
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from strata_planner.contract.origins import ORIGIN_PATTERN, ORIGIN_RULE
 from strata_runtime.command_line import positive
 from strata_runtime.gateway.errors import StartError
 
@@ -42,6 +44,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Pages:
+    """What web pages get."""
+
+    allowed_origins: tuple[str, ...] = ()  # whose pages may ask and read the answers; `*`: all
+    docs: bool = False  # /docs and /openapi.json
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the process was started with."""
 
@@ -54,6 +64,7 @@ class Settings:
     served_model_name: str
     api_keys_file: Path | None
     limits: Limits
+    pages: Pages
 
 
 def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -84,6 +95,7 @@ def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str
             hold_seconds=flags.hold_seconds,
             drain_seconds=flags.drain_seconds,
         ),
+        pages=Pages(flags.allowed_origins, flags.docs),
     )
 
 
@@ -102,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model-uri", required=True, help="model folder: file:///path, /path, pvc:// or hf://")
     parser.add_argument("--served-model-name", required=True, help="the model's name in requests and metrics")
     parser.add_argument("--api-keys-file", type=Path, help="one key per line; without it everyone may ask")
+    _add_page_flags(parser)
     limits = Limits()
     parser.add_argument(
         "--max-requests", type=positive, default=limits.max_requests, help="running and waiting answers, more get 429"
@@ -134,6 +147,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_page_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allowed-origins",
+        type=_origins,
+        default=(),
+        metavar="ORIGINS",
+        help="comma-separated, like http://localhost:3000, or *: whose web pages may ask (default: none)",
+    )
+    parser.add_argument("--docs", action="store_true", help="serve /openapi.json, and /docs, a page that shows it")
+
+
 def _add_connection_flags(parser: argparse.ArgumentParser, limits: Limits) -> None:
     parser.add_argument(
         "--max-connections", type=positive, default=limits.max_connections, help="open HTTP connections, idle ones too"
@@ -163,6 +187,14 @@ def _seconds(text: str) -> float:
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no time: use 0 or more seconds")
     return number
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    origins = tuple(one.strip() for one in text.split(","))
+    for one in origins:
+        if not re.fullmatch(ORIGIN_PATTERN, one):
+            raise argparse.ArgumentTypeError(f"{one!r} is no origin of a web page: {ORIGIN_RULE}")
+    return origins
 
 
 def _port(text: str) -> int:

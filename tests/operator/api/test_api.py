@@ -124,6 +124,12 @@ SENTENCES = {
         {"placement": {"tolerations": [{"value": "x"}]}},
         ["spec.placement.tolerations[0].key: operator Equal needs a key"],
     ),
+    "a page for an origin": (
+        {"gateway": {"allowedOrigins": ["https://a.example", "https://a.example/chat"]}},
+        [
+            'spec.gateway.allowedOrigins: ["https://a.example", "https://a.example/chat"]: has what is no origin of a web'
+        ],
+    ),
     "infinite": ({"objective": {"qualityWeight": float("inf")}}, ["spec.objective.qualityWeight: Infinity: should be"]),
     "several at once": (
         {"workload": {"promptTokens": 0, "concurrency": 0}},

@@ -14,8 +14,12 @@ from pathlib import Path
 import pytest
 
 from strata_operator import cli
+from strata_operator.commands.inputs import read_question
+from strata_operator.commands.up import UpOptions, local_options
+from strata_operator.local.deployment import _gateway_arguments
 from strata_operator.local.run import SIGNALS
 from strata_planner.contract.plan import Plan
+from tests.operator.fakes import a_plan
 
 Strata = Callable[..., "Ended"]
 
@@ -294,6 +298,14 @@ def test_keys_that_the_object_asks_for_are_not_dropped(strata: Strata, inputs: I
     ended = strata("up", *inputs.arguments, "--port", "0")
     assert ended.code == 2
     assert "--api-keys-file" in ended.err
+
+
+def test_pages_that_the_object_allows_may_ask_here_too(inputs: Inputs, tmp_path: Path) -> None:
+    inputs.write(more="gateway: {allowedOrigins: [http://localhost:3000], docs: true}")
+    options = UpOptions(inputs.deployment, inputs.cluster, "127.0.0.1", 0, None, None)
+    question = read_question(inputs.deployment, inputs.cluster, measure=False)
+    local = local_options(options, question, a_plan("a"), tmp_path)
+    assert _gateway_arguments(a_plan("a"), local)[-3:] == ["--allowed-origins", "http://localhost:3000", "--docs"]
 
 
 @pytest.mark.parametrize("command", ["plan", "up", "demo", "crds", "operator"])

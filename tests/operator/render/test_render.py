@@ -19,6 +19,7 @@ from strata_operator.render.slots import SLOT_IDLE_BYTES, Slot
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.keys import gateway_secret, slot_secret
 from strata_planner.question.cluster import Cluster, Device, Node
+from strata_runtime.gateway.settings import read_settings
 from tests.operator.builders import a_deployment, a_pod
 from tests.operator.fakes import a_plan
 
@@ -50,7 +51,12 @@ FULL = {
             "priorityClassName": "high",
         }
     },
-    "gateway": {"apiKeysSecretRef": {"name": "keys"}, "service": {"type": "NodePort"}},
+    "gateway": {
+        "apiKeysSecretRef": {"name": "keys"},
+        "allowedOrigins": ["https://chat.example.org", "http://localhost:3000"],
+        "docs": True,
+        "service": {"type": "NodePort"},
+    },
 }
 DEPLOYMENTS = {
     "the smallest": a_deployment().build(),
@@ -279,6 +285,14 @@ def test_the_gateway_is_told_where_the_keys_are() -> None:
     assert "--served-model-name chat --api-keys-file /etc/strata/api-keys/keys" in command
     assert {"name": "strata-api-keys", "mountPath": "/etc/strata/api-keys", "readOnly": True} in box["volumeMounts"]
     assert "--api-keys-file" not in gateway_pod(a_deployment().build())["containers"][0]["command"]
+
+
+def test_the_gateway_is_told_which_pages_may_ask() -> None:
+    (box,) = gateway_pod(a_deployment().with_spec(**FULL).build())["containers"]
+    flags = ["--allowed-origins", "https://chat.example.org,http://localhost:3000", "--docs"]
+    assert box["command"][-3:] == flags
+    assert read_settings(box["command"][3:], {"STRATA_CONTROL_KEY": "x"}).pages.docs, "the gateway knows these flags"
+    assert not {*flags[::2]} & {*gateway_pod(a_deployment().build())["containers"][0]["command"]}
 
 
 def test_one_disruption_budget_that_never_blocks_on_the_unhealthy() -> None:

@@ -17,7 +17,7 @@ from strata_runtime.gateway.http.app import Gateway, create_app
 from strata_runtime.gateway.http.connections import BoundedServer, server_config
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
-from strata_runtime.gateway.settings import Limits
+from strata_runtime.gateway.settings import Limits, Pages
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader, Model, route_to
 
@@ -85,12 +85,16 @@ class Harness:
 
 @contextlib.asynccontextmanager
 async def a_gateway(
-    tokenizer: Tokenizer, *, limits: Limits | None = None, api_keys: ApiKeys | None = None
+    tokenizer: Tokenizer,
+    *,
+    limits: Limits | None = None,
+    api_keys: ApiKeys | None = None,
+    pages: Pages | None = None,
 ) -> AsyncIterator[Harness]:
     limits = limits or Limits()
     metrics = Metrics(MODEL_NAME)
     dispatcher = Dispatcher(limits, metrics)
-    gateway = Gateway(MODEL_NAME, tokenizer, dispatcher, metrics, api_keys or ApiKeys(), limits)
+    gateway = Gateway(MODEL_NAME, tokenizer, dispatcher, metrics, api_keys or ApiKeys(), limits, pages or Pages())
     transport = httpx.ASGITransport(create_app(gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         try:

@@ -8,7 +8,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.gateway.__main__ import serve, within_files
 from strata_runtime.gateway.errors import StartError, UnauthorizedError
 from strata_runtime.gateway.http.api_keys import read_api_keys
-from strata_runtime.gateway.settings import Limits, read_settings
+from strata_runtime.gateway.settings import Limits, Pages, read_settings
 from strata_runtime.gateway.text.tokenizer import load_tokenizer
 
 FLAGS = ["--port", "0", "--control-port", "0", "--served-model-name", "tiny", "--model-uri"]
@@ -20,6 +20,42 @@ def test_flags() -> None:
     assert (settings.host, settings.port, settings.model_uri) == ("127.0.0.1", 0, "/models/tiny")
     assert (settings.limits.hold_seconds, settings.api_keys_file) == (3.0, None)
     assert settings.control_key == "secret"
+    assert settings.pages == Pages()
+
+
+@pytest.mark.parametrize(
+    ("text", "origins"),
+    [
+        ("*", ("*",)),
+        ("http://localhost:3000", ("http://localhost:3000",)),
+        (
+            "https://chat.example.org, http://[::1]:80,app://strata",
+            ("https://chat.example.org", "http://[::1]:80", "app://strata"),
+        ),
+    ],
+)
+def test_origins_of_pages(text: str, origins: tuple[str, ...]) -> None:
+    settings = read_settings([*FLAGS, "/models/tiny", "--allowed-origins", text, "--docs"], SECRET)
+    assert settings.pages == Pages(allowed_origins=origins, docs=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "example.org",
+        "https://example.org/",
+        "https://Example.org",
+        "https://a,",
+        "https://a:",
+        "https://*.a",
+        "null",
+    ],
+)
+def test_what_is_no_origin(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings([*FLAGS, "/models/tiny", "--allowed-origins", text], SECRET)
+    assert "write scheme://host or scheme://host:port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--port", "65536"], ["--max-requests", "0"], ["--unknown"]])

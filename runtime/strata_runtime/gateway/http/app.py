@@ -6,41 +6,42 @@ Made by `__main__` and by tests; every error leaves in OpenAI's shape.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from strata_runtime.gateway.errors import ApiError, BodyTooLargeError, MediaTypeError, NotFoundError
+from strata_runtime.gateway.errors import ApiError, NotFoundError
 from strata_runtime.gateway.http.answers import Answer
 from strata_runtime.gateway.http.api_keys import ApiKeys
-from strata_runtime.gateway.http.bodies import parse_body
-from strata_runtime.gateway.http.held_bytes import HeldBytes
+from strata_runtime.gateway.http.bodies import MOST_SHOWN, parse_body
+from strata_runtime.gateway.http.body_reader import BodyReader, ClientGoneError
+from strata_runtime.gateway.http.openapi import describe
 from strata_runtime.gateway.http.parameters import ChatBody, CompletionBody
 from strata_runtime.gateway.http.prompts import Bounds, Prepared, prepare_chat, prepare_completion
 from strata_runtime.gateway.http.shapes import ChatShape, CompletionShape, Envelope, Json, Shape
+from strata_runtime.gateway.http.tokenization import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from strata_runtime.gateway.http.unserved import unserved
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
-from strata_runtime.gateway.settings import Limits
+from strata_runtime.gateway.settings import Limits, Pages
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Read = Callable[[bytes, Bounds], tuple[Prepared, Shape]]
+Told = Callable[[bytes, int], bytes]
 
-READERS = 4
-MOST_SHOWN = 80  # characters of what a client wrote that an error repeats
-
-
-class ClientGoneError(Exception):
-    """The client has closed its connection: there is nobody to answer."""
+PACKAGE = "strata-llm"
+METHODS = ("GET", "POST")  # of all routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Gateway:
     metrics: Metrics
     api_keys: ApiKeys
     limits: Limits
+    pages: Pages
 
 
 class EventStream(StreamingResponse):
@@ -71,14 +73,31 @@ class EventStream(StreamingResponse):
             self._close()
 
 
-def create_app(gateway: Gateway) -> FastAPI:
+def create_app(gateway: Gateway) -> ASGIApp:
     """The ASGI application. The dispatcher lives on the event loop that serves it."""
-    app = FastAPI(title="Strata gateway", openapi_url=None)
+    release = version(PACKAGE)
+    app = FastAPI(title="Strata gateway", openapi_url="/openapi.json" if gateway.pages.docs else None, redoc_url=None)
+    app.openapi = cache(lambda: describe(app, release))  # type: ignore[method-assign]  # FastAPI's own way
     _handle_errors(app)
-    _add_status_routes(app, gateway)
+    _add_status_routes(app, gateway, release)
     _add_model_routes(app, gateway)
-    _add_generation_routes(app, gateway)
-    return app
+    reader = BodyReader(gateway.api_keys, gateway.limits, gateway.dispatcher)
+    _add_generation_routes(app, gateway, reader)
+    _add_token_routes(app, gateway, reader)
+    return _for_pages(app, gateway.pages)
+
+
+def _for_pages(app: ASGIApp, pages: Pages) -> ASGIApp:
+    """Around all else, so that pages may read every error. No credentials: keys come in a header, not as cookies do."""
+    if not pages.allowed_origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=pages.allowed_origins,
+        allow_methods=METHODS,
+        allow_headers=("*",),  # OpenAI's clients send a dozen of their own
+        expose_headers=("Retry-After",),
+    )
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -90,10 +109,11 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
-        message = (
-            f"{request.method[:MOST_SHOWN]} {request.url.path[:MOST_SHOWN]}: {error.detail.lower()}; "
-            "see docs/openai-api.md for what is served"
-        )
+        method, path = request.method[:MOST_SHOWN], request.url.path[:MOST_SHOWN]
+        known = unserved(method, path) if error.status_code == HTTPStatus.NOT_FOUND else None
+        if known is not None:
+            return JSONResponse(known.body(), known.status)
+        message = f"{method} {path}: {error.detail.lower()}; see docs/openai-api.md for what is served"
         body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
         return JSONResponse(body, error.status_code, error.headers)
 
@@ -102,15 +122,28 @@ def _handle_errors(app: FastAPI) -> None:
         return Response(status_code=499)  # nobody reads it; nginx's number for access logs
 
 
-def _add_status_routes(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/health")
-    async def health() -> Response:
+def _add_status_routes(app: FastAPI, gateway: Gateway, release: str) -> None:
+    def state() -> tuple[Json, HTTPStatus]:
         load = gateway.dispatcher.load()
         if load.leaders_connected:
             leaders = {"leaders_connected": load.leaders_connected, "leaders_missing": load.leaders_missing}
-            return JSONResponse({"status": "ok", "epoch": load.epoch, **leaders})
+            return {"status": "ok", "epoch": load.epoch, **leaders}, HTTPStatus.OK
         reason = "no controller has set a route yet" if load.epoch == 0 else f"no leader answers in epoch {load.epoch}"
-        return JSONResponse({"status": "unavailable", "reason": reason}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return {"status": "unavailable", "reason": reason}, HTTPStatus.SERVICE_UNAVAILABLE
+
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse(*state())
+
+    @app.get("/ping")
+    @app.post("/ping")  # SageMaker's, as vLLM has it
+    async def ping() -> Response:
+        body, status = state()
+        return Response() if status == HTTPStatus.OK else JSONResponse(body, status)
+
+    @app.get("/version")
+    async def tell_version() -> Json:
+        return {"version": release}
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -138,11 +171,7 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
         return describe()
 
 
-def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
-    # Reading a body and tokenizing it may take a while: few threads, so that many large bodies wait instead of adding up.
-    readers = ThreadPoolExecutor(READERS, "gateway reader")
-    held = HeldBytes()
-
+def _add_generation_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -> None:
     def read_completion(data: bytes, bounds: Bounds) -> tuple[Prepared, Shape]:
         body = parse_body(data, CompletionBody)
         _check_model(gateway, body.model)
@@ -155,10 +184,9 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
         return prepare_chat(body, gateway.tokenizer, bounds), ChatShape(gateway.tokenizer, logprobs=body.logprobs)
 
     async def take(request: Request, read: Read) -> tuple[Prepared, Shape]:
-        with held.share(gateway.limits.held_body_bytes(gateway.dispatcher.max_tokens())) as hold:
-            data = await _body(request, gateway, hold)
+        async with reader.body(request) as data:
             bounds = Bounds(_limit(gateway), gateway.limits.max_requests)
-            return await asyncio.get_running_loop().run_in_executor(readers, read, data, bounds)
+            return await reader.run(read, data, bounds)
 
     async def answer(request: Request, read: Read) -> Response:
         prepared, shape = await take(request, read)
@@ -173,46 +201,36 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
         return await answer(request, read_chat)
 
 
-async def _body(request: Request, gateway: Gateway, hold: Callable[[int], None]) -> bytes:
-    """Key, then kind, then size; what says that it is too large is not read at all."""
-    gateway.api_keys.check(request.headers.get("authorization"))
-    _check_media_type(request.headers.get("content-type", ""))
-    limit = gateway.limits.body_bytes(gateway.dispatcher.max_tokens())
-    announced = request.headers.get("content-length", "0")  # digits, h11 sees to that
-    fits = len(announced) < 16 and int(announced) <= limit
-    data = await _read(request, limit, hold) if fits else None
-    if data is not None:
-        return data
-    raise BodyTooLargeError(
-        f"the body has more than {limit} bytes, the most this server reads (--max-body-bytes): send less"
-    )
+def _add_token_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -> None:
+    """They need no leader: only what it would take is told where one is known."""
+
+    def read_text(data: bytes, max_tokens: int) -> bytes:
+        body = parse_body(data, TokenizeBody)
+        _check_model(gateway, body.model)
+        return tokenize(body, gateway.tokenizer, max_tokens)
+
+    def read_tokens(data: bytes, max_tokens: int) -> bytes:
+        body = parse_body(data, DetokenizeBody)
+        _check_model(gateway, body.model)
+        return detokenize(body, gateway.tokenizer, max_tokens)
+
+    async def answer(request: Request, told: Told) -> Response:
+        async with reader.body(request) as data:
+            content = await reader.run(told, data, gateway.dispatcher.max_tokens())
+        return Response(content, media_type="application/json")
+
+    @app.post("/tokenize")
+    async def tokens_of(request: Request) -> Response:
+        return await answer(request, read_text)
+
+    @app.post("/detokenize")
+    async def text_of(request: Request) -> Response:
+        return await answer(request, read_tokens)
 
 
-async def _read(request: Request, limit: int, hold: Callable[[int], None]) -> bytes | None:
-    """The body; None as soon as it is longer than `limit`. Each chunk is told to `hold` before it is kept."""
-    data = bytearray()
-    try:
-        async with aclosing(request.stream()) as chunks:
-            async for chunk in chunks:
-                if len(data) + len(chunk) > limit:
-                    return None
-                hold(len(chunk))
-                data += chunk
-    except ClientDisconnect as error:
-        raise ClientGoneError from error
-    return bytes(data)
-
-
-def _check_media_type(given: str) -> None:
-    """A page of any site may post text and forms to a server of its visitor's machine; JSON it may not without being allowed to."""
-    if given.partition(";")[0].strip().lower() != "application/json":
-        raise MediaTypeError(
-            f"Content-Type={given[:MOST_SHOWN]!r} is not JSON's: send `Content-Type: application/json`"
-        )
-
-
-def _check_model(gateway: Gateway, name: str) -> None:
-    if name != gateway.model_name:
+def _check_model(gateway: Gateway, name: str | None) -> None:
+    """None: whatever is served."""
+    if name is not None and name != gateway.model_name:
         raise NotFoundError(
             f"model {name[:MOST_SHOWN]!r} does not exist here: this deployment serves {gateway.model_name!r}",
             param="model",

@@ -5,6 +5,7 @@ and some milliseconds whatever is in it. The fields are taken apart as raw JSON 
 """
 
 import json
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +22,7 @@ from strata_runtime.gateway.http.parameters import (
 )
 
 T = TypeVar("T")
-B = TypeVar("B", bound=GenerationBody)
+B = TypeVar("B", bound=msgspec.Struct)
 Message = dict[str, str]
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -39,7 +40,8 @@ def parse_body(data: bytes, kind: type[B]) -> B:
         elif field.required:
             raise _missing(field.name)
     body = kind(**values)
-    _check(body)
+    if isinstance(body, GenerationBody):
+        _check(body)
     return body
 
 
@@ -71,6 +73,19 @@ def read_prompt(raw: Raw, param: str, most_tokens: int) -> str | list[int]:
     return _read(raw, list[TokenId], param)
 
 
+def read_tokens(raw: Raw, param: str, most_tokens: int) -> list[int]:
+    """Token ids that nothing is generated from."""
+    text = bytes(raw)
+    if text[:1] != b"[":
+        raise InvalidRequestError(f"{param}={_shown(raw)} is not valid: send a list of token ids", param=param)
+    count = text.count(b",") + 1
+    if count > most_tokens:
+        raise InvalidRequestError(
+            f"{param} has {count} tokens, the most at once is {most_tokens}: send them in parts", param=param
+        )
+    return _read(raw, list[TokenId], param)
+
+
 def conversation(messages: Raw, most_messages: int) -> list[Message]:
     """The turns of a chat, as templates take them."""
     turns = _read(messages, list[Raw], "messages")
@@ -86,9 +101,9 @@ def conversation(messages: Raw, most_messages: int) -> list[Message]:
     return [_message(turn, f"messages.{index}") for index, turn in enumerate(turns)]
 
 
-def _taken_apart(data: bytes, kind: type[GenerationBody]) -> dict[str, Raw]:
+def _taken_apart(data: bytes, kind: type[msgspec.Struct]) -> dict[str, Raw]:
     try:
-        fields = msgspec.json.decode(data, type=_FIELDS[kind])
+        fields = msgspec.json.decode(data, type=_fields_of(kind))
     except msgspec.ValidationError as error:
         words = str(error).split("`")
         if "unknown field" in words[0]:
@@ -259,7 +274,8 @@ def _quoted(text: str) -> str:
     return _shown(json.dumps(text[:MOST_SHOWN], ensure_ascii=False).encode())
 
 
-def _fields_of(kind: type[GenerationBody]) -> type[msgspec.Struct]:
+@cache
+def _fields_of(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """The same names with values as they came; others are refused at once."""
     names = {*kind.__struct_fields__, *HARMLESS, *UNSUPPORTED}
     return msgspec.defstruct(
@@ -267,8 +283,3 @@ def _fields_of(kind: type[GenerationBody]) -> type[msgspec.Struct]:
         [(name, Raw | msgspec.UnsetType, msgspec.UNSET) for name in sorted(names)],
         forbid_unknown_fields=True,
     )
-
-
-_FIELDS: dict[type[GenerationBody], type[msgspec.Struct]] = {
-    kind: _fields_of(kind) for kind in (CompletionBody, ChatBody)
-}

@@ -53,10 +53,16 @@ class Tokenizer:
         """A plain prompt gets the special tokens that the model's own tokenizer adds; what `render_chat` made has its own."""
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=add_special_tokens)]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text without special tokens; incomplete characters show as U+FFFD."""
-        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, tokens: Sequence[int], *, special_tokens: bool = False) -> str:
+        """Text without special tokens, or with them; incomplete characters show as U+FFFD."""
+        text = self._tokenizer.decode(
+            list(tokens), skip_special_tokens=not special_tokens, clean_up_tokenization_spaces=False
+        )
         return str(text)
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary writes them: spaces as U+0120 or U+2581, parts of characters as others."""
+        return [str(piece) for piece in self._tokenizer.convert_ids_to_tokens(list(tokens))]
 
     def exceeds(self, text: str, most_tokens: int) -> bool:
         """Whether a text surely has more tokens, at the memory of a slice: whole, it takes hundreds of bytes a character.
@@ -73,8 +79,8 @@ class Tokenizer:
                 return True
         return False
 
-    def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
-        """A conversation through the model's chat template, ready for the assistant's answer."""
+    def render_chat(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """A conversation through the model's chat template, by default ready for the assistant's answer."""
         if not self._tokenizer.chat_template:
             raise InvalidRequestError(
                 "this model has no chat template, so it cannot answer /v1/chat/completions: "
@@ -82,7 +88,11 @@ class Tokenizer:
                 param="messages",
             )
         try:
-            return str(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
+                )
+            )
         except Exception as error:  # templates raise what they like about roles and their order
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
