@@ -24,6 +24,7 @@ from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits, Settings, read_settings
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
+from strata_runtime.gateway.trials import GrammarTrials
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.logs import set_up_logs
 from strata_runtime.wire.transport import take_all_files
@@ -53,10 +54,13 @@ async def serve(settings: Settings) -> None:
     try:
         control = ControlServer(dispatcher, settings.control_host, settings.control_port, settings.control_key)
         tokenizer = await asyncio.to_thread(_load_tokenizer, settings.model_uri)
-        gateway = Gateway(settings.served_model_name, tokenizer, dispatcher, metrics, api_keys, limits, settings.pages)
+        trials = GrammarTrials(tokenizer)
+        name = settings.served_model_name
+        gateway = Gateway(name, tokenizer, dispatcher, metrics, api_keys, limits, trials, settings.pages)
         host, port = listener.getsockname()[:2]
         log.info("gateway of %s: http://%s:%d, control port %d", settings.served_model_name, host, port, control.port)
         await _serve_http(gateway, listener, control, asked_to_end)
+        await trials.close()
     finally:
         listener.close()
         if control is not None:

@@ -19,6 +19,7 @@ from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits, Pages
 from strata_runtime.gateway.text.tokenizer import Tokenizer
+from strata_runtime.gateway.trials import GrammarTrials
 from tests.runtime.gateway.fake_leader import FakeLeader, Model, route_to
 
 MODEL_NAME = "tiny"
@@ -94,13 +95,16 @@ async def a_gateway(
     limits = limits or Limits()
     metrics = Metrics(MODEL_NAME)
     dispatcher = Dispatcher(limits, metrics)
-    gateway = Gateway(MODEL_NAME, tokenizer, dispatcher, metrics, api_keys or ApiKeys(), limits, pages or Pages())
+    trials = GrammarTrials(tokenizer)
+    keys = api_keys or ApiKeys()
+    gateway = Gateway(MODEL_NAME, tokenizer, dispatcher, metrics, keys, limits, trials, pages or Pages())
     transport = httpx.ASGITransport(create_app(gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         try:
             yield Harness(gateway, http)
         finally:
             await dispatcher.close()
+            await trials.close()
 
 
 @contextlib.asynccontextmanager

@@ -27,7 +27,11 @@ class Answer:
         self._envelope = envelope
         self._shape = shape
         stops = self._prepared.body.stop_strings
-        self._choices = [Choice(tokenizer, stops, request.stop_tokens) for request in self._prepared.requests]
+        body, special = self._prepared.body, self._prepared.special_tokens
+        self._choices = [
+            Choice(tokenizer, stops, each.stop_tokens, min_tokens=body.min_tokens, special_tokens=special)
+            for each in self._prepared.requests
+        ]
         self._unfinished = len(self._choices)
         self._generation: Generation | None = None
         self._first: tuple[int, Piece] | None = None
@@ -55,7 +59,9 @@ class Answer:
                     yield self._event(opening)
             async for index, piece in self._pieces():
                 if piece.text or piece.finish_reason or (piece.tokens and self._wants_tokens):
-                    yield self._event(self._shape.delta(index, piece))
+                    delta = self._shape.delta(index, piece)
+                    if delta is not None:
+                        yield self._event(delta)
             if include_usage:
                 yield _sse(self._envelope.wrap(self._shape.chunk_kind, [], self._usage()))
             yield DONE

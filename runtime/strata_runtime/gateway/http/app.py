@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from strata_runtime.gateway.errors import ApiError, NotFoundError
+from strata_runtime.gateway.errors import ApiError, InvalidRequestError, NotFoundError
 from strata_runtime.gateway.http.answers import Answer
 from strata_runtime.gateway.http.api_keys import ApiKeys
 from strata_runtime.gateway.http.bodies import MOST_SHOWN, parse_body
@@ -35,6 +35,7 @@ from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits, Pages
 from strata_runtime.gateway.text.tokenizer import Tokenizer
+from strata_runtime.gateway.trials import GrammarTrials
 
 T = TypeVar("T")
 Read = Callable[[bytes, Bounds], tuple[Prepared, Shape]]
@@ -54,6 +55,7 @@ class Gateway:
     metrics: Metrics
     api_keys: ApiKeys
     limits: Limits
+    trials: GrammarTrials
     pages: Pages
 
 
@@ -181,7 +183,8 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -
     def read_chat(data: bytes, bounds: Bounds) -> tuple[Prepared, Shape]:
         body = parse_body(data, ChatBody)
         _check_model(gateway, body.model)
-        return prepare_chat(body, gateway.tokenizer, bounds), ChatShape(gateway.tokenizer, logprobs=body.logprobs)
+        prepared = prepare_chat(body, gateway.tokenizer, bounds)
+        return prepared, ChatShape(prepared, gateway.tokenizer, logprobs=body.logprobs)
 
     async def take(request: Request, read: Read) -> tuple[Prepared, Shape]:
         async with reader.body(request) as data:
@@ -249,6 +252,7 @@ async def _respond(request: Request, gateway: Gateway, prepared: Prepared, shape
     answer = Answer(gateway.dispatcher, gateway.tokenizer, envelope, shape)
     streams = False
     try:
+        await _unless_gone(request, _check_form(gateway, prepared))
         await _unless_gone(request, answer.start())
         if prepared.body.stream:
             streams = True
@@ -257,6 +261,18 @@ async def _respond(request: Request, gateway: Gateway, prepared: Prepared, shape
     finally:
         if not streams:
             answer.close()
+
+
+async def _check_form(gateway: Gateway, prepared: Prepared) -> None:
+    """A grammar that would take a pipeline's time or memory, or is none, never gets there."""
+    rules = prepared.requests[0].sampling.rules
+    if prepared.form is None or rules is None or rules.grammar is None:
+        return
+    problem = await gateway.trials.problem(rules.grammar)
+    if problem is not None:
+        raise InvalidRequestError(
+            f"no answer can be held to {prepared.form.param}: {problem}", param=prepared.form.param
+        )
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:

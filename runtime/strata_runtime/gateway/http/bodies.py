@@ -23,9 +23,7 @@ from strata_runtime.gateway.http.parameters import (
 
 T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)
-Message = dict[str, str]
 
-ROLES = ("system", "developer", "user", "assistant")
 MOST_SHOWN = 80  # characters of a value that an error repeats
 _PROMPT_RULE = "send a string, a list of strings, a list of token ids, or a list of such lists"
 
@@ -36,9 +34,9 @@ def parse_body(data: bytes, kind: type[B]) -> B:
     values = {}
     for field in msgspec.structs.fields(kind):
         if field.name in given:
-            values[field.name] = _read(given[field.name], field.type, field.name)
+            values[field.name] = read(given[field.name], field.type, field.name)
         elif field.required:
-            raise _missing(field.name)
+            raise missing(field.name)
     body = kind(**values)
     if isinstance(body, GenerationBody):
         _check(body)
@@ -52,7 +50,7 @@ def separate(prompt: Raw) -> list[Raw]:
     if text[:1] == b"[" and first == b"]":
         raise InvalidRequestError("prompt=[] has no prompt: send a string or token ids", param="prompt")
     if text[:1] == b"[" and first in {b'"', b"["}:
-        return _read(prompt, list[Raw], "prompt")
+        return read(prompt, list[Raw], "prompt")
     return [prompt]
 
 
@@ -60,9 +58,9 @@ def read_prompt(raw: Raw, param: str, most_tokens: int) -> str | list[int]:
     """Text or token ids."""
     text = bytes(raw)
     if text[:1] == b'"':
-        return _read(raw, str, param)
+        return read(raw, str, param)
     if text[:1] != b"[":
-        raise InvalidRequestError(f"{param}={_shown(raw)} is not valid: {_PROMPT_RULE}", param=param)
+        raise InvalidRequestError(f"{param}={shown(raw)} is not valid: {_PROMPT_RULE}", param=param)
     count = text.count(b",") + 1  # exact for a list of numbers, and anything else is refused anyway
     if count > most_tokens:
         raise InvalidRequestError(
@@ -70,35 +68,20 @@ def read_prompt(raw: Raw, param: str, most_tokens: int) -> str | list[int]:
             param="prompt",
             code="context_length_exceeded",
         )
-    return _read(raw, list[TokenId], param)
+    return read(raw, list[TokenId], param)
 
 
 def read_tokens(raw: Raw, param: str, most_tokens: int) -> list[int]:
     """Token ids that nothing is generated from."""
     text = bytes(raw)
     if text[:1] != b"[":
-        raise InvalidRequestError(f"{param}={_shown(raw)} is not valid: send a list of token ids", param=param)
+        raise InvalidRequestError(f"{param}={shown(raw)} is not valid: send a list of token ids", param=param)
     count = text.count(b",") + 1
     if count > most_tokens:
         raise InvalidRequestError(
             f"{param} has {count} tokens, the most at once is {most_tokens}: send them in parts", param=param
         )
-    return _read(raw, list[TokenId], param)
-
-
-def conversation(messages: Raw, most_messages: int) -> list[Message]:
-    """The turns of a chat, as templates take them."""
-    turns = _read(messages, list[Raw], "messages")
-    if not turns:
-        raise InvalidRequestError("messages=[] has no message: send at least 1", param="messages")
-    if len(turns) > most_messages:
-        raise InvalidRequestError(
-            f"messages has {len(turns)} messages; this deployment takes at most {most_messages} tokens, and each message "
-            "has at least one: send fewer",
-            param="messages",
-            code="context_length_exceeded",
-        )
-    return [_message(turn, f"messages.{index}") for index, turn in enumerate(turns)]
+    return read(raw, list[TokenId], param)
 
 
 def _taken_apart(data: bytes, kind: type[msgspec.Struct]) -> dict[str, Raw]:
@@ -107,7 +90,7 @@ def _taken_apart(data: bytes, kind: type[msgspec.Struct]) -> dict[str, Raw]:
     except msgspec.ValidationError as error:
         words = str(error).split("`")
         if "unknown field" in words[0]:
-            name = _shown(words[1].encode())
+            name = shown(words[1].encode())
             raise InvalidRequestError(
                 f"{name} is not a parameter of this server: check its spelling or leave it out",
                 param=name,
@@ -133,7 +116,7 @@ def _supported(given: dict[str, Raw]) -> dict[str, Raw]:
             allowed = " or ".join(json.dumps(neutral) for neutral in UNSUPPORTED[name])
             fix = f"leave it out, or send {allowed}" if allowed else "leave it out"
             raise InvalidRequestError(
-                f"{name}={_shown(raw)} is not supported by this server: {fix}",
+                f"{name}={shown(raw)} is not supported by this server: {fix}",
                 param=name,
                 code="unsupported_parameter",
             )
@@ -160,6 +143,12 @@ def _check(body: GenerationBody) -> None:
             "stream_options.include_obfuscation=true is not supported by this server: leave it out, or send false",
             param="stream_options.include_obfuscation",
         )
+    for name in ("max_tokens", "max_completion_tokens"):
+        most = getattr(body, name, None)
+        if most is not None and body.min_tokens > most:
+            raise InvalidRequestError(
+                f"min_tokens={body.min_tokens} is more than {name}={most}: send at most as many", param="min_tokens"
+            )
     if isinstance(body, ChatBody):
         _check_chat(body)
     elif isinstance(body, CompletionBody) and body.echo and body.logprobs is not None:
@@ -175,6 +164,11 @@ def _check_chat(body: ChatBody) -> None:
             f"top_logprobs={body.top_logprobs} needs logprobs=true: set it, or leave top_logprobs out",
             param="top_logprobs",
         )
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequestError(
+            "continue_final_message=true goes on with the last message, add_generation_prompt=true begins another: send one of them",
+            param="continue_final_message",
+        )
     if None not in {body.max_tokens, body.max_completion_tokens} and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequestError(
             f"max_tokens={body.max_tokens} and max_completion_tokens={body.max_completion_tokens} contradict each "
@@ -183,55 +177,12 @@ def _check_chat(body: ChatBody) -> None:
         )
 
 
-def _message(raw: Raw, param: str) -> Message:
-    """One turn. Clients send an answer of ours back with its empty fields (refusal, tool_calls, annotations)."""
-    fields = {name: value for name, value in _read(raw, dict[str, Raw], param).items() if not _is_nothing(value)}
-    for name in ("role", "content"):
-        if name not in fields:
-            raise _missing(f"{param}.{name}")
-    role = _read(fields.pop("role"), str, f"{param}.role")
-    if role not in ROLES:
-        rule = f"the roles are {', '.join(map(repr, ROLES))}"
-        raise InvalidRequestError(f"{param}.role={_quoted(role)} is not valid: {rule}", param=f"{param}.role")
-    message = {
-        "role": "system" if role == "developer" else role,  # the newer name of what templates know as `system`
-        "content": _content(fields.pop("content"), f"{param}.content"),
-    }
-    if "name" in fields:
-        message["name"] = _read(fields.pop("name"), str, f"{param}.name")
-    for name in fields:
-        raise _unknown(f"{param}.{name}")
-    return message
-
-
-def _content(raw: Raw, param: str) -> str:
-    """Text, or parts of type `text`, which are one text."""
-    if bytes(raw)[:1] != b"[":
-        return _read(raw, str, param)
-    return "".join(_part(one, f"{param}.{index}") for index, one in enumerate(_read(raw, list[Raw], param)))
-
-
-def _part(raw: Raw, param: str) -> str:
-    fields = _read(raw, dict[str, Raw], param)
-    for name in ("type", "text"):
-        if name not in fields and (name == "type" or bytes(fields["type"]) == b'"text"'):
-            raise _missing(f"{param}.{name}")
-    if bytes(fields["type"]) != b'"text"':
-        raise InvalidRequestError(
-            f"{param}.type={_shown(fields['type'])} is not valid: content parts here have the type 'text'",
-            param=f"{param}.type",
-        )
-    for name in fields:
-        if name not in {"type", "text"}:
-            raise _unknown(f"{param}.{name}")
-    return _read(fields["text"], str, f"{param}.text")
-
-
-def _is_nothing(raw: Raw) -> bool:
+def is_nothing(raw: Raw) -> bool:
+    """Clients send an answer of ours back with its empty fields."""
     return bytes(raw) in {b"null", b"[]"}
 
 
-def _read(raw: Raw, kind: type[T], param: str) -> T:
+def read(raw: Raw, kind: type[T], param: str) -> T:
     """One value as its type. Raises InvalidRequestError with its path."""
     if kind is Raw:
         return raw  # type: ignore[return-value]
@@ -241,23 +192,23 @@ def _read(raw: Raw, kind: type[T], param: str) -> T:
         rule, _, place = str(error).partition(" - at `$")
         path = param + place.rstrip("`").replace("[", ".").replace("]", "")
         if "missing required field" in rule:
-            raise _missing(f"{path}.{rule.split('`')[1]}") from error
+            raise missing(f"{path}.{rule.split('`')[1]}") from error
         if "unknown field" in rule:
-            raise _unknown(f"{path}.{rule.split('`')[1]}") from error
+            raise unknown(f"{path}.{rule.split('`')[1]}") from error
         if param.startswith("prompt"):
             rule = f"{rule}; {_PROMPT_RULE}"
         rule = rule[:1].lower() + rule[1:]
-        raise InvalidRequestError(f"{path} is not valid: {rule} ({param}={_shown(raw)})", param=path) from error
+        raise InvalidRequestError(f"{path} is not valid: {rule} ({param}={shown(raw)})", param=path) from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{param} is not valid JSON: {error}; send text as UTF-8", param=param) from error
 
 
-def _missing(param: str) -> InvalidRequestError:
+def missing(param: str) -> InvalidRequestError:
     return InvalidRequestError(f"{param} is missing: it is required", param=param, code="missing_parameter")
 
 
-def _unknown(param: str) -> InvalidRequestError:
-    param = _shown(param.encode())
+def unknown(param: str) -> InvalidRequestError:
+    param = shown(param.encode())
     return InvalidRequestError(
         f"{param} is not a parameter of this server: check its spelling or leave it out",
         param=param,
@@ -265,13 +216,13 @@ def _unknown(param: str) -> InvalidRequestError:
     )
 
 
-def _shown(raw: bytes | Raw) -> str:
+def shown(raw: bytes | Raw) -> str:
     text = bytes(raw)[: MOST_SHOWN + 1].decode("utf-8", "replace")
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
 
 
-def _quoted(text: str) -> str:
-    return _shown(json.dumps(text[:MOST_SHOWN], ensure_ascii=False).encode())
+def quoted(text: str) -> str:
+    return shown(json.dumps(text[:MOST_SHOWN], ensure_ascii=False).encode())
 
 
 @cache

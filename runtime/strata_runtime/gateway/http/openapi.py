@@ -10,7 +10,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from strata_runtime.gateway.http.bodies import ROLES
+from strata_runtime.gateway.http.conversation import ROLES
 from strata_runtime.gateway.http.parameters import HARMLESS, UNSUPPORTED, ChatBody, CompletionBody
 from strata_runtime.gateway.http.tokenization import DetokenizeBody, TokenizeBody
 

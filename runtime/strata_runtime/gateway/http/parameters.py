@@ -10,40 +10,25 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
-from strata_planner.contract.frames import MOST_LOGPROBS
+from strata_planner.contract.frames import MOST_BAD_WORDS, MOST_BIASES, MOST_LOGPROBS
 
 HARMLESS = frozenset({
-    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier",
-    "store", "user",
+    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
 })  # fmt: skip
 
 # What each of these may be; null always counts as not given.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
-    "bad_words": ([],),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_json": (),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
-    "reasoning_effort": (),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none",),  # "auto" is a choice among tools: without them OpenAI refuses it, with them `tools` is
-    "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -55,6 +40,7 @@ MOST_CHOICES = 128
 MOST_TOKENS = 2**31 - 1  # of anything that is counted in tokens: the real bounds come from the plan and the vocabulary
 
 _StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+_Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 _Count = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 TokenId = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 
@@ -67,17 +53,27 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chat share. `top_k`, `ignore_eos`, `stop_token_ids`, `priority` and `cache_salt` are vLLM's extensions."""
+    """What completions and chat share. Those behind `seed` are vLLM's extensions, all but the stream's two and `response_format`."""
 
     model: str
     max_tokens: _Count | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=MOST_TOKENS)] = 0  # 0 and -1: all
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] = 1
+    presence_penalty: _Penalty = 0.0
+    frequency_penalty: _Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=MOST_BIASES)] = {}
+    bad_words: Annotated[list[_StopString], Meta(max_length=MOST_BAD_WORDS // 2)] = []
+    min_tokens: Annotated[int, Meta(ge=0, le=MOST_TOKENS)] = 0
     stop: _StopString | Annotated[list[_StopString], Meta(max_length=MOST_STOP_STRINGS)] = []
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MOST_STOP_TOKENS)] = []
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    response_format: Raw | None = None
+    structured_outputs: Raw | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -99,6 +95,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """POST /v1/completions. `prompt` is counted before it is decoded (`bodies.separate`)."""
 
     prompt: Raw
+    add_special_tokens: bool = True  # those that the model's tokenizer puts before a text
     echo: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
 
@@ -110,3 +107,11 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     max_completion_tokens: _Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] = 0
+    tools: Raw | None = None
+    tool_choice: Raw | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    add_special_tokens: bool = False  # templates write their own
+    add_generation_prompt: bool | None = None  # by default where no message is continued
+    continue_final_message: bool = False

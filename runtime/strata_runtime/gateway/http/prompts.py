@@ -7,18 +7,25 @@ Everything is counted before it is built or tokenized.
 import hashlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw
 
-from strata_planner.contract.frames import Sampling
+from strata_planner.contract.frames import LONGEST_BAD_WORD, LogitRules, Sampling
 from strata_runtime.gateway.errors import InvalidRequestError
-from strata_runtime.gateway.http.bodies import conversation, read_prompt, separate
+from strata_runtime.gateway.http.bodies import read_prompt, separate
+from strata_runtime.gateway.http.conversation import Message, conversation, text_bytes
 from strata_runtime.gateway.http.parameters import ChatBody, CompletionBody, GenerationBody
+from strata_runtime.gateway.http.structured import Form, calls_form, form_of
+from strata_runtime.gateway.http.tools import Tools, tools_of
 from strata_runtime.gateway.routing.journal import GenerationRequest
+from strata_runtime.gateway.text.reasoning import ReasoningFormat
 from strata_runtime.gateway.text.tokenizer import Tokenizer
+from strata_runtime.gateway.text.tool_formats import TOOL_FORMAT_NAMES, ToolFormat, structural_tag
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 MOST_SCORES = 2**20  # log probabilities of an answer that is not streamed: some 80 bytes each, all held until its end
@@ -34,6 +41,25 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Parsing:
+    """What is looked for in the text of an answer. `is_thinking`: it begins within a thought."""
+
+    tool_format: ToolFormat | None = None
+    schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    reasoning: ReasoningFormat | None = None
+    is_thinking: bool = False
+    most_calls: int | None = None
+
+    @property
+    def special_tokens(self) -> bool:
+        """Whether what is looked for may be one."""
+        return any(each is not None and each.special_tokens for each in (self.tool_format, self.reasoning))
+
+
+PLAIN = Parsing()
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A checked request: `requests[i]` is choice i, made from prompt i // n."""
 
@@ -42,6 +68,13 @@ class Prepared:
     body: GenerationBody  # without its prompt or messages
     prompts: tuple[Prompt, ...]
     requests: tuple[GenerationRequest, ...]
+    form: Form | None = None
+    parsing: Parsing = PLAIN
+
+    @property
+    def special_tokens(self) -> bool:
+        """Whether they are part of the text."""
+        return self.parsing.special_tokens or not self.body.skip_special_tokens
 
     @property
     def prompt_tokens(self) -> int:
@@ -66,11 +99,12 @@ def prepare_completion(body: CompletionBody, tokenizer: Tokenizer, bounds: Bound
     _check_answers(len(separated), body, bounds)
     names = ["prompt"] if len(separated) == 1 else [f"prompt.{index}" for index in range(len(separated))]
     given = (read_prompt(raw, name, bounds.tokens) for raw, name in zip(separated, names, strict=True))
-    prompts = tuple(_prompt(one, tokenizer, bounds, echo=body.echo) for one in given)
+    prompts = tuple(_prompt(one, tokenizer, bounds, body) for one in given)
     top = -1 if body.logprobs is None else body.logprobs
     wanted = body.max_tokens or DEFAULT_COMPLETION_TOKENS
     budgets = [_budget(prompt, wanted, "max_tokens", bounds.tokens) for prompt in prompts]
-    return _prepare("cmpl", body, prompts, budgets, _Rules(tokenizer, body, top))
+    rules = _Rules(tokenizer, body, top, form_of(body.response_format, body.structured_outputs))
+    return _prepare("cmpl", body, prompts, budgets, rules)
 
 
 def prepare_chat(body: ChatBody, tokenizer: Tokenizer, bounds: Bounds) -> Prepared:
@@ -78,27 +112,94 @@ def prepare_chat(body: ChatBody, tokenizer: Tokenizer, bounds: Bounds) -> Prepar
     _check_vocabulary(body, tokenizer)
     _check_answers(1, body, bounds)
     messages = conversation(body.messages, bounds.tokens)
-    _check_bytes(sum(len(message["content"].encode()) for message in messages), tokenizer, bounds, "messages")
-    rendered = tokenizer.render_chat(messages)  # counted as the template gives it: it may leave old thoughts out
+    _check_bytes(text_bytes(messages), tokenizer, bounds, "messages")
+    tools = tools_of(body.tools, body.tool_choice)
+    if tools and tokenizer.tool_format is None:
+        raise InvalidRequestError(
+            "this model's chat template teaches no form of tool calls that is known here "
+            f"({', '.join(TOOL_FORMAT_NAMES)}): leave tools out, or send tool_choice='none'",
+            param="tools",
+        )
+    rendered = _rendered(body, messages, tools, tokenizer)  # counted as it is: a template may leave old thoughts out
     _check_tokens(rendered, tokenizer, bounds, "messages")
-    prompt = Prompt(tuple(tokenizer.encode(rendered, add_special_tokens=False)))
+    prompt = Prompt(tuple(tokenizer.encode(rendered, add_special_tokens=body.add_special_tokens)))
     _check_embedded(prompt.tokens, tokenizer, "messages")
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     wanted = body.max_completion_tokens or body.max_tokens
     budget = _budget(prompt, wanted, name, bounds.tokens, param="messages")
     top = body.top_logprobs if body.logprobs else -1
-    return _prepare("chatcmpl", body, (prompt,), [budget], _Rules(tokenizer, body, top))
+    parsing = _parsing(body, tools, rendered, tokenizer)
+    rules = _Rules(tokenizer, body, top, _form_of_chat(body, tools, parsing))
+    return _prepare("chatcmpl", body, (prompt,), [budget], rules, parsing)
+
+
+def _rendered(body: ChatBody, messages: Sequence[Message], tools: Tools, tokenizer: Tokenizer) -> str:
+    variables = dict(body.chat_template_kwargs)
+    if body.reasoning_effort is not None:
+        if not tokenizer.reads("reasoning_effort"):
+            raise InvalidRequestError(
+                f"reasoning_effort={body.reasoning_effort[:80]!r} is not supported by this model, whose chat template does not "
+                "read it: leave it out",
+                param="reasoning_effort",
+                code="unsupported_parameter",
+            )
+        variables["reasoning_effort"] = body.reasoning_effort
+    begins = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+    return tokenizer.render_chat(
+        messages,
+        tools=tools.given,
+        add_generation_prompt=begins,
+        continue_final_message=body.continue_final_message,
+        variables=variables,
+    )
+
+
+def _parsing(body: ChatBody, tools: Tools, rendered: str, tokenizer: Tokenizer) -> Parsing:
+    reasoning = None if body.continue_final_message else tokenizer.reasoning_format
+    written = tokenizer.tool_format if tools else None
+    return Parsing(
+        tool_format=written,
+        schemas=tools.schemas,
+        reasoning=reasoning,
+        is_thinking=reasoning is not None and reasoning.opened_by(rendered),
+        most_calls=None if body.parallel_tool_calls else 1,
+    )
+
+
+def _form_of_chat(body: ChatBody, tools: Tools, parsing: Parsing) -> Form | None:
+    """What the answer must look like: as asked for, or calls, or either where calls may come."""
+    asked = form_of(body.response_format, body.structured_outputs)
+    written = parsing.tool_format
+    if written is not None and (asked is not None or tools.choice == "required"):
+        some: Literal["one", "some"] = "some" if body.parallel_tool_calls and not tools.is_named else "one"
+        calls = structural_tag(written, tools.schemas, calls=some)["format"]
+        asked = calls_form(calls, asked if tools.choice == "auto" else None)
+    if asked is None or parsing.reasoning is None:
+        return asked
+    return asked.behind_thoughts(parsing.reasoning, is_thinking=parsing.is_thinking)
 
 
 class _Rules:
     """Sampling and stop tokens of a body."""
 
-    def __init__(self, tokenizer: Tokenizer, body: GenerationBody, logprobs: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, body: GenerationBody, logprobs: int, form: Form | None) -> None:
         ends = () if body.ignore_eos else tokenizer.stop_tokens
         self.stop_tokens = tuple(dict.fromkeys((*ends, *body.stop_token_ids)))
         self._body = body
         self.logprobs = logprobs
         self._seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed % (1 << _SEED_BITS)
+        self.form = form
+        rules = LogitRules(
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            repetition_penalty=body.repetition_penalty,
+            bias=tuple(body.logit_bias.items()),
+            bad_words=_bad_words(body.bad_words, tokenizer),
+            min_tokens=body.min_tokens,
+            ends=self.stop_tokens if body.min_tokens else (),
+            grammar=None if form is None else form.grammar(ends),
+        )
+        self._rules = None if rules == LogitRules() else rules
 
     def sampling(self, choice: int) -> Sampling:
         body = self._body
@@ -108,11 +209,33 @@ class _Rules:
             top_k=max(body.top_k, 0),
             seed=_seed_of(self._seed, choice),
             logprobs=self.logprobs,
+            min_p=body.min_p,
+            rules=self._rules,
         )
 
 
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each at the beginning of a text and behind a space, as vLLM has it: vocabularies write these differently."""
+    found: dict[tuple[int, ...], None] = {}
+    for place, word in enumerate(words):
+        for text in (word.lstrip(), " " + word.lstrip()):
+            tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
+            if not 1 <= len(tokens) <= LONGEST_BAD_WORD or max(tokens) >= tokenizer.rows:
+                raise InvalidRequestError(
+                    f"bad_words.{place} has {len(tokens)} tokens: send words of 1 to {LONGEST_BAD_WORD} tokens that this model has",
+                    param=f"bad_words.{place}",
+                )
+            found[tokens] = None
+    return tuple(found)
+
+
 def _prepare(
-    prefix: str, body: GenerationBody, prompts: tuple[Prompt, ...], budgets: Sequence[int], rules: _Rules
+    prefix: str,
+    body: GenerationBody,
+    prompts: tuple[Prompt, ...],
+    budgets: Sequence[int],
+    rules: _Rules,
+    parsing: Parsing = PLAIN,
 ) -> Prepared:
     _check_scores(body, budgets, rules.logprobs)
     name = f"{prefix}-{secrets.token_hex(12)}"
@@ -128,13 +251,15 @@ def _prepare(
         )
         for index in range(len(prompts) * body.n)
     )
-    return Prepared(name, int(time.time()), _without_text(body), prompts, requests)
+    return Prepared(name, int(time.time()), _without_text(body), prompts, requests, rules.form, parsing)
 
 
 def _without_text(body: GenerationBody) -> GenerationBody:
     """What came raw refers to all bytes of the body: they must not stay as long as the answer takes."""
-    field = "prompt" if isinstance(body, CompletionBody) else "messages"
-    return msgspec.structs.replace(body, **{field: Raw(b"null")})
+    values = {name: getattr(body, name) for name in body.__struct_fields__}
+    return msgspec.structs.replace(
+        body, **{name: Raw(b"null") for name, value in values.items() if isinstance(value, Raw)}
+    )
 
 
 def _check_answers(prompts: int, body: GenerationBody, bounds: Bounds) -> None:
@@ -165,23 +290,24 @@ def _check_vocabulary(body: GenerationBody, tokenizer: Tokenizer) -> None:
             f"{tokenizer.rows}, or 0 for all",
             param="top_k",
         )
-    beyond = next((token for token in body.stop_token_ids if token >= tokenizer.rows), None)
-    if beyond is not None:
-        raise InvalidRequestError(
-            f"stop_token_ids has {beyond}: this model's vocabulary ends at {tokenizer.rows - 1}; use its own tokenizer",
-            param="stop_token_ids",
-        )
+    for name, tokens in (("stop_token_ids", body.stop_token_ids), ("logit_bias", body.logit_bias)):
+        beyond = next((token for token in tokens if token >= tokenizer.rows), None)
+        if beyond is not None:
+            raise InvalidRequestError(
+                f"{name} has {beyond}: this model's vocabulary ends at {tokenizer.rows - 1}; use its own tokenizer",
+                param=name,
+            )
 
 
-def _prompt(prompt: str | list[int], tokenizer: Tokenizer, bounds: Bounds, *, echo: bool) -> Prompt:
+def _prompt(prompt: str | list[int], tokenizer: Tokenizer, bounds: Bounds, body: CompletionBody) -> Prompt:
     if isinstance(prompt, str):
         _check_bytes(len(prompt.encode()), tokenizer, bounds, "prompt")
         _check_tokens(prompt, tokenizer, bounds, "prompt")
-        tokens = tuple(tokenizer.encode(prompt))
+        tokens = tuple(tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens))
         _check_embedded(tokens, tokenizer, "prompt")
-        return Prompt(tokens, prompt if echo else "")
+        return Prompt(tokens, prompt if body.echo else "")
     _check_embedded(prompt, tokenizer, "prompt")
-    return Prompt(tuple(prompt), tokenizer.decode(prompt) if echo else "")
+    return Prompt(tuple(prompt), tokenizer.decode(prompt) if body.echo else "")
 
 
 def _check_bytes(length: int, tokenizer: Tokenizer, bounds: Bounds, param: str) -> None:

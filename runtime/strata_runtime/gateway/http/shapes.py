@@ -3,11 +3,13 @@
 Used by `answers`. Pure: pieces of text in, JSON values out.
 """
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from strata_runtime.gateway.http.prompts import Prepared
+from strata_runtime.gateway.http.prompts import Parsing, Prepared
+from strata_runtime.gateway.text.answer_parser import AnswerParser, Parts, ToolCallDelta
 from strata_runtime.gateway.text.choice import Piece, ScoredToken
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
@@ -54,8 +56,8 @@ class Shape(Protocol):
         """What a stream says of a choice before its first piece."""
         ...
 
-    def delta(self, index: int, piece: Piece) -> Json:
-        """A piece of a choice in a stream."""
+    def delta(self, index: int, piece: Piece) -> Json | None:
+        """A piece of a choice in a stream; None where it tells nothing yet."""
         ...
 
     def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:
@@ -124,30 +126,59 @@ class ChatShape:
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, *, logprobs: bool) -> None:
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, *, logprobs: bool) -> None:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
+        self._most_calls = prepared.parsing.most_calls
+        self._parsers = [_parser(prepared.parsing) for _ in prepared.requests]
 
     def opening(self, index: int) -> Json | None:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def delta(self, index: int, piece: Piece) -> Json:
-        delta = {"content": piece.text} if piece.text or piece.tokens else {}
+    def delta(self, index: int, piece: Piece) -> Json | None:
+        logprobs = self.logprobs(index, piece.tokens)
+        delta: Json = {}
+        for parts in self._parts(index, piece.text, ends=piece.finish_reason is not None):
+            _join(delta, "content", parts.content)
+            _join(delta, "reasoning_content", parts.reasoning)
+            if calls := [_call_delta(each) for each in self._taken(parts.calls)]:
+                delta["tool_calls"] = delta.get("tool_calls", []) + calls
+        if not delta and piece.finish_reason is None and logprobs is None:
+            return None
         return {
             "index": index,
             "delta": delta,
-            "logprobs": self.logprobs(index, piece.tokens),
-            "finish_reason": piece.finish_reason,
+            "logprobs": logprobs,
+            "finish_reason": self._reason(index, piece.finish_reason),
         }
 
     def whole(self, index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
+        message: Json = {"role": "assistant", "content": "", "refusal": None}
+        calls: list[Json] = []
+        for parts in self._parts(index, text, ends=True):
+            message["content"] += parts.content
+            _join(message, "reasoning_content", parts.reasoning)
+            for each in self._taken(parts.calls):
+                _add_call(calls, each)
+        if calls:
+            message["tool_calls"] = calls
+            message["content"] = message["content"] or None
+        reason = self._reason(index, finish_reason)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def _parts(self, index: int, text: str, *, ends: bool) -> Iterator[Parts]:
+        parser = self._parsers[index]
+        yield parser.push(text)
+        if ends:
+            yield parser.flush()
+
+    def _taken(self, calls: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
+        """Without those that a client does not want to be asked for at once."""
+        return [each for each in calls if self._most_calls is None or each.index < self._most_calls]
+
+    def _reason(self, index: int, reason: str | None) -> str | None:
+        return "tool_calls" if reason == "stop" and self._parsers[index].called else reason
 
     def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:  # noqa: ARG002 (the same at any place)
         if not self._logprobs:
@@ -164,3 +195,36 @@ class ChatShape:
     def _scored(self, token: int, logprob: float) -> Json:
         data = self._tokenizer.token_bytes(token)
         return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+
+def _parser(parsing: Parsing) -> AnswerParser:
+    return AnswerParser(
+        parsing.tool_format,
+        parsing.reasoning,
+        starts_in_reasoning=parsing.is_thinking,
+        new_id=lambda: f"call_{secrets.token_hex(12)}",
+        schemas=parsing.schemas,
+    )
+
+
+def _join(fields: Json, name: str, text: str) -> None:
+    if text:
+        fields[name] = fields.get(name, "") + text
+
+
+def _call_delta(call: ToolCallDelta) -> Json:
+    """`id`, `type` and `name` come with a call's first piece."""
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _add_call(calls: list[Json], more: ToolCallDelta) -> None:
+    """To the calls of a whole answer."""
+    if more.name is None:
+        calls[more.index]["function"]["arguments"] += more.arguments
+        return
+    delta = _call_delta(more)
+    del delta["index"]
+    calls.append(delta)

@@ -14,6 +14,7 @@ from msgspec import Raw
 from strata_planner.contract.frames import MOST_GRAMMAR_BYTES, Grammar, GrammarKind
 from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.bodies import MOST_SHOWN
+from strata_runtime.gateway.text.reasoning import ReasoningFormat
 from strata_runtime.structured.schemas import unsupported
 
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
@@ -28,6 +29,31 @@ class Form:
     kind: GrammarKind
     text: str
     param: str
+
+    def behind_thoughts(self, reasoning: ReasoningFormat, *, is_thinking: bool) -> "Form":
+        """The same behind thoughts, which look as they like. `is_thinking`: the prompt ends within one."""
+        content = self.as_format()
+        thought = {"type": "tag", "begin": "" if is_thinking else reasoning.begin, "content": {"type": "any_text"}, "end": reasoning.end}
+        optional = thought if is_thinking else {"type": "optional", "content": thought}
+        elements = [optional, {"type": "regex", "pattern": r"\s{0,2}"}, content]
+        tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+        return Form("structural_tag", json.dumps(tag, ensure_ascii=False), self.param)
+
+    def as_format(self) -> dict[str, Any]:
+        """As a part of a structural tag."""
+        match self.kind:
+            case "structural_tag":
+                inner: dict[str, Any] = json.loads(self.text)["format"]
+                return inner
+            case "json_schema":
+                return {"type": "json_schema", "json_schema": json.loads(self.text)}
+            case "regex":
+                return {"type": "regex", "pattern": self.text}
+            case "ebnf":
+                return {"type": "grammar", "grammar": self.text}
+        raise InvalidRequestError(
+            f"{self.param}: a model that thinks first takes no grammar in Lark's notation: write it in EBNF", param=self.param
+        )
 
     def grammar(self, ends: Sequence[int]) -> Grammar:
         """`ends`: tokens that end the model's answers. Raises InvalidRequestError where it has none."""
@@ -50,6 +76,12 @@ def form_of(response_format: Raw | None, structured_outputs: Raw | None) -> Form
             param="structured_outputs",
         )
     return wanted[0] if wanted else None
+
+
+def calls_form(calls: dict[str, Any], otherwise: Form | None) -> Form:
+    """Calls of tools, as a part of a structural tag; or else what the answer looks like without."""
+    part = calls if otherwise is None else {"type": "or", "elements": [calls, otherwise.as_format()]}
+    return _structural_tag({"type": "structural_tag", "format": part}, "tools")
 
 
 def form(kind: GrammarKind, text: str, param: str) -> Form:

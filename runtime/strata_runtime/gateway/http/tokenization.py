@@ -7,7 +7,8 @@ import msgspec
 from msgspec import Raw
 
 from strata_runtime.gateway.errors import InvalidRequestError
-from strata_runtime.gateway.http.bodies import conversation, read_prompt, read_tokens
+from strata_runtime.gateway.http.bodies import read_prompt, read_tokens
+from strata_runtime.gateway.http.conversation import conversation
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 # Tokens that a deployment with a shorter context, or with none yet, takes too: who counts them may have too many.

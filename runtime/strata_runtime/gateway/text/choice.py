@@ -5,6 +5,7 @@ Used by `answers` for both OpenAI interfaces; pure, knows neither HTTP nor leade
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from strata_planner.contract.frames import TokenEvent
@@ -34,9 +35,19 @@ class Piece:
 class Choice:
     """Fed with the events of one request, in order."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str], stop_tokens: Sequence[int]) -> None:
-        self._detokenizer = Detokenizer(tokenizer.decode)
-        self._stop_strings = StopStrings(stop_strings)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Sequence[str],
+        stop_tokens: Sequence[int],
+        *,
+        min_tokens: int = 0,
+        special_tokens: bool = False,
+    ) -> None:
+        """`min_tokens`: stop strings in the text of so many are no end. `special_tokens`: they are part of the text."""
+        self._detokenizer = Detokenizer(partial(tokenizer.decode, special_tokens=special_tokens))
+        self._stop_strings = StopStrings(() if min_tokens else stop_strings)
+        self._later = (min_tokens, tuple(stop_strings))
         self._stop_tokens = frozenset(stop_tokens)
         self.completion_tokens = 0
         self.cached_tokens = 0  # of the prompt
@@ -48,6 +59,8 @@ class Choice:
         if event.index == 0:
             self.cached_tokens = event.found
         self.completion_tokens += 1
+        if self.completion_tokens == self._later[0] + 1 > 1:
+            self._stop_strings = StopStrings(self._later[1])  # the one before holds nothing back
         is_text = not (event.finish == "stop" and event.token in self._stop_tokens)
         screened = self._stop_strings.push(self._detokenizer.push(event.token) if is_text else "")
         text = screened.text

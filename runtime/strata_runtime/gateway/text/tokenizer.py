@@ -8,11 +8,14 @@ transformers' AutoTokenizer, which does.
 import contextlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from strata_runtime.gateway.errors import InvalidRequestError, StartError
+from strata_runtime.gateway.text.reasoning import detect as detect_reasoning_format
+from strata_runtime.gateway.text.tool_formats import detect as detect_tool_format
 from strata_runtime.structured.tokenizer import read_tokenizer
 
 log = logging.getLogger(__name__)
@@ -32,19 +35,29 @@ BYTE_OF_CHARACTER = _byte_of_character()
 MOST_TOKEN_IDS = 1 << 31  # of any vocabulary
 SLICE = 2**14  # characters that are tokenized at once to count them: some hundred bytes of memory each
 CUT_TOKENS = 256  # more than a cut adds: it changes the tokens next to it only
+RESERVED_VARIABLES = frozenset({  # what transformers, or a field of the request, says
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length", "messages", "padding",
+    "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+})  # fmt: skip
 SHRINKING = 4  # composing characters (NFC, NFKC) makes text a third as long at most; one for what templates strip
 
 
 class Tokenizer:
     """A transformers tokenizer with the few operations that the gateway uses."""
 
-    def __init__(self, tokenizer: Any, stop_tokens: Sequence[int], rows: int | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, stop_tokens: Sequence[int], rows: int | None = None, folder: Path = Path()
+    ) -> None:
         """`rows` of the model's embedding: ids from there on cannot be computed. None: as many as there are tokens."""
         self._tokenizer = tokenizer
+        self.folder = folder  # that it was read from
         self._byte_level = _is_byte_level(tokenizer)
         self._special = frozenset(tokenizer.all_special_ids)
         self._bytes: dict[int, bytes] = {}  # of tokens that were asked for, so at most of the vocabulary
         self.stop_tokens = tuple(stop_tokens)
+        self._template = _template_text(tokenizer.chat_template)
+        self.tool_format = detect_tool_format(self._template)
+        self.reasoning_format = detect_reasoning_format(self._template)
         self.vocabulary_size = len(tokenizer)
         self.rows = self.vocabulary_size if rows is None else rows
         self.most_bytes_per_token = SHRINKING * max(len(piece.encode()) for piece in tokenizer.get_vocab())
@@ -79,24 +92,49 @@ class Tokenizer:
                 return True
         return False
 
-    def render_chat(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """A conversation through the model's chat template, by default ready for the assistant's answer."""
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """A conversation through the model's chat template, by default ready for the assistant's answer. Raises InvalidRequestError.
+
+        `variables`: others that the template reads.
+        """
         if not self._tokenizer.chat_template:
             raise InvalidRequestError(
                 "this model has no chat template, so it cannot answer /v1/chat/completions: "
                 "use /v1/completions, or serve a model whose folder has a chat_template",
                 param="messages",
             )
+        if reserved := sorted(RESERVED_VARIABLES.intersection(variables)):
+            raise InvalidRequestError(
+                f"chat_template_kwargs has {reserved[0]!r}, which is not the template's to read: leave it out",
+                param=f"chat_template_kwargs.{reserved[0]}",
+            )
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
+                    list(messages),
+                    tools=list(tools) or None,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    tokenize=False,
+                    **variables,
                 )
             )
         except Exception as error:  # templates raise what they like about roles and their order
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
+
+    def reads(self, variable: str) -> bool:
+        """Whether the chat template has a variable of this name."""
+        return variable in self._template
 
     def warm_up(self) -> None:
         """Compile the chat template now: it takes a quarter of a second that the first chat would wait for."""
@@ -123,6 +161,11 @@ class Tokenizer:
         return piece.replace("\u2581", " ").encode()  # SentencePiece writes spaces as U+2581
 
 
+def _template_text(template: Any) -> str:
+    """A model may have several, by name."""
+    return "".join(map(str, template.values())) if isinstance(template, dict) else str(template or "")
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Read the tokenizer and the stop tokens of a model folder in Hugging Face layout. Raises StartError."""
     try:
@@ -132,7 +175,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"cannot load a tokenizer from {folder}: {' '.join(str(error).split())}; "
             "the model folder must hold tokenizer.json (or the files that AutoTokenizer reads)"
         ) from error
-    loaded = Tokenizer(tokenizer, read_stop_tokens(folder, tokenizer.eos_token_id), read_embedding_rows(folder))
+    loaded = Tokenizer(tokenizer, read_stop_tokens(folder, tokenizer.eos_token_id), read_embedding_rows(folder), folder)
     loaded.warm_up()
     return loaded
 
