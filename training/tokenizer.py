@@ -10,9 +10,15 @@ from transformers import PreTrainedTokenizerFast
 
 from training.corpus import ASSISTANT, END, SEPARATOR, USER
 
+# Tools in the form of Hermes 2 Pro. The model has seen none in its training: it calls them where it must.
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}<|assistant|>\n{{ message['content'] }}<|end|>\n"
+    "{{ bos_token }}"
+    "{% if tools %}<|user|>\nFunctions:\n{% for tool in tools %}{{ tool['function'] | tojson }}\n{% endfor %}"
+    'A call is <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call><|end|>\n{% endif %}'
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}<|assistant|>\n{{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}<tool_call>\n{{ call['function'] | tojson }}\n</tool_call>\n{% endfor %}<|end|>\n"
+    "{% elif message['role'] == 'tool' %}<|user|>\n<tool_response>\n{{ message['content'] }}\n</tool_response><|end|>\n"
     "{% else %}<|user|>\n{{ message['content'] }}<|end|>\n{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )

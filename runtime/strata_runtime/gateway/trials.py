@@ -58,8 +58,10 @@ class GrammarTrials:
                 answer = await self._asked(grammar)
             except (TimeoutError, OSError, msgspec.DecodeError) as error:
                 await self.close()
-                log.error("the process that tries grammars failed: %s", error or type(error).__name__)  # noqa: TRY400
-                raise UnavailableError("the form of this answer cannot be looked at now: send the request again") from error
+                log.error("the process that tries grammars failed: %s", repr(error))  # noqa: TRY400
+                raise UnavailableError(
+                    "the form of this answer cannot be looked at now: send the request again"
+                ) from error
             self._known[grammar] = answer.problem
             if len(self._known) > MOST_KNOWN:
                 self._known.popitem(last=False)

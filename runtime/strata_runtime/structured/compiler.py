@@ -5,6 +5,7 @@ xgrammar imports torch and transformers, and reading a tokenizer takes a second:
 
 import functools
 import importlib.util
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,14 @@ import numpy as np
 
 from strata_planner.contract.frames import Grammar
 from strata_runtime.errors import InputError
+from strata_runtime.structured.schemas import MOST_WHITESPACE
 from strata_runtime.structured.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     import torch
     import xgrammar
 
-MOST_WHITESPACE = 16  # characters between two parts of JSON: small models would write spaces for ever
+_PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 CACHE_BYTES = 256 << 20  # of compiled grammars that nobody uses
 
 
@@ -118,5 +120,5 @@ class Text:
 
 
 def _told(error: Exception) -> str:
-    """The sentence of an error without the place in xgrammar's source that it came from."""
-    return " ".join(str(error).split())[:500]
+    """The sentence of an error without the time and the place in xgrammar's source that it came from."""
+    return _PLACE.sub("", " ".join(str(error).split()))[:500]

@@ -8,6 +8,7 @@ UNSUPPORTED = frozenset({
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas", "dependencies",
     "$dynamicRef", "$recursiveRef",
 })  # fmt: skip
+MOST_WHITESPACE = 16  # characters between two parts of JSON: small models would write spaces for ever
 _OF_ONE = (
     "items",
     "additionalItems",

@@ -113,13 +113,13 @@ async def test_more_tokens_than_a_pipeline_takes_are_counted(gateway: Harness, t
             "tokenize", {"prompt": "a", "add_special_tokens": 1}, "add_special_tokens", "expected `bool", id="flag"
         ),
         pytest.param("tokenize", {"prompt": "a", "temprature": 1}, "temprature", "spelling", id="unknown name"),
-        pytest.param("tokenize", {"messages": CHAT, "tools": [1]}, "tools", "not supported", id="tools"),
+        pytest.param("tokenize", {"messages": CHAT, "tools": [1]}, "tools.0", "got `int`", id="tools"),
         pytest.param(
             "tokenize",
-            {"messages": CHAT, "continue_final_message": True},
-            "continue_final_message",
-            "send false",
-            id="continue",
+            {"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}},
+            "chat_template_kwargs.chat_template",
+            "leave it out",
+            id="another template",
         ),
         pytest.param(
             "tokenize", {"prompt": " x" * 2 * LEAST_BOUND}, "prompt", f"more than {LEAST_BOUND} tokens", id="long"

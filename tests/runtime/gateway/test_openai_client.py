@@ -127,9 +127,9 @@ async def check_chat(client: openai.AsyncOpenAI, leader: FakeLeader, tokenizer: 
 async def check_errors(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="model 'gpt-4' does not exist"):
         await client.completions.create(model="gpt-4", prompt="hello")
-    with pytest.raises(openai.BadRequestError, match="presence_penalty=1 is not supported") as refused:
-        await client.completions.create(model="tiny", prompt="hello", presence_penalty=1)
-    assert (refused.value.param, refused.value.code) == ("presence_penalty", "unsupported_parameter")
+    with pytest.raises(openai.BadRequestError, match='suffix="x" is not supported') as refused:
+        await client.completions.create(model="tiny", prompt="hello", suffix="x")
+    assert (refused.value.param, refused.value.code) == ("suffix", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError, match="takes at most 512"):
         await client.completions.create(model="tiny", prompt="hello", max_tokens=1000)
 

@@ -175,7 +175,7 @@ def test_a_grammar_refuses_everything_else(name: str) -> None:
         assert not accepts(name, calls, add.replace("note", "remark"))
 
 
-@pytest.mark.parametrize("name", set(WRITTEN) - {"qwen3_coder"})
+@pytest.mark.parametrize("name", sorted(set(WRITTEN) - {"qwen3_coder"}))
 def test_arguments_are_an_object_where_the_schema_does_not_say(name: str) -> None:
     now = WRITTEN[name][1].replace("now", "guess")
     assert accepts(name, "one", now.replace("{}", '{"anything": [1]}'))

@@ -184,7 +184,7 @@ def is_nothing(raw: Raw) -> bool:
 
 def read(raw: Raw, kind: type[T], param: str) -> T:
     """One value as its type. Raises InvalidRequestError with its path."""
-    if kind is Raw:
+    if kind in {Raw, Raw | None}:
         return raw  # type: ignore[return-value]
     try:
         return msgspec.json.decode(raw, type=kind)

@@ -96,8 +96,15 @@ class _Call(msgspec.Struct, frozen=True):
 def _call(raw: Raw, param: str) -> dict[str, Any]:
     """Templates want the arguments as an object."""
     call = read(raw, _Call, param)
-    path = f"{param}.function.arguments"
-    arguments = read(Raw(call.function.arguments.strip().encode() or b"{}"), dict[str, Any], path)
+    text = call.function.arguments.strip() or "{}"
+    try:
+        arguments = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        path = f"{param}.function.arguments"
+        raise InvalidRequestError(
+            f"{path}={quoted(text)} is not valid: it is the JSON text of an object; leave out a call that was cut off",
+            param=path,
+        ) from error
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 

@@ -8,8 +8,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -45,7 +44,7 @@ class Parsing:
     """What is looked for in the text of an answer. `is_thinking`: it begins within a thought."""
 
     tool_format: ToolFormat | None = None
-    schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     reasoning: ReasoningFormat | None = None
     is_thinking: bool = False
     most_calls: int | None = None

@@ -15,7 +15,7 @@ from strata_planner.contract.frames import MOST_GRAMMAR_BYTES, Grammar, GrammarK
 from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.bodies import MOST_SHOWN
 from strata_runtime.gateway.text.reasoning import ReasoningFormat
-from strata_runtime.structured.schemas import unsupported
+from strata_runtime.structured.schemas import MOST_WHITESPACE, unsupported
 
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _OUTPUTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -33,7 +33,12 @@ class Form:
     def behind_thoughts(self, reasoning: ReasoningFormat, *, is_thinking: bool) -> "Form":
         """The same behind thoughts, which look as they like. `is_thinking`: the prompt ends within one."""
         content = self.as_format()
-        thought = {"type": "tag", "begin": "" if is_thinking else reasoning.begin, "content": {"type": "any_text"}, "end": reasoning.end}
+        thought = {
+            "type": "tag",
+            "begin": "" if is_thinking else reasoning.begin,
+            "content": {"type": "any_text"},
+            "end": reasoning.end,
+        }
         optional = thought if is_thinking else {"type": "optional", "content": thought}
         elements = [optional, {"type": "regex", "pattern": r"\s{0,2}"}, content]
         tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
@@ -46,13 +51,15 @@ class Form:
                 inner: dict[str, Any] = json.loads(self.text)["format"]
                 return inner
             case "json_schema":
-                return {"type": "json_schema", "json_schema": json.loads(self.text)}
+                schema = json.loads(self.text)
+                return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_WHITESPACE}
             case "regex":
                 return {"type": "regex", "pattern": self.text}
             case "ebnf":
                 return {"type": "grammar", "grammar": self.text}
         raise InvalidRequestError(
-            f"{self.param}: a model that thinks first takes no grammar in Lark's notation: write it in EBNF", param=self.param
+            f"{self.param}: a model that thinks first takes no grammar in Lark's notation: write it in EBNF",
+            param=self.param,
         )
 
     def grammar(self, ends: Sequence[int]) -> Grammar:

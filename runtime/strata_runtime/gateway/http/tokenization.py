@@ -3,12 +3,15 @@
 Called by `app`, off its event loop. Pure; of a pipeline it knows how many tokens one would take, where there is one.
 """
 
+from typing import Any
+
 import msgspec
 from msgspec import Raw
 
 from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.bodies import read_prompt, read_tokens
 from strata_runtime.gateway.http.conversation import conversation
+from strata_runtime.gateway.http.tools import tools_of
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 # Tokens that a deployment with a shorter context, or with none yet, takes too: who counts them may have too many.
@@ -25,6 +28,8 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None  # true for a prompt; templates write their own
     add_generation_prompt: bool = True  # of a chat template: what the assistant's answer begins with
     continue_final_message: bool = False
+    tools: Raw | None = None
+    chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
 
 
@@ -45,12 +50,6 @@ def tokenize(body: TokenizeBody, tokenizer: Tokenizer, max_tokens: int) -> bytes
     if (body.prompt == NOTHING) == (body.messages == NOTHING):
         how = "missing: one of them is required" if body.prompt == NOTHING else "both there: send one of them"
         raise InvalidRequestError(f"prompt and messages are {how}", param="prompt")
-    if body.continue_final_message:
-        raise InvalidRequestError(
-            "continue_final_message=true is not supported by this server: leave it out, or send false",
-            param="continue_final_message",
-            code="unsupported_parameter",
-        )
     most = bound_of(max_tokens)
     text = _prompt(body, tokenizer, most) if body.messages == NOTHING else _chat(body, tokenizer, most)
     special = body.messages == NOTHING if body.add_special_tokens is None else body.add_special_tokens
@@ -90,7 +89,13 @@ def _chat(body: TokenizeBody, tokenizer: Tokenizer, most: int) -> str:
     messages = conversation(body.messages, most)
     for message in messages:
         _check_length(message["content"], tokenizer, most, "messages")
-    rendered = tokenizer.render_chat(messages, add_generation_prompt=body.add_generation_prompt)
+    rendered = tokenizer.render_chat(
+        messages,
+        tools=tools_of(body.tools, None).given,
+        add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+        continue_final_message=body.continue_final_message,
+        variables=body.chat_template_kwargs,
+    )
     _check_length(rendered, tokenizer, most, "messages")
     return rendered
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
+from strata_runtime.structured.schemas import MOST_WHITESPACE
+
 PARAMETER_BEGIN, PARAMETER_NAME_END, PARAMETER_END = "<parameter=", ">", "</parameter>"
 
 
@@ -164,11 +166,11 @@ def structural_tag(
 
 
 def _call(written: ToolFormat, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"type": "json_schema", "json_schema": {"type": "object", **schema}}
+    is_json = written.syntax is not CallSyntax.PARAMETERS
+    style: dict[str, Any] = {"max_whitespace_cnt": MOST_WHITESPACE} if is_json else {"style": "qwen_xml"}
+    arguments = {"type": "json_schema", "json_schema": {"type": "object", **schema}, **style}
     before, after = name + written.between, ""
-    if written.syntax is CallSyntax.PARAMETERS:
-        arguments["style"] = "qwen_xml"
-    elif written.syntax is CallSyntax.OBJECT:
+    if written.syntax is CallSyntax.OBJECT:
         quoted = json.dumps(name, ensure_ascii=False)
         before, after = f'{{"name": {quoted}, "{written.arguments_key}": ', "}"
     return _sequence(written.call_begin + before, arguments, after + written.call_end)
