@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     import xgrammar
 
-_PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+_PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 CACHE_BYTES = 256 << 20  # of compiled grammars that nobody uses
 
 

@@ -1,6 +1,7 @@
 """The gateway in front of real slots: a client's text is what transformers generates, with and without a fault."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,39 @@ async def test_a_stream_is_what_transformers_generates(model: Path, expected: st
             text += "".join([chunk.choices[0].text async for chunk in stream])
             assert text == expected
             assert await gateway.metric("strata_replays_total") == (lost is not None)
+
+
+THREE = ("s0", "s1", "s2")
+FORM = r'\{"colours": \["red"(, "green"|, "blue"|, "red"){8}\]\}'
+RULED = {"structured_outputs": {"regex": FORM}, "repetition_penalty": 1.1, "logit_bias": {"5": 2}}
+
+
+@pytest.mark.parametrize("lost", swept(THREE, [THREE[2]]))
+async def test_an_answer_keeps_its_form_and_its_rules_when_a_stage_is_lost(model: Path, lost: str) -> None:
+    """It is the one that it would have been: grammar and penalties follow from the tokens so far, wherever they were drawn."""
+    plan = even_plan(model, THREE, max_model_len=MAX_MODEL_LEN)
+    with PipelineHarness(THREE) as pipeline:
+        async with (
+            a_gateway(load_tokenizer(model)) as gateway,
+            gateway.serving() as url,
+            AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        ):
+            pipeline.serve(plan)
+            route(pipeline, gateway)
+            await gateway.until(lambda: gateway.dispatcher.status().leaders_connected)
+            asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": ANSWER, "seed": 11, "extra_body": RULED}
+            whole = (await client.completions.create(**asked)).choices[0]
+            assert whole.finish_reason == "stop"
+            assert len(json.loads(whole.text)["colours"]) == 9
+            stream = await client.completions.create(**asked, stream=True)
+            text = "".join([(await anext(stream)).choices[0].text for _ in range(20)])
+            assert whole.text.startswith(text)
+            await asyncio.to_thread(pipeline.restart, lost)
+            pipeline.serve(plan)
+            route(pipeline, gateway)
+            text += "".join([chunk.choices[0].text async for chunk in stream])
+            assert text == whole.text
+            assert await gateway.metric("strata_replays_total") == 1
 
 
 @pytest.fixture(params=[pytest.param(0, marks=pytest.mark.slow), 1], ids=["first stage", "last stage"])

@@ -190,7 +190,7 @@ def read(raw: Raw, kind: type[T], param: str) -> T:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
         rule, _, place = str(error).partition(" - at `$")
-        path = param + place.rstrip("`").replace("[", ".").replace("]", "")
+        path = param + place.rstrip("`").replace("[...]", "").replace("[", ".").replace("]", "")
         if "missing required field" in rule:
             raise missing(f"{path}.{rule.split('`')[1]}") from error
         if "unknown field" in rule:
