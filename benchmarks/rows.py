@@ -31,6 +31,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         for name in (
             *("prefix_ttft", "chat_capacity", "short_behind_long", "stall", "spec_ngram"),
             *(f"spec_never_worse_{streams}" for streams in (1, 4, 16, 64)),
+            *(f"structured_{streams}" for streams in (1, 16)),
         )
     ),
     "planner": (

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from strata_planner.contract.frames import Grammar, Open, SampledToken, Sampling, Segment
+from strata_planner.contract.frames import NEVER, Grammar, Open, SampledToken, Sampling, Segment
 from strata_runtime.errors import InputError, StepError
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.stage.logit_rules import RuledSequence
 from strata_runtime.stage.sampling import choose, log_probabilities
-from strata_runtime.structured.compiler import Compiler
+from strata_runtime.structured.compiler import Compiler, all_allowed, leave
 
 if TYPE_CHECKING:
     import xgrammar
@@ -75,25 +75,37 @@ class Sampler:
     def _draw(self, logits: torch.Tensor, rows: list[_Row]) -> list[int]:
         """A token for each row, or why there is none."""
         free = [each for each in rows if each.sequence not in self._ruled]
-        tokens = dict(zip(free, self._choose(logits[[each.row for each in free]], free), strict=True)) if free else {}
-        if len(free) < len(rows):
-            self._wait_if_idle(rows)
-            groups = [list(group) for _, group in groupby(rows, lambda each: each.sequence)]
-            for wave in _waves([group for group in groups if group[0].sequence in self._ruled]):
-                tokens.update(self._draw_ruled(logits, wave))
+        if len(free) == len(rows):
+            return self._choose(logits, rows)
+        tokens: dict[_Row, int] = {}
+        if free:
+            tokens.update(zip(free, self._choose(logits[[each.row for each in free]], free), strict=True))
+        self._wait_if_idle(rows)
+        groups = [list(group) for _, group in groupby(rows, lambda each: each.sequence)]
+        for wave in _waves([group for group in groups if group[0].sequence in self._ruled]):
+            tokens.update(self._draw_ruled(logits, wave))
         return [tokens[each] for each in rows]
 
     def _draw_ruled(self, logits: torch.Tensor, wave: list[_Row]) -> dict[_Row, int]:
         """One row of each sequence."""
         changed = logits[[each.row for each in wave]]  # a copy: log probabilities are those of the model
-        hindrances = [
-            self._ruled[each.sequence].change(changed[place], each.position) for place, each in enumerate(wave)
-        ]
-        tokens: dict[_Row, int] = {each: why for each, why in zip(wave, hindrances, strict=True) if why is not None}
-        drawn = [(place, each) for place, each in enumerate(wave) if each not in tokens]
+        bits = all_allowed(len(wave), changed.shape[1])
+        ruled = [self._ruled[each.sequence] for each in wave]
+        hindrances = [one.allow(bits, place, wave[place].position) for place, one in enumerate(ruled)]
+        if any(one.has_grammar for one in ruled):
+            leave(changed, bits)
+        for place, one in enumerate(ruled):
+            one.change(changed[place])
+        nothing = (changed.amax(dim=-1) == -torch.inf).tolist()
+        tokens: dict[_Row, int] = {}
+        for each, hindrance, is_nothing in zip(wave, hindrances, nothing, strict=True):
+            if hindrance is not None or is_nothing:
+                tokens[each] = NEVER if hindrance is None else hindrance
+        drawn = [place for place, each in enumerate(wave) if each not in tokens]
         if drawn:
-            places, those = [place for place, _ in drawn], [each for _, each in drawn]
-            for each, token in zip(those, self._choose(changed[places], those), strict=True):
+            those = [wave[place] for place in drawn]
+            rows = changed if len(drawn) == len(wave) else changed[drawn]
+            for each, token in zip(those, self._choose(rows, those), strict=True):
                 self._ruled[each.sequence].append(token)
                 tokens[each] = token
         return tokens

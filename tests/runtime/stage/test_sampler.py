@@ -130,7 +130,7 @@ def test_an_answer_keeps_its_rules(sampling: Sampling, seed: int) -> None:
 def test_rules_change_a_row_as_they_are_defined(rules: LogitRules, expected: list[float]) -> None:
     """Behind the prompt 0 and the answer 1 2 1. Presence, frequency and words: of the answer; repetition: of both."""
     logits = torch.tensor([1.0, -1.0, 2.0, 0.5])
-    RuledSequence(rules, [0, 1, 2, 1], 1, None).change(logits, 3)
+    RuledSequence(rules, [0, 1, 2, 1], 1, None).change(logits)
     assert logits.tolist() == pytest.approx(expected)
 
 
