@@ -6,6 +6,7 @@ before it: where one of them is no draft that was right, what follows is not use
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -24,14 +25,14 @@ class RuledSequence:
     def __init__(
         self,
         rules: LogitRules,
-        tokens: list[int],
+        tokens: Sequence[int],
         prompt_length: int,
         compiled: Compiling | None,
     ) -> None:
         self._rules = rules
         self._prompt = frozenset(tokens[:prompt_length])
         self._prompt_length = prompt_length
-        self._answer = tokens[prompt_length:]
+        self._answer = list(tokens[prompt_length:])
         self._counts = Counter(self._answer)
         grammar = rules.grammar
         self._matched = None if compiled is None or grammar is None else _Matched(compiled, grammar.ends)

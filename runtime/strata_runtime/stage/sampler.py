@@ -42,11 +42,14 @@ class Sampler:
         self._vocabulary = vocabulary
         self._samplings: dict[int, Sampling] = {}
         self._ruled: dict[int, RuledSequence] = {}
+        self._prompts: dict[int, tuple[int, ...]] = {}  # of sequences that want scores of theirs
 
     def open(self, operation: Open) -> None:
         """A grammar is compiled from now on, while the prompt is computed."""
         sampling = operation.sampling
         self._samplings[operation.sequence] = sampling
+        if sampling.prompt_logprobs >= 0 and operation.prompt_length:
+            self._prompts[operation.sequence] = operation.tokens[: operation.prompt_length]
         if (rules := sampling.rules) is not None:
             compiled = None
             if rules.grammar is not None:
@@ -57,6 +60,7 @@ class Sampler:
     def free(self, sequence: int) -> None:
         self._samplings.pop(sequence, None)
         self._ruled.pop(sequence, None)
+        self._prompts.pop(sequence, None)
 
     def sample(self, segments: Sequence[Segment], logits: torch.Tensor) -> list[SampledToken]:
         """logits: [rows, vocab] float32, a row for each token that a segment wants sampled, in order."""
@@ -64,18 +68,40 @@ class Sampler:
         if not wanted:
             return []
         rows = [_Row(row, *each) for row, each in enumerate(wanted)]
-        samplings = [self._sampling(each.sequence) for each in rows]
-        tokens = self._draw(logits, rows)
-        scored = iter(_scored(logits, tokens, samplings))
+        own = {each: token for each in rows if (token := self._own(each)) is not None} if self._prompts else {}
+        behind = [each for each in rows if each not in own]
+        tokens = dict(zip(behind, self._draw(logits, behind), strict=True)) | own if behind else own
+        counts = {each: self._count(each, is_own=each in own) for each in rows}
+        scored = [each for each in rows if counts[each] >= 0]
+        scores = iter(self._scores(logits, tokens, scored, counts))
         return [
-            SampledToken(each.sequence, each.position, token, *((0.0, []) if sampling.logprobs < 0 else next(scored)))
-            for each, token, sampling in zip(rows, tokens, samplings, strict=True)
+            SampledToken(
+                each.sequence, each.position, tokens[each], *(next(scores) if counts[each] >= 0 else (0.0, []))
+            )
+            for each in rows
         ]
+
+    def _own(self, row: _Row) -> int | None:
+        """The prompt's token behind this position, where it goes on and is to be scored."""
+        prompt = self._prompts.get(row.sequence, ())
+        return prompt[row.position + 1] if 0 <= row.position + 1 < len(prompt) else None
+
+    def _count(self, row: _Row, *, is_own: bool) -> int:
+        """Most likely tokens to report beside the chosen one; -1: none."""
+        sampling = self._sampling(row.sequence)
+        return sampling.prompt_logprobs if is_own else sampling.logprobs
+
+    def _scores(
+        self, logits: torch.Tensor, tokens: dict[_Row, int], scored: list[_Row], counts: dict[_Row, int]
+    ) -> list[tuple[float, list[tuple[int, float]], int]]:
+        """Log probability, most likely tokens, and rank."""
+        chosen = [max(tokens[each], 0) for each in scored]
+        return log_probabilities(logits[[each.row for each in scored]], chosen, [counts[each] for each in scored])
 
     def _draw(self, logits: torch.Tensor, rows: list[_Row]) -> list[int]:
         """A token for each row, or why there is none."""
         free = [each for each in rows if each.sequence not in self._ruled]
-        if len(free) == len(rows):
+        if len(free) == len(logits):
             return self._choose(logits, rows)
         tokens: dict[_Row, int] = {}
         if free:
@@ -111,7 +137,7 @@ class Sampler:
         return tokens
 
     def _choose(self, logits: torch.Tensor, rows: Sequence[_Row]) -> list[int]:
-        return choose(logits, [self._samplings[each.sequence] for each in rows], [each.position for each in rows])
+        return choose(logits, [self._sampling(each.sequence) for each in rows], [each.position for each in rows])
 
     def _wait_if_idle(self, rows: list[_Row]) -> None:
         """Where every sequence waits for its grammar, the next step would find what this one does."""
@@ -130,15 +156,6 @@ def _waves(groups: list[list[_Row]]) -> list[list[_Row]]:
     """The first row of each sequence, then the second of each that has two, ...: what rules say depends on what was drawn before."""
     longest = max(map(len, groups), default=0)
     return [[group[place] for group in groups if place < len(group)] for place in range(longest)]
-
-
-def _scored(
-    logits: torch.Tensor, tokens: list[int], samplings: list[Sampling]
-) -> list[tuple[float, list[tuple[int, float]]]]:
-    """Log probabilities of the rows whose request wants them, in order."""
-    rows = [row for row, sampling in enumerate(samplings) if sampling.logprobs >= 0]
-    counts = [samplings[row].logprobs for row in rows]
-    return log_probabilities(logits[rows], [max(tokens[row], 0) for row in rows], counts)
 
 
 def _compile(model_uri: str, vocabulary: int, grammar: Grammar) -> "xgrammar.CompiledGrammar":
