@@ -34,6 +34,7 @@ LISTED: dict[str, tuple[str, ...]] = {
             *(f"structured_{streams}" for streams in (1, 16)),
         )
     ),
+    "streams": ("streams_500_errors", "streams_500_growth", "streams_500_gap", "streams_500_rate"),
     "planner": (
         "clusters_mean_seconds",
         "clusters_worst_seconds",
