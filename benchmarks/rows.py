@@ -35,6 +35,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         )
     ),
     "streams": ("streams_500_errors", "streams_500_growth", "streams_500_gap", "streams_500_rate"),
+    "transcripts": ("transcript_schema", "transcript_tool"),
     "planner": (
         "clusters_mean_seconds",
         "clusters_worst_seconds",
