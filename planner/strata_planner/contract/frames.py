@@ -206,6 +206,7 @@ class Submit(Message, frozen=True, tag="submit"):
     alone: bool = False  # it was in a step that failed: until its first token its steps carry nothing else
     priority: int = 0  # lower numbers go first
     salt: str = ""  # KV is shared among requests of one salt
+    deadline: float = math.inf  # seconds since 1970; of equal priority the earliest goes first
 
 
 class Abort(Message, frozen=True, tag="abort"):

@@ -11,7 +11,8 @@
         ├── MediaTypeError          415  say that the body is JSON
         ├── TooManyRequestsError    429  send again later
         ├── RequestFailedError      500  report it
-        └── UnavailableError        503  send again after `retry_after_seconds`
+        ├── UnavailableError        503  send again after `retry_after_seconds`
+        └── DeadlineError           504  allow more time, or ask for less
 
 Raised everywhere in this package; turned into responses by `app`, into an exit code by `__main__`.
 """
@@ -78,3 +79,8 @@ class UnavailableError(ApiError):
     status = HTTPStatus.SERVICE_UNAVAILABLE
     kind = "server_error"
     retry_after_seconds = 2
+
+
+class DeadlineError(ApiError):
+    status = HTTPStatus.GATEWAY_TIMEOUT
+    kind = "server_error"

@@ -4,6 +4,7 @@ The leader's worker calls it in this order: `submit` / `abort` for what gateways
 room, `take` for every result that comes back. It is a function of those calls alone: no clock, no sockets, no tensors.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -81,6 +82,8 @@ class Engine:
             return
         if (problem := submit.sampling.problem(self.scheduler.limits.vocabulary)) is not None:
             raise RequestRefusedError(f"tokens cannot be drawn so: {problem}")
+        if math.isnan(submit.deadline):
+            raise RequestRefusedError("deadline is not a number: send seconds since 1970")
         sequence = Sequence.of(submit, self._next_sequence)
         self.scheduler.add(sequence)
         self._next_sequence += 1

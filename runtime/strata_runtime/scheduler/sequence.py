@@ -1,5 +1,6 @@
 """A sequence: one request as the leader runs it. Used by the scheduler; knows no batches."""
 
+import math
 from dataclasses import dataclass, field
 
 from strata_planner.contract.frames import FinishReason, Open, PromptScore, SampledToken, Sampling, Submit
@@ -24,6 +25,7 @@ class Sequence:
     alone: bool = False  # until its first token no other sequence is in its steps
     priority: int = 0  # those with lower numbers go first
     salt: str = ""  # blocks are shared among equal ones
+    deadline: float = math.inf
     computed: int = 0  # positions whose KV exists or is on its way through the stages
     blocks: list[int] = field(default_factory=list)  # of its positions, `page_tokens` each
     told: int = 0  # of the blocks: those that the stages know
@@ -55,6 +57,7 @@ class Sequence:
             alone=submit.alone,
             priority=submit.priority,
             salt=submit.salt,
+            deadline=submit.deadline,
         )
 
     @property
@@ -68,9 +71,9 @@ class Sequence:
         return self.alone or self.wants_scores
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, float, int]:
         """The lowest goes first."""
-        return self.priority, self.sequence
+        return self.priority, self.deadline, self.sequence
 
     @property
     def longest(self) -> int:

@@ -1,5 +1,6 @@
 """Sampling parameters on their way from a body to the last stage, and those that the gateway keeps itself."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,23 @@ async def test_a_call_that_must_come_is_held_to_its_schema(with_tools: Tokenizer
             assert rules.grammar is not None
             assert rules.grammar.kind == "structural_tag"
             assert ('"star"' in rules.grammar.text) == (choice == "required"), "a named one comes once"
+
+
+async def test_an_answer_ends_with_its_deadline(gateway: Harness, leader: FakeLeader) -> None:
+    """Before its first token with a status, in the midst of a stream with an event; the leader is told."""
+    leader.allow(0)
+    answer = await gateway.complete(max_tokens=100, deadline_seconds=0.05)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert "is over with 0 tokens" in answer.json()["error"]["message"]
+    leader.allow(3)
+    stream = await gateway.complete(max_tokens=100, deadline_seconds=1.5, stream=True)
+    lines = [line for line in stream.text.splitlines() if line]
+    assert (stream.status_code, "is over with 3 tokens" in lines[-1]) == (200, True), lines[-1]
+    await leader.until(lambda: len(leader.aborts) == 2)
+
+
+async def test_the_leader_hears_of_deadlines(gateway: Harness, leader: FakeLeader) -> None:
+    now = time.time()
+    for fields, later in (({}, 600), ({"deadline_seconds": 5}, 5), ({"deadline_seconds": 5000}, 600)):
+        await gateway.complete(max_tokens=1, **fields)
+        assert leader.submits[-1].deadline == pytest.approx(now + later, abs=30)

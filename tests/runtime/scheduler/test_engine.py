@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -91,10 +92,10 @@ class EngineMachine(RuleBasedStateMachine):
         answer=st.integers(1, 12),
         delivered=st.integers(0, 4),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
+        deadline=st.sampled_from([math.inf, math.inf, 5.0, 1.0]),
         sampling=st.just(GREEDY) | st.just(SCORED) | st.builds(grammar, st.integers(0, 4), st.integers(1, 20)),
     )
-    def ask(self, kind: int, length: int, answer: int, delivered: int, priority: int, sampling: Sampling) -> None:
-        fields = {"delivered": delivered, "priority": priority, "sampling": sampling}
+    def ask(self, kind: int, length: int, answer: int, **fields: Any) -> None:
         asked = submit(f"r{len(self.submitted)}", prompt(kind, length), answer, **fields)
         self.submitted.append(asked)
         self.engine.submit(asked)
@@ -284,6 +285,16 @@ def test_a_large_prompt_moves_whatever_passes_it() -> None:
         if any(event.request == "r0" for event in pipeline.result()):
             return
     raise AssertionError("a quarter of every step was its part")
+
+
+def test_of_equal_priority_the_earliest_deadline_goes_first() -> None:
+    engine = Engine(limits(page_budget=8, stages=1))
+    pipeline = Pipeline(engine)
+    for number, (priority, deadline) in enumerate([(0, math.inf), (0, 9.0), (0, 5.0), (1, 1.0), (0, 9.0)]):
+        engine.submit(submit(f"r{number}", prompt(number, 20), 4, priority=priority, deadline=deadline))
+    assert [event.request for event in pipeline.drain() if event.finish] == ["r2", "r1", "r4", "r0", "r3"]
+    with pytest.raises(RequestRefusedError, match="deadline is not a number"):
+        engine.submit(submit("never", prompt(0, 4), 4, deadline=math.nan))
 
 
 def test_a_higher_priority_goes_first() -> None:

@@ -53,7 +53,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chat share. Those behind `seed` are vLLM's extensions, all but the stream's two and `response_format`."""
+    """What completions and chat share. Those behind `seed` are vLLM's extensions, all but the stream's two and `response_format`; `deadline_seconds` is ours."""
 
     model: str
     max_tokens: _Count | None = None
@@ -80,6 +80,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=0, le=MOST_PRIORITY)] = (
         0  # lower goes first: clients may let others pass, not push in
     )
+    deadline_seconds: Annotated[float, Meta(gt=0.0, le=86_400.0)] | None = None  # until the whole answer is there
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None  # prefixes are shared among equal ones
 
     @property

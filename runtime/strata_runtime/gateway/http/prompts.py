@@ -5,6 +5,7 @@ Everything is counted before it is built or tokenized.
 """
 
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from strata_runtime.gateway.text.tool_formats import TOOL_FORMAT_NAMES, ToolForm
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 MOST_SCORES = 2**20  # log probabilities of an answer that is not streamed: some 80 bytes each, all held until its end
+PATIENCE_SECONDS = 600.0  # a request without a deadline lets those that came later with one pass for so long
 _SEED_BITS = 63
 
 
@@ -237,6 +239,7 @@ def _prepare(
     parsing: Parsing = PLAIN,
 ) -> Prepared:
     _check_scores(body, budgets, rules.logprobs)
+    now = time.time()
     name = f"{prefix}-{secrets.token_hex(12)}"
     requests = tuple(
         GenerationRequest(
@@ -247,10 +250,12 @@ def _prepare(
             sampling=rules.sampling(index),
             priority=body.priority,
             salt=body.cache_salt or "",
+            deadline=now + (body.deadline_seconds or math.inf),
+            patience=now + PATIENCE_SECONDS,
         )
         for index in range(len(prompts) * body.n)
     )
-    return Prepared(name, int(time.time()), _without_text(body), prompts, requests, rules.form, parsing)
+    return Prepared(name, int(now), _without_text(body), prompts, requests, rules.form, parsing)
 
 
 def _without_text(body: GenerationBody) -> GenerationBody:

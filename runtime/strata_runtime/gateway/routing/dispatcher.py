@@ -7,6 +7,7 @@ nothing about tokens (`journal`) or replicas (`routing`).
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from strata_planner.contract.control import GatewayStatus, SetRoute
 from strata_planner.contract.frames import LeaderHello, Rejected, StepFailure, TokenEvent, Tokens, encode
 from strata_runtime.gateway.errors import (
     ApiError,
+    DeadlineError,
     InvalidRequestError,
     RequestFailedError,
     TooManyRequestsError,
@@ -49,6 +51,7 @@ class _Answer:
         self.last_at = 0.0
         self.tokens = 0
         self.held_since: float | None = None
+        self.ending: asyncio.TimerHandle | None = None  # at the deadline
 
     def observe(self, metrics: Metrics, found: int) -> None:
         """A token has come; `found`: tokens of the prompt and of what was delivered that were in the KV cache."""
@@ -136,6 +139,7 @@ class Dispatcher:
                 replica = self._choose(request)
                 self._answers[request.id] = _Answer(generation, index, request)
                 self._answers[request.id].held_since = time.monotonic() if replica is None else None
+                self._answers[request.id].ending = self._end_at(request)
                 self._send(self._journal.submit(request, replica))
         except Exception:
             generation.close()
@@ -166,6 +170,20 @@ class Dispatcher:
         if self._route is None or self._closing:
             reason = "this gateway is shutting down" if self._closing else "no pipeline is ready for this model yet"
             raise UnavailableError(f"{reason}: send the request again in {UnavailableError.retry_after_seconds} s")
+
+    def _end_at(self, request: GenerationRequest) -> asyncio.TimerHandle | None:
+        """Nobody computes for a client whose deadline is over."""
+        if request.deadline == math.inf:
+            return None
+        left = max(0.0, request.deadline - time.time())
+        return asyncio.get_running_loop().call_later(left, self._deadline_over, request.id)
+
+    def _deadline_over(self, request_id: str) -> None:
+        tokens = self._answers[request_id].tokens
+        reason = (
+            f"the deadline of this request (deadline_seconds) is over with {tokens} tokens: allow more, or ask for less"
+        )
+        self._fail(request_id, DeadlineError(reason, code="deadline_exceeded"), "abort")
 
     def finish(self, request_id: str, reason: str) -> None:
         """Forget a request; its leader, if it still runs it, is told to stop."""
@@ -327,7 +345,10 @@ class Dispatcher:
         self.finish(request_id, reason)
 
     def _forget(self, request_id: str, reason: str) -> None:
-        self._answers.pop(request_id).finished(self._metrics, reason)
+        answer = self._answers.pop(request_id)
+        if answer.ending is not None:
+            answer.ending.cancel()
+        answer.finished(self._metrics, reason)
         self.changed.set()
         if not self._answers:
             self._idle.set()

@@ -8,6 +8,7 @@ attempt therefore names a request that is not known any more, even when the same
 tokens may have been drawn after a prefix that the client never saw (a replay may round differently).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ class GenerationRequest:
     sampling: Sampling
     priority: int = 0
     salt: str = ""
+    deadline: float = math.inf  # seconds since 1970: what is done then is of no use
+    patience: float = math.inf  # seconds since 1970: others that came later do not go first for ever
 
     def submit(self, wire_id: str, delivered: Sequence[int], *, alone: bool) -> Submit:
         """What a leader is told of it."""
@@ -41,6 +44,7 @@ class GenerationRequest:
             alone=alone,
             priority=self.priority,
             salt=self.salt,
+            deadline=min(self.deadline, self.patience),
         )
 
 
