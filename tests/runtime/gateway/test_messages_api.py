@@ -477,7 +477,9 @@ TEXTS = st.lists(st.sampled_from(MARKERS) | st.text(max_size=3), max_size=12).ma
 
 
 def whole(parsing: Parsing, text: str) -> list[tuple[str, str, str]]:
-    return [told(block) for block in Blocks(parsing, "call").whole(text)]
+    blocks = Blocks(parsing, "call")
+    list(blocks.push(text, ends=True))
+    return [told(block) for block in blocks.all]
 
 
 def told(block: Block) -> tuple[str, str, str]:

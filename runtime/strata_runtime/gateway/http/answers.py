@@ -44,7 +44,7 @@ class Answer:
         """The complete answer."""
         parts = [_Parts() for _ in self._choices]
         async for index, piece in self._pieces():
-            parts[index].add(piece, self._dialect.logprobs(index, piece.tokens))
+            parts[index].add(piece, self._dialect.heard(index, piece))
         return _encode(self._dialect.whole([own.told() for own in parts], self._usage()))
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -53,9 +53,8 @@ class Answer:
             for event in self._dialect.opening(self._usage()):
                 yield event
             async for index, piece in self._pieces():
-                if piece.text or piece.finish_reason or (piece.tokens and self._wants_tokens):
-                    for event in self._dialect.piece(index, piece):
-                        yield event
+                for event in self._dialect.piece(index, piece):
+                    yield event
             for event in self._dialect.ending(self._usage()):
                 yield event
         except ApiError as error:
@@ -88,10 +87,6 @@ class Answer:
         """Of `n` answers to one prompt the first is the one that tells what was cached: the others find what it computed."""
         cached = sum(choice.cached_tokens for choice in self._choices[:: self._prepared.body.n])
         return Usage(self._prepared.prompt_tokens, sum(choice.completion_tokens for choice in self._choices), cached)
-
-    @property
-    def _wants_tokens(self) -> bool:
-        return self._prepared.requests[0].sampling.logprobs >= 0
 
 
 class _Parts:

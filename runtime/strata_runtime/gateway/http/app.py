@@ -34,6 +34,9 @@ from strata_runtime.gateway.http.messages.parameters import read_count, read_mes
 from strata_runtime.gateway.http.openapi import describe
 from strata_runtime.gateway.http.parameters import ChatBody, CompletionBody
 from strata_runtime.gateway.http.prompts import Bounds, Prepared, prepare_chat, prepare_completion
+from strata_runtime.gateway.http.responses.answers import ResponseDialect
+from strata_runtime.gateway.http.responses.chat import prepare_response
+from strata_runtime.gateway.http.responses.parameters import read_response
 from strata_runtime.gateway.http.shapes import ChatShape, CompletionShape, Shape
 from strata_runtime.gateway.http.tokenization import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from strata_runtime.gateway.http.unserved import unserved
@@ -92,6 +95,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     _add_model_routes(app, gateway)
     reader = BodyReader(gateway.api_keys, gateway.limits, gateway.dispatcher)
     _add_generation_routes(app, gateway, reader)
+    _add_other_interfaces(app, gateway, reader)
     _add_token_routes(app, gateway, reader)
     return _for_pages(app, gateway.pages)
 
@@ -196,24 +200,10 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -
         prepared = prepare_chat(body, gateway.tokenizer, bounds)
         return prepared, ChatShape(prepared, gateway.tokenizer, logprobs=body.logprobs)
 
-    def read_message(data: bytes, bounds: Bounds) -> tuple[Prepared, Dialect]:
-        body = read_messages(data)
-        _check_model(gateway, body.model)
-        prepared, fills_context = prepare_messages(body, gateway.tokenizer, bounds)
-        return prepared, MessageDialect(prepared, gateway.model_name, fills_context=fills_context)
-
-    async def take(request: Request, read: Callable[[bytes, Bounds], T]) -> T:
-        async with reader.body(request) as data:
-            bounds = Bounds(_limit(gateway), gateway.limits.max_requests)
-            return await reader.run(read, data, bounds)
-
     async def answer(request: Request, read: Read) -> Response:
-        prepared, shape = await take(request, read)
+        prepared, shape = await _take(request, gateway, reader, read)
         fingerprint = f"strata-epoch-{gateway.dispatcher.status().epoch}"
         return await _respond(request, gateway, prepared, Chunks(prepared, shape, gateway.model_name, fingerprint))
-
-    async def answer_fully(request: Request, read: ReadFully) -> Response:
-        return await _respond(request, gateway, *await take(request, read))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -223,9 +213,32 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -
     async def chat_completions(request: Request) -> Response:
         return await answer(request, read_chat)
 
+
+def _add_other_interfaces(app: FastAPI, gateway: Gateway, reader: BodyReader) -> None:
+    """To the same chats."""
+
+    def read_message(data: bytes, bounds: Bounds) -> tuple[Prepared, Dialect]:
+        body = read_messages(data)
+        _check_model(gateway, body.model)
+        prepared, fills_context = prepare_messages(body, gateway.tokenizer, bounds)
+        return prepared, MessageDialect(prepared, gateway.model_name, fills_context=fills_context)
+
+    def read_responses(data: bytes, bounds: Bounds) -> tuple[Prepared, Dialect]:
+        body = read_response(data)
+        _check_model(gateway, body.model)
+        prepared, said_again = prepare_response(body, gateway.tokenizer, bounds)
+        return prepared, ResponseDialect(prepared, gateway.tokenizer, gateway.model_name, said_again)
+
+    async def answer(request: Request, read: ReadFully) -> Response:
+        return await _respond(request, gateway, *await _take(request, gateway, reader, read))
+
     @app.post("/v1/messages")
     async def messages(request: Request) -> Response:
-        return await answer_fully(request, read_message)
+        return await answer(request, read_message)
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        return await answer(request, read_responses)
 
 
 def _add_token_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -> None:
@@ -278,6 +291,13 @@ def _limit(gateway: Gateway) -> int:
     """Most tokens of prompt and answer. Without a route nothing can be checked against it: 503 comes first."""
     gateway.dispatcher.check_open()
     return gateway.dispatcher.max_tokens()
+
+
+async def _take(request: Request, gateway: Gateway, reader: BodyReader, read: Callable[[bytes, Bounds], T]) -> T:
+    """What a body comes to."""
+    async with reader.body(request) as data:
+        bounds = Bounds(_limit(gateway), gateway.limits.max_requests)
+        return await reader.run(read, data, bounds)
 
 
 async def _respond(request: Request, gateway: Gateway, prepared: Prepared, dialect: Dialect) -> Response:

@@ -60,7 +60,7 @@ class Blocks:
     def __init__(self, parsing: Parsing, call_prefix: str) -> None:
         self._parser = parser_of(parsing, call_prefix)
         self._most_calls = parsing.most_calls
-        self._all: list[Block] = []
+        self.all: list[Block] = []
 
     @property
     def called(self) -> bool:
@@ -73,14 +73,8 @@ class Blocks:
         if ends:
             for segment in self._parser.flush().segments:
                 yield from self._add(segment)
-            if self._all:
-                yield Ends(self._all[-1])
-
-    def whole(self, text: str) -> list[Block]:
-        """All of an answer."""
-        for _ in self.push(text, ends=True):
-            pass
-        return self._all
+            if self.all:
+                yield Ends(self.all[-1])
 
     def _add(self, segment: Segment) -> Iterator[Step]:
         match segment:
@@ -98,13 +92,13 @@ class Blocks:
     def _grow(self, kind: Kind, text: str) -> Iterator[Step]:
         if not text:
             return
-        if not self._all or self._all[-1].kind != kind:
+        if not self.all or self.all[-1].kind != kind:
             yield from self._begin(kind)
-        self._all[-1].pieces.append(text)
-        yield Grows(self._all[-1], text)
+        self.all[-1].pieces.append(text)
+        yield Grows(self.all[-1], text)
 
     def _begin(self, kind: Kind, call_id: str = "", name: str = "") -> Iterator[Step]:
-        if self._all:
-            yield Ends(self._all[-1])
-        self._all.append(Block(len(self._all), kind, call_id, name))
-        yield Begins(self._all[-1])
+        if self.all:
+            yield Ends(self.all[-1])
+        self.all.append(Block(len(self.all), kind, call_id, name))
+        yield Begins(self.all[-1])

@@ -10,7 +10,7 @@ from strata_runtime.gateway.errors import ApiError
 from strata_runtime.gateway.http.dialect import Json, Told, Usage, event
 from strata_runtime.gateway.http.prompts import Prepared
 from strata_runtime.gateway.http.shapes import Shape
-from strata_runtime.gateway.text.choice import Piece, ScoredToken
+from strata_runtime.gateway.text.choice import Piece
 
 DONE = b"data: [DONE]\n\n"
 
@@ -24,8 +24,8 @@ class Chunks:
     model: str
     fingerprint: str
 
-    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:
-        return self.shape.logprobs(index, tokens)
+    def heard(self, index: int, piece: Piece) -> Json | None:
+        return self.shape.logprobs(index, piece.tokens)
 
     def whole(self, choices: Sequence[Told], usage: Usage) -> Json:
         shaped = [
@@ -38,7 +38,9 @@ class Chunks:
             yield from self._chunk(self.shape.opening(index))
 
     def piece(self, index: int, piece: Piece) -> Iterator[bytes]:
-        yield from self._chunk(self.shape.delta(index, piece))
+        wants_tokens = self.prepared.requests[0].sampling.logprobs >= 0
+        if piece.text or piece.finish_reason or (piece.tokens and wants_tokens):
+            yield from self._chunk(self.shape.delta(index, piece))
 
     def ending(self, usage: Usage) -> Iterator[bytes]:
         if self.prepared.body.include_usage:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from strata_runtime.gateway.errors import ApiError
-from strata_runtime.gateway.text.choice import Piece, ScoredToken
+from strata_runtime.gateway.text.choice import Piece
 
 Json = dict[str, Any]
 
@@ -37,12 +37,12 @@ class Told:
 class Dialect(Protocol):
     """Of one answer, which is told whole or as events. A choice's pieces come in order; those of several are interleaved."""
 
-    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:
-        """The log probabilities of a choice's next tokens: lists by name, and None where there is nothing to tell."""
+    def heard(self, index: int, piece: Piece) -> Json | None:
+        """A piece of a whole answer, as it comes. Its log probabilities: lists by name, and None where there is nothing to tell."""
         ...
 
     def whole(self, choices: Sequence[Told], usage: Usage) -> Json:
-        """The complete answer. Its log probabilities are those of `logprobs`, joined."""
+        """The complete answer. Its log probabilities are those that were `heard`, joined."""
         ...
 
     def opening(self, usage: Usage) -> Iterator[bytes]:
@@ -50,7 +50,7 @@ class Dialect(Protocol):
         ...
 
     def piece(self, index: int, piece: Piece) -> Iterator[bytes]:
-        """What a stream says of a piece."""
+        """What a stream says of a piece, which may have no text."""
         ...
 
     def ending(self, usage: Usage) -> Iterator[bytes]:

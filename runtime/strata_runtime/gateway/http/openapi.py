@@ -14,6 +14,7 @@ from strata_runtime.gateway.http.conversation import ROLES
 from strata_runtime.gateway.http.messages.errors import is_messages
 from strata_runtime.gateway.http.messages.parameters import CountBody, MessagesBody
 from strata_runtime.gateway.http.parameters import HARMLESS, UNSUPPORTED, ChatBody, CompletionBody
+from strata_runtime.gateway.http.responses.parameters import ResponsesBody
 from strata_runtime.gateway.http.tokenization import DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
@@ -23,6 +24,7 @@ _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountBody,
+    "/v1/responses": ResponsesBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -64,6 +66,9 @@ _RAW: dict[str, Json] = {  # fields that structs keep as they came
     "CountBody.tools": _OBJECTS,
     "ToolUseBlock.input": _OBJECT,
     "JsonFormat.schema": _OBJECT,
+    "ResponsesBody.input": {"anyOf": [_TEXT, _OBJECTS | {"minItems": 1}]},
+    "ResponsesBody.tools": _OBJECTS,
+    "TextFormat.schema": {"type": ["object", "null"]},
 }
 _ERROR: Json = {
     "type": "object",
@@ -87,8 +92,8 @@ _MESSAGES_ERROR: Json = {
     },
 }
 _ABOUT = (
-    "OpenAI's interface, with some of vLLM's parameters and paths; answers have OpenAI's shapes. /v1/messages has Anthropic's "
-    "shapes and parameters of its own. Of the others, taken without effect "
+    "OpenAI's interface, with some of vLLM's parameters and paths; answers have OpenAI's shapes. /v1/responses and, in "
+    "Anthropic's shapes, /v1/messages have parameters of their own. Of the others, taken without effect "
     f"are {', '.join(sorted(HARMLESS))}. Refused unless unused are {', '.join(sorted(UNSUPPORTED))}. Any other field is "
     "refused."
 )

@@ -12,7 +12,7 @@ from strata_runtime.gateway.http.blocks import Begins, Block, Blocks, Ends, Grow
 from strata_runtime.gateway.http.dialect import Json, Told, Usage, event
 from strata_runtime.gateway.http.messages.errors import error_body
 from strata_runtime.gateway.http.prompts import Prepared
-from strata_runtime.gateway.text.choice import Piece, ScoredToken
+from strata_runtime.gateway.text.choice import Piece
 
 MALFORMED = "INVALID_JSON"  # Anthropic's own name for arguments that are no JSON, in its guide to streamed tool calls
 
@@ -28,12 +28,14 @@ class MessageDialect:
         self._length_reason = "model_context_window_exceeded" if fills_context else "max_tokens"
         self._end: Json = {}
 
-    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:  # noqa: ARG002 (there are none)
-        return None
+    def heard(self, index: int, piece: Piece) -> Json | None:  # noqa: ARG002 (there is one)
+        for _ in self._blocks.push(piece.text, ends=piece.finish_reason is not None):
+            pass
+        return None  # there are no log probabilities
 
     def whole(self, choices: Sequence[Told], usage: Usage) -> Json:
         (told,) = choices
-        blocks = self._blocks.whole(told.text)
+        blocks = self._blocks.all
         end = self._ending(told.finish_reason, told.stop_string)
         content = [_whole(block, is_cut=block is blocks[-1] and told.finish_reason == "length") for block in blocks]
         return self._message(content, end, usage)
