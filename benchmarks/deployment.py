@@ -30,7 +30,7 @@ _LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is deployed: two stages of `model` on CPU devices of one thread each."""
+    """What is deployed: so many stages of `model` on CPU devices of one thread each."""
 
     model: Path
     max_model_len: int = 512
@@ -39,6 +39,7 @@ class Wishes:
     concurrency: int = 2
     compute_type: str = "float32"
     device_bytes: int = 200_000_000
+    stages: int = 2
     open_files: int | None = None  # the soft limit of each process; None: this one's
 
     def deployment(self) -> Mapping[str, object]:
@@ -54,14 +55,14 @@ class Wishes:
                     "concurrency": self.concurrency,
                 },
                 "precision": {"allowed": [16]},
-                "placement": {"minStages": 2},
+                "placement": {"minStages": self.stages},
                 "runtime": {"computeType": self.compute_type},
             },
         }
 
     def cluster(self) -> Mapping[str, object]:
         device = {"type": "cpu", "memoryBytes": self.device_bytes, "threads": 1}
-        return {"nodes": [{"name": name, "devices": [device]} for name in "ab"]}
+        return {"nodes": [{"name": name, "devices": [device]} for name in "abcdefgh"[: self.stages]]}
 
 
 class Deployment:

@@ -31,8 +31,11 @@ LISTED: dict[str, tuple[str, ...]] = {
         for name in (
             *("prefix_ttft", "chat_capacity", "short_behind_long", "stall", "spec_ngram"),
             *(f"spec_never_worse_{streams}" for streams in (1, 4, 16, 64)),
+            *(f"structured_{streams}" for streams in (1, 16)),
         )
     ),
+    "streams": ("streams_500_errors", "streams_500_growth", "streams_500_gap", "streams_500_rate"),
+    "transcripts": ("transcript_schema", "transcript_tool"),
     "planner": (
         "clusters_mean_seconds",
         "clusters_worst_seconds",

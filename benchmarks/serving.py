@@ -21,7 +21,7 @@ from benchmarks import perplexity, pipeline
 from benchmarks.rows import Row, run
 from benchmarks.slots import SlotProcess, slot_processes
 from strata_planner.contract.control import GetStatus
-from strata_planner.contract.frames import Abort, Sampling, Submit
+from strata_planner.contract.frames import Abort, Grammar, LogitRules, Sampling, Submit
 from strata_planner.contract.plan import Plan, Speculation, SpeculationMode
 from strata_planner.question.workload import Workload
 from strata_runtime.model.random_model import make_random_model
@@ -34,6 +34,13 @@ SHARING, PREFIX = 16, 2000
 SMALL, LARGE, LARGE_STEPS = 10, 32_000, 6
 STREAMS, BESIDE, RUNS = 2, 4000, 3
 DRAFTING = (1, 4, 16, 64)
+HELD = (1, 16)
+FORM = Grammar(  # longer than any answer
+    "json_schema",
+    """{"type": "array", "minItems": 500, "items": {"type": "object", "required": ["name", "age", "kind"], "properties": {
+        "name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}, "kind": {"enum": ["red", "green"]}}}}""",
+    (3,),  # strata-tiny's end of text
+)
 TINY = perplexity.MODEL.resolve()
 _VOCABULARY = 30_000
 
@@ -241,10 +248,31 @@ def measure_drafts(stages: int) -> list[Row]:
     return rows
 
 
-def _tokens_per_second(asked: Asked, streams: int, *, drawn: bool) -> float:
+def measure_structured(stages: int) -> list[Row]:
+    """strata-tiny: greedy answers that are held to a JSON schema, and free ones."""
+    mark = "" if stages == 1 else f"_{stages}_stages"
+    wanted = plan(TINY, stages, Workload(96, 128, max(HELD)), 512)
+    rows: list[Row] = []
+    with slot_processes(wanted) as slots:
+        client = PipelineClient(slots)
+        asked = Asked(client.serve(wanted), list(slots.values()))
+        for streams in HELD:
+            held, free = (
+                partial(_tokens_per_second, asked, streams, drawn=False, rules=rules)
+                for rules in (LogitRules(grammar=FORM), None)
+            )
+            for rate in (held, free):
+                rate()  # kernels, and the grammar
+            value, peer = pipeline.alternate(held, free, RUNS)
+            name = f"structured_{streams}{mark}"
+            rows.append(Row(name, value, f"tokens/s, {streams} of a schema", "free", peer, value / peer, 0.9))
+    return rows
+
+
+def _tokens_per_second(asked: Asked, streams: int, *, drawn: bool, rules: LogitRules | None = None) -> float:
     names = asked.names("drafts", streams)
     answer = 256 if streams == 1 else 96
-    sampling = Sampling(1.0) if drawn else Sampling(0.0)
+    sampling = Sampling(1.0 if drawn else 0.0, rules=rules)
     submits = [
         Submit(name, _passage(seed, drawn=drawn), [], answer, [], structs.replace(sampling, seed=seed), salt=name)
         for seed, name in enumerate(names)
@@ -277,7 +305,9 @@ def measure(stages: Sequence[int] = (1, 2)) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
         rows = [row for count in stages for row in measure_stages(model, count)]
-    return [*rows, *(row for count in stages for row in measure_drafts(count))]
+    for small in (measure_drafts, measure_structured):
+        rows += [row for count in stages for row in small(count)]
+    return rows
 
 
 if __name__ == "__main__":

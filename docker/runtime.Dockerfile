@@ -14,7 +14,7 @@ COPY runtime runtime
 COPY operator operator
 RUN python -m venv /opt/strata \
  && /opt/strata/bin/pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch>=2.11" \
- && /opt/strata/bin/pip install --no-cache-dir ".[$EXTRA]"
+ && /opt/strata/bin/pip install --no-cache-dir ".[$EXTRA,structured]"
 
 FROM python:3.12-slim
 COPY --from=build /opt/strata /opt/strata

@@ -78,11 +78,14 @@ class Sampling(Message, frozen=True):
     logprobs: int = -1  # most likely tokens to report beside the chosen one; -1: none
     min_p: float = 0.0  # of the most likely token's probability: tokens below that share are not drawn
     rules: LogitRules | None = None
+    prompt_logprobs: int = -1  # likewise of the prompt's own tokens, from the second on
 
     def problem(self, vocabulary: int) -> str | None:
         """Why no token can be drawn like this: leaders refuse such requests, stages such frames."""
         shares = 0 <= self.top_p <= 1 and 0 <= self.min_p <= 1
-        if not (0 <= self.temperature < math.inf and shares and self.logprobs <= MOST_LOGPROBS):
+        if not (
+            0 <= self.temperature < math.inf and shares and max(self.logprobs, self.prompt_logprobs) <= MOST_LOGPROBS
+        ):
             return (
                 "temperature is a number from 0 on, top_p and min_p lie in 0..1, at most "
                 f"{MOST_LOGPROBS} log probabilities are reported"
@@ -114,12 +117,12 @@ class Segment(Message, frozen=True):
 class Open(Message, frozen=True, tag="open"):
     """A sequence is new: where its sampling parameters reach the last stage.
 
-    Where they have rules, so do its tokens: `prompt_length` of the prompt, then those of the answer.
+    Where what is wanted depends on its tokens, they come with it: `prompt_length` of the prompt, then those of the answer.
     """
 
     sequence: int
     sampling: Sampling
-    tokens: list[int] = []
+    tokens: tuple[int, ...] = ()
     prompt_length: int = 0
 
 
@@ -150,13 +153,17 @@ class FrameHeader(Message, frozen=True, tag="frame/4"):
 
 
 class SampledToken(Message, frozen=True):
-    """The token chosen after position `position`, or why there is none; `top` holds (token, log probability), most likely first."""
+    """The token chosen after position `position`, or the prompt's own where it goes on, or why there is none.
+
+    `top` holds (token, log probability), most likely first; `rank` of a token of the prompt counts those that are as likely or more.
+    """
 
     sequence: int
     position: int
     token: int
     logprob: float
     top: list[tuple[int, float]]
+    rank: int = 0
 
 
 class StepResult(Message, frozen=True, tag="result/3"):
@@ -228,10 +235,20 @@ class LeaderHello(Message, frozen=True, tag="leaderHello"):
     accepted_tokens: int = 0  # of the drafted ones
 
 
+class PromptScore(Message, frozen=True):
+    """What the model made of one token of a prompt. `rank`: 1 for the most likely."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
 class TokenEvent(Message, frozen=True):
     """Token number `index` (from 0) of the answer to `request`; `finish` is set on the last.
 
-    `found`: tokens of the prompt and of what was delivered before whose KV was there already.
+    `found`: tokens of the prompt and of what was delivered before whose KV was there already. `prompt`: with the first token,
+    of the prompt's from the second on, where they are wanted.
     """
 
     request: str
@@ -241,6 +258,7 @@ class TokenEvent(Message, frozen=True):
     top: list[tuple[int, float]]
     finish: FinishReason | None
     found: int = 0
+    prompt: tuple[PromptScore, ...] = ()
 
 
 class Tokens(Message, frozen=True, tag="tokens"):

@@ -8,7 +8,9 @@ from strata_planner.contract.rows import padded_rows
 
 WATERMARK = 0.01  # of all blocks: free when a prompt is admitted, so that it does not drive out another at once
 FEWEST_PROMPTS = 2  # that a step takes if there are so many: a small one is not behind a large one
-DRAFT_ROWS = 16  # rows that a step may want logits of for drafted tokens, where it has fewer sequences
+DRAFT_ROWS = (
+    16  # rows that a step may want logits of, where it has fewer sequences: of drafted tokens, or of a prompt's own
+)
 OLDEST_SHARE = 4  # the prompt that is first in rank gets at least one part in so many of what prompts have of a step
 
 _STREAMS_PART = 0.8  # of the seconds that streams were promised: the rest is for what steps vary by

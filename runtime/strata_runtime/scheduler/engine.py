@@ -145,6 +145,8 @@ class Engine:
 
     def _take(self, sequence: Sequence, sampled: list[SampledToken]) -> list[TokenEvent]:
         """Of one sequence, at the positions of its segment: its next token, and those that drafts have brought nearer."""
+        if sequence.wants_scores and not (sampled := sequence.take_scores(sampled)):
+            return []
         sequence.awaited = False
         is_unwanted, sequence.unwanted = sequence.unwanted or sampled[0].token == NOT_YET, False
         if sequence.guesses is not None:
@@ -162,10 +164,9 @@ class Engine:
                 events.append(TokenEvent(sequence.request, sequence.answered, 0, 0.0, [], "error"))
                 self._forget(sequence)
                 return events
-            index, found = sequence.take(each), sequence.found
-            events.append(
-                TokenEvent(sequence.request, index, each.token, each.logprob, each.top, sequence.finish, found)
-            )
+            index, found, scores = sequence.take(each), sequence.found, sequence.told_scores()
+            known = (each.logprob, each.top, sequence.finish, found, scores)
+            events.append(TokenEvent(sequence.request, index, each.token, *known))
             if sequence.finish:
                 self.scheduler.speculation.ended(sequence.guesses, sequence.tokens[sequence.prompt_length :])
                 self._forget(sequence)

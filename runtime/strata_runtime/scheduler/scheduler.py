@@ -58,8 +58,8 @@ class Scheduler:
         self.dropped: list[int] = []  # sequences that the stages are still to forget
         self._promised = 0  # blocks that prompts which run are still to take
         self._prefilling: list[Sequence] = []  # by rank
-        self._suspects: deque[Sequence] = deque()  # likewise, each alone
-        self._was_suspect = False  # the step before was one of theirs
+        self._apart: deque[Sequence] = deque()  # likewise, each alone
+        self._was_apart = False  # the step before was one of theirs
         self.pace = Pace()
         most_rows = min(max(limits.micro_batch.decode, DRAFT_ROWS), limits.micro_batch.max_step_tokens)
         self.speculation = Speculation(limits.speculation, most_rows, self.pace)
@@ -108,10 +108,10 @@ class Scheduler:
         """The micro-batch of step number `step`, and how many of it decode, which come first; empty if nothing is ready."""
         self._step = step
         self._admit()
-        if self._suspects and not (self._was_suspect and (self._ready or self._prefilling)):  # others get their turns
-            self._was_suspect = True
-            return self._suspect_segments(), 0
-        self._was_suspect = False
+        if self._apart and not (self._was_apart and (self._ready or self._prefilling)):  # others get their turns
+            self._was_apart = True
+            return self._apart_segments(), 0
+        self._was_apart = False
         decoding = self._decode_segments()
         rows = sum(segment.length for _, segment in decoding)
         most = self.limits.micro_batch.most_prompts(rows)
@@ -124,7 +124,7 @@ class Scheduler:
     def _stop(self, sequence: Sequence) -> None:
         """It runs no longer, and the stages will hear of it."""
         del self.running[sequence.sequence]
-        for queue in (self._prefilling, self._suspects, self._ready):
+        for queue in (self._prefilling, self._apart, self._ready):
             if sequence in queue:
                 queue.remove(sequence)
         if sequence.opened:
@@ -148,15 +148,15 @@ class Scheduler:
             sequence.promised = pages
             self._promised += pages
             self._use(sequence, found)
-            if sequence.alone:
-                self._suspects.append(sequence)
+            if sequence.is_apart:
+                self._apart.append(sequence)
             else:
                 insort(self._prefilling, sequence, key=lambda each: each.rank)
 
     def _found(self, sequence: Sequence) -> Iterator[int]:
         """Blocks that hold what the sequence would compute next; its last token is always computed, for what comes after it."""
         size = self.limits.page_tokens
-        if not self.limits.sharing or not sequence.shares or sequence.alone or sequence.computed % size:
+        if not self.limits.sharing or not sequence.shares or sequence.is_apart or sequence.computed % size:
             return
         for place in range(sequence.computed // size, (len(sequence.tokens) - 1) // size):
             block = self.blocks.find(sequence.name(place, size))
@@ -180,7 +180,7 @@ class Scheduler:
         self._promised -= kept
 
     def _decode_segments(self) -> list[tuple[Sequence, Segment]]:
-        decoding = len(self.running) - len(self._prefilling) - len(self._suspects)
+        decoding = len(self.running) - len(self._prefilling) - len(self._apart)
         share = -(-decoding // self.limits.under_way)
         count = min(len(self._ready), self.limits.micro_batch.decode, max(share, 1))
         picked = [self._ready.popleft() for _ in range(count)]
@@ -222,7 +222,7 @@ class Scheduler:
     def _prompt_budget(self, rows: int) -> int:
         """Tokens of prompts beside so many rows that decode; bounded for the streams' sake if there are any, also in other steps under way."""
         budget = self.limits.micro_batch.max_step_tokens - rows
-        first_tokens = len(self._prefilling) + len(self._suspects)
+        first_tokens = len(self._prefilling) + len(self._apart)
         if len(self.running) == first_tokens:
             return budget
         allowed = self.pace.tokens(max(rows, 1), first_tokens + len(self.waiting))
@@ -231,11 +231,12 @@ class Scheduler:
     def _lacks_a_block(self, sequence: Sequence) -> bool:
         return len(sequence.blocks) * self.limits.page_tokens == sequence.computed
 
-    def _suspect_segments(self) -> list[tuple[Sequence, Segment]]:
-        sequence = self._suspects[0]
-        length = min(self.limits.micro_batch.max_step_tokens, sequence.remaining)
+    def _apart_segments(self) -> list[tuple[Sequence, Segment]]:
+        sequence = self._apart[0]
+        most = self.speculation.most_rows if sequence.wants_scores else self.limits.micro_batch.max_step_tokens
+        length = min(most, sequence.remaining)
         if length == sequence.remaining:
-            self._suspects.popleft()
+            self._apart.popleft()
         return [self._advance(sequence, length)]
 
     def _prefill_segments(self, budget: int, most: int) -> list[tuple[Sequence, Segment]]:
@@ -273,5 +274,5 @@ class Scheduler:
             sequence.first_step = self._step
         told, sequence.told = sequence.told, len(sequence.blocks)
         sequence.awaited = sequence.remaining == 0
-        sampled = drafts + sequence.awaited
+        sampled = length if sequence.wants_scores else drafts + sequence.awaited
         return sequence, Segment(sequence.sequence, start, length + drafts, sampled, tuple(sequence.blocks[told:]))

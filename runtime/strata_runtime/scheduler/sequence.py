@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from strata_planner.contract.frames import FinishReason, Open, SampledToken, Sampling, Submit
+from strata_planner.contract.frames import FinishReason, Open, PromptScore, SampledToken, Sampling, Submit
 from strata_runtime.scheduler.blocks import name_of, root_of
 from strata_runtime.scheduler.speculation import Guesses
 
@@ -36,6 +36,9 @@ class Sequence:
     unwanted: bool = False  # that token follows from KV that nobody should have used: it is dropped
     finish: FinishReason | None = field(default=None)
     named: int = 0  # of the blocks, from the first on: those that have names, or had no need of them
+    scores: dict[int, PromptScore] = field(
+        default_factory=dict
+    )  # of the prompt's tokens, by position: computed again, it is told again
     guesses: Guesses | None = None  # what may come next; None: nothing is drafted
     _names: list[bytes] = field(default_factory=list)
 
@@ -53,6 +56,16 @@ class Sequence:
             priority=submit.priority,
             salt=submit.salt,
         )
+
+    @property
+    def wants_scores(self) -> bool:
+        """Of its prompt's tokens, before anything of its answer is known."""
+        return self.sampling.prompt_logprobs >= 0 and not self.answered
+
+    @property
+    def is_apart(self) -> bool:
+        """Its prompt is computed in steps of its own: it may fail them, or wants as many rows of logits as they have."""
+        return self.alone or self.wants_scores
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -81,9 +94,9 @@ class Sequence:
 
     def open(self) -> Open:
         """What the last stage is told of it; its tokens where what is drawn depends on them."""
-        if self.sampling.rules is None:
+        if self.sampling.rules is None and not self.wants_scores:
             return Open(self.sequence, self.sampling)
-        return Open(self.sequence, self.sampling, list(self.tokens), self.prompt_length)
+        return Open(self.sequence, self.sampling, tuple(self.tokens), self.prompt_length)
 
     def name(self, place: int, page_tokens: int) -> bytes:
         """Of the block in this place of its table, which its tokens must fill."""
@@ -100,6 +113,18 @@ class Sequence:
         self.first_step = -1
         self.shares, self.opened = True, False
         return held
+
+    def take_scores(self, sampled: list[SampledToken]) -> list[SampledToken]:
+        """Keep those of the prompt's own tokens; what is left was drawn behind it."""
+        for each in sampled:
+            if each.position + 1 < self.prompt_length:
+                self.scores[each.position + 1] = PromptScore(each.token, each.logprob, each.rank, each.top)
+        return [each for each in sampled if each.position + 1 >= self.prompt_length]
+
+    def told_scores(self) -> tuple[PromptScore, ...]:
+        """All of them, in order, once."""
+        scores, self.scores = self.scores, {}
+        return tuple(scores[position] for position in sorted(scores))
 
     def take(self, sampled: SampledToken) -> int:
         """Append a sampled token and see whether it ends the sequence; the token's index in the answer."""

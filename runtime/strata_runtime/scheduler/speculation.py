@@ -62,7 +62,7 @@ class Speculation:
     def __init__(self, wish: Wish, most_rows: int, pace: Pace) -> None:
         self.counts = Counts()
         self._wish = wish
-        self._most_rows = most_rows
+        self.most_rows = most_rows
         self._recent = Recent()
         self._pace = pace
         self._steps = 0
@@ -73,7 +73,7 @@ class Speculation:
 
     def room(self, sequences: int) -> int:
         """For drafts in a step of so many sequences."""
-        return max(0, self._most_rows - sequences)
+        return max(0, self.most_rows - sequences)
 
     def guess(self, guesses: Guesses, most: int) -> None:
         """Look for what may come next; `most` tokens of it may be verified."""

@@ -6,13 +6,14 @@ before it: where one of them is no draft that was right, what follows is not use
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
 import torch
 
 from strata_planner.contract.frames import NEVER, NOT_YET, LogitRules
-from strata_runtime.structured.compiler import Text
+from strata_runtime.structured.compiler import Bits, Text
 
 Compiling = Future[Any]  # of xgrammar's compiled grammar
 Hindrance = Literal[-1, -2]  # NOT_YET, NEVER
@@ -24,26 +25,28 @@ class RuledSequence:
     def __init__(
         self,
         rules: LogitRules,
-        tokens: list[int],
+        tokens: Sequence[int],
         prompt_length: int,
         compiled: Compiling | None,
     ) -> None:
         self._rules = rules
         self._prompt = frozenset(tokens[:prompt_length])
         self._prompt_length = prompt_length
-        self._answer = tokens[prompt_length:]
+        self._answer = list(tokens[prompt_length:])
         self._counts = Counter(self._answer)
         grammar = rules.grammar
         self._matched = None if compiled is None or grammar is None else _Matched(compiled, grammar.ends)
 
-    def change(self, logits: torch.Tensor, position: int) -> Hindrance | None:
-        """Apply the rules to a row of logits [vocab], in place, for the token behind `position`; or why none can be drawn.
+    def allow(self, bits: Bits, row: int, position: int) -> Hindrance | None:
+        """Go to where the token behind `position` is drawn; clear the bits [rows, words] of what its grammar does not allow there.
 
-        In vLLM's order: biases, least length, bad words, then penalties.
+        Returns why none can be drawn.
         """
         self._go_back(position + 1 - self._prompt_length)
-        if self._matched is not None and (hindrance := self._matched.mask(logits, self._answer)) is not None:
-            return hindrance
+        return None if self._matched is None else self._matched.allow(bits, row, self._answer)
+
+    def change(self, logits: torch.Tensor) -> None:
+        """Apply the other rules to a row of logits [vocab], in place. In vLLM's order: biases, least length, bad words, then penalties."""
         rules = self._rules
         if rules.bias:
             tokens, values = zip(*rules.bias, strict=True)
@@ -53,7 +56,10 @@ class RuledSequence:
         if forbidden := [word[-1] for word in rules.bad_words if self._ends_with(word[:-1])]:
             logits[_indices(forbidden, logits)] = -torch.inf
         self._penalize(logits)
-        return NEVER if bool(logits.max() == -torch.inf) else None
+
+    @property
+    def has_grammar(self) -> bool:
+        return self._matched is not None
 
     @property
     def pending(self) -> Compiling | None:
@@ -77,6 +83,8 @@ class RuledSequence:
 
     def _penalize(self, logits: torch.Tensor) -> None:
         rules = self._rules
+        if not (rules.presence_penalty or rules.frequency_penalty or rules.repetition_penalty != 1):
+            return
         counted = [(token, count) for token, count in self._counts.items() if count]
         if rules.repetition_penalty != 1:
             known = _indices(list(self._prompt.union(token for token, _ in counted)), logits)
@@ -97,13 +105,13 @@ class _Matched:
         self._text: Text | None = None
         self._accepted = 0  # tokens of the answer, from the first on
 
-    def mask(self, logits: torch.Tensor, answer: list[int]) -> Hindrance | None:
-        """Leave only tokens that the grammar allows next."""
+    def allow(self, bits: Bits, row: int, answer: list[int]) -> Hindrance | None:
+        """Leave only what the grammar allows behind the answer."""
         if not self.compiled.done():
             return NOT_YET
         if self.compiled.exception() is not None:
             return NEVER
-        text = self._text or self._start(logits.numel(), answer)
+        text = self._text or self._start(answer)
         if self._accepted > len(answer):
             text.go_back(self._accepted - len(answer))
             self._accepted = len(answer)
@@ -111,7 +119,7 @@ class _Matched:
             return None  # rows of a verification that nobody uses
         if self._accepted < len(answer):
             return NEVER  # the answer went on where the grammar does not: nothing of it was drawn here
-        text.mask(logits)
+        text.allow(bits, row)
         return None
 
     def accept(self, token: int, place: int) -> None:
@@ -120,8 +128,8 @@ class _Matched:
         if place == self._accepted and not self._text.is_over:
             self._accepted += self._text.accept(token)
 
-    def _start(self, vocabulary: int, answer: list[int]) -> Text:
-        self._text = Text(self.compiled.result(), self._ends, vocabulary)
+    def _start(self, answer: list[int]) -> Text:
+        self._text = Text(self.compiled.result(), self._ends)
         for place, token in enumerate(answer):
             self.accept(token, place)
         return self._text

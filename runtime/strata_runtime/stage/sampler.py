@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from strata_planner.contract.frames import Grammar, Open, SampledToken, Sampling, Segment
+from strata_planner.contract.frames import NEVER, Grammar, Open, SampledToken, Sampling, Segment
 from strata_runtime.errors import InputError, StepError
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.stage.logit_rules import RuledSequence
 from strata_runtime.stage.sampling import choose, log_probabilities
-from strata_runtime.structured.compiler import Compiler
+from strata_runtime.structured.compiler import Compiler, all_allowed, leave
 
 if TYPE_CHECKING:
     import xgrammar
@@ -42,11 +42,14 @@ class Sampler:
         self._vocabulary = vocabulary
         self._samplings: dict[int, Sampling] = {}
         self._ruled: dict[int, RuledSequence] = {}
+        self._prompts: dict[int, tuple[int, ...]] = {}  # of sequences that want scores of theirs
 
     def open(self, operation: Open) -> None:
         """A grammar is compiled from now on, while the prompt is computed."""
         sampling = operation.sampling
         self._samplings[operation.sequence] = sampling
+        if sampling.prompt_logprobs >= 0 and operation.prompt_length:
+            self._prompts[operation.sequence] = operation.tokens[: operation.prompt_length]
         if (rules := sampling.rules) is not None:
             compiled = None
             if rules.grammar is not None:
@@ -57,6 +60,7 @@ class Sampler:
     def free(self, sequence: int) -> None:
         self._samplings.pop(sequence, None)
         self._ruled.pop(sequence, None)
+        self._prompts.pop(sequence, None)
 
     def sample(self, segments: Sequence[Segment], logits: torch.Tensor) -> list[SampledToken]:
         """logits: [rows, vocab] float32, a row for each token that a segment wants sampled, in order."""
@@ -64,42 +68,76 @@ class Sampler:
         if not wanted:
             return []
         rows = [_Row(row, *each) for row, each in enumerate(wanted)]
-        samplings = [self._sampling(each.sequence) for each in rows]
-        tokens = self._draw(logits, rows)
-        scored = iter(_scored(logits, tokens, samplings))
+        own = {each: token for each in rows if (token := self._own(each)) is not None} if self._prompts else {}
+        behind = [each for each in rows if each not in own]
+        tokens = dict(zip(behind, self._draw(logits, behind), strict=True)) | own if behind else own
+        counts = {each: self._count(each, is_own=each in own) for each in rows}
+        scored = [each for each in rows if counts[each] >= 0]
+        scores = iter(self._scores(logits, tokens, scored, counts))
         return [
-            SampledToken(each.sequence, each.position, token, *((0.0, []) if sampling.logprobs < 0 else next(scored)))
-            for each, token, sampling in zip(rows, tokens, samplings, strict=True)
+            SampledToken(
+                each.sequence, each.position, tokens[each], *(next(scores) if counts[each] >= 0 else (0.0, []))
+            )
+            for each in rows
         ]
+
+    def _own(self, row: _Row) -> int | None:
+        """The prompt's token behind this position, where it goes on and is to be scored."""
+        prompt = self._prompts.get(row.sequence, ())
+        return prompt[row.position + 1] if 0 <= row.position + 1 < len(prompt) else None
+
+    def _count(self, row: _Row, *, is_own: bool) -> int:
+        """Most likely tokens to report beside the chosen one; -1: none."""
+        sampling = self._sampling(row.sequence)
+        return sampling.prompt_logprobs if is_own else sampling.logprobs
+
+    def _scores(
+        self, logits: torch.Tensor, tokens: dict[_Row, int], scored: list[_Row], counts: dict[_Row, int]
+    ) -> list[tuple[float, list[tuple[int, float]], int]]:
+        """Log probability, most likely tokens, and rank."""
+        chosen = [max(tokens[each], 0) for each in scored]
+        return log_probabilities(logits[[each.row for each in scored]], chosen, [counts[each] for each in scored])
 
     def _draw(self, logits: torch.Tensor, rows: list[_Row]) -> list[int]:
         """A token for each row, or why there is none."""
         free = [each for each in rows if each.sequence not in self._ruled]
-        tokens = dict(zip(free, self._choose(logits[[each.row for each in free]], free), strict=True)) if free else {}
-        if len(free) < len(rows):
-            self._wait_if_idle(rows)
-            groups = [list(group) for _, group in groupby(rows, lambda each: each.sequence)]
-            for wave in _waves([group for group in groups if group[0].sequence in self._ruled]):
-                tokens.update(self._draw_ruled(logits, wave))
+        if len(free) == len(logits):
+            return self._choose(logits, rows)
+        tokens: dict[_Row, int] = {}
+        if free:
+            tokens.update(zip(free, self._choose(logits[[each.row for each in free]], free), strict=True))
+        self._wait_if_idle(rows)
+        groups = [list(group) for _, group in groupby(rows, lambda each: each.sequence)]
+        for wave in _waves([group for group in groups if group[0].sequence in self._ruled]):
+            tokens.update(self._draw_ruled(logits, wave))
         return [tokens[each] for each in rows]
 
     def _draw_ruled(self, logits: torch.Tensor, wave: list[_Row]) -> dict[_Row, int]:
         """One row of each sequence."""
         changed = logits[[each.row for each in wave]]  # a copy: log probabilities are those of the model
-        hindrances = [
-            self._ruled[each.sequence].change(changed[place], each.position) for place, each in enumerate(wave)
-        ]
-        tokens: dict[_Row, int] = {each: why for each, why in zip(wave, hindrances, strict=True) if why is not None}
-        drawn = [(place, each) for place, each in enumerate(wave) if each not in tokens]
+        bits = all_allowed(len(wave), changed.shape[1])
+        ruled = [self._ruled[each.sequence] for each in wave]
+        hindrances = [one.allow(bits, place, wave[place].position) for place, one in enumerate(ruled)]
+        if any(one.has_grammar for one in ruled):
+            leave(changed, bits)
+        for place, one in enumerate(ruled):
+            one.change(changed[place])
+        nothing = (changed.amax(dim=-1) == -torch.inf).tolist()
+        tokens: dict[_Row, int] = {}
+        for each, hindrance, is_nothing in zip(wave, hindrances, nothing, strict=True):
+            if hindrance is not None or is_nothing:
+                tokens[each] = NEVER if hindrance is None else hindrance
+        drawn = [place for place, each in enumerate(wave) if each not in tokens]
         if drawn:
-            places, those = [place for place, _ in drawn], [each for _, each in drawn]
-            for each, token in zip(those, self._choose(changed[places], those), strict=True):
+            those = [wave[place] for place in drawn]
+            rows = changed if len(drawn) == len(wave) else changed[drawn]
+            for each, token in zip(those, self._choose(rows, those), strict=True):
                 self._ruled[each.sequence].append(token)
                 tokens[each] = token
         return tokens
 
     def _choose(self, logits: torch.Tensor, rows: Sequence[_Row]) -> list[int]:
-        return choose(logits, [self._samplings[each.sequence] for each in rows], [each.position for each in rows])
+        return choose(logits, [self._sampling(each.sequence) for each in rows], [each.position for each in rows])
 
     def _wait_if_idle(self, rows: list[_Row]) -> None:
         """Where every sequence waits for its grammar, the next step would find what this one does."""
@@ -118,15 +156,6 @@ def _waves(groups: list[list[_Row]]) -> list[list[_Row]]:
     """The first row of each sequence, then the second of each that has two, ...: what rules say depends on what was drawn before."""
     longest = max(map(len, groups), default=0)
     return [[group[place] for group in groups if place < len(group)] for place in range(longest)]
-
-
-def _scored(
-    logits: torch.Tensor, tokens: list[int], samplings: list[Sampling]
-) -> list[tuple[float, list[tuple[int, float]]]]:
-    """Log probabilities of the rows whose request wants them, in order."""
-    rows = [row for row, sampling in enumerate(samplings) if sampling.logprobs >= 0]
-    counts = [samplings[row].logprobs for row in rows]
-    return log_probabilities(logits[rows], [max(tokens[row], 0) for row in rows], counts)
 
 
 def _compile(model_uri: str, vocabulary: int, grammar: Grammar) -> "xgrammar.CompiledGrammar":

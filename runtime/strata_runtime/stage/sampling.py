@@ -176,8 +176,8 @@ def _at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 def log_probabilities(
     logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]
-) -> list[tuple[float, list[tuple[int, float]]]]:
-    """For each row the chosen token's log probability and its `count` most likely (token, log probability).
+) -> list[tuple[float, list[tuple[int, float]], int]]:
+    """For each row the chosen token's log probability, its `count` most likely (token, log probability), and its rank, 1 for the most likely.
 
     logits: [rows, vocab]
     """
@@ -185,6 +185,7 @@ def log_probabilities(
         return []
     logs = logits.log_softmax(dim=-1)
     values, likely = logs.topk(min(max(counts), logs.shape[1]))
-    chosen = _at(logs, torch.tensor(tokens, device=logs.device)).tolist()
-    rows = zip(chosen, likely.tolist(), values.tolist(), counts, strict=True)
-    return [(own, list(zip(ids[:count], best[:count], strict=True))) for own, ids, best, count in rows]
+    chosen = _at(logs, torch.tensor(tokens, device=logs.device))
+    ranks = (logs > chosen[:, None]).sum(dim=-1) + 1
+    rows = zip(chosen.tolist(), likely.tolist(), values.tolist(), ranks.tolist(), counts, strict=True)
+    return [(own, list(zip(ids[:count], best[:count], strict=True)), rank) for own, ids, best, rank, count in rows]

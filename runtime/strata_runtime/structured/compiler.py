@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from strata_planner.contract.frames import Grammar
 from strata_runtime.errors import InputError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     import xgrammar
 
+Bits = npt.NDArray[np.int32]
 _PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 CACHE_BYTES = 256 << 20  # of compiled grammars that nobody uses
 
@@ -38,7 +40,7 @@ class Compiler:
 
     def __init__(self, folder: Path, rows: int) -> None:
         self._folder = folder
-        self._rows = rows
+        self.rows = rows
 
     def compile(self, grammar: Grammar) -> "xgrammar.CompiledGrammar":
         """Raises GrammarError for what xgrammar does not take, or where it is missing."""
@@ -57,7 +59,7 @@ class Compiler:
 
     def begin(self, grammar: Grammar) -> "Text":
         """A text of the grammar. Raises GrammarError."""
-        return Text(self.compile(grammar), grammar.ends, self._rows)
+        return Text(self.compile(grammar), grammar.ends)
 
     def _method(self, kind: str) -> Callable[[str], Any]:
         compiler = self._compiler
@@ -74,41 +76,26 @@ class Compiler:
     def _compiler(self) -> Any:
         import xgrammar  # noqa: PLC0415 (seconds)
 
-        info = xgrammar.TokenizerInfo.from_huggingface(read_tokenizer(self._folder), vocab_size=self._rows)
+        info = xgrammar.TokenizerInfo.from_huggingface(read_tokenizer(self._folder), vocab_size=self.rows)
         return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
 
 
 class Text:
     """A text of a grammar, token by token."""
 
-    def __init__(self, compiled: "xgrammar.CompiledGrammar", ends: tuple[int, ...], rows: int) -> None:
+    def __init__(self, compiled: "xgrammar.CompiledGrammar", ends: tuple[int, ...]) -> None:
         from xgrammar import GrammarMatcher  # noqa: PLC0415 (imported by now)
 
         self._matcher = GrammarMatcher(compiled, override_stop_tokens=list(ends))
-        self._bits = np.zeros((1, -(-rows // 32)), dtype=np.int32)
 
     @property
     def is_over(self) -> bool:
         """An end has been accepted: nothing follows."""
         return bool(self._matcher.is_terminated())
 
-    @property
-    def bits(self) -> np.ndarray:
-        """One bit for each token, [1, words] of 32: set where it may come next."""
-        self._bits.fill(-1)
-        self._matcher.fill_next_token_bitmask(self._bits)
-        return self._bits
-
-    def allowed(self) -> list[int]:
-        """Tokens that may come next."""
-        return np.flatnonzero(np.unpackbits(self.bits.view(np.uint8), bitorder="little")).tolist()
-
-    def mask(self, logits: "torch.Tensor") -> None:
-        """Leave only what may come next, in place. [vocab]"""
-        import torch  # noqa: PLC0415 (processes that only try grammars have no logits)
-        from xgrammar import apply_token_bitmask_inplace  # noqa: PLC0415 (imported by now)
-
-        apply_token_bitmask_inplace(logits[None], torch.from_numpy(self.bits).to(logits.device))
+    def allow(self, bits: Bits, row: int = 0) -> None:
+        """Set a row of [rows, words of 32 bits]: a bit for each token, set where it may come next. All must be set before."""
+        self._matcher.fill_next_token_bitmask(bits, row)
 
     def accept(self, token: int) -> bool:
         """Whether it may come next; then it has."""
@@ -117,6 +104,19 @@ class Text:
     def go_back(self, count: int) -> None:
         """The last tokens that were accepted are not there."""
         self._matcher.rollback(count)
+
+
+def all_allowed(rows: int, vocabulary: int) -> Bits:
+    """[rows, words of 32 bits]"""
+    return np.full((rows, -(-vocabulary // 32)), -1, dtype=np.int32)
+
+
+def leave(logits: "torch.Tensor", bits: Bits) -> None:
+    """Only what is allowed, in place. logits: [rows, vocab]"""
+    import torch  # noqa: PLC0415 (processes that only try grammars have no logits)
+    from xgrammar import apply_token_bitmask_inplace  # noqa: PLC0415 (imported by now)
+
+    apply_token_bitmask_inplace(logits, torch.from_numpy(bits).to(logits.device))
 
 
 def _told(error: Exception) -> str:

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from strata_planner.contract.frames import Grammar, GrammarKind
-from strata_runtime.structured.compiler import Compiler, GrammarError
+from strata_runtime.structured.compiler import Compiler, GrammarError, all_allowed
 
 MOST_SECONDS = 5  # of a processor, to compile it and to begin a text
 MOST_WALL_SECONDS = 15  # where processors have other work
@@ -77,10 +78,12 @@ def _problem_of_text(compiler: Compiler, grammar: Grammar) -> str | None:
     chosen = random.Random(0)
     for count in range(TRIED_TOKENS):
         started = time.process_time()
-        allowed = text.allowed()
-        if not allowed:
+        bits = all_allowed(1, compiler.rows)
+        text.allow(bits)
+        allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        if not allowed.size:
             return f"behind {count} tokens of a text nothing is allowed that this model's vocabulary has: {_FIX}"
-        text.accept(chosen.choice(allowed))
+        text.accept(int(chosen.choice(allowed)))
         seconds = time.process_time() - started
         if seconds > MOST_STEP_SECONDS:
             return f"token {count} of a text took {seconds:.2f} s; {MOST_STEP_SECONDS} s are the most here: {_FIX}"

@@ -19,6 +19,7 @@ from strata_planner.contract.frames import (
     Grammar,
     LogitRules,
     Open,
+    PromptScore,
     SampledToken,
     Sampling,
     Segment,
@@ -39,6 +40,19 @@ def digest(before: bytes, token: int) -> bytes:
 def sampled(state: bytes) -> int:
     number = int.from_bytes(state, "little")
     return STOP if number % 16 == 0 else WORDS[number % len(WORDS)]
+
+
+def score_of(state: bytes) -> float:
+    return float(int.from_bytes(state, "little") % 1000)
+
+
+def scores_of(submit: Submit) -> list[PromptScore]:
+    """Of the prompt's tokens from the second on."""
+    state, scores = b"", []
+    for token in submit.prompt:
+        scores.append(PromptScore(token, score_of(state), 0, []))
+        state = digest(state, token)
+    return scores[1:]
 
 
 def text_of(submit: Submit) -> list[int]:
@@ -134,7 +148,10 @@ class Pipeline:
                 self.blocks[place] = Entry(state, before.weights | {self.weights})
             for position in range(segment.start + segment.length - segment.sample, segment.start + segment.length):
                 last = self._read(table, position)
-                results.append(SampledToken(segment.sequence, position, self._drawn(segment, position, last), 0.0, []))
+                own = self._own(segment.sequence, position)
+                token = self._drawn(segment, position, last) if own is None else own
+                score = 0.0 if own is None else score_of(last.state)
+                results.append(SampledToken(segment.sequence, position, token, score, []))
                 if min(last.weights) < self.first_weights[segment.sequence]:
                     self.mixed.add((segment.sequence, step.step))
         assert next(ids, None) is None
@@ -178,11 +195,17 @@ class Pipeline:
         """What is drawn by rules follows from the tokens so far: they come with the sequence, whenever it starts again."""
         self.opened[operation.sequence] = operation
         if (rules := operation.sampling.rules) is None:
-            assert not operation.tokens
+            assert not operation.tokens or operation.sampling.prompt_logprobs >= 0
             return
         assert rules.grammar is not None
-        assert operation.tokens == self.engine._by_number[operation.sequence].tokens
+        assert list(operation.tokens) == self.engine._by_number[operation.sequence].tokens
         self.waited[operation.sequence] = int(rules.grammar.text.split()[0])
+
+    def _own(self, sequence: int, position: int) -> int | None:
+        """The prompt's token, where it is to be scored."""
+        opened = self.opened[sequence]
+        wants = opened.sampling.prompt_logprobs >= 0 and position + 1 < opened.prompt_length
+        return opened.tokens[position + 1] if wants else None
 
     def _drawn(self, segment: Segment, position: int, last: Entry) -> int:
         opened = self.opened[segment.sequence]

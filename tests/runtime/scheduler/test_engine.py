@@ -23,9 +23,10 @@ from strata_runtime.errors import RequestRefusedError, StepError
 from strata_runtime.scheduler.engine import Engine
 from strata_runtime.scheduler.scheduler import Limits
 from tests.laws import share
-from tests.runtime.scheduler.pipeline import STOP, Pipeline, allowed, grammar, submit, text_of
+from tests.runtime.scheduler.pipeline import STOP, Pipeline, allowed, grammar, scores_of, submit, text_of
 
 GREEDY = Sampling(temperature=0)
+SCORED = Sampling(temperature=0, prompt_logprobs=0)
 
 
 def limits(speculation: Speculation = NO_SPECULATION, **changes: int) -> Limits:
@@ -90,7 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         answer=st.integers(1, 12),
         delivered=st.integers(0, 4),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
-        sampling=st.just(GREEDY) | st.builds(grammar, st.integers(0, 4), st.integers(1, 20)),
+        sampling=st.just(GREEDY) | st.just(SCORED) | st.builds(grammar, st.integers(0, 4), st.integers(1, 20)),
     )
     def ask(self, kind: int, length: int, answer: int, delivered: int, priority: int, sampling: Sampling) -> None:
         fields = {"delivered": delivered, "priority": priority, "sampling": sampling}
@@ -136,6 +137,11 @@ class EngineMachine(RuleBasedStateMachine):
             got = [event for event in self.events if event.request == asked.request]
             text = text_of(asked)
             known = len(asked.delivered)
+            told = [list(event.prompt) for event in got]
+            scores = scores_of(asked) if asked.sampling == SCORED and not asked.delivered else []
+            assert told == [scores, *([] for _ in told[1:])][: len(told)], (
+                "a prompt's scores come once, with the first token"
+            )
             ends_in_the_midst = len(text) == allowed(asked.sampling) < asked.max_tokens and text[-1] != STOP
             if ends_in_the_midst and (asked.request not in self.aborted or (got and got[-1].finish == "error")):
                 assert got.pop().finish == "error"
@@ -154,7 +160,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=share(120), stateful_step_count=40, deadline=None)
+TestEngine.settings = settings(max_examples=share(900), stateful_step_count=40, deadline=None)
 
 REQUESTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=8)
 

@@ -116,10 +116,10 @@ RULES = st.builds(
     ),
 )
 SAMPLINGS = st.builds(Sampling, st.floats(), st.floats(), NUMBERS, NUMBERS, NUMBERS, st.floats(), RULES)
-OPERATIONS = st.builds(Open, SEQUENCES, SAMPLINGS, TOKENS, NUMBERS) | st.builds(Free, SEQUENCES)
+OPERATIONS = st.builds(Open, SEQUENCES, SAMPLINGS, TOKENS.map(tuple), NUMBERS) | st.builds(Free, SEQUENCES)
 RULED = Sampling(rules=LogitRules(1.0, 1.0, 2.0, ((5, 1.0),), ((5,), (6, 7)), 9, (127,), Grammar("regex", "a", (127,))))
 STARTED = st.builds(  # so that many examples get as far as computing
-    Open, SEQUENCES, st.sampled_from([Sampling(), Sampling(), RULED]), st.just([1, 2, 3]), st.integers(0, 3)
+    Open, SEQUENCES, st.sampled_from([Sampling(), Sampling(), RULED]), st.just((1, 2, 3)), st.integers(0, 3)
 )
 FRAMES = st.builds(
     FrameHeader,
@@ -187,15 +187,15 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
         "100000 characters of weights",
     ),
     "tokens that are none": (
-        [encode(structs.replace(GOOD, operations=[Open(7, Sampling(), [1, 128], 2)])), hidden(2)],
+        [encode(structs.replace(GOOD, operations=[Open(7, Sampling(), (1, 128), 2)])), hidden(2)],
         r"prompt of 2 of its 2 tokens; tokens of this model are 0..127",
     ),
     "a prompt longer than all": (
-        [encode(structs.replace(GOOD, operations=[Open(7, Sampling(), [1], 2)])), hidden(2)],
+        [encode(structs.replace(GOOD, operations=[Open(7, Sampling(), (1,), 2)])), hidden(2)],
         "a prompt of 2 of its 1 tokens",
     ),
     "too many tokens": (
-        [encode(structs.replace(GOOD, operations=[Open(7, Sampling(), [1] * 129, 2)])), hidden(2)],
+        [encode(structs.replace(GOOD, operations=[Open(7, Sampling(), (1,) * 129, 2)])), hidden(2)],
         "129 tokens of a new sequence; 128 at most",
     ),
     "rules that cannot be": (

@@ -49,7 +49,7 @@ def answer_of(
     whole = [] if not delivered and cuts is None else answer_of(sampling, prompt, length, vocabulary=vocabulary)
     tokens = prompt + whole[:delivered]
     sampler = Sampler(str(MODEL), vocabulary)
-    sampler.open(Open(SEQUENCE, sampling, list(tokens), len(prompt)))
+    sampler.open(Open(SEQUENCE, sampling, tuple(tokens), len(prompt)))
     while len(tokens) < len(prompt) + length:
         drafts: list[int] = []
         if cuts is not None:
@@ -130,7 +130,7 @@ def test_an_answer_keeps_its_rules(sampling: Sampling, seed: int) -> None:
 def test_rules_change_a_row_as_they_are_defined(rules: LogitRules, expected: list[float]) -> None:
     """Behind the prompt 0 and the answer 1 2 1. Presence, frequency and words: of the answer; repetition: of both."""
     logits = torch.tensor([1.0, -1.0, 2.0, 0.5])
-    RuledSequence(rules, [0, 1, 2, 1], 1, None).change(logits, 3)
+    RuledSequence(rules, [0, 1, 2, 1], 1, None).change(logits)
     assert logits.tolist() == pytest.approx(expected)
 
 
@@ -202,10 +202,28 @@ def test_while_a_grammar_is_compiled_nothing_is_drawn(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module._compiling, "submit", lambda *_: compiling)
     sampler = Sampler(str(MODEL), WORDS)
     ruled = Sampling(temperature=0, rules=LogitRules(grammar=Grammar("regex", "a", (END,))))
-    sampler.open(Open(1, ruled, [1, 2], 2))
+    sampler.open(Open(1, ruled, (1, 2), 2))
     sampler.open(Open(2, Sampling(temperature=0)))
     rows = torch.stack([logits_behind([1]), logits_behind([2])])
     tokens = [each.token for each in sampler.sample([Segment(1, 0, 2, 1), Segment(2, 0, 1, 1)], rows)]
     assert tokens == [NOT_YET, int(rows[1].argmax())]
     compiling.set_exception(GrammarError("none"))
     assert [each.token for each in sampler.sample([Segment(1, 0, 2, 1)], rows[:1])] == [NEVER]
+
+
+def test_a_prompts_own_tokens_are_scored_where_it_goes_on() -> None:
+    """Beside a sequence that is drawn from; the last row is behind the prompt, and drawn as well."""
+    prompt = (3, 7, 7, 1)
+    sampler = Sampler(str(MODEL), WORDS)
+    sampler.open(Open(1, Sampling(temperature=0, prompt_logprobs=2), prompt, len(prompt)))
+    sampler.open(Open(2, Sampling(temperature=0)))
+    rows = torch.stack([logits_behind([number]) for number in range(5)])
+    segments = [Segment(2, 9, 1, 1), Segment(1, 0, 4, 4)]
+    other, *scored, drawn = sampler.sample(segments, rows)
+    assert (other.token, other.logprob, drawn.token) == (int(rows[0].argmax()), 0.0, int(rows[4].argmax()))
+    for place, each in enumerate(scored, 1):
+        logs = rows[place].log_softmax(dim=-1)
+        assert (each.token, each.logprob) == (prompt[place], pytest.approx(float(logs[prompt[place]])))
+        order = logs.argsort(descending=True).tolist()
+        assert each.rank == order.index(prompt[place]) + 1
+        assert [token for token, _ in each.top] == order[:2]

@@ -65,8 +65,9 @@ def test_frequencies_follow_the_distribution() -> None:
 
 def test_log_probabilities_are_sorted_and_normalised() -> None:
     row = rows(1, 30)[0]
-    [(chosen, top), (_, one)] = log_probabilities(torch.stack([row, row]), [4, 4], [30, 1])
+    [(chosen, top, rank), (_, one, _)] = log_probabilities(torch.stack([row, row]), [4, 4], [30, 1])
     assert one == top[:1]
+    assert top[rank - 1][0] == 4
     assert dict(top)[4] == pytest.approx(chosen)
     assert [value for _, value in top] == sorted((value for _, value in top), reverse=True)
     assert sum(math.exp(value) for _, value in top) == pytest.approx(1.0, abs=1e-5)

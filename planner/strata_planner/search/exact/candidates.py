@@ -109,7 +109,7 @@ class Pricer:
         self, group: DeviceGroup, pair: Pair, formats: frozenset[FormatName], *, head: bool
     ) -> WorkingMemory:
         request = self.request
-        sampled = pair.decode if request.speculation.mode == "none" else max(pair.decode, DRAFT_ROWS)
+        sampled = max(pair.decode, DRAFT_ROWS)
         step = StepShape(self.max_step_tokens(pair), sampled, request.max_model_len)
         storage = Storage.on(group.leader, formats, request.compute_type, request.kv_bits)
         key = (step, storage, head, group.degree)
