@@ -5,7 +5,7 @@
 | __main__     | the process: flags, ports, signals                                              | shell |
 | settings     | the flags and the environment as one value                                      | pure  |
 | connections  | bounds on HTTP connections: their number and their time-outs                    | shell |
-| app          | HTTP routes, OpenAI's error shape                                               | shell |
+| app          | HTTP routes, errors in the shape of each interface                              | shell |
 | body_reader  | bodies as they come: key, kind, size, and few threads that work on them         | shell |
 | parameters   | request bodies: what is taken, what is refused by name                          | pure  |
 | bodies       | bytes to bodies, prompts and messages: counted before they are built            | pure  |
@@ -14,6 +14,12 @@
 | unserved     | paths that are refused by name                                                  | pure  |
 | openapi      | the description of the interface                                                | pure  |
 | shapes       | OpenAI's answers and chunks, completions and chat                               | pure  |
+| chunks       | OpenAI's envelope around them                                                   | pure  |
+| dialect      | how an interface tells an answer                                                | pure  |
+| messages     | Anthropic's Messages: bodies, the chats they mean, answers, errors              | pure  |
+| responses    | OpenAI's Responses: bodies, the chats they mean, answers                        | pure  |
+| turns        | the parts of their conversations as messages of a chat                          | pure  |
+| blocks       | an answer as the blocks that they tell                                          | pure  |
 | answers      | runs a prepared request, whole or as server-sent events                         | shell |
 | choice       | token events to text of one choice                                              | pure  |
 | detokenizer  | tokens to text without half characters                                          | pure  |

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
+from tests.runtime.gateway.chats import THOUGHTS, TOOLS, Chatting, chatting
 from tests.runtime.gateway.fake_leader import FakeLeader
 from tests.runtime.gateway.harness import Harness, a_gateway, a_leader, endless
 from tests.runtime.gateway.models import write_model_folder
@@ -34,3 +35,27 @@ async def gateway(tokenizer: Tokenizer, leader: FakeLeader) -> AsyncIterator[Har
     async with a_gateway(tokenizer) as harness:
         await harness.connect(leader)
         yield harness
+
+
+@pytest.fixture(scope="session")
+def tools_model(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Of a model that calls tools."""
+    return load_tokenizer(write_model_folder(tmp_path_factory.mktemp("tools"), chat_template=TOOLS))
+
+
+@pytest.fixture(scope="session")
+def thoughts_model(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Of a model that thinks as well."""
+    return load_tokenizer(write_model_folder(tmp_path_factory.mktemp("thoughts"), chat_template=THOUGHTS))
+
+
+@pytest.fixture
+async def plain(tools_model: Tokenizer) -> AsyncIterator[Chatting]:
+    async with chatting(tools_model) as one:
+        yield one
+
+
+@pytest.fixture
+async def thinking(thoughts_model: Tokenizer) -> AsyncIterator[Chatting]:
+    async with chatting(thoughts_model) as one:
+        yield one

@@ -1,1 +1,1 @@
-"""The gateway's HTTP side: the shapes of OpenAI's API, their parameters and answers."""
+"""The gateway's HTTP side: OpenAI's API with its parameters and answers, and two more interfaces to the same chats."""

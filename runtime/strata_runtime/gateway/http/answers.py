@@ -1,6 +1,6 @@
 """Runs a prepared request and answers it: whole, or as server-sent events while tokens come.
 
-Called by `app`; the text of choices comes from `choice`, the JSON from `shapes`, the tokens from `dispatcher`.
+Called by `app`; the text of choices comes from `choice`, the JSON from a `Dialect`, the tokens from `dispatcher`.
 """
 
 from collections.abc import AsyncIterator
@@ -9,23 +9,22 @@ import msgspec
 from msgspec import Raw
 
 from strata_runtime.gateway.errors import ApiError
-from strata_runtime.gateway.http.shapes import Envelope, Json, Shape, usage
+from strata_runtime.gateway.http.dialect import Dialect, Json, Told, Usage
+from strata_runtime.gateway.http.prompts import Prepared
 from strata_runtime.gateway.routing.dispatcher import Dispatcher, Generation
 from strata_runtime.gateway.text.choice import Choice, Piece
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 _encode = msgspec.json.encode
-DONE = b"data: [DONE]\n\n"
 
 
 class Answer:
     """One client call under way. `start` it, then take `whole` or `events`; `close` it whatever happens."""
 
-    def __init__(self, dispatcher: Dispatcher, tokenizer: Tokenizer, envelope: Envelope, shape: Shape) -> None:
+    def __init__(self, dispatcher: Dispatcher, tokenizer: Tokenizer, prepared: Prepared, dialect: Dialect) -> None:
         self._dispatcher = dispatcher
-        self._prepared = envelope.prepared
-        self._envelope = envelope
-        self._shape = shape
+        self._prepared = prepared
+        self._dialect = dialect
         stops = self._prepared.body.stop_strings
         body, special = self._prepared.body, self._prepared.special_tokens
         self._choices = [
@@ -45,28 +44,21 @@ class Answer:
         """The complete answer."""
         parts = [_Parts() for _ in self._choices]
         async for index, piece in self._pieces():
-            parts[index].add(piece, self._shape.logprobs(index, piece.tokens))
-        choices = [self._shape.whole(index, *own.joined()) for index, own in enumerate(parts)]
-        return _encode(self._envelope.wrap(self._shape.kind, choices, self._usage()))
+            parts[index].add(piece, self._dialect.heard(index, piece))
+        return _encode(self._dialect.whole([own.told() for own in parts], self._usage()))
 
     async def events(self) -> AsyncIterator[bytes]:
         """The answer as server-sent events. A failure in the midst of it is an event with an error, then the end."""
-        include_usage = self._prepared.body.include_usage
         try:
-            for index in range(len(self._choices)):
-                opening = self._shape.opening(index)
-                if opening is not None:
-                    yield self._event(opening)
+            for event in self._dialect.opening(self._usage()):
+                yield event
             async for index, piece in self._pieces():
-                if piece.text or piece.finish_reason or (piece.tokens and self._wants_tokens):
-                    delta = self._shape.delta(index, piece)
-                    if delta is not None:
-                        yield self._event(delta)
-            if include_usage:
-                yield _sse(self._envelope.wrap(self._shape.chunk_kind, [], self._usage()))
-            yield DONE
+                for event in self._dialect.piece(index, piece):
+                    yield event
+            for event in self._dialect.ending(self._usage()):
+                yield event
         except ApiError as error:
-            yield _sse(error.body())
+            yield self._dialect.failure(error)
 
     def close(self) -> None:
         if self._generation is not None:
@@ -91,17 +83,10 @@ class Answer:
                 generation.finish(index)
             return index, piece
 
-    def _event(self, choice: Json) -> bytes:
-        return _sse(self._envelope.wrap(self._shape.chunk_kind, [choice], None))
-
-    def _usage(self) -> Json:
+    def _usage(self) -> Usage:
         """Of `n` answers to one prompt the first is the one that tells what was cached: the others find what it computed."""
         cached = sum(choice.cached_tokens for choice in self._choices[:: self._prepared.body.n])
-        return usage(self._prepared.prompt_tokens, sum(choice.completion_tokens for choice in self._choices), cached)
-
-    @property
-    def _wants_tokens(self) -> bool:
-        return self._prepared.requests[0].sampling.logprobs >= 0
+        return Usage(self._prepared.prompt_tokens, sum(choice.completion_tokens for choice in self._choices), cached)
 
 
 class _Parts:
@@ -113,24 +98,20 @@ class _Parts:
         self._texts: list[str] = []
         self._lists: dict[str, bytearray] = {}  # JSON, each without its end
         self._logprobs: Json | None = None
-        self._finish_reason: str | None = None
+        self._last: Piece | None = None
 
     def add(self, piece: Piece, logprobs: Json | None) -> None:
         self._texts.append(piece.text)
         self._logprobs = logprobs
-        self._finish_reason = piece.finish_reason
+        self._last = piece
         for name, values in (logprobs or {}).items():
             if values:
                 known = self._lists.setdefault(name, bytearray())
                 known += (b"," if known else b"[") + _encode(values)[1:-1]
 
-    def joined(self) -> tuple[str, Json | None, str | None]:
-        """Text, log probabilities and how it ended."""
+    def told(self) -> Told:
         logprobs = self._logprobs
         if logprobs is not None:
             logprobs = {**logprobs, **{name: Raw(known + b"]") for name, known in self._lists.items()}}
-        return "".join(self._texts), logprobs, self._finish_reason
-
-
-def _sse(value: Json) -> bytes:
-    return b"data: " + _encode(value) + b"\n\n"
+        assert self._last is not None, "an answer has a token"
+        return Told("".join(self._texts), logprobs, self._last.finish_reason, self._last.stop_string)

@@ -12,18 +12,20 @@ class ApiKeys:
     def __init__(self, keys: tuple[str, ...] = ()) -> None:
         self._keys = tuple(key.encode() for key in keys)
 
-    def check(self, authorization: str | None) -> None:
-        """Check an Authorization header. Raises UnauthorizedError, which never repeats the key."""
+    def check(self, authorization: str | None, api_key: str | None = None) -> None:
+        """Check the headers Authorization and x-api-key, one of which is enough. Raises UnauthorizedError, which never repeats a key."""
         if not self._keys:
             return
-        scheme, _, offered = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not offered.strip():
+        scheme, _, bearer = (authorization or "").partition(" ")
+        offered = [bearer.strip() if scheme.lower() == "bearer" else "", (api_key or "").strip()]
+        if not any(offered):
             raise UnauthorizedError(
                 "no API key: send the header 'Authorization: Bearer <key>' with one of the keys of this deployment",
                 code="missing_api_key",
             )
-        candidate = offered.strip().encode("utf-8", "surrogateescape")
-        matches = [hmac.compare_digest(key, candidate) for key in self._keys]  # all of them: no early end to time
+        candidates = [each.encode("utf-8", "surrogateescape") for each in offered if each]
+        pairs = [(key, candidate) for key in self._keys for candidate in candidates]
+        matches = [hmac.compare_digest(key, candidate) for key, candidate in pairs]  # all of them: no early end to time
         if not any(matches):
             raise UnauthorizedError(
                 "this API key is not one of this deployment's keys: check the key, or ask its owner for one",

@@ -1,6 +1,6 @@
 """The HTTP routes of the gateway. Thin: bodies are read by `bodies` and `prompts`, answers written by `answers`.
 
-Made by `__main__` and by tests; every error leaves in OpenAI's shape.
+Made by `__main__` and by tests; every error leaves in the shape of its interface.
 """
 
 import asyncio
@@ -25,10 +25,19 @@ from strata_runtime.gateway.http.answers import Answer
 from strata_runtime.gateway.http.api_keys import ApiKeys
 from strata_runtime.gateway.http.bodies import MOST_SHOWN, parse_body
 from strata_runtime.gateway.http.body_reader import BodyReader, ClientGoneError
+from strata_runtime.gateway.http.chunks import Chunks
+from strata_runtime.gateway.http.dialect import Dialect, Json
+from strata_runtime.gateway.http.messages.answers import MessageDialect
+from strata_runtime.gateway.http.messages.chat import count_tokens, prepare_messages
+from strata_runtime.gateway.http.messages.errors import error_body, is_messages
+from strata_runtime.gateway.http.messages.parameters import read_count, read_messages
 from strata_runtime.gateway.http.openapi import describe
 from strata_runtime.gateway.http.parameters import ChatBody, CompletionBody
 from strata_runtime.gateway.http.prompts import Bounds, Prepared, prepare_chat, prepare_completion
-from strata_runtime.gateway.http.shapes import ChatShape, CompletionShape, Envelope, Json, Shape
+from strata_runtime.gateway.http.responses.answers import ResponseDialect
+from strata_runtime.gateway.http.responses.chat import prepare_response
+from strata_runtime.gateway.http.responses.parameters import read_response
+from strata_runtime.gateway.http.shapes import ChatShape, CompletionShape, Shape
 from strata_runtime.gateway.http.tokenization import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from strata_runtime.gateway.http.unserved import unserved
 from strata_runtime.gateway.metrics import Metrics
@@ -39,6 +48,7 @@ from strata_runtime.gateway.trials import GrammarTrials
 
 T = TypeVar("T")
 Read = Callable[[bytes, Bounds], tuple[Prepared, Shape]]
+ReadFully = Callable[[bytes, Bounds], tuple[Prepared, Dialect]]
 Told = Callable[[bytes, int], bytes]
 
 PACKAGE = "strata-llm"
@@ -85,6 +95,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     _add_model_routes(app, gateway)
     reader = BodyReader(gateway.api_keys, gateway.limits, gateway.dispatcher)
     _add_generation_routes(app, gateway, reader)
+    _add_other_interfaces(app, gateway, reader)
     _add_token_routes(app, gateway, reader)
     return _for_pages(app, gateway.pages)
 
@@ -104,10 +115,11 @@ def _for_pages(app: ASGIApp, pages: Pages) -> ASGIApp:
 
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> Response:
+    async def api_error(request: Request, error: ApiError) -> Response:
         retry = error.retry_after_seconds
         headers = None if retry is None else {"Retry-After": str(retry)}
-        return JSONResponse(error.body(), error.status, headers)
+        body = error_body(error.status, str(error)) if is_messages(request.url.path) else error.body()
+        return JSONResponse(body, error.status, headers)
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
@@ -116,7 +128,9 @@ def _handle_errors(app: FastAPI) -> None:
         if known is not None:
             return JSONResponse(known.body(), known.status)
         message = f"{method} {path}: {error.detail.lower()}; see docs/openai-api.md for what is served"
-        body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+        body: Json = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+        if is_messages(request.url.path):
+            body = error_body(error.status_code, message)
         return JSONResponse(body, error.status_code, error.headers)
 
     @app.exception_handler(ClientGoneError)
@@ -163,12 +177,12 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Json:
-        gateway.api_keys.check(request.headers.get("authorization"))
+        gateway.api_keys.check(request.headers.get("authorization"), request.headers.get("x-api-key"))
         return {"object": "list", "data": [describe()]}
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Json:
-        gateway.api_keys.check(request.headers.get("authorization"))
+        gateway.api_keys.check(request.headers.get("authorization"), request.headers.get("x-api-key"))
         _check_model(gateway, name)
         return describe()
 
@@ -186,14 +200,10 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -
         prepared = prepare_chat(body, gateway.tokenizer, bounds)
         return prepared, ChatShape(prepared, gateway.tokenizer, logprobs=body.logprobs)
 
-    async def take(request: Request, read: Read) -> tuple[Prepared, Shape]:
-        async with reader.body(request) as data:
-            bounds = Bounds(_limit(gateway), gateway.limits.max_requests)
-            return await reader.run(read, data, bounds)
-
     async def answer(request: Request, read: Read) -> Response:
-        prepared, shape = await take(request, read)
-        return await _respond(request, gateway, prepared, shape)
+        prepared, shape = await _take(request, gateway, reader, read)
+        fingerprint = f"strata-epoch-{gateway.dispatcher.status().epoch}"
+        return await _respond(request, gateway, prepared, Chunks(prepared, shape, gateway.model_name, fingerprint))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -202,6 +212,33 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await answer(request, read_chat)
+
+
+def _add_other_interfaces(app: FastAPI, gateway: Gateway, reader: BodyReader) -> None:
+    """To the same chats."""
+
+    def read_message(data: bytes, bounds: Bounds) -> tuple[Prepared, Dialect]:
+        body = read_messages(data)
+        _check_model(gateway, body.model)
+        prepared, fills_context = prepare_messages(body, gateway.tokenizer, bounds)
+        return prepared, MessageDialect(prepared, gateway.model_name, fills_context=fills_context)
+
+    def read_responses(data: bytes, bounds: Bounds) -> tuple[Prepared, Dialect]:
+        body = read_response(data)
+        _check_model(gateway, body.model)
+        prepared, said_again = prepare_response(body, gateway.tokenizer, bounds)
+        return prepared, ResponseDialect(prepared, gateway.tokenizer, gateway.model_name, said_again)
+
+    async def answer(request: Request, read: ReadFully) -> Response:
+        return await _respond(request, gateway, *await _take(request, gateway, reader, read))
+
+    @app.post("/v1/messages")
+    async def messages(request: Request) -> Response:
+        return await answer(request, read_message)
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        return await answer(request, read_responses)
 
 
 def _add_token_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -> None:
@@ -217,6 +254,11 @@ def _add_token_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -> Non
         _check_model(gateway, body.model)
         return detokenize(body, gateway.tokenizer, max_tokens)
 
+    def read_prompt(data: bytes, max_tokens: int) -> bytes:
+        body = read_count(data)
+        _check_model(gateway, body.model)
+        return count_tokens(body, gateway.tokenizer, max_tokens)
+
     async def answer(request: Request, told: Told) -> Response:
         async with reader.body(request) as data:
             content = await reader.run(told, data, gateway.dispatcher.max_tokens())
@@ -229,6 +271,10 @@ def _add_token_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -> Non
     @app.post("/detokenize")
     async def text_of(request: Request) -> Response:
         return await answer(request, read_tokens)
+
+    @app.post("/v1/messages/count_tokens")
+    async def tokens_of_messages(request: Request) -> Response:
+        return await answer(request, read_prompt)
 
 
 def _check_model(gateway: Gateway, name: str | None) -> None:
@@ -247,9 +293,15 @@ def _limit(gateway: Gateway) -> int:
     return gateway.dispatcher.max_tokens()
 
 
-async def _respond(request: Request, gateway: Gateway, prepared: Prepared, shape: Shape) -> Response:
-    envelope = Envelope(prepared, gateway.model_name, f"strata-epoch-{gateway.dispatcher.status().epoch}")
-    answer = Answer(gateway.dispatcher, gateway.tokenizer, envelope, shape)
+async def _take(request: Request, gateway: Gateway, reader: BodyReader, read: Callable[[bytes, Bounds], T]) -> T:
+    """What a body comes to."""
+    async with reader.body(request) as data:
+        bounds = Bounds(_limit(gateway), gateway.limits.max_requests)
+        return await reader.run(read, data, bounds)
+
+
+async def _respond(request: Request, gateway: Gateway, prepared: Prepared, dialect: Dialect) -> Response:
+    answer = Answer(gateway.dispatcher, gateway.tokenizer, prepared, dialect)
     streams = False
     try:
         await _unless_gone(request, _check_form(gateway, prepared))

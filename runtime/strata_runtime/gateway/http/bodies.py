@@ -13,11 +13,11 @@ from msgspec import Raw
 
 from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.parameters import (
-    HARMLESS,
-    UNSUPPORTED,
+    OPENAI,
     ChatBody,
     CompletionBody,
     GenerationBody,
+    Others,
     TokenId,
 )
 
@@ -28,9 +28,9 @@ MOST_SHOWN = 80  # characters of a value that an error repeats
 _PROMPT_RULE = "send a string, a list of strings, a list of token ids, or a list of such lists"
 
 
-def parse_body(data: bytes, kind: type[B]) -> B:
+def parse_body(data: bytes, kind: type[B], others: Others = OPENAI) -> B:
     """Decode and check a body; prompts and messages stay as they came. Raises InvalidRequestError that names the parameter."""
-    given = _supported(_taken_apart(data, kind))
+    given = _supported(_taken_apart(data, kind, others), others)
     values = {}
     for field in msgspec.structs.fields(kind):
         if field.name in given:
@@ -84,9 +84,9 @@ def read_tokens(raw: Raw, param: str, most_tokens: int) -> list[int]:
     return read(raw, list[TokenId], param)
 
 
-def _taken_apart(data: bytes, kind: type[msgspec.Struct]) -> dict[str, Raw]:
+def _taken_apart(data: bytes, kind: type[msgspec.Struct], others: Others) -> dict[str, Raw]:
     try:
-        fields = msgspec.json.decode(data, type=_fields_of(kind))
+        fields = msgspec.json.decode(data, type=_fields_of(kind, others))
     except msgspec.ValidationError as error:
         words = str(error).split("`")
         if "unknown field" in words[0]:
@@ -104,16 +104,16 @@ def _taken_apart(data: bytes, kind: type[msgspec.Struct]) -> dict[str, Raw]:
     return {name: raw for name, raw in given if raw is not msgspec.UNSET}
 
 
-def _supported(given: dict[str, Raw]) -> dict[str, Raw]:
+def _supported(given: dict[str, Raw], others: Others) -> dict[str, Raw]:
     """Without what is null, harmless or unused; refuses what is unsupported."""
     fields = {}
     for name, raw in given.items():
-        if name in HARMLESS or bytes(raw) == b"null":
+        if name in others.harmless or bytes(raw) == b"null":
             continue
-        if name not in UNSUPPORTED:
+        if name not in others.unsupported:
             fields[name] = raw
-        elif not _is_unused(raw, UNSUPPORTED[name]):
-            allowed = " or ".join(json.dumps(neutral) for neutral in UNSUPPORTED[name])
+        elif not _is_unused(raw, others.unsupported[name]):
+            allowed = " or ".join(json.dumps(neutral) for neutral in others.unsupported[name])
             fix = f"leave it out, or send {allowed}" if allowed else "leave it out"
             raise InvalidRequestError(
                 f"{name}={shown(raw)} is not supported by this server: {fix}",
@@ -226,9 +226,9 @@ def quoted(text: str) -> str:
 
 
 @cache
-def _fields_of(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+def _fields_of(kind: type[msgspec.Struct], others: Others) -> type[msgspec.Struct]:
     """The same names with values as they came; others are refused at once."""
-    names = {*kind.__struct_fields__, *HARMLESS, *UNSUPPORTED}
+    names = {*kind.__struct_fields__, *others.harmless, *others.unsupported}
     return msgspec.defstruct(
         f"{kind.__name__}Fields",
         [(name, Raw | msgspec.UnsetType, msgspec.UNSET) for name in sorted(names)],

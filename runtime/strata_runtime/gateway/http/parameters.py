@@ -5,6 +5,8 @@ an answer by their own definition and are accepted; `UNSUPPORTED` ones are accep
 used". Everything else is unknown. Nothing is silently ignored: a client that asks for something gets it or an error.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -33,13 +35,24 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
+
+@dataclass(frozen=True, eq=False)
+class Others:
+    """What bodies of an interface may have beside their fields: `harmless`, and `unsupported` with what each may be."""
+
+    harmless: frozenset[str]
+    unsupported: Mapping[str, tuple[Any, ...]]
+
+
+OPENAI = Others(HARMLESS, UNSUPPORTED)
+
 MOST_STOP_STRINGS = 16
 MOST_PRIORITY = 2**31 - 1
 MOST_STOP_TOKENS = 128
 MOST_CHOICES = 128
 MOST_TOKENS = 2**31 - 1  # of anything that is counted in tokens: the real bounds come from the plan and the vocabulary
 
-_StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 _Count = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 TokenId = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
@@ -66,9 +79,9 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: _Penalty = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
     logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=MOST_BIASES)] = {}
-    bad_words: Annotated[list[_StopString], Meta(max_length=MOST_BAD_WORDS // 2)] = []
+    bad_words: Annotated[list[StopString], Meta(max_length=MOST_BAD_WORDS // 2)] = []
     min_tokens: Annotated[int, Meta(ge=0, le=MOST_TOKENS)] = 0
-    stop: _StopString | Annotated[list[_StopString], Meta(max_length=MOST_STOP_STRINGS)] = []
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MOST_STOP_STRINGS)] = []
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MOST_STOP_TOKENS)] = []
     ignore_eos: bool = False
     skip_special_tokens: bool = True

@@ -1,49 +1,17 @@
 """OpenAI's answers: one shape for completions, one for chat, whole and in chunks.
 
-Used by `answers`. Pure: pieces of text in, JSON values out.
+Used by `chunks`. Pure: pieces of text in, JSON values out.
 """
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from strata_runtime.gateway.http.dialect import Json
 from strata_runtime.gateway.http.prompts import Parsing, Prepared
 from strata_runtime.gateway.text.answer_parser import AnswerParser, Parts, ToolCallDelta
 from strata_runtime.gateway.text.choice import Piece, ScoredToken
 from strata_runtime.gateway.text.tokenizer import Tokenizer
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What every chunk of an answer repeats."""
-
-    prepared: Prepared
-    model: str
-    fingerprint: str
-
-    def wrap(self, kind: str, choices: list[Json], usage: Json | None) -> Json:
-        return {
-            "id": self.prepared.id,
-            "object": kind,
-            "created": self.prepared.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            "choices": choices,
-            "usage": usage,
-        }
-
-
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Json:
-    """`cached_tokens`: of the prompts, those whose keys and values were there already."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
 
 
 class Shape(Protocol):
@@ -130,7 +98,7 @@ class ChatShape:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._most_calls = prepared.parsing.most_calls
-        self._parsers = [_parser(prepared.parsing) for _ in prepared.requests]
+        self._parsers = [parser_of(prepared.parsing, "call") for _ in prepared.requests]
 
     def opening(self, index: int) -> Json | None:
         delta = {"role": "assistant", "content": "", "refusal": None}
@@ -183,26 +151,29 @@ class ChatShape:
     def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:  # noqa: ARG002 (the same at any place)
         if not self._logprobs:
             return None
-        content = [
-            {
-                **self._scored(scored.token, scored.logprob),
-                "top_logprobs": [self._scored(token, logprob) for token, logprob in scored.top],
-            }
-            for scored in tokens
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": scored_tokens(tokens, self._tokenizer), "refusal": None}
 
-    def _scored(self, token: int, logprob: float) -> Json:
-        data = self._tokenizer.token_bytes(token)
+
+def scored_tokens(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> list[Json]:
+    """One object for each token."""
+
+    def told(token: int, logprob: float) -> Json:
+        data = tokenizer.token_bytes(token)
         return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
 
+    return [
+        {**told(each.token, each.logprob), "top_logprobs": [told(token, logprob) for token, logprob in each.top]}
+        for each in tokens
+    ]
 
-def _parser(parsing: Parsing) -> AnswerParser:
+
+def parser_of(parsing: Parsing, call_prefix: str) -> AnswerParser:
+    """For one choice; `call_prefix` is what the names of its calls begin with."""
     return AnswerParser(
         parsing.tool_format,
         parsing.reasoning,
         starts_in_reasoning=parsing.is_thinking,
-        new_id=lambda: f"call_{secrets.token_hex(12)}",
+        new_id=lambda: f"{call_prefix}_{secrets.token_hex(12)}",
         schemas=parsing.schemas,
     )
 

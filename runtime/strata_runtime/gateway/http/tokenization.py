@@ -47,13 +47,7 @@ def bound_of(max_tokens: int) -> int:
 
 def tokenize(body: TokenizeBody, tokenizer: Tokenizer, max_tokens: int) -> bytes:
     """The answer as JSON, also where a pipeline would not take so many. Raises InvalidRequestError beyond `bound_of`."""
-    if (body.prompt == NOTHING) == (body.messages == NOTHING):
-        how = "missing: one of them is required" if body.prompt == NOTHING else "both there: send one of them"
-        raise InvalidRequestError(f"prompt and messages are {how}", param="prompt")
-    most = bound_of(max_tokens)
-    text = _prompt(body, tokenizer, most) if body.messages == NOTHING else _chat(body, tokenizer, most)
-    special = body.messages == NOTHING if body.add_special_tokens is None else body.add_special_tokens
-    tokens = tokenizer.encode(text, add_special_tokens=special)
+    tokens = tokens_of(body, tokenizer, max_tokens)
     return msgspec.json.encode(
         {
             "count": len(tokens),
@@ -62,6 +56,17 @@ def tokenize(body: TokenizeBody, tokenizer: Tokenizer, max_tokens: int) -> bytes
             "token_strs": tokenizer.pieces(tokens) if body.return_token_strs else None,
         }
     )
+
+
+def tokens_of(body: TokenizeBody, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
+    """Of a prompt or messages."""
+    if (body.prompt == NOTHING) == (body.messages == NOTHING):
+        how = "missing: one of them is required" if body.prompt == NOTHING else "both there: send one of them"
+        raise InvalidRequestError(f"prompt and messages are {how}", param="prompt")
+    most = bound_of(max_tokens)
+    text = _prompt(body, tokenizer, most) if body.messages == NOTHING else _chat(body, tokenizer, most)
+    special = body.messages == NOTHING if body.add_special_tokens is None else body.add_special_tokens
+    return tokenizer.encode(text, add_special_tokens=special)
 
 
 def detokenize(body: DetokenizeBody, tokenizer: Tokenizer, max_tokens: int) -> bytes:

@@ -205,14 +205,14 @@ class AnswerParser:
     def _parameters(self, properties: Mapping[str, Any]) -> Reading[None]:
         """Report the arguments parameter by parameter: what JSON its text means is known at its end."""
         reader, emit = self._reader, self._parts.add_arguments
-        before = "{"
+        before, rest = "{", ""
         while True:
             reader.hold()
             if not (yield from reader.words(PARAMETER_BEGIN)):
                 break
             name = (yield from reader.run(_PARAMETER_NAME)).strip()
             if not (yield from reader.one_of((PARAMETER_NAME_END,))):
-                self._parts.add_content(reader.release())
+                rest = reader.release()
                 break
             reader.release()
             emit(f"{before}{as_string(name)}: ")
@@ -226,6 +226,7 @@ class AnswerParser:
         reader.release()
         if (yield from reader.peek()):
             emit("{}" if before == "{" else "}")
+        self._parts.add_content(rest)
 
     def _begin_call(self, name: str) -> None:
         if not (name and name.isprintable()):

@@ -1,10 +1,25 @@
 """The parts of an assistant's answer as they are streamed: content, reasoning, pieces of tool calls.
 
-`answer_parser` makes them with `PartsBuilder`; the chat interface turns them into chunks.
+`answer_parser` makes them with `PartsBuilder`; the chat interface turns them into chunks, others into blocks.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for who asked."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of a thought."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,24 +32,38 @@ class ToolCallDelta:
     arguments: str
 
 
+Segment: TypeAlias = Content | Reasoning | ToolCallDelta
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a piece of text adds to an answer."""
+    """What a piece of text adds to an answer, in its order. What one call gains is not interrupted by anything else."""
 
-    content: str = ""
-    reasoning: str = ""
-    calls: tuple[ToolCallDelta, ...] = ()
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def content(self) -> str:
+        return "".join(segment.text for segment in self.segments if isinstance(segment, Content))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(segment.text for segment in self.segments if isinstance(segment, Reasoning))
+
+    @property
+    def calls(self) -> tuple[ToolCallDelta, ...]:
+        return tuple(segment for segment in self.segments if isinstance(segment, ToolCallDelta))
 
 
-@dataclass(slots=True)
-class _NewOfCall:
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: list[str] = field(default_factory=list)
+class _Growing:
+    """A segment that may get more text until it is taken."""
 
-    def delta(self) -> ToolCallDelta:
-        return ToolCallDelta(self.index, self.id, self.name, "".join(self.arguments))
+    def __init__(self, make: Callable[[str], Segment], kind: object) -> None:
+        self._make = make
+        self.kind = kind
+        self.texts: list[str] = []
+
+    def segment(self) -> Segment:
+        return self._make("".join(self.texts))
 
 
 class PartsBuilder:
@@ -46,49 +75,53 @@ class PartsBuilder:
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[_NewOfCall] = []
+        self._growing: list[_Growing] = []
         self._spaces: list[str] | None = []  # that wait; None within content
         self._behind_reasoning = False
         self.call_count = 0
 
     def add_content(self, text: str) -> None:
         if self._spaces is None:
-            self._content.append(text)
+            self._add(Content, Content, text)
             return
         self._spaces.append(text)
         if text and not text.isspace():
             waited = "".join(self._spaces)
-            self._content.append(waited.lstrip("\r\n") if self._behind_reasoning else waited)
+            self._add(Content, Content, waited.lstrip("\r\n") if self._behind_reasoning else waited)
             self._spaces, self._behind_reasoning = None, False
 
     def add_reasoning(self, text: str) -> None:
-        self._reasoning.append(text)
+        self._add(Reasoning, Reasoning, text)
 
     def end_reasoning(self) -> None:
         self._spaces, self._behind_reasoning = [], True
 
     def begin_call(self, name: str) -> None:
         self._spaces, self._behind_reasoning = [], False
-        self._calls.append(_NewOfCall(self.call_count, self._new_id(), name))
+        index, call_id = self.call_count, self._new_id()
+        self._growing.append(_Growing(lambda arguments: ToolCallDelta(index, call_id, name, arguments), index))
         self.call_count += 1
 
     def add_arguments(self, text: str) -> None:
         """Of the call that was begun last."""
         index = self.call_count - 1
-        if not self._calls:
-            self._calls.append(_NewOfCall(index))
-        self._calls[-1].arguments.append(text)
+        self._add(lambda arguments: ToolCallDelta(index, None, None, arguments), index, text)
 
     def end(self) -> None:
         """The answer is over: white space that still waits is content where there is nothing else."""
         if self._spaces and not self.call_count and not self._behind_reasoning:
-            self._content += self._spaces
+            self._add(Content, Content, "".join(self._spaces))
         self._spaces = None
 
     def take(self) -> Parts:
-        calls = tuple(call.delta() for call in self._calls)
-        parts = Parts("".join(self._content), "".join(self._reasoning), calls)
-        self._content, self._reasoning, self._calls = [], [], []
+        parts = Parts(tuple(growing.segment() for growing in self._growing))
+        self._growing = []
         return parts
+
+    def _add(self, make: Callable[[str], Segment], kind: object, text: str) -> None:
+        """To the last segment where it is of this kind: a type, or the number of a call."""
+        if not text:
+            return
+        if not self._growing or self._growing[-1].kind != kind:
+            self._growing.append(_Growing(make, kind))
+        self._growing[-1].texts.append(text)

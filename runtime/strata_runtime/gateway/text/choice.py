@@ -25,11 +25,15 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a token event adds to a choice: text that may be shown and the tokens since the piece before."""
+    """What a token event adds to a choice: text that may be shown and the tokens since the piece before.
+
+    `stop_string`: the one that ended it, if one did.
+    """
 
     text: str
     tokens: tuple[ScoredToken, ...]
     finish_reason: Literal["stop", "length"] | None
+    stop_string: str | None = None
 
 
 class Choice:
@@ -75,4 +79,4 @@ class Choice:
         elif event.finish == "length":
             reason = "length"
         self.finished = reason is not None
-        return Piece(text, scored, reason)
+        return Piece(text, scored, reason, screened.stop)

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """Text that may be shown; `stopped` when a stop string ended it."""
+    """Text that may be shown, and the stop string that ended it."""
 
     text: str
-    stopped: bool
+    stop: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None
 
 
 class StopStrings:
@@ -26,11 +30,11 @@ class StopStrings:
     def push(self, text: str) -> Screened:
         """Take the next piece. The stop string that is complete first wins, of several the one that began first."""
         self._pending += text
-        found = [(start + len(stop), start) for stop in self._stops if (start := self._pending.find(stop)) >= 0]
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := self._pending.find(stop)) >= 0]
         if found:
-            _, start = min(found)
-            return Screened(self._take(start), stopped=True)
-        return Screened(self._take(len(self._pending) - self._held_back()), stopped=False)
+            _, start, stop = min(found)
+            return Screened(self._take(start), stop)
+        return Screened(self._take(len(self._pending) - self._held_back()))
 
     def flush(self) -> str:
         """The answer is over: what was held back is text after all."""

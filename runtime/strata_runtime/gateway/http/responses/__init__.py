@@ -1,0 +1,1 @@
+"""OpenAI's Responses interface over the same chats, without any state: bodies, their translation and answers."""
