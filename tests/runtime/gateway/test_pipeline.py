@@ -86,6 +86,39 @@ async def test_a_stream_is_what_transformers_generates(model: Path, expected: st
             assert await gateway.metric("strata_replays_total") == (lost is not None)
 
 
+async def test_a_prompts_own_tokens_have_the_models_log_probabilities(model: Path, tokenizer: Tokenizer) -> None:
+    """Of more tokens than a step has rows for, over two stages: as `echo` tells them, whole and streamed, and as vLLM does."""
+    prompt = tokenizer.encode("hello world, this is a test of tokens " * 3)
+    logits = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(torch.tensor([prompt])).logits[0]
+    logs = logits.detach().log_softmax(dim=-1)
+    expected = [float(logs[place, token]) for place, token in enumerate(prompt[1:])]
+    asked = {"prompt": prompt, "max_tokens": 1, "temperature": 0}
+    with PipelineHarness(SLOTS) as pipeline:
+        async with a_gateway(load_tokenizer(model)) as gateway:
+            serve(pipeline, gateway, model)
+            await gateway.until(lambda: gateway.dispatcher.status().leaders_connected)
+            [whole] = (await gateway.complete(**asked, echo=True, logprobs=1)).json()["choices"]
+            told = whole["logprobs"]
+            first, *others, _ = told["token_logprobs"]
+            assert (first, others) == (None, pytest.approx(expected, abs=1e-4))
+            assert "".join(told["tokens"]) == whole["text"]
+            assert told["top_logprobs"][0] is None
+            assert {len(top) for top in told["top_logprobs"][1:]} <= {1, 2}
+            lines = (await gateway.complete(**asked, echo=True, logprobs=1, stream=True)).text.splitlines()
+            chunks = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+            assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
+            for name, values in told.items():
+                assert [each for chunk in chunks for each in chunk["logprobs"][name]] == values
+            [again] = (await gateway.complete(**asked, prompt_logprobs=2)).json()["choices"]
+            assert again["prompt_logprobs"][0] is None
+            for place, (token, each) in enumerate(zip(prompt[1:], again["prompt_logprobs"][1:], strict=True)):
+                order = logs[place].argsort(descending=True).tolist()
+                assert each[str(token)]["rank"] == order.index(token) + 1
+                assert set(map(int, each)) == {token, *order[:2]}
+            chat = (await gateway.chat(prompt_logprobs=0, max_tokens=1)).json()
+            assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+
+
 THREE = ("s0", "s1", "s2")
 FORM = r'\{"colours": \["red"(, "green"|, "blue"|, "red"){8}\]\}'
 RULED = {"structured_outputs": {"regex": FORM}, "repetition_penalty": 1.1, "logit_bias": {"5": 2}}

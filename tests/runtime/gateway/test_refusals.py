@@ -120,7 +120,10 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
         pytest.param("completions", COMPLETION | {"stop": [""]}, "stop.0", ">= 1", id="empty stop"),
         pytest.param("completions", COMPLETION | {"stop": ["x"] * 17}, "stop", "<= 16", id="many stops"),
         pytest.param("completions", COMPLETION | {"logprobs": 21}, "logprobs", "<= 20", id="logprobs"),
-        pytest.param("completions", COMPLETION | {"echo": True, "logprobs": 0}, "echo", "one of them", id="echo"),
+        pytest.param(
+            "completions", COMPLETION | {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "one of them", id="-"
+        ),
+        pytest.param("completions", COMPLETION | {"prompt_logprobs": 21}, "prompt_logprobs", "<= 20", id="many"),
         pytest.param("completions", COMPLETION | {"messages": []}, "messages", "not a parameter", id="chat's name"),
         pytest.param(
             "completions", COMPLETION | {"stream_options": {}}, "stream_options", "stream=true", id="stream_options"

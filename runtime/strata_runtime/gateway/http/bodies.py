@@ -15,7 +15,6 @@ from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.parameters import (
     OPENAI,
     ChatBody,
-    CompletionBody,
     GenerationBody,
     Others,
     TokenId,
@@ -151,10 +150,10 @@ def _check(body: GenerationBody) -> None:
             )
     if isinstance(body, ChatBody):
         _check_chat(body)
-    elif isinstance(body, CompletionBody) and body.echo and body.logprobs is not None:
+    if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequestError(
-            "echo together with logprobs is not supported (prompts have no log probabilities): leave one of them out",
-            param="echo",
+            "prompt_logprobs is only told in answers that are not streamed: leave one of them out",
+            param="prompt_logprobs",
         )
 
 

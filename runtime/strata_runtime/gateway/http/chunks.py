@@ -25,13 +25,15 @@ class Chunks:
     fingerprint: str
 
     def heard(self, index: int, piece: Piece) -> Json | None:
-        return self.shape.logprobs(index, piece.tokens)
+        return self.shape.logprobs(index, piece)
 
     def whole(self, choices: Sequence[Told], usage: Usage) -> Json:
         shaped = [
             self.shape.whole(index, told.text, told.logprobs, told.finish_reason) for index, told in enumerate(choices)
         ]
-        return self._wrap(self.shape.kind, shaped, usage)
+        answer = self._wrap(self.shape.kind, shaped, usage)
+        scores = self.shape.of_prompt()
+        return answer if scores is None else {**answer, "prompt_logprobs": scores}
 
     def opening(self, usage: Usage) -> Iterator[bytes]:  # noqa: ARG002 (told at the end)
         for index in range(len(self.prepared.requests)):

@@ -29,7 +29,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "prompt_logprobs": (),
     "suffix": ("",),
     "verbosity": (),
     "web_search_options": (),
@@ -85,6 +84,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MOST_STOP_TOKENS)] = []
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None  # of the prompt's own tokens
     response_format: Raw | None = None
     structured_outputs: Raw | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None

@@ -29,6 +29,7 @@ from strata_runtime.gateway.text.tool_formats import TOOL_FORMAT_NAMES, ToolForm
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 MOST_SCORES = 2**20  # log probabilities of an answer that is not streamed: some 80 bytes each, all held until its end
+MOST_PROMPT_SCORES = 2**19  # log probabilities of one prompt
 PATIENCE_SECONDS = 600.0  # a request without a deadline lets those that came later with one pass for so long
 _SEED_BITS = 63
 
@@ -81,8 +82,11 @@ class Prepared:
     def prompt_tokens(self) -> int:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
+    def prompt(self, choice: int) -> Prompt:
+        return self.prompts[choice // self.body.n]
+
     def echo(self, choice: int) -> str:
-        return self.prompts[choice // self.body.n].echo
+        return self.prompt(choice).echo
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,9 @@ class _Rules:
         self.stop_tokens = tuple(dict.fromkeys((*ends, *body.stop_token_ids)))
         self._body = body
         self.logprobs = logprobs
+        self.prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
+        if isinstance(body, CompletionBody) and body.echo:
+            self.prompt_logprobs = max(self.prompt_logprobs, logprobs)
         self._seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed % (1 << _SEED_BITS)
         self.form = form
         rules = LogitRules(
@@ -211,6 +218,7 @@ class _Rules:
             seed=_seed_of(self._seed, choice),
             logprobs=self.logprobs,
             min_p=body.min_p,
+            prompt_logprobs=self.prompt_logprobs,
             rules=self._rules,
         )
 
@@ -239,6 +247,7 @@ def _prepare(
     parsing: Parsing = PLAIN,
 ) -> Prepared:
     _check_scores(body, budgets, rules.logprobs)
+    _check_prompt_scores(prompts, rules.prompt_logprobs)
     now = time.time()
     name = f"{prefix}-{secrets.token_hex(12)}"
     requests = tuple(
@@ -283,6 +292,17 @@ def _check_scores(body: GenerationBody, budgets: Sequence[int], logprobs: int) -
         raise InvalidRequestError(
             f"{tokens} tokens of all answers together, each with its own and {logprobs} further log probabilities, make "
             f"{scores}; the most of what is not streamed is {MOST_SCORES}: send stream=true, or less max_tokens, logprobs or n",
+            param="logprobs",
+        )
+
+
+def _check_prompt_scores(prompts: Sequence[Prompt], logprobs: int) -> None:
+    """All of a prompt's come in one message from a leader."""
+    tokens = max(len(prompt.tokens) for prompt in prompts)
+    if tokens * (1 + logprobs) > MOST_PROMPT_SCORES:
+        raise InvalidRequestError(
+            f"a prompt of {tokens} tokens, each with its own and {logprobs} further log probabilities, makes {tokens * (1 + logprobs)}; "
+            f"{MOST_PROMPT_SCORES} are the most: ask for fewer, or send the prompt in parts",
             param="logprobs",
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from strata_runtime.gateway.http.dialect import Json
+from strata_runtime.gateway.http.prompt_scores import PromptScores
 from strata_runtime.gateway.http.prompts import Parsing, Prepared
 from strata_runtime.gateway.text.answer_parser import AnswerParser, Parts, ToolCallDelta
 from strata_runtime.gateway.text.choice import Piece, ScoredToken
@@ -28,12 +29,16 @@ class Shape(Protocol):
         """A piece of a choice in a stream; None where it tells nothing yet."""
         ...
 
-    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:
+    def logprobs(self, index: int, piece: Piece) -> Json | None:
         """The log probabilities of a choice's next tokens: lists by name, and None where there is nothing to tell."""
         ...
 
     def whole(self, index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
         """A choice that is complete."""
+        ...
+
+    def of_prompt(self) -> list[Json | None] | None:
+        """Log probabilities of the prompt's own tokens that are told beside the choices."""
         ...
 
 
@@ -48,23 +53,29 @@ class CompletionShape:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._offsets = [0] * len(prepared.requests)  # characters of each choice's tokens so far
+        self._scores = PromptScores(prepared, tokenizer)
 
     def opening(self, index: int) -> Json | None:
+        """What is echoed. Its log probabilities come with the first token behind it."""
         echo = self._prepared.echo(index)
-        return self._choice(index, echo, self.logprobs(index, ()), None) if echo else None
+        return self._choice(index, echo, self.logprobs(index, Piece("", (), None)), None) if echo else None
 
     def delta(self, index: int, piece: Piece) -> Json:
-        return self._choice(index, piece.text, self.logprobs(index, piece.tokens), piece.finish_reason)
+        return self._choice(index, piece.text, self.logprobs(index, piece), piece.finish_reason)
 
     def whole(self, index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
-        return self._choice(index, self._prepared.echo(index) + text, logprobs, finish_reason)
+        choice = self._choice(index, self._prepared.echo(index) + text, logprobs, finish_reason)
+        scores = self._scores.told(index)
+        return choice if scores is None else {**choice, "prompt_logprobs": scores}
 
     def _choice(self, index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:
+    def logprobs(self, index: int, piece: Piece) -> Json | None:
+        self._scores.heard(index, piece)
         if not self._logprobs:
             return None
+        tokens = (*self._echoed(index, piece), *piece.tokens)
         texts = [self._text(scored.token) for scored in tokens]
         offsets = []
         for text in texts:
@@ -77,8 +88,23 @@ class CompletionShape:
             "text_offset": offsets,
         }
 
-    def _top(self, scored: ScoredToken) -> Mapping[str, float]:
+    def of_prompt(self) -> list[Json | None] | None:
+        return None  # its choices have them: they may be of several prompts
+
+    def _echoed(self, index: int, piece: Piece) -> list[ScoredToken]:
+        """The prompt's tokens, where it is repeated, with the first piece."""
+        if not piece.prompt or not self._prepared.echo(index):
+            return []
+        first, *others = self._prepared.prompt(index).tokens
+        scored = [
+            ScoredToken(token, each.logprob, tuple(each.top)) for token, each in zip(others, piece.prompt, strict=True)
+        ]
+        return [ScoredToken(first, None, ()), *scored]
+
+    def _top(self, scored: ScoredToken) -> Mapping[str, float] | None:
         """Of tokens with the same text the more likely one; the chosen token is always there."""
+        if scored.logprob is None:
+            return None
         ranked = {self._text(scored.token): scored.logprob}
         for token, logprob in scored.top:
             ranked.setdefault(self._text(token), logprob)
@@ -98,6 +124,7 @@ class ChatShape:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._most_calls = prepared.parsing.most_calls
+        self._scores = PromptScores(prepared, tokenizer)
         self._parsers = [parser_of(prepared.parsing, "call") for _ in prepared.requests]
 
     def opening(self, index: int) -> Json | None:
@@ -105,7 +132,7 @@ class ChatShape:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def delta(self, index: int, piece: Piece) -> Json | None:
-        logprobs = self.logprobs(index, piece.tokens)
+        logprobs = self.logprobs(index, piece)
         delta: Json = {}
         for parts in self._parts(index, piece.text, ends=piece.finish_reason is not None):
             _join(delta, "content", parts.content)
@@ -148,16 +175,20 @@ class ChatShape:
     def _reason(self, index: int, reason: str | None) -> str | None:
         return "tool_calls" if reason == "stop" and self._parsers[index].called else reason
 
-    def logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> Json | None:  # noqa: ARG002 (the same at any place)
+    def logprobs(self, index: int, piece: Piece) -> Json | None:
+        self._scores.heard(index, piece)
         if not self._logprobs:
             return None
-        return {"content": scored_tokens(tokens, self._tokenizer), "refusal": None}
+        return {"content": scored_tokens(piece.tokens, self._tokenizer), "refusal": None}
+
+    def of_prompt(self) -> list[Json | None] | None:
+        return self._scores.told(0)
 
 
 def scored_tokens(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> list[Json]:
     """One object for each token."""
 
-    def told(token: int, logprob: float) -> Json:
+    def told(token: int, logprob: float | None) -> Json:
         data = tokenizer.token_bytes(token)
         return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from strata_planner.contract.frames import TokenEvent
+from strata_planner.contract.frames import PromptScore, TokenEvent
 from strata_runtime.gateway.text.detokenizer import Detokenizer
 from strata_runtime.gateway.text.stop_strings import StopStrings
 from strata_runtime.gateway.text.tokenizer import Tokenizer
@@ -16,10 +16,10 @@ from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A chosen token; `top` holds (token, log probability), most likely first."""
+    """A chosen token; `top` holds (token, log probability), most likely first. The first of a prompt follows nothing: it has none."""
 
     token: int
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, float], ...]
 
 
@@ -27,13 +27,14 @@ class ScoredToken:
 class Piece:
     """What a token event adds to a choice: text that may be shown and the tokens since the piece before.
 
-    `stop_string`: the one that ended it, if one did.
+    `stop_string`: the one that ended it, if one did. `prompt`: what the model made of the prompt, with the first piece.
     """
 
     text: str
     tokens: tuple[ScoredToken, ...]
     finish_reason: Literal["stop", "length"] | None
     stop_string: str | None = None
+    prompt: tuple[PromptScore, ...] = ()
 
 
 class Choice:
@@ -79,4 +80,4 @@ class Choice:
         elif event.finish == "length":
             reason = "length"
         self.finished = reason is not None
-        return Piece(text, scored, reason, screened.stop)
+        return Piece(text, scored, reason, screened.stop, event.prompt)
