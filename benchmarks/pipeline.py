@@ -79,15 +79,17 @@ def alternate(left: Callable[[], float], right: Callable[[], float], runs: int =
     return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
 
 
-def measure_overlap(model: Path, busy: dict[str, Mapping[str, float]]) -> Row:
+def measure_overlap(model: Path, busy: dict[str, Mapping[str, float]], *, ragged: bool) -> Row:
     """Twice the sequences on twice the stages."""
+    kind = " of unlike lengths" if ragged else ""
     with served(plan(model, 1, load(16))) as one, served(plan(model, 2, load(32))) as two:
-        rate = _rate_of(busy)
+        rate = _rate_of(busy, ragged=ragged)
         value, peer = alternate(
-            lambda: rate(two, 32, "2 stages, 32 sequences"), lambda: rate(one, 16, "1 stage, 16 sequences")
+            lambda: rate(two, 32, f"2 stages, 32 sequences{kind}"),
+            lambda: rate(one, 16, f"1 stage, 16 sequences{kind}"),
         )
     return Row(
-        name="overlap",
+        name="overlap_ragged" if ragged else "overlap",
         value=value,
         unit="tokens/s",
         peer="one stage, 16 sequences",
@@ -144,15 +146,17 @@ def measure_generate(model: Path, sequences: int, busy: dict[str, Mapping[str, f
     )
 
 
-def _rate_of(busy: dict[str, Mapping[str, float]]) -> Callable[[ServedPipeline, int, str], float]:
+def _rate_of(
+    busy: dict[str, Mapping[str, float]], *, ragged: bool = False
+) -> Callable[[ServedPipeline, int, str], float]:
     """Measures a pipeline after one run to warm it up; keeps the busy shares of its stages."""
     warm: set[int] = set()
 
     def rate(pipeline: ServedPipeline, sequences: int, label: str) -> float:
         if id(pipeline) not in warm:
             warm.add(id(pipeline))
-            pipeline.measure(sequences, PROMPT, ANSWER)
-        result: Served = pipeline.measure(sequences, PROMPT, ANSWER)
+            pipeline.measure(sequences, PROMPT, ANSWER, ragged=ragged)
+        result: Served = pipeline.measure(sequences, PROMPT, ANSWER, ragged=ragged)
         busy[label] = result.busy
         return result.tokens_per_second
 
@@ -164,7 +168,8 @@ def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
         rows = [
-            measure_overlap(model, busy),
+            measure_overlap(model, busy, ragged=False),
+            measure_overlap(model, busy, ragged=True),
             measure_hop_latency(model, busy),
             measure_generate(model, 1, busy),
             measure_generate(model, 16, busy),

@@ -17,6 +17,7 @@ from rich.table import Table
 LISTED: dict[str, tuple[str, ...]] = {
     "pipeline": (
         "overlap",
+        "overlap_ragged",
         "hop_latency",
         "generate_1",
         "generate_16",

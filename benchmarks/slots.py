@@ -63,13 +63,17 @@ class ServedPipeline:
         self._leader = leader
         self._run = 0
 
-    def measure(self, sequences: int, prompt: int, answer: int) -> Served:
-        """Generate `answer` tokens for `sequences` prompts at once, which share nothing with any that were run before."""
+    def measure(self, sequences: int, prompt: int, answer: int, *, ragged: bool = False) -> Served:
+        """Generate `answer` tokens for `sequences` prompts at once, which share nothing with any that were run before.
+
+        Ragged: of a quarter to seven quarters of these lengths, the same in every run.
+        """
         self._run += 1
         names = [f"{self._run}-{number}" for number in range(sequences)]
         submits = [
-            greedy(name, [(7 * number + place) % _VOCABULARY for place in range(prompt)], answer, salt=name)
+            greedy(name, [(7 * number + place) % _VOCABULARY for place in range(lengths[0])], lengths[1], salt=name)
             for number, name in enumerate(names)
+            for lengths in [(_ragged(prompt, 5 * number), _ragged(answer, 3 * number)) if ragged else (prompt, answer)]
         ]
         before = self._stats()
         started = time.perf_counter()
@@ -77,10 +81,14 @@ class ServedPipeline:
         seconds = time.perf_counter() - started
         after = self._stats()
         busy = {name: (after[name].busy_seconds - before[name].busy_seconds) / seconds for name in after}
-        return Served(sequences * answer / seconds, seconds, busy)
+        return Served(sum(each.max_tokens for each in submits) / seconds, seconds, busy)
 
     def _stats(self) -> dict[str, RoleStats]:
         return {name: slot.ask(GetStatus()).roles[0] for name, slot in self._client.slots.items()}
+
+
+def _ragged(length: int, number: int) -> int:
+    return length * (1 + number % 7) // 4
 
 
 @contextlib.contextmanager
