@@ -7,7 +7,11 @@ queries where it has them, and whatever is peculiar to it (windows, soft caps, p
 from pathlib import Path
 from typing import Any
 
-from strata_runtime.model.random_model import make_random_model
+import torch
+from transformers import AutoConfig
+
+from strata_planner.contract.text_part import text_part
+from strata_runtime.model.random_model import make_random_model, whole_model_class
 from tests.laws import swept
 
 _BASE: dict[str, Any] = {
@@ -96,15 +100,39 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     name: (name, fields) for name, fields in ARCHITECTURES.items()
 } | VARIANTS
+# Of these the text part runs. Their fields are those of that part.
+WITH_VISION: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("gemma3", _HEADS | _TIED | _WINDOW),
+    "mistral3": ("mistral3", {"sliding_window": None}),
+}
+_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 # One of each kind: plain; soft caps, windows and a tied head; learned positions; experts; fused projections; a parallel block; a scaled head; multipliers.
 REPRESENTATIVE = ("llama", "gemma2", "opt", "qwen2_moe", "phi3", "gpt_neox", "cohere2", "granite")
-SWEEP = swept(MODELS, REPRESENTATIVE)
+ALL = MODELS | WITH_VISION
+SWEEP = swept(ALL, REPRESENTATIVE)
 
 
-def make_tiny_model(folder: Path, name: str, **config: Any) -> Path:
-    """Write the tiny model `name` of MODELS to `folder`; `config` overrides its fields."""
-    model_type, fields = MODELS[name]
+def tiny_config(name: str, **config: Any) -> tuple[str, dict[str, Any]]:
+    """Type and fields of the tiny model `name` of ALL; `config` overrides its fields."""
+    model_type, fields = ALL[name]
     merged = _BASE | fields | config
     if model_type == "opt" and "word_embed_proj_dim" not in merged:
         merged["word_embed_proj_dim"] = merged["hidden_size"]
-    return make_random_model(folder, model_type, **merged)
+    if name not in WITH_VISION:
+        return model_type, merged
+    tied = {"tie_word_embeddings": merged["tie_word_embeddings"]}
+    return model_type, {"text_config": text_part({"model_type": model_type, "text_config": merged})} | tied | {
+        "vision_config": _VISION
+    }
+
+
+def make_tiny_model(folder: Path, name: str, **config: Any) -> Path:
+    """Write the tiny model `name` of ALL to `folder`; `config` overrides its fields."""
+    model_type, fields = tiny_config(name, **config)
+    return make_random_model(folder, model_type, **fields)
+
+
+def unsliced(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
+    """transformers' own model of the checkpoint, whole."""
+    kind = whole_model_class(AutoConfig.from_pretrained(folder))
+    return kind.from_pretrained(folder, dtype=dtype, **settings)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata_planner.contract.formats import WITHOUT_EXPERTS, FormatName
+from strata_planner.contract.text_part import text_part
 from strata_planner.contract.values import ContractError
 
 
@@ -111,6 +112,7 @@ def check_architecture(config: dict[str, Any]) -> None:
 
     `config`: the parsed config.json. Only what it says is checked, not whether the weights are there.
     """
+    config = text_part(config)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UnsupportedModelError("config.json has no model_type: a Hugging Face decoder-only checkpoint is needed")
@@ -124,7 +126,7 @@ def check_architecture(config: dict[str, Any]) -> None:
 
 def check_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> None:
     """Raises UnsupportedModelError for a layer format that this (supported) model's layers cannot be stored in."""
-    model_type = str(config.get("model_type"))
+    model_type = str(text_part(config).get("model_type"))
     refused = sorted(set(formats) - set(layer_formats(config, formats)))
     if refused:
         raise UnsupportedModelError(
@@ -135,7 +137,7 @@ def check_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> No
 
 def check_without_experts(config: dict[str, Any], what: str) -> None:
     """Raises UnsupportedModelError for a model with fused experts: `what` (a noun) goes through a model's linears alone."""
-    model_type = str(config.get("model_type"))
+    model_type = str(text_part(config).get("model_type"))
     if SUPPORTED.get(model_type, _PLAIN).fused_experts:
         raise UnsupportedModelError(
             f"model_type '{model_type}' has fused experts, which {what} does not know: its experts may be rounded to nearest "
@@ -145,7 +147,7 @@ def check_without_experts(config: dict[str, Any], what: str) -> None:
 
 def layer_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> tuple[FormatName, ...]:
     """Those of `formats` that the decoder layers of this model can be stored in."""
-    architecture = SUPPORTED.get(str(config.get("model_type")), _PLAIN)
+    architecture = SUPPORTED.get(str(text_part(config).get("model_type")), _PLAIN)
     return tuple(name for name in formats if not (architecture.fused_experts and name in WITHOUT_EXPERTS))
 
 

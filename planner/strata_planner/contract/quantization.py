@@ -32,6 +32,7 @@ from typing import Any, Literal, TypeVar
 
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import GPTQ, FormatName
+from strata_planner.contract.text_part import TEXT_PARTS
 from strata_planner.contract.values import Value
 
 CONFIG_FIELD = "quantization_config"
@@ -131,6 +132,11 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | BlockFloat8 |
     if not isinstance(fields, Mapping):
         raise UnsupportedModelError(f"{CONFIG_FIELD} is {fields!r}; an object is needed: fetch the model again")
     method = str(fields.get("quant_method") or fields.get("method") or "gptq").lower()
+    if str(config.get("model_type")) in TEXT_PARTS:
+        raise UnsupportedModelError(
+            f"{CONFIG_FIELD}: weights quantized by '{method}' are read of models for text alone, not of '{config['model_type']}'. "
+            "Name the unquantized model"
+        )
     if method == "fp8":
         return _block_float8(fields)
     if method != "gptq":

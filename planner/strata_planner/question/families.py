@@ -146,6 +146,16 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+# Numbers that published checkpoints leave to transformers' own defaults.
+_UNSAID: dict[str, dict[str, int]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
+}
 _DECODER_LAYERS = {"gpt_neox": "gpt_neox.layers", "opt": "model.decoder.layers"}
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 _NEOX_MLP = {"up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h"}
@@ -176,6 +186,11 @@ def expert_path(model_type: str, layer: int, name: str) -> str:
     """The path of the first expert's linear in checkpoints that hold experts apart; `name`: `experts.gate`, `experts.up` or `experts.down`."""
     paths = _MIXTRAL_EXPERTS if model_type == "mixtral" else _EXPERT_PATHS
     return f"model.layers.{layer}.{paths[name.removeprefix('experts.')]}"
+
+
+def unsaid(model_type: str) -> dict[str, int]:
+    """The fields that config.json of this type may leave out."""
+    return _UNSAID.get(model_type, {})
 
 
 def family_of(model_type: str) -> Family:

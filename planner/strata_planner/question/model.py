@@ -30,10 +30,11 @@ from strata_planner.contract.quantization import (
     with_old_description,
     without_description,
 )
+from strata_planner.contract.text_part import text_part
 from strata_planner.contract.values import Value
 from strata_planner.errors import ModelError
 from strata_planner.question.config_fields import check_fields
-from strata_planner.question.families import Family, expert_path, family_of, flag, linear_path
+from strata_planner.question.families import Family, expert_path, family_of, flag, linear_path, unsaid
 
 
 class Linear(Value, frozen=True):
@@ -166,8 +167,9 @@ class Model(Value, frozen=True):
         """Raises UnsupportedModelError where the engine lacks something (unless only shapes are studied), ModelError."""
         if not isinstance(config, dict):
             raise ModelError(f"config.json holds a {type(config).__name__}; an object with model_type is needed")
+        whole, config = config, text_part(config)
         check_fields(config)
-        quantization = read_quantization(config)
+        quantization = read_quantization(whole)
         if for_serving:
             check_architecture(without_description(config))
         reader = _Reader(config, quantization)
@@ -202,9 +204,10 @@ class _Reader:
     """One config.json, its synonyms resolved."""
 
     def __init__(self, config: dict[str, Any], quantization: Quantization | BlockFloat8 | None) -> None:
-        self._config = config
-        self._quantization = quantization
         self.model_type = str(config.get("model_type", "llama"))
+        said = {name for name, value in config.items() if value is not None}
+        self._config = config | {name: value for name, value in unsaid(self.model_type).items() if name not in said}
+        self._quantization = quantization
         self.family: Family = family_of(self.model_type)
         self.hidden = self.number("hidden_size", "n_embd", "d_model")
         self.num_layers = self.number("num_hidden_layers", "n_layer", "num_layers")

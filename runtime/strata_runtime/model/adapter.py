@@ -30,6 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_planner.contract.architectures import check_architecture
 from strata_planner.contract.rows import padded_rows
+from strata_planner.contract.text_part import PREFIXES, text_part
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.model import opt
 from strata_runtime.model.attention import AttentionRule, attend, kernel_sizes
@@ -61,9 +62,19 @@ def read_config(folder: Path) -> Any:
         raise InputError(f"{path} is no JSON object: fetch the model again")
     check_architecture(fields)
     try:
-        return AutoConfig.from_pretrained(folder)
+        return _text_config(AutoConfig.from_pretrained(folder), fields)
     except Exception as error:  # transformers checks fields with exceptions of several trees
         raise InputError(f"{path} is not a configuration of '{fields['model_type']}': {error}") from error
+
+
+def _text_config(config: Any, fields: dict[str, Any]) -> Any:
+    """Of the language model alone. `fields`: config.json."""
+    part = text_part(fields)
+    if part == fields:
+        return config
+    inner = config.text_config
+    inner.tie_word_embeddings = part.get("tie_word_embeddings", inner.tie_word_embeddings)
+    return inner
 
 
 class Outside(nn.Module):
@@ -90,7 +101,10 @@ class ModelSlice:
         self._embedding = embedding
         self._head = head
         self.module = _on_meta(config, dtype)
-        self._conversions = get_model_conversion_mapping(self.module)
+        self._conversions = [
+            *(WeightRenaming(stored, own) for stored, own in PREFIXES),
+            *get_model_conversion_mapping(self.module),
+        ]
         self._whole = self.module.state_dict()  # meta tensors: names of the whole model, before it is cut
         self._tied: dict[str, str] = dict(self.module.all_tied_weights_keys)  # parameter -> the one it equals
         self._cut()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_runtime.model.adapter import quiet
 
@@ -28,7 +29,7 @@ def make_random_model(
     memory once. The same arguments give the same weights.
     """
     settings = AutoConfig.for_model(model_type, **config)
-    model = AutoModelForCausalLM.from_config(settings, dtype=dtype)
+    model = whole_model_class(settings).from_config(settings, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
@@ -36,6 +37,11 @@ def make_random_model(
     with quiet():
         model.save_pretrained(folder, max_shard_size=shard_bytes)
     return folder
+
+
+def whole_model_class(config: Any) -> Any:
+    """transformers' class for a causal language model with all that belongs to it, be it a vision tower."""
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
 
 
 def _draw(parameter: torch.Tensor, generator: torch.Generator) -> None:

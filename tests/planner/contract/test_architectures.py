@@ -27,6 +27,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "alibi": ({"model_type": "bloom"}, "ALiBi"),
     "encoder-decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder models"),
     "images": ({"model_type": "gemma3", "vision_config": {"a": 1}}, r"inputs other than text \(vision_config\)"),
+    "text part": (
+        {"model_type": "mistral3", "text_config": {"model_type": "ministral3"}},
+        "'ministral3' is not supported",
+    ),
     "unknown": ({"model_type": "brand_new"}, "a tested adapter for it. Supported: apertus, "),
     "layer types": (
         {"model_type": "qwen3", "layer_types": ["full_attention", "linear_attention"]},
@@ -50,6 +54,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no type": ({}, "config.json has no model_type"),
 }
 ACCEPTED: dict[str, dict[str, Any]] = {
+    "text of images and text": {"model_type": "gemma3", "text_config": {}, "vision_config": {"a": 1}},
     "llama 3": {"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
     "mistral window": {"model_type": "mistral", "sliding_window": 4096},
     "gemma 2": {"model_type": "gemma2", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from strata_planner.contract.architectures import SUPPORTED, UnsupportedModelError
 from strata_planner.contract.formats import FormatName
@@ -23,7 +23,7 @@ from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.load import load_stage
 from strata_runtime.model.random_model import make_random_model
 from tests.laws import share, swept
-from tests.runtime.architectures import ARCHITECTURES, REPRESENTATIVE, SWEEP, make_tiny_model
+from tests.runtime.architectures import ARCHITECTURES, REPRESENTATIVE, SWEEP, make_tiny_model, unsliced
 from tests.runtime.loading.parity import parity
 from tests.runtime.loading.stages import CPU, Stages, load, roles
 
@@ -77,7 +77,7 @@ def test_a_stage_keeps_no_meta_parameter_and_nothing_of_others(name: str, tmp_pa
     module = middle._stage.module
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     assert not [key for key, tensor in tensors.items() if tensor.is_meta]
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    whole = unsliced(model)
     of_two_layers = sum(p.numel() for key, p in whole.named_parameters() if ".layers.2." in key or ".layers.3." in key)
     assert sum(p.numel() for p in module.parameters()) == of_two_layers
 
@@ -95,7 +95,7 @@ def test_a_bfloat16_stage_computes_in_bfloat16(name: str, tmp_path: Path) -> Non
     first = Stages(model, roles(model, 2, compute_type="bfloat16")[:1])
     tokens = torch.tensor([5, 17, 3, 60, 22, 9, 41])
     hidden = first.step({0: tokens}, [Segment(0, 0, 7, 0)])
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="eager")
+    whole = unsliced(model, torch.bfloat16, attn_implementation="eager")
     with torch.inference_mode():
         expected = whole(tokens[None], output_hidden_states=True).hidden_states[3][0]
     assert hidden.dtype is torch.bfloat16
@@ -147,7 +147,7 @@ def test_any_cut_into_stages_and_chunks_gives_the_same_logits(
             for start, end in itertools.pairwise(edges)
         ]
     )
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    whole = unsliced(model, attn_implementation="eager")
     with torch.inference_mode():
         expected = whole(tokens[None]).logits[0]
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
@@ -156,6 +156,22 @@ def test_any_cut_into_stages_and_chunks_gives_the_same_logits(
 def _shared_model(factory: pytest.TempPathFactory) -> Path:
     folder = factory.getbasetemp() / "ministral"
     return folder if (folder / "config.json").exists() else make_tiny_model(folder, "ministral")
+
+
+def test_a_language_model_is_found_under_either_of_its_names(tmp_path: Path) -> None:
+    """As published, and as transformers 5 has its modules; and nothing of the vision tower is read."""
+    model = make_tiny_model(tmp_path, "gemma3")
+    tensors = load_file(model / "model.safetensors")
+    before = load(roles(model, 2)[0], model)
+    save_file(
+        {key.replace("language_model.model.", "model.language_model."): each for key, each in tensors.items()},
+        model / "model.safetensors",
+    )
+    checkpoint = Checkpoint(model)
+    after = load(roles(model, 2)[0], model)
+    assert any("vision" in key for key in checkpoint.keys)
+    for one, two in zip(before._stage.module.parameters(), after._stage.module.parameters(), strict=True):
+        assert torch.equal(one, two)
 
 
 def test_progress_counts_layers(tmp_path: Path) -> None:
