@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_planner.contract.text_part import text_part
+from strata_runtime.model.linears import use_plain_linears
 from strata_runtime.model.random_model import make_random_model, whole_model_class
 from tests.laws import swept
 
@@ -45,6 +48,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma3_text": _HEADS | _TIED | _WINDOW,
     "glm": _HEADS | {"attention_bias": True},
     "glm4": _HEADS | {"attention_bias": True},
+    "gpt2": _TIED | {"n_inner": 48, "intermediate_size": None, "num_key_value_heads": None},
     "gpt_neox": {"num_key_value_heads": 4},
     "granite": {
         "embedding_multiplier": 3.0,
@@ -130,6 +134,15 @@ def make_tiny_model(folder: Path, name: str, **config: Any) -> Path:
     """Write the tiny model `name` of ALL to `folder`; `config` overrides its fields."""
     model_type, fields = tiny_config(name, **config)
     return make_random_model(folder, model_type, **fields)
+
+
+def on_meta(config: Any) -> nn.Module:
+    """The language model alone, without weights, its linears as the runtime has them."""
+    text = config.get_text_config()
+    with torch.device("meta"):
+        model: nn.Module = MODEL_FOR_CAUSAL_LM_MAPPING[type(text)](text)
+    use_plain_linears(model)
+    return model
 
 
 def unsliced(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:

@@ -46,6 +46,7 @@ SUPPORTED: dict[str, Architecture] = {
     "gemma3_text": _WINDOWS,
     "glm": _PLAIN,
     "glm4": _PLAIN,
+    "gpt2": _PLAIN,
     "gpt_neox": _PLAIN,
     "granite": _PLAIN,
     "granitemoe": _EXPERTS,
@@ -82,9 +83,6 @@ _LACKING: dict[str, str] = {
     "falcon": "attention outside transformers' attention interface",
     "falcon_h1": "state-space layers",
     "falcon_mamba": "state-space layers",
-    "gpt2": "learned positions other than OPT's",
-    "gpt_bigcode": "learned positions other than OPT's",
-    "gpt_neo": "learned positions other than OPT's",
     "gpt_oss": "attention sinks",
     "gptj": "attention outside transformers' attention interface",
     "jamba": "state-space layers",
@@ -175,6 +173,8 @@ def _lacking_attention(model_type: str, config: dict[str, Any]) -> list[str]:
     architecture = SUPPORTED.get(model_type)
     if architecture and not architecture.windows and _uses_window(config, types):
         lacking.append(f"sliding windows in this architecture (sliding_window {config.get('sliding_window')})")
+    if config.get("add_cross_attention"):
+        lacking.append("cross-attention")
     if config.get("use_bidirectional_attention"):
         lacking.append("bidirectional attention")
     if config.get("alibi"):

@@ -61,7 +61,8 @@ class TensorPlace:
 class Checkpoint:
     """The tensors under one folder. `keys_read` names every tensor that has been read, in order.
 
-    `pinned`: what is read lies in page-locked memory, from which copies to a GPU run beside other work.
+    `pinned`: what is read lies in page-locked memory, from which copies to a GPU run beside other work. `transposed`: names of matrices
+    that are turned round as they are read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,6 +70,7 @@ class Checkpoint:
         self.folder = folder
         self.keys_read: list[str] = []
         self.pinned = False
+        self.transposed: frozenset[str] = frozenset()
         self._headers: dict[str, dict[str, Entry]] = {}
         self._file_of = _files(folder)
 
@@ -99,7 +101,8 @@ class Checkpoint:
             header = self.header(name)
             with FileIO(self.folder / name) as file:
                 for key in wanted:
-                    tensors[key] = _read(file, key, header[key], dtype, pinned=self.pinned).to(device)
+                    read = _read(file, key, header[key], dtype, pinned=self.pinned)
+                    tensors[key] = (read.mT.contiguous() if key in self.transposed else read).to(device)
                     self.keys_read.append(key)
         return tensors
 
@@ -110,6 +113,8 @@ class Checkpoint:
 
     def read_into(self, key: str, dtype: torch.dtype | None, memory: torch.Tensor) -> torch.Tensor:
         """One floating-point tensor in `dtype` (None: as it is stored), in `memory` (uint8 [bytes]) if it fits there, else in its own."""
+        if key in self.transposed:
+            return self.read([key], dtype, torch.device("cpu"))[key]
         name = self._file_of[key]
         entry = self.header(name)[key]
         self.keys_read.append(key)

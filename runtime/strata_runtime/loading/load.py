@@ -102,6 +102,7 @@ def _load(
     checkpoint = quantized_checkpoint(model_path) or Checkpoint(model_path)
     stage = ModelSlice(config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype)
     use_padded_experts(stage.module)
+    checkpoint.transposed = stage.transposed(checkpoint.keys)
     sources = stage.sources(checkpoint.keys)
     checkpoint.check(key for keys in sources.values() for key in keys)
     formats = dict(zip(range(first, last + 1), role.format, strict=True))

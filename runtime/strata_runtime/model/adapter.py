@@ -32,10 +32,12 @@ from strata_planner.contract.architectures import check_architecture
 from strata_planner.contract.rows import padded_rows
 from strata_planner.contract.text_part import PREFIXES, text_part
 from strata_runtime.errors import InputError, reason_of
-from strata_runtime.model import opt
 from strata_runtime.model.attention import AttentionRule, attend, kernel_sizes
+from strata_runtime.model.embedding_side import EMBEDDING_SIDE, without_embedding_side
 from strata_runtime.model.expert_parts import ExpertPart, expert_part, fused_parameters
 from strata_runtime.model.kv.batch import Batch
+from strata_runtime.model.layer_paths import LAYER_LISTS
+from strata_runtime.model.linears import use_plain_linears
 
 ATTENTION = "strata"
 # While it builds a model, transformers changes torch's default type and functions of its own for the whole process; two
@@ -101,6 +103,7 @@ class ModelSlice:
         self._embedding = embedding
         self._head = head
         self.module = _on_meta(config, dtype)
+        self._transposed = use_plain_linears(self.module)
         self._conversions = [
             *(WeightRenaming(stored, own) for stored, own in PREFIXES),
             *get_model_conversion_mapping(self.module),
@@ -196,10 +199,18 @@ class ModelSlice:
         names, pattern = self._renaming(checkpoint_key)
         return names[0] if pattern is None else None
 
+    def transposed(self, checkpoint_keys: Iterable[str]) -> frozenset[str]:
+        """Those tensors that lie in the checkpoint as [in, out] where the model has them as [out, in]."""
+        return frozenset(
+            key
+            for key in checkpoint_keys
+            if (self.plain_parameter(key) or "").removesuffix(".weight") in self._transposed
+        )
+
     def own_layers(self) -> list[nn.Module]:
         """This stage's decoder layers, in order."""
         first, last = self._layers
-        return list(self._decoder.layers[first : last + 1])
+        return list(self._list[first : last + 1])
 
     def tie(self) -> None:
         """One table for embedding and head where both are here and the checkpoint did not bring two different ones."""
@@ -256,21 +267,20 @@ class ModelSlice:
     def _cut(self) -> None:
         """Leave only this stage's modules in the model."""
         self._base = getattr(self.module, self.module.base_model_prefix)
-        self._decoder = _decoder(self._base, self._config.num_hidden_layers)
+        self._decoder, listed = _decoder(self._base, self._config.num_hidden_layers)
+        self._list: nn.ModuleList = getattr(self._decoder, listed)
+        self._list_path = next(path for path, module in self.module.named_modules() if module is self._list)
         first, last = self._layers
-        for index in range(len(self._decoder.layers)):
+        for index in range(len(self._list)):
             if not first <= index <= last:
-                self._decoder.layers[index] = Outside()
+                self._list[index] = Outside()
         table = self.module.get_input_embeddings()
         before = {name for name, child in self._decoder.named_children() if child is table}
         after = {name for name, child in self._decoder.named_children() if "norm" in name or _has_parameters(child)}
-        after -= before | {"layers"} | set(opt.EMBEDDING_SIDE)
+        after -= before | {listed, *EMBEDDING_SIDE}
         if not self._embedding:
             _replace(self._decoder, before)
-            if hasattr(self._decoder, "embedding_multiplier"):
-                self._decoder.embedding_multiplier = 1.0  # Granite multiplies whatever enters its first layer
-            if self._config.model_type == "opt":
-                opt.without_embedding(self._decoder)
+            without_embedding_side(self._decoder)
         if not self._head:
             _replace(self._decoder, after)
             self.module.set_output_embeddings(Outside())
@@ -282,7 +292,7 @@ class ModelSlice:
         return {
             layer: {
                 f"{paths[parent]}.{name}": (parent, name)
-                for parent in self._decoder.layers[layer].modules()
+                for parent in self._list[layer].modules()
                 for name, child in parent.named_children()
                 if type(child) is nn.Linear
             }
@@ -292,7 +302,7 @@ class ModelSlice:
     def _find_experts(self) -> dict[int, dict[str, tuple[nn.Module, str]]]:
         paths = {module: path for path, module in self.module.named_modules()}
         first, last = self._layers
-        layers = {layer: self._decoder.layers[layer] for layer in range(first, last + 1)}
+        layers = {layer: self._list[layer] for layer in range(first, last + 1)}
         return {layer: fused_parameters(module, paths[module]) for layer, module in layers.items()}
 
     def _names(self, key: str) -> list[str]:
@@ -331,9 +341,8 @@ class ModelSlice:
         return {name for pair in self._tied.items() for name in pair if found.intersection(pair)}
 
     def _layer_of(self, name: str) -> int | None:
-        prefix, _, rest = name.partition(".layers.")
-        number = rest.partition(".")[0]
-        return int(number) if prefix and number.isdigit() else None
+        number = name.removeprefix(f"{self._list_path}.").partition(".")[0]
+        return int(number) if number.isdigit() else None
 
 
 def _on_meta(config: Any, dtype: torch.dtype) -> Any:
@@ -351,13 +360,14 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def _decoder(base: Any, count: int) -> Any:
-    """The module that holds the layers: the shallowest with a list `layers` as long as the model is deep."""
+def _decoder(base: Any, count: int) -> tuple[Any, str]:
+    """The module that holds the layers, and what it calls them: the shallowest with such a list as long as the model is deep."""
     queue = [base]
     for module in queue:
-        layers = getattr(module, "layers", None)
-        if isinstance(layers, nn.ModuleList) and len(layers) == count:
-            return module
+        for name in LAYER_LISTS:
+            layers = getattr(module, name, None)
+            if isinstance(layers, nn.ModuleList) and len(layers) == count:
+                return module, name
         queue.extend(module.children())
     raise InputError(f"{type(base).__name__} has no list of {count} layers: report this model")
 

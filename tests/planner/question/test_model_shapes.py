@@ -3,19 +3,16 @@
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 from transformers import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_planner.contract.architectures import ROUTING
 from strata_planner.question.model import Model
-from tests.runtime.architectures import ALL, tiny_config
+from tests.runtime.architectures import ALL, on_meta, tiny_config
 
 _SMALL = {"vocab_size": 96, "n_layer": 6, "n_head": 4, "tie_word_embeddings": True}
 SHAPES_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", _SMALL | {"hidden_size": 32}),
-    "gpt2": ("gpt2", _SMALL | {"n_embd": 32, "n_positions": 64}),
 }
 # As published: what config.json leaves out is transformers' own.
 SPARSE: dict[str, dict[str, Any]] = {
@@ -36,7 +33,7 @@ SPARSE: dict[str, dict[str, Any]] = {
 def test_parameters_are_those_of_the_real_modules(name: str) -> None:
     model_type, fields = SHAPES_ONLY.get(name) or tiny_config(name)
     config = CONFIG_MAPPING[model_type](**fields)
-    module = _on_meta(config)
+    module = on_meta(config)
     module.tie_weights()
     model = Model.from_config(config.to_dict(), for_serving=False)
     assert [layer.parameters for layer in model.layers] == [_count(layer) for layer in _layers(module)]
@@ -48,7 +45,7 @@ def test_linears_are_those_that_the_runtime_quantizes(name: str) -> None:
     """Every nn.Linear of a layer, and its fused experts one by one, so that bytes are counted in the format they get."""
     model_type, fields = tiny_config(name)
     config = CONFIG_MAPPING[model_type](**fields)
-    module = _on_meta(config)
+    module = on_meta(config)
     model = Model.from_config(config.to_dict(), for_serving=False)
     for shape, layer in zip(model.layers, _layers(module), strict=True):
         real = {path: child for path, child in layer.named_modules() if type(child) is nn.Linear}
@@ -68,13 +65,6 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it(config: dict[str, An
         **{name: value for name, value in config.items() if name != "model_type"}
     )
     assert Model.from_config(config) == Model.from_config(whole.to_dict())
-
-
-def _on_meta(config: Any) -> nn.Module:
-    """The language model alone."""
-    text = config.get_text_config()
-    with torch.device("meta"):
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(text)](text)
 
 
 def _layers(module: nn.Module) -> nn.ModuleList:
