@@ -39,6 +39,7 @@ _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_int
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
+    "bloom": _TIED | {"num_key_value_heads": 4, "intermediate_size": None},
     "cohere": {"logit_scale": 0.25, "use_qk_norm": True},
     "cohere2": _WINDOW | {"logit_scale": 0.25},
     "ernie4_5": _HEADS,

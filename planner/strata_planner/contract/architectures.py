@@ -37,6 +37,7 @@ _EXPERTS = Architecture(fused_experts=True)
 SUPPORTED: dict[str, Architecture] = {
     "apertus": _PLAIN,
     "arcee": _PLAIN,
+    "bloom": _PLAIN,
     "cohere": _PLAIN,
     "cohere2": _WINDOWS,
     "ernie4_5": _PLAIN,
@@ -77,7 +78,6 @@ SUPPORTED: dict[str, Architecture] = {
 
 # What else may be asked for, and what the engine lacks to run it.
 _LACKING: dict[str, str] = {
-    "bloom": "ALiBi position biases",
     "deepseek_v2": "multi-head latent attention",
     "deepseek_v3": "multi-head latent attention",
     "falcon": "attention outside transformers' attention interface",

@@ -15,7 +15,7 @@ _MOST_EXPERTS = 65_536
 
 WHOLE_NUMBERS: dict[str, int] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _MOST_LAYERS),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "vocab_size"), _LIMIT),
+    **dict.fromkeys(("hidden_size", "n_embd", "n_embed", "d_model", "word_embed_proj_dim", "vocab_size"), _LIMIT),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads", "head_dim"), _LIMIT),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), _LIMIT),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), _LIMIT),

@@ -156,11 +156,17 @@ _UNSAID: dict[str, dict[str, int]] = {
         "max_position_embeddings": 131_072,
     },
 }
-_DECODER_LAYERS = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers", "opt": "model.decoder.layers"}
+_DECODER_LAYERS = {
+    "bloom": "transformer.h",
+    "gpt2": "transformer.h",
+    "gpt_neox": "gpt_neox.layers",
+    "opt": "model.decoder.layers",
+}
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 _NEOX_MLP = {"up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h"}
 # Where families call their linears otherwise than Llama: our name -> path in the layer.
 _PATHS: dict[str, dict[str, str]] = {
+    "bloom": {"qkv_proj": "self_attention.query_key_value", "o_proj": "self_attention.dense"} | _NEOX_MLP,
     "gpt2": {"qkv_proj": "attn.c_attn", "o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
     "gpt_neox": {"qkv_proj": "attention.query_key_value", "o_proj": "attention.dense"} | _NEOX_MLP,
     "opt": {"o_proj": "self_attn.out_proj", "up_proj": "fc1", "down_proj": "fc2"},

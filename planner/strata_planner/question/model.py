@@ -209,7 +209,7 @@ class _Reader:
         self._config = config | {name: value for name, value in unsaid(self.model_type).items() if name not in said}
         self._quantization = quantization
         self.family: Family = family_of(self.model_type)
-        self.hidden = self.number("hidden_size", "n_embd", "d_model")
+        self.hidden = self.number("hidden_size", "n_embd", "n_embed", "d_model")
         self.num_layers = self.number("num_hidden_layers", "n_layer", "num_layers")
         self.heads = self.number("num_attention_heads", "n_head")
         grouped = ("num_key_value_heads", "num_kv_heads") if self.family.grouped_queries else ()

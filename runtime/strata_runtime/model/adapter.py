@@ -9,7 +9,6 @@ import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional
-from transformers import AttentionInterface, AutoConfig
+from transformers import AutoConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -32,25 +31,18 @@ from strata_planner.contract.architectures import check_architecture
 from strata_planner.contract.rows import padded_rows
 from strata_planner.contract.text_part import PREFIXES, text_part
 from strata_runtime.errors import InputError, reason_of
-from strata_runtime.model.attention import AttentionRule, attend, kernel_sizes
+from strata_runtime.model.attention import kernel_sizes
+from strata_runtime.model.attention_interface import Step, use_attention_of_pages
 from strata_runtime.model.embedding_side import EMBEDDING_SIDE, without_embedding_side
 from strata_runtime.model.expert_parts import ExpertPart, expert_part, fused_parameters
 from strata_runtime.model.kv.batch import Batch
 from strata_runtime.model.layer_paths import LAYER_LISTS
 from strata_runtime.model.linears import use_plain_linears
 
-ATTENTION = "strata"
+_ANSWER_IN_TUPLES = frozenset({"bloom", "falcon"})
 # While it builds a model, transformers changes torch's default type and functions of its own for the whole process; two
 # loads at once (a prepare, and a measurement beside it) would leave them changed.
 _BUILDING = threading.Lock()
-
-
-@dataclass
-class Step:
-    """Where the attention of every layer of one stage finds the batch: not all architectures hand keywords down to it."""
-
-    batch: Batch | None = None
-    rules: set[AttentionRule] = field(default_factory=set)  # of all layers, once they have been called
 
 
 def read_config(folder: Path) -> Any:
@@ -84,6 +76,13 @@ class Outside(nn.Module):
 
     def forward(self, first: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return first
+
+
+class OutsideInTuple(Outside):
+    """The same among layers that answer with more than hidden states."""
+
+    def forward(self, first: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return (first,)
 
 
 class ModelSlice:
@@ -262,7 +261,7 @@ class ModelSlice:
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""
         linears = {("linears", padded_rows(batch.tokens), 0), ("head", padded_rows(len(batch.sample_rows)), 0)}
-        return linears | {("attention", *size) for size in kernel_sizes(batch, self.step.rules)}
+        return linears | {("attention", *size) for size in kernel_sizes(batch, self.step.rules.values())}
 
     def _cut(self) -> None:
         """Leave only this stage's modules in the model."""
@@ -273,7 +272,7 @@ class ModelSlice:
         first, last = self._layers
         for index in range(len(self._list)):
             if not first <= index <= last:
-                self._list[index] = Outside()
+                self._list[index] = OutsideInTuple() if self._config.model_type in _ANSWER_IN_TUPLES else Outside()
         table = self.module.get_input_embeddings()
         before = {name for name, child in self._decoder.named_children() if child is table}
         after = {name for name, child in self._decoder.named_children() if "norm" in name or _has_parameters(child)}
@@ -356,7 +355,7 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
             raise InputError(
                 f"config.json makes no model of '{config.model_type}' ({reason_of(error)}): correct that field, or fetch the model again"
             ) from error
-    model.set_attn_implementation(ATTENTION)
+    use_attention_of_pages(model)
     return model
 
 
@@ -408,29 +407,3 @@ def quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _attention(  # noqa: PLR0913, PLR0917, transformers' own signature
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001, the batch has its own
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """query: [1, heads, tokens, head_dim]; key, value: [1, kv_heads, tokens, head_dim] -> [1, tokens, heads, head_dim]."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rule = AttentionRule(scale, sliding_window, softcap)
-    batch = module.strata_step.batch
-    module.strata_step.rules.add(rule)
-    tokens, rows = batch.tokens, query.shape[2]
-    if rows == tokens:
-        return attend(batch, module.layer_idx, query[0], key[0], value[0], rule)[None], None
-    out = attend(batch, module.layer_idx, query[0, :, :tokens], key[0, :, :tokens], value[0, :, :tokens], rule)
-    return functional.pad(out, (0, 0, 0, 0, 0, rows - tokens))[None], None
-
-
-AttentionInterface.register(ATTENTION, _attention)

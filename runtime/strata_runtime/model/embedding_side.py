@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-EMBEDDING_SIDE = ("embed_positions", "wpe", "project_in")  # of OPT and GPT-2
+EMBEDDING_SIDE = ("embed_positions", "wpe", "project_in", "word_embeddings_layernorm")  # of OPT, GPT-2, BLOOM
 _POSITIONS = ("embed_positions", "wpe")
 
 
@@ -23,6 +23,7 @@ def without_embedding_side(decoder: Any) -> None:
     """Take everything but the layers, the last norm and the token table out of the module that holds the layers."""
     for name in EMBEDDING_SIDE:
         if getattr(decoder, name, None) is not None:
-            setattr(decoder, name, NoPositions() if name in _POSITIONS else None)
+            stand_in = NoPositions() if name in _POSITIONS else nn.Identity()
+            setattr(decoder, name, stand_in)
     if hasattr(decoder, "embedding_multiplier"):
         decoder.embedding_multiplier = 1.0  # Granite multiplies whatever enters its first layer

@@ -24,7 +24,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "state space": ({"model_type": "mamba2"}, "state-space layers"),
     "latent attention": ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "multi-head latent attention"),
     "latent attention elsewhere": ({"model_type": "new", "kv_lora_rank": 512}, "multi-head latent attention"),
-    "alibi": ({"model_type": "bloom"}, "ALiBi"),
+    "alibi": ({"model_type": "mpt"}, "ALiBi"),
     "encoder-decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder models"),
     "images": ({"model_type": "gemma3", "vision_config": {"a": 1}}, r"inputs other than text \(vision_config\)"),
     "text part": (

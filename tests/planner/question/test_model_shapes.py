@@ -10,10 +10,6 @@ from strata_planner.contract.architectures import ROUTING
 from strata_planner.question.model import Model
 from tests.runtime.architectures import ALL, on_meta, tiny_config
 
-_SMALL = {"vocab_size": 96, "n_layer": 6, "n_head": 4, "tie_word_embeddings": True}
-SHAPES_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
-    "bloom": ("bloom", _SMALL | {"hidden_size": 32}),
-}
 # As published: what config.json leaves out is transformers' own.
 SPARSE: dict[str, dict[str, Any]] = {
     "gemma-3-4b-it": {
@@ -29,9 +25,9 @@ SPARSE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*ALL, *SHAPES_ONLY])
+@pytest.mark.parametrize("name", ALL)
 def test_parameters_are_those_of_the_real_modules(name: str) -> None:
-    model_type, fields = SHAPES_ONLY.get(name) or tiny_config(name)
+    model_type, fields = tiny_config(name)
     config = CONFIG_MAPPING[model_type](**fields)
     module = on_meta(config)
     module.tie_weights()
