@@ -36,6 +36,8 @@ _SLIDING = ["sliding_attention", "sliding_attention", "full_attention"] * 2
 _WINDOW: dict[str, Any] = {"sliding_window": 5, "layer_types": _SLIDING}
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
+_FALCON = _TIED | {"ffn_hidden_size": 48, "intermediate_size": None, "num_key_value_heads": None}
+
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
@@ -44,6 +46,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "cohere2": _WINDOW | {"logit_scale": 0.25},
     "ernie4_5": _HEADS,
     "exaone4": _WINDOW,
+    "falcon": _FALCON,
     "gemma": _HEADS | _TIED,
     "gemma2": _HEADS | _TIED | _WINDOW | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
     "gemma3_text": _HEADS | _TIED | _WINDOW,
@@ -98,6 +101,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "falcon-new-decoder": ("falcon", _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-one-norm": (
+        "falcon",
+        _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-in-turn": ("falcon", _FALCON | {"multi_query": False, "parallel_attn": False, "bias": True}),
     "opt-norm-before": ("opt", {"ffn_dim": 48, "num_key_value_heads": 4} | _TIED),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
     "gpt_neox-sequential": ("gpt_neox", {"num_key_value_heads": 4, "use_parallel_residual": False}),

@@ -42,6 +42,7 @@ SUPPORTED: dict[str, Architecture] = {
     "cohere2": _WINDOWS,
     "ernie4_5": _PLAIN,
     "exaone4": _WINDOWS,
+    "falcon": _PLAIN,
     "gemma": _PLAIN,
     "gemma2": _WINDOWS,
     "gemma3_text": _WINDOWS,
@@ -80,7 +81,6 @@ SUPPORTED: dict[str, Architecture] = {
 _LACKING: dict[str, str] = {
     "deepseek_v2": "multi-head latent attention",
     "deepseek_v3": "multi-head latent attention",
-    "falcon": "attention outside transformers' attention interface",
     "falcon_h1": "state-space layers",
     "falcon_mamba": "state-space layers",
     "gpt_oss": "attention sinks",

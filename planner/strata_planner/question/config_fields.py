@@ -18,11 +18,11 @@ WHOLE_NUMBERS: dict[str, int] = {
     **dict.fromkeys(("hidden_size", "n_embd", "n_embed", "d_model", "word_embed_proj_dim", "vocab_size"), _LIMIT),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads", "head_dim"), _LIMIT),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), _LIMIT),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), _LIMIT),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"), _LIMIT),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), _MOST_EXPERTS),
     **dict.fromkeys(("num_experts_per_tok", "moe_top_k"), _MOST_EXPERTS),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _LIMIT),
-    **dict.fromkeys(("decoder_sparse_step", "first_k_dense_replace"), _MOST_LAYERS),
+    **dict.fromkeys(("decoder_sparse_step", "first_k_dense_replace", "num_ln_in_parallel_attn"), _MOST_LAYERS),
 }
 OBJECTS = ("rope_scaling", "rope_parameters", "quantization_config")
 LISTS: dict[str, type] = {"layer_types": str, "mlp_only_layers": int}

@@ -4,16 +4,27 @@ Read by `model` alone. A row per `model_type`; a family that is not listed count
 transformers builds (tests/planner/question/test_model_shapes.py, tests/planner/question/test_quantized_models.py).
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Flag = bool | tuple[str, bool]  # a constant, or a config key with its default
 
 
+def _parallel_residual(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("use_parallel_residual"))
+
+
+def _falcon_shares_norm(config: Mapping[str, Any]) -> bool:
+    """Side by side attention and MLP have one norm, unless the new decoder has two."""
+    two = bool(config.get("new_decoder_architecture")) and config.get("num_ln_in_parallel_attn") in {None, 2}
+    return bool(config.get("parallel_attn", True)) and not two
+
+
 @dataclass(frozen=True)
 class Family:
     """Biases, norms and fused projections of one family. `grouped_queries` False: a key head per query head, whatever
-    config.json says. `norms`: vectors of the hidden size in each layer.
+    config.json says. `norms`: vectors of the hidden size in each layer, one less where `shares_norm` of config.json.
 
     `qk_norm`: normalisation of queries and keys per head ("head": one vector for all heads), over their whole width
     ("full"), or for each head its own ("heads"); with `qk_norm_key` only where that config key is true.
@@ -28,6 +39,7 @@ class Family:
     mlp_bias: Flag = ("mlp_bias", False)
     head_bias: bool = False
     norms: int = 2
+    shares_norm: Callable[[Mapping[str, Any]], bool] | None = None
     norm_bias: bool = False
     affine_norm: bool = True
     qk_norm: Literal["", "head", "full", "heads"] = ""
@@ -62,6 +74,16 @@ FAMILIES: dict[str, Family] = {
         qkv_bias=("use_bias", False), out_bias=("use_bias", False), mlp_bias=("use_bias", False), tied=True
     ),
     "exaone4": Family(qk_norm="head"),
+    "falcon": Family(
+        gated=False,
+        fused_qkv=True,
+        qkv_bias=("bias", False),
+        out_bias=("bias", False),
+        mlp_bias=("bias", False),
+        norm_bias=True,
+        shares_norm=_falcon_shares_norm,
+        tied=True,
+    ),
     "gemma": _GEMMA,
     "gemma2": Family(tied=True, norms=4),
     "gemma3_text": Family(tied=True, norms=4, qk_norm="head"),
@@ -133,7 +155,12 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": Family(qkv_bias=("attention_bias", True), out_bias=("attention_out_bias", False)),
     "smollm3": Family(tied=True),
     "stablelm": Family(
-        qkv_bias=("use_qkv_bias", False), out_bias=False, norm_bias=True, qk_norm="heads", qk_norm_key="qk_layernorm"
+        qkv_bias=("use_qkv_bias", False),
+        out_bias=False,
+        norm_bias=True,
+        shares_norm=_parallel_residual,
+        qk_norm="heads",
+        qk_norm_key="qk_layernorm",
     ),
     "starcoder2": Family(
         gated=False,
@@ -148,6 +175,7 @@ FAMILIES: dict[str, Family] = {
 
 # Numbers that published checkpoints leave to transformers' own defaults.
 _UNSAID: dict[str, dict[str, int]] = {
+    "falcon": {"max_position_embeddings": 2048},
     "gemma3_text": {
         "vocab_size": 262_208,
         "num_attention_heads": 8,
@@ -157,16 +185,17 @@ _UNSAID: dict[str, dict[str, int]] = {
     },
 }
 _DECODER_LAYERS = {
-    "bloom": "transformer.h",
-    "gpt2": "transformer.h",
+    **dict.fromkeys(("bloom", "falcon", "gpt2"), "transformer.h"),
     "gpt_neox": "gpt_neox.layers",
     "opt": "model.decoder.layers",
 }
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 _NEOX_MLP = {"up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h"}
+_BLOOM = {"qkv_proj": "self_attention.query_key_value", "o_proj": "self_attention.dense"} | _NEOX_MLP
 # Where families call their linears otherwise than Llama: our name -> path in the layer.
 _PATHS: dict[str, dict[str, str]] = {
-    "bloom": {"qkv_proj": "self_attention.query_key_value", "o_proj": "self_attention.dense"} | _NEOX_MLP,
+    "bloom": _BLOOM,
+    "falcon": _BLOOM,
     "gpt2": {"qkv_proj": "attn.c_attn", "o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
     "gpt_neox": {"qkv_proj": "attention.query_key_value", "o_proj": "attention.dense"} | _NEOX_MLP,
     "opt": {"o_proj": "self_attn.out_proj", "up_proj": "fc1", "down_proj": "fc2"},

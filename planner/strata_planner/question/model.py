@@ -22,6 +22,7 @@ from strata_planner.contract.formats import (
     block_float8_bytes,
     stored_bytes,
 )
+from strata_planner.contract.kv import has_one_key_head
 from strata_planner.contract.quantization import (
     BlockFloat8,
     ModuleQuantization,
@@ -213,7 +214,7 @@ class _Reader:
         self.num_layers = self.number("num_hidden_layers", "n_layer", "num_layers")
         self.heads = self.number("num_attention_heads", "n_head")
         grouped = ("num_key_value_heads", "num_kv_heads") if self.family.grouped_queries else ()
-        self.kv_heads = self.number(*grouped, default=self.heads)
+        self.kv_heads = 1 if has_one_key_head(self._config) else self.number(*grouped, default=self.heads)
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise ModelError(f"num_key_value_heads {self.kv_heads} must divide num_attention_heads {self.heads}")
         self.head_dim = self.number("head_dim", default=self.hidden // self.heads)
@@ -273,7 +274,7 @@ class _Reader:
         experts = self._experts(index)
         if experts:
             return self._expert_mlp(experts)
-        width = self.number("intermediate_size", "ffn_dim", "n_inner", default=4 * self.hidden)
+        width = self.number("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", default=4 * self.hidden)
         bias = flag(self._config, self.family.mlp_bias)
         down = Linear("down_proj", self.hidden, width, bias)
         if not self.family.gated:
@@ -323,9 +324,7 @@ class _Reader:
 
     def _norms(self) -> int:
         family = self.family
-        shared = self.model_type == "stablelm" and bool(
-            self._config.get("use_parallel_residual")
-        )  # one for both halves
+        shared = family.shares_norm is not None and family.shares_norm(self._config)
         total = (family.norms - shared) * self._norm(self.hidden) + family.other_per_layer
         if not family.qk_norm or (family.qk_norm_key and not self._config.get(family.qk_norm_key)):
             return total

@@ -27,7 +27,21 @@ def _bloom(module: Any, attention: Attention, hidden: torch.Tensor, residual: to
     return module.dense(attended.flatten(2)) + residual, None
 
 
-_FORWARDS: dict[str, Callable[..., Any]] = {"BloomAttention": _bloom}
+def _falcon(module: Any, attention: Attention, hidden: torch.Tensor, **given: Any) -> Any:
+    query, key, value = _split(module.query_key_value(hidden), module.num_heads, module.num_kv_heads)
+    cos, sin = (each[:, None] for each in given["position_embeddings"])
+    query, key = query * cos + _turned(query) * sin, key * cos + _turned(key) * sin
+    attended, _ = attention(module, query, key, value, None, scaling=module.inv_norm_factor)
+    return module.dense(attended.flatten(2)), None
+
+
+_FORWARDS: dict[str, Callable[..., Any]] = {"BloomAttention": _bloom, "FalconAttention": _falcon}
+
+
+def _turned(heads: torch.Tensor) -> torch.Tensor:
+    """By a quarter, both halves of each head as one plane."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
 
 
 def _split(fused: torch.Tensor, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

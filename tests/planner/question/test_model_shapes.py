@@ -12,6 +12,14 @@ from tests.runtime.architectures import ALL, on_meta, tiny_config
 
 # As published: what config.json leaves out is transformers' own.
 SPARSE: dict[str, dict[str, Any]] = {
+    "falcon-7b": {
+        "model_type": "falcon",
+        "hidden_size": 4544,
+        "num_attention_heads": 71,
+        "num_hidden_layers": 32,
+        "vocab_size": 65024,
+        "multi_query": True,
+    },
     "gemma-3-4b-it": {
         "model_type": "gemma3",
         "text_config": {

@@ -16,6 +16,7 @@ from torch import nn
 from strata_planner.contract.architectures import SUPPORTED, UnsupportedModelError
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.frames import Segment
+from strata_planner.question.model import Model
 from strata_runtime.errors import InputError
 from strata_runtime.formats import QuantLinear
 from strata_runtime.loading import load as load_module
@@ -75,6 +76,8 @@ def test_a_tied_head_is_read_where_it_is_needed(tmp_path: Path, keys_read: list[
 def test_a_stage_keeps_no_meta_parameter_and_nothing_of_others(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, name)
     middle = load(roles(model, 3)[1], model)
+    planned = Model.from_folder(model).layers[2]
+    assert (middle.num_kv_heads, middle.head_dim) == (planned.kv_heads, planned.head_dim)
     module = middle._stage.module
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     assert not [key for key, tensor in tensors.items() if tensor.is_meta]

@@ -20,6 +20,7 @@ from strata_runtime.formats import QuantLinear
 from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.measuring.profiling.fields import DEPTHS, depth_of
+from strata_runtime.model.cached_heads import cached_heads
 from strata_runtime.model.random_model import make_random_model
 
 
@@ -40,14 +41,15 @@ class Sizes:
         """From config.json by transformers' own reading of it, which knows every architecture's names."""
         config = AutoConfig.for_model(**without_description(fields))
         hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+        kept = cached_heads(config)
         width = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden
         return cls(
             depth=int(config.num_hidden_layers),
             hidden=hidden,
             width=int(width),
             heads=heads,
-            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-            head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
+            kv_heads=kept.heads,
+            head_dim=kept.width,
             positions=int(getattr(config, "max_position_embeddings", 0) or 0),
         )
 
