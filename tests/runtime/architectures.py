@@ -36,6 +36,15 @@ _SLIDING = ["sliding_attention", "sliding_attention", "full_attention"] * 2
 _WINDOW: dict[str, Any] = {"sliding_window": 5, "layer_types": _SLIDING}
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 32,
+    "truncate": False,
+}
 _FALCON = _TIED | {"ffn_hidden_size": 48, "intermediate_size": None, "num_key_value_heads": None}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -54,6 +63,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "glm4": _HEADS | {"attention_bias": True},
     "gpt2": _TIED | {"n_inner": 48, "intermediate_size": None, "num_key_value_heads": None},
     "gpt_neox": {"num_key_value_heads": 4},
+    "gpt_oss": _HEADS | _WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": _YARN},
     "granite": {
         "embedding_multiplier": 3.0,
         "attention_multiplier": 0.3,

@@ -26,6 +26,8 @@ class Family:
     """Biases, norms and fused projections of one family. `grouped_queries` False: a key head per query head, whatever
     config.json says. `norms`: vectors of the hidden size in each layer, one less where `shares_norm` of config.json.
 
+    `sinks`: a score of each head that no key has. `expert_bias`: experts and what routes to them have biases.
+
     `qk_norm`: normalisation of queries and keys per head ("head": one vector for all heads), over their whole width
     ("full"), or for each head its own ("heads"); with `qk_norm_key` only where that config key is true.
     """
@@ -42,6 +44,8 @@ class Family:
     shares_norm: Callable[[Mapping[str, Any]], bool] | None = None
     norm_bias: bool = False
     affine_norm: bool = True
+    sinks: bool = False
+    expert_bias: bool = False  # of routers too
     qk_norm: Literal["", "head", "full", "heads"] = ""
     qk_norm_key: str = ""
     tied: bool = False
@@ -99,6 +103,9 @@ FAMILIES: dict[str, Family] = {
         norm_bias=True,
         tied=True,
         positions_offset=0,
+    ),
+    "gpt_oss": Family(
+        qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), sinks=True, expert_bias=True
     ),
     "gpt_neox": Family(
         gated=False,

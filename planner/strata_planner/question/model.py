@@ -300,10 +300,11 @@ class _Reader:
             raise ModelError(
                 f"config.json: a token takes {active} of {experts} experts; correct num_experts_per_tok, or the number of experts"
             )
+        bias = self.family.expert_bias
         first = (("gate", width), ("up", width)) if self._experts_apart else (("gate_up", 2 * width),)
         routed = (
-            *(Linear(f"experts.{name}", outputs, self.hidden, False, experts, active) for name, outputs in first),
-            Linear("experts.down", self.hidden, width, False, experts, active),
+            *(Linear(f"experts.{name}", outputs, self.hidden, bias, experts, active) for name, outputs in first),
+            Linear("experts.down", self.hidden, width, bias, experts, active),
         )
         shared = self.number("shared_expert_intermediate_size", default=0)
         if not shared:
@@ -317,7 +318,7 @@ class _Reader:
         )
 
     def _router(self, index: int) -> int:
-        return self._experts(index) * self.hidden
+        return self._experts(index) * (self.hidden + self.family.expert_bias)
 
     def _norm(self, width: int) -> int:
         return width * (1 + self.family.norm_bias) if self.family.affine_norm else 0
@@ -326,6 +327,7 @@ class _Reader:
         family = self.family
         shared = family.shares_norm is not None and family.shares_norm(self._config)
         total = (family.norms - shared) * self._norm(self.hidden) + family.other_per_layer
+        total += self.heads * family.sinks
         if not family.qk_norm or (family.qk_norm_key and not self._config.get(family.qk_norm_key)):
             return total
         if family.qk_norm == "head":

@@ -123,17 +123,20 @@ class Checkpoint:
             return _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None)
 
     def read_rows(self, places: Sequence[TensorPlace], dtype: torch.dtype) -> torch.Tensor:
-        """Floating-point matrices of one width, one below the other, in `dtype`, in one piece of memory."""
+        """Floating-point matrices of one width, one below the other, in `dtype`, in one piece of memory. One that is turned round comes alone."""
         entries = [self._entry_of(place) for place in places]
         counts = [prod(entry.shape) for entry in entries]
         memory = torch.empty(sum(counts) * dtype.itemsize, dtype=torch.uint8, pin_memory=self.pinned)
         left = memory
+        turned = {place.name in self.transposed for place in places}
         for place, entry, count in zip(places, entries, counts, strict=True):
             with FileIO(self.folder / self._file_of[place.name]) as file:
                 _read(file, place.name, entry, dtype, pinned=False, memory=left)
             self.keys_read.append(place.name)
             left = left[count * dtype.itemsize :]
-        return memory.view(dtype).view(-1, entries[0].shape[-1])
+        read = memory.view(dtype).view(-1, entries[0].shape[-1])
+        assert len(turned) == 1, places
+        return read.mT.contiguous() if turned == {True} else read
 
     def _entry_of(self, place: TensorPlace) -> Entry:
         entry = self.header(self._file_of[place.name])[place.name]
@@ -201,6 +204,11 @@ def checked_header(path: Path, cure: str = "fetch the checkpoint again") -> dict
 def _entry(value: dict[str, Any], data: int) -> Entry:
     begin, end = value["data_offsets"]
     return Entry(value["dtype"], tuple(value["shape"]), data + begin, data + end)
+
+
+def read_entry(file: FileIO, key: str, entry: Entry) -> torch.Tensor:
+    """A tensor of an open file, as it is stored, in memory of its own."""
+    return _read(file, key, entry, None, pinned=False)
 
 
 def _read(

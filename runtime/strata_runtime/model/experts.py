@@ -50,14 +50,16 @@ def experts(
 
 
 def _expert(module: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
-    between = module._apply_gate(_product(module.gate_up_proj, expert, rows))  # noqa: SLF001, the hook that transformers gives
-    return _product(module.down_proj, expert, between)
+    between = module._apply_gate(_product(module, "gate_up_proj", expert, rows))  # noqa: SLF001, the hook that transformers gives
+    return _product(module, "down_proj", expert, between)
 
 
-def _product(weights: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
-    if isinstance(weights, ExpertProjection):
-        return weights.multiply(expert, rows)
-    return functional.linear(rows, weights[expert])
+def _product(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    weights, bias = getattr(module, name), getattr(module, f"{name}_bias")[expert] if module.has_bias else None
+    if not isinstance(weights, ExpertProjection):
+        return functional.linear(rows, weights[expert], bias)
+    out = weights.multiply(expert, rows)
+    return out if bias is None else out.add_(bias)
 
 
 def _pieces(rows: int, *, on_cpu: bool) -> list[int]:
@@ -66,8 +68,8 @@ def _pieces(rows: int, *, on_cpu: bool) -> list[int]:
 
 
 def _plain(module: Any) -> bool:
-    """Gated, [out, in], no biases: what every supported architecture has."""
-    return module.has_gate and not (module.has_bias or module.is_transposed or module.has_post_expert_norm)
+    """Gated, [out, in], no norm behind them: what every supported architecture has."""
+    return module.has_gate and not (module.is_transposed or module.has_post_expert_norm)
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)

@@ -20,7 +20,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "'qwen3_next' is not supported: the engine lacks linear attention",
     ),
     "convolutions": ({"model_type": "lfm2"}, "short convolutions"),
-    "attention sinks": ({"model_type": "gpt_oss"}, "attention sinks"),
     "state space": ({"model_type": "mamba2"}, "state-space layers"),
     "latent attention": ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "multi-head latent attention"),
     "latent attention elsewhere": ({"model_type": "new", "kv_lora_rank": 512}, "multi-head latent attention"),
