@@ -74,6 +74,15 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "helium": _HEADS,
     "hunyuan_v1_dense": _HEADS,
     "llama": {},
+    "llama4_text": _HEADS
+    | {
+        "intermediate_size_mlp": 40,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 5,
+        "floor_scale": 4,
+    },
     "ministral": _HEADS | _WINDOW,
     "mistral": {"sliding_window": 5},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
@@ -127,6 +136,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 # Of these the text part runs. Their fields are those of that part.
 WITH_VISION: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", _HEADS | _TIED | _WINDOW),
+    "llama4": ("llama4", _HEADS | {"num_local_experts": 4, "num_experts_per_tok": 1, "attention_chunk_size": 5}),
     "mistral3": ("mistral3", {"sliding_window": None}),
 }
 _VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

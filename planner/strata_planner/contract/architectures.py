@@ -20,11 +20,12 @@ class UnsupportedModelError(ContractError):
 class Architecture:
     """What varies between the decoder-only models that the engine runs.
 
-    `windows`: its attention layers take a sliding window. `fused_experts`: the experts of a layer are 3-D parameters,
+    `windows`, `chunks`: its attention layers take a sliding window, or see their own chunk of positions. `fused_experts`: the experts of a layer are 3-D parameters,
     which have no form in the formats of `WITHOUT_EXPERTS`.
     """
 
     windows: bool = False
+    chunks: bool = False
     fused_experts: bool = False
 
 
@@ -56,6 +57,7 @@ SUPPORTED: dict[str, Architecture] = {
     "helium": _PLAIN,
     "hunyuan_v1_dense": _PLAIN,
     "llama": _PLAIN,
+    "llama4_text": Architecture(chunks=True, fused_experts=True),
     "ministral": _WINDOWS,
     "mistral": _WINDOWS,
     "mixtral": Architecture(windows=True, fused_experts=True),
@@ -88,7 +90,6 @@ _LACKING: dict[str, str] = {
     "jamba": "state-space layers",
     "kimi_linear": "linear attention",
     "lfm2": "short convolutions between tokens",
-    "llama4_text": "chunked attention",
     "mamba": "state-space layers",
     "mamba2": "state-space layers",
     "minimax": "linear attention",
@@ -169,8 +170,9 @@ def _lacking_attention(model_type: str, config: dict[str, Any]) -> list[str]:
     if config.get("attn_logit_softcapping") and model_type not in SUPPORTED:
         lacking.append("a tested adapter for its soft caps in attention")
     types = set(config.get("layer_types") or ())
-    lacking += [f"layers of type '{name}'" for name in sorted(types - set(_LAYER_TYPES))]
     architecture = SUPPORTED.get(model_type)
+    known = {*_LAYER_TYPES, *(("chunked_attention",) if architecture and architecture.chunks else ())}
+    lacking += [f"layers of type '{name}'" for name in sorted(types - known)]
     if architecture and not architecture.windows and _uses_window(config, types):
         lacking.append(f"sliding windows in this architecture (sliding_window {config.get('sliding_window')})")
     if config.get("add_cross_attention"):

@@ -21,11 +21,14 @@ WHOLE_NUMBERS: dict[str, int] = {
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"), _LIMIT),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), _MOST_EXPERTS),
     **dict.fromkeys(("num_experts_per_tok", "moe_top_k"), _MOST_EXPERTS),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _LIMIT),
-    **dict.fromkeys(("decoder_sparse_step", "first_k_dense_replace", "num_ln_in_parallel_attn"), _MOST_LAYERS),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp"), _LIMIT),
+    **dict.fromkeys(
+        ("decoder_sparse_step", "interleave_moe_layer_step", "first_k_dense_replace", "num_ln_in_parallel_attn"),
+        _MOST_LAYERS,
+    ),
 }
 OBJECTS = ("rope_scaling", "rope_parameters", "quantization_config")
-LISTS: dict[str, type] = {"layer_types": str, "mlp_only_layers": int}
+LISTS: dict[str, type] = {"layer_types": str, "mlp_only_layers": int, "moe_layers": int}
 TEXTS = ("model_type",)
 
 

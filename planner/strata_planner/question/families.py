@@ -28,6 +28,7 @@ class Family:
 
     `sinks`: a score of each head that no key has. `expert_bias`: experts and what routes to them have biases.
 
+    `shares_expert`: beside the experts that tokens are sent to is one of their width that all pass.
     `qk_norm`: normalisation of queries and keys per head ("head": one vector for all heads), over their whole width
     ("full"), or for each head its own ("heads"); with `qk_norm_key` only where that config key is true.
     """
@@ -45,6 +46,7 @@ class Family:
     norm_bias: bool = False
     affine_norm: bool = True
     sinks: bool = False
+    shares_expert: bool = False
     expert_bias: bool = False  # of routers too
     qk_norm: Literal["", "head", "full", "heads"] = ""
     qk_norm_key: str = ""
@@ -117,6 +119,7 @@ FAMILIES: dict[str, Family] = {
         norm_bias=True,
     ),
     "hunyuan_v1_dense": Family(qk_norm="head"),
+    "llama4_text": Family(shares_expert=True),
     "nemotron": Family(gated=False, norm_bias=True),
     "olmo": Family(affine_norm=False),
     "olmo2": _FULL_NORMS,
@@ -197,6 +200,7 @@ _DECODER_LAYERS = {
     "opt": "model.decoder.layers",
 }
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
+_GATED = ("gate_proj", "up_proj", "down_proj")
 _NEOX_MLP = {"up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h"}
 _BLOOM = {"qkv_proj": "self_attention.query_key_value", "o_proj": "self_attention.dense"} | _NEOX_MLP
 # Where families call their linears otherwise than Llama: our name -> path in the layer.
@@ -205,6 +209,7 @@ _PATHS: dict[str, dict[str, str]] = {
     "falcon": _BLOOM,
     "gpt2": {"qkv_proj": "attn.c_attn", "o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
     "gpt_neox": {"qkv_proj": "attention.query_key_value", "o_proj": "attention.dense"} | _NEOX_MLP,
+    "llama4_text": {name: f"feed_forward.{name}" for name in (*_GATED, *(f"shared_expert.{each}" for each in _GATED))},
     "opt": {"o_proj": "self_attn.out_proj", "up_proj": "fc1", "down_proj": "fc2"},
     "persimmon": {"qkv_proj": "self_attn.query_key_value", "o_proj": "self_attn.dense"} | _NEOX_MLP,
     "phi": {"o_proj": "self_attn.dense", "up_proj": "mlp.fc1", "down_proj": "mlp.fc2"},

@@ -201,6 +201,9 @@ MLP_IN = (
 )
 
 
+_MLP_WIDTHS = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+
+
 class _Reader:
     """One config.json, its synonyms resolved."""
 
@@ -274,7 +277,7 @@ class _Reader:
         experts = self._experts(index)
         if experts:
             return self._expert_mlp(experts)
-        width = self.number("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", default=4 * self.hidden)
+        width = self.number(*_MLP_WIDTHS, default=4 * self.hidden)
         bias = flag(self._config, self.family.mlp_bias)
         down = Linear("down_proj", self.hidden, width, bias)
         if not self.family.gated:
@@ -286,8 +289,11 @@ class _Reader:
     def _experts(self, index: int) -> int:
         """How many experts layer `index` has; 0: a plain MLP."""
         config = self._config
-        step = int(config.get("decoder_sparse_step") or 1)
-        if index in (config.get("mlp_only_layers") or ()) or (index + 1) % step:
+        listed = config.get("moe_layers")
+        if listed is not None and index not in listed:
+            return 0
+        step = int(config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1)
+        if listed is None and (index in (config.get("mlp_only_layers") or ()) or (index + 1) % step):
             return 0
         if index < int(config.get("first_k_dense_replace") or 0):
             return 0
@@ -306,15 +312,19 @@ class _Reader:
             *(Linear(f"experts.{name}", outputs, self.hidden, bias, experts, active) for name, outputs in first),
             Linear("experts.down", self.hidden, width, bias, experts, active),
         )
-        shared = self.number("shared_expert_intermediate_size", default=0)
+        return routed + self._shared_expert(width)
+
+    def _shared_expert(self, width: int) -> tuple[Linear, ...]:
+        """That every token passes; Qwen's is weighed by a gate, those of experts' own `width` are not."""
+        weighed = self.number("shared_expert_intermediate_size", default=0)
+        shared = width * self.number("n_shared_experts", default=1) if self.family.shares_expert else weighed
         if not shared:
-            return routed
+            return ()
         return (
-            *routed,
             Linear("shared_expert.gate_proj", shared, self.hidden),
             Linear("shared_expert.up_proj", shared, self.hidden),
             Linear("shared_expert.down_proj", self.hidden, shared),
-            *(Linear(name, 1, self.hidden, quantizable=False) for name in ROUTING),
+            *(Linear(name, 1, self.hidden, quantizable=False) for name in ROUTING if weighed),
         )
 
     def _router(self, index: int) -> int:

@@ -38,6 +38,8 @@ from strata_runtime.model.expert_parts import ExpertPart, expert_part, fused_par
 from strata_runtime.model.kv.batch import Batch
 from strata_runtime.model.layer_paths import LAYER_LISTS
 from strata_runtime.model.linears import use_plain_linears
+from strata_runtime.model.llama4 import use_routed_experts
+from strata_runtime.model.padding import padded
 
 _ANSWER_IN_TUPLES = frozenset({"bloom", "falcon"})
 # While it builds a model, transformers changes torch's default type and functions of its own for the whole process; two
@@ -103,10 +105,13 @@ class ModelSlice:
         self._head = head
         self.module = _on_meta(config, dtype)
         self._transposed = use_plain_linears(self.module)
+        use_routed_experts(self.module)
         self._conversions = [
             *(WeightRenaming(stored, own) for stored, own in PREFIXES),
             *get_model_conversion_mapping(self.module),
         ]
+        prefix = self.module.base_model_prefix
+        self._prefix = prefix if hasattr(self.module, prefix) else "model"  # Llama 4's is of the model with images
         self._whole = self.module.state_dict()  # meta tensors: names of the whole model, before it is cut
         self._tied: dict[str, str] = dict(self.module.all_tied_weights_keys)  # parameter -> the one it equals
         self._cut()
@@ -247,7 +252,7 @@ class ModelSlice:
             inputs, rows = padded(inputs), padded(rows)
         given = {"input_ids" if self._embedding else "inputs_embeds": inputs[None]}
         position_ids = functional.pad(batch.positions, (0, inputs.shape[0] - tokens))[None]
-        self.step.batch = batch
+        self.step.batch, self.step.positions = batch, position_ids
         try:
             if not self._head:
                 hidden: torch.Tensor = self._base(**given, position_ids=position_ids, use_cache=False).last_hidden_state
@@ -256,7 +261,7 @@ class ModelSlice:
             logits: torch.Tensor = output.logits[0, : batch.sample_rows.shape[0]].float()
             return logits
         finally:
-            self.step.batch = None
+            self.step.batch = self.step.positions = None
 
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""
@@ -265,7 +270,7 @@ class ModelSlice:
 
     def _cut(self) -> None:
         """Leave only this stage's modules in the model."""
-        self._base = getattr(self.module, self.module.base_model_prefix)
+        self._base = getattr(self.module, self._prefix)
         self._decoder, listed = _decoder(self._base, self._config.num_hidden_layers)
         self._list: nn.ModuleList = getattr(self._decoder, listed)
         self._list_path = next(path for path, module in self.module.named_modules() if module is self._list)
@@ -317,8 +322,7 @@ class ModelSlice:
     def _renaming_of(self, key: str) -> tuple[list[str], str | None]:
         renamings = [entry for entry in self._conversions if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in self._conversions if isinstance(entry, WeightConverter)]
-        prefix = self.module.base_model_prefix
-        name, pattern = rename_source_key(key, renamings, converters, prefix, self._whole)
+        name, pattern = rename_source_key(key, renamings, converters, self._prefix, self._whole)
         if name not in self._whole and key in self._whole:
             return [key], None
         names = [name]
@@ -388,12 +392,6 @@ def _parameters_and_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tens
 def _set_parameter(module: nn.Module, name: str, value: nn.Parameter) -> None:
     parent, _, attribute = name.rpartition(".")
     setattr(module.get_submodule(parent), attribute, value)
-
-
-def padded(rows: torch.Tensor) -> torch.Tensor:
-    """`rows` [n, ...] with zeros after them, so that few row numbers occur."""
-    more = padded_rows(rows.shape[0]) - rows.shape[0]
-    return functional.pad(rows, (0, 0) * (rows.ndim - 1) + (0, more)) if more else rows
 
 
 @contextlib.contextmanager

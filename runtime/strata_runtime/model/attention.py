@@ -27,7 +27,7 @@ def attend(
     """
     pool = batch.layers[layer - batch.first_layer]
     key, value = pool.store(batch.places, key, value)
-    parts = batch.parts(rule.window)
+    parts = batch.parts(rule.reach)
     first = parts[0]
     if len(parts) == 1 and isinstance(first, DecodePart) and first.rows is None:
         return _decode(first, pool, query, rule)
@@ -47,8 +47,8 @@ def kernel_sizes(batch: Batch, rules: Iterable[AttentionRule]) -> set[tuple[int,
     """The (rows, keys) that oneDNN keeps kernels for after a step of 16-bit attention with its scores written out on a processor; rows 0: a
     sequence that decodes.
     """
-    windows = {rule.window for rule in rules if rule.written_out}
-    return {_padded_shape(part) for window in windows for part in batch.parts(window)}
+    reaches = {rule.reach for rule in rules if rule.written_out}
+    return {_padded_shape(part) for reach in reaches for part in batch.parts(reach)}
 
 
 def _padded_shape(part: Part) -> tuple[int, int]:

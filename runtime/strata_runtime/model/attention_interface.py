@@ -23,6 +23,7 @@ class Step:
     """Where the attention of every layer of one stage finds the batch: not all architectures hand keywords down to it."""
 
     batch: Batch | None = None
+    positions: torch.Tensor | None = None  # of all rows [1, rows], padded ones too
     rules: dict[int, AttentionRule] = field(default_factory=dict)  # of each layer, once it has been called
 
 
@@ -47,11 +48,12 @@ def attention(  # noqa: PLR0913, PLR0917, transformers' own signature
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
+    chunk: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query: [1, heads, tokens, head_dim]; key, value: [1, kv_heads, tokens, head_dim] -> [1, tokens, heads, head_dim]."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rule = AttentionRule(scale, sliding_window, softcap, slopes, s_aux)
+    rule = AttentionRule(scale, sliding_window, softcap, slopes, s_aux, chunk)
     batch = module.strata_step.batch
     module.strata_step.rules[module.layer_idx] = rule
     tokens, rows = batch.tokens, query.shape[2]

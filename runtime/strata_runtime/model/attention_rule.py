@@ -4,10 +4,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from strata_runtime.model.kv.batch import Reach
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionRule:
-    """What a layer makes of softmax(scale * q k) v: its scale, how far back it sees, the cap on its scores (tanh), and two terms of each
+    """What a layer makes of softmax(scale * q k) v: its scale, how far back it sees (`window` positions, or to the begin of its own `chunk` of positions), the cap on its scores (tanh), and two terms of each
     head [heads], one of them at most: `slopes` times a key's position are added to the scores (ALiBi, arXiv 2108.12409); `sinks` are scores
     of a key without a value (gpt-oss).
     """
@@ -17,6 +19,11 @@ class AttentionRule:
     soft_cap: float | None = None
     slopes: Tensor | None = None
     sinks: Tensor | None = None
+    chunk: int | None = None
+
+    @property
+    def reach(self) -> Reach:
+        return Reach(self.window, self.chunk)
 
     @property
     def written_out(self) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 _EXPERTS_FIRST = 3  # dimensions of a parameter that holds all experts of a layer
+_TRANSPOSED = frozenset({"Llama4TextExperts"})  # experts that do not say so themselves
 _LIKE_LINEAR = frozenset({"FalconLinear"})  # the bias is added after the product is rounded
 
 
@@ -18,7 +19,7 @@ def use_plain_linears(model: nn.Module) -> frozenset[str]:
     """Replaces them in place. Returns the paths of those that checkpoints hold as [in, out]: linears, and parameters of experts."""
     transposed: set[str] = set()
     for path, module in list(model.named_modules()):
-        if getattr(module, "is_transposed", False):
+        if getattr(module, "is_transposed", type(module).__name__ in _TRANSPOSED):
             transposed |= {f"{path}.{name}" for name in _turn_experts(module)}
         for name, child in list(module.named_children()):
             if type(child).__name__ in _LIKE_LINEAR:

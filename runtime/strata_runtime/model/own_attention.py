@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from strata_runtime.model import llama4
+
 Attention = Callable[..., tuple[torch.Tensor, None]]
 
 
@@ -35,7 +37,11 @@ def _falcon(module: Any, attention: Attention, hidden: torch.Tensor, **given: An
     return module.dense(attended.flatten(2)), None
 
 
-_FORWARDS: dict[str, Callable[..., Any]] = {"BloomAttention": _bloom, "FalconAttention": _falcon}
+_FORWARDS: dict[str, Callable[..., Any]] = {
+    "BloomAttention": _bloom,
+    "FalconAttention": _falcon,
+    "Llama4TextAttention": llama4.attention_forward,
+}
 
 
 def _turned(heads: torch.Tensor) -> torch.Tensor:

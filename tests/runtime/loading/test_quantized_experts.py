@@ -16,7 +16,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, QuantLinear, make_linear, stored_bytes_of
 from strata_runtime.formats.expert_stack import ExpertProjection
 from strata_runtime.loading.stage_model import StageModel
-from strata_runtime.model.adapter import padded
+from strata_runtime.model.padding import padded
 from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.gptq_models import make_plain_model

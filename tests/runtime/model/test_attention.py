@@ -60,6 +60,8 @@ def plain_attention(text: Text, rule: AttentionRule) -> torch.Tensor:
     seen = place <= place[:, None]
     if rule.window is not None:
         seen &= place > place[:, None] - rule.window
+    if rule.chunk is not None:
+        seen &= place // rule.chunk == place[:, None] // rule.chunk
     scores = scores.masked_fill(~seen, float("-inf"))
     if rule.sinks is not None:
         scores = torch.cat((scores, rule.sinks[:, None, None].expand(-1, len(place), 1)), dim=-1)
@@ -85,7 +87,7 @@ rules = st.builds(
     scale=st.just(0.3),
     window=st.none() | st.integers(1, 12),
     soft_cap=st.none() | st.just(1.5),
-)
+) | st.builds(AttentionRule, scale=st.just(0.3), chunk=st.integers(1, 12))
 
 
 def with_terms(rule: AttentionRule, terms: str | None, heads: int) -> AttentionRule:
@@ -176,7 +178,7 @@ def test_groups_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     page_bytes = 2 * 2 * WIDTH * 4 * 4
     monkeypatch.setattr(batch_module, "DECODE_GROUP_BYTES", 30 * page_bytes)
     segments = [Segment(s, 40 + 2 * s, 1, 1) for s in texts]
-    parts = cache.plan(segments).parts(None)
+    parts = cache.plan(segments).parts()
     assert len(parts) == 4
     assert all(part.pages is not None and part.pages.numel() <= 30 for part in parts)
     outputs = run_step(cache, texts, segments, rule)
