@@ -45,6 +45,21 @@ _YARN: dict[str, Any] = {
     "original_max_position_embeddings": 32,
     "truncate": False,
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
 _FALCON = _TIED | {"ffn_hidden_size": 48, "intermediate_size": None, "num_key_value_heads": None}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -53,6 +68,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "bloom": _TIED | {"num_key_value_heads": 4, "intermediate_size": None},
     "cohere": {"logit_scale": 0.25, "use_qk_norm": True},
     "cohere2": _WINDOW | {"logit_scale": 0.25},
+    "deepseek_v3": _LATENT,
     "ernie4_5": _HEADS,
     "exaone4": _WINDOW,
     "falcon": _FALCON,
@@ -119,6 +135,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "original_max_position_embeddings": 64,
             }
         },
+    ),
+    "deepseek_v3-one-query": (
+        "deepseek_v3",
+        _LATENT | {"q_lora_rank": None, "rope_interleave": False, "rope_parameters": _YARN | {"mscale_all_dim": 1.0}},
     ),
     "falcon-new-decoder": ("falcon", _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-one-norm": (

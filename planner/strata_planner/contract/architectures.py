@@ -41,6 +41,7 @@ SUPPORTED: dict[str, Architecture] = {
     "bloom": _PLAIN,
     "cohere": _PLAIN,
     "cohere2": _WINDOWS,
+    "deepseek_v3": _EXPERTS,
     "ernie4_5": _PLAIN,
     "exaone4": _WINDOWS,
     "falcon": _PLAIN,
@@ -82,8 +83,7 @@ SUPPORTED: dict[str, Architecture] = {
 
 # What else may be asked for, and what the engine lacks to run it.
 _LACKING: dict[str, str] = {
-    "deepseek_v2": "multi-head latent attention",
-    "deepseek_v3": "multi-head latent attention",
+    "deepseek_v2": "multi-head latent attention other than DeepSeek-V3's",
     "falcon_h1": "state-space layers",
     "falcon_mamba": "state-space layers",
     "gptj": "attention outside transformers' attention interface",
@@ -158,7 +158,7 @@ def _lacking(model_type: str, config: dict[str, Any]) -> list[str]:
     lacking += [f"inputs other than text ({key})" for key in _OTHER_MODALITIES if config.get(key)]
     if model_type in _LACKING:
         lacking.append(_LACKING[model_type])
-    elif config.get("kv_lora_rank"):
+    elif config.get("kv_lora_rank") and model_type not in SUPPORTED:
         lacking.append("multi-head latent attention (kv_lora_rank)")
     if model_type not in SUPPORTED and not lacking:
         lacking.append("a tested adapter for it")

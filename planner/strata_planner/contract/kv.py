@@ -23,7 +23,12 @@ def has_one_key_head(config: Mapping[str, Any]) -> bool:
     return is_old_falcon and bool(config.get("multi_query", True))
 
 
-def kv_token_bytes(kv_bits: int, kv_heads: int, head_dim: int, compute_type: ComputeType) -> int:
-    """Keys and values of one token in one layer, scales included; 16 bits mean the compute type."""
+def kv_token_bytes(
+    kv_bits: int, kv_heads: int, head_dim: int, compute_type: ComputeType, *, latent: bool = False
+) -> int:
+    """Keys and values of one token in one layer, scales included; 16 bits mean the compute type. `latent`: both are one entry, half of
+    which lies where a key would, half where a value would (multi-head latent attention, arXiv 2405.04434).
+    """
+    head_dim //= 1 + latent
     head = head_dim * COMPUTE_TYPE_BYTES[compute_type] if kv_bits == 16 else head_dim + _SCALE_BYTES
     return 2 * kv_heads * head

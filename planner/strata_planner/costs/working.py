@@ -148,6 +148,8 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
         return 0
     linears = {linear for layer in set(model.layers) for linear in layer.linears}
     kernels = head * row_numbers(1, step.sampled) + _product_kernels(linears, step, storage)
+    if any(layer.latent for layer in model.layers):  # queries into the latents' width, and values out of it
+        kernels += 2 * row_numbers(1, step.tokens)
     kernels += row_numbers(1, step.tokens) * any(each.copies > 1 for each in linears)  # the router's
     if model.architecture in WRITTEN_OUT:
         kernels += _ATTENTION_PRODUCTS * (_FEW_ROWS + _key_numbers(step.tokens) + _key_numbers(step.context))

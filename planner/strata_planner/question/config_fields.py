@@ -17,9 +17,10 @@ WHOLE_NUMBERS: dict[str, int] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _MOST_LAYERS),
     **dict.fromkeys(("hidden_size", "n_embd", "n_embed", "d_model", "word_embed_proj_dim", "vocab_size"), _LIMIT),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads", "head_dim"), _LIMIT),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), _LIMIT),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), _LIMIT),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"), _LIMIT),
-    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), _MOST_EXPERTS),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "n_shared_experts"), _MOST_EXPERTS),
     **dict.fromkeys(("num_experts_per_tok", "moe_top_k"), _MOST_EXPERTS),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp"), _LIMIT),
     **dict.fromkeys(

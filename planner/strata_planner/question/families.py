@@ -28,6 +28,7 @@ class Family:
 
     `sinks`: a score of each head that no key has. `expert_bias`: experts and what routes to them have biases.
 
+    `latent`: keys and values are projections of one entry, which is kept. `routing_bias`: a float32 value of each expert.
     `shares_expert`: beside the experts that tokens are sent to is one of their width that all pass.
     `qk_norm`: normalisation of queries and keys per head ("head": one vector for all heads), over their whole width
     ("full"), or for each head its own ("heads"); with `qk_norm_key` only where that config key is true.
@@ -46,7 +47,9 @@ class Family:
     norm_bias: bool = False
     affine_norm: bool = True
     sinks: bool = False
+    latent: bool = False
     shares_expert: bool = False
+    routing_bias: bool = False
     expert_bias: bool = False  # of routers too
     qk_norm: Literal["", "head", "full", "heads"] = ""
     qk_norm_key: str = ""
@@ -76,6 +79,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "cohere": Family(norms=1, tied=True, qk_norm="heads", qk_norm_key="use_qk_norm"),
     "cohere2": Family(norms=1, tied=True),
+    "deepseek_v3": Family(latent=True, shares_expert=True, routing_bias=True),
     "ernie4_5": Family(
         qkv_bias=("use_bias", False), out_bias=("use_bias", False), mlp_bias=("use_bias", False), tied=True
     ),
@@ -199,7 +203,10 @@ _DECODER_LAYERS = {
     "gpt_neox": "gpt_neox.layers",
     "opt": "model.decoder.layers",
 }
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
+_ATTENTION = (
+    *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+)
 _GATED = ("gate_proj", "up_proj", "down_proj")
 _NEOX_MLP = {"up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h"}
 _BLOOM = {"qkv_proj": "self_attention.query_key_value", "o_proj": "self_attention.dense"} | _NEOX_MLP
@@ -207,6 +214,7 @@ _BLOOM = {"qkv_proj": "self_attention.query_key_value", "o_proj": "self_attentio
 _PATHS: dict[str, dict[str, str]] = {
     "bloom": _BLOOM,
     "falcon": _BLOOM,
+    "deepseek_v3": {f"shared_expert.{name}": f"mlp.shared_experts.{name}" for name in _GATED},
     "gpt2": {"qkv_proj": "attn.c_attn", "o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
     "gpt_neox": {"qkv_proj": "attention.query_key_value", "o_proj": "attention.dense"} | _NEOX_MLP,
     "llama4_text": {name: f"feed_forward.{name}" for name in (*_GATED, *(f"shared_expert.{each}" for each in _GATED))},

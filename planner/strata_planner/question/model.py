@@ -83,6 +83,8 @@ class LayerShape(Value, frozen=True):
     head_dim: int
     linears: tuple[Linear, ...]
     other_parameters: int  # norms, routers
+    float32_values: int = 0  # that no compute type rounds: what experts are chosen by
+    latent: bool = False  # keys and values of all heads come of one entry of `head_dim` values
 
     @property
     def parameters(self) -> int:
@@ -225,6 +227,8 @@ class _Reader:
             raise ModelError(
                 f"num_attention_heads {self.heads} is more than hidden_size {self.hidden}: a head has no width"
             )
+        if self.family.latent:
+            self.kv_heads, self.head_dim = 1, self._latent_width()
         self.embedding_size = self.number("word_embed_proj_dim", default=self.hidden)
         learned = self.family.positions_offset is not None
         unbounded = 0 if self.model_type == "bloom" else None
@@ -240,7 +244,9 @@ class _Reader:
 
     def layer(self, index: int) -> LayerShape:
         linears = tuple(self._as_stored(index, linear) for linear in (*self._attention(), *self._mlp(index)))
-        return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, self._norms() + self._router(index))
+        others = self._norms() + self._router(index)
+        biases = self._experts(index) * self.family.routing_bias
+        return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, others, biases, self.family.latent)
 
     def _as_stored(self, index: int, linear: Linear) -> Linear:
         """With what the checkpoint says of it. All experts of a layer are stored as the first; GPTQ's are merged in 16 bits."""
@@ -259,8 +265,34 @@ class _Reader:
         """Experts of a float8 checkpoint stay as they are stored: gates and ups are not merged."""
         return isinstance(self._quantization, BlockFloat8)
 
+    def _latent_width(self) -> int:
+        width = self.number("kv_lora_rank") + self.number("qk_rope_head_dim")
+        if width % 2:
+            raise ModelError(f"config.json: kv_lora_rank and qk_rope_head_dim make {width}; an even number is needed")
+        return width
+
+    def _latent_attention(self) -> tuple[Linear, ...]:
+        """Queries in one step or over a narrow middle; one entry for keys and values, and what makes them of it, which is multiplied in parts."""
+        nope, value = self.number("qk_nope_head_dim"), self.number("v_head_dim")
+        bias = flag(self._config, self.family.qkv_bias)
+        queries, middle = self.heads * (nope + self.number("qk_rope_head_dim")), self._query_middle()
+        asking: tuple[Linear, ...] = (Linear("q_proj", queries, self.hidden),)
+        if middle:
+            asking = (Linear("q_a_proj", middle, self.hidden, bias), Linear("q_b_proj", queries, middle))
+        return (
+            *asking,
+            Linear("kv_a_proj_with_mqa", self.head_dim, self.hidden, bias),
+            Linear("kv_b_proj", self.heads * (nope + value), self.number("kv_lora_rank"), quantizable=False),
+            Linear("o_proj", self.hidden, self.heads * value, bias),
+        )
+
+    def _query_middle(self) -> int:
+        return self.number("q_lora_rank", default=0)
+
     def _attention(self) -> tuple[Linear, ...]:
         family = self.family
+        if family.latent:
+            return self._latent_attention()
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         bias = flag(self._config, family.qkv_bias)
         out = Linear("o_proj", self.hidden, queries, flag(self._config, family.out_bias))
@@ -338,6 +370,8 @@ class _Reader:
         shared = family.shares_norm is not None and family.shares_norm(self._config)
         total = (family.norms - shared) * self._norm(self.hidden) + family.other_per_layer
         total += self.heads * family.sinks
+        if family.latent:
+            total += self.number("kv_lora_rank") + self._query_middle()
         if not family.qk_norm or (family.qk_norm_key and not self._config.get(family.qk_norm_key)):
             return total
         if family.qk_norm == "head":

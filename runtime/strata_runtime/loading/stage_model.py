@@ -26,7 +26,7 @@ class StageModel:
         config = stage.module.config
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
-        self.num_kv_heads, self.head_dim = cached_heads(config)
+        self.num_kv_heads, self.head_dim, self.latent = cached_heads(config)
         self.num_layers = num_layers
         self.dtype = stage.dtype
         self.device = device

@@ -104,6 +104,7 @@ class ModelSlice:
         self._embedding = embedding
         self._head = head
         self.module = _on_meta(config, dtype)
+        self._kept_types: dict[str, torch.dtype] = self.module._get_dtype_plan(dtype)  # noqa: SLF001, see the module's docstring
         self._transposed = use_plain_linears(self.module)
         use_routed_experts(self.module)
         self._conversions = [
@@ -148,7 +149,7 @@ class ModelSlice:
         settings = LoadStateDictConfig(
             device_map={"": device},
             dtype=self.dtype,
-            dtype_plan=self.module._get_dtype_plan(self.dtype),  # noqa: SLF001, see the module's docstring
+            dtype_plan=self._kept_types,
             weight_mapping=self._conversions,
         )
         with quiet(), torch.no_grad():
@@ -210,6 +211,10 @@ class ModelSlice:
             for key in checkpoint_keys
             if (self.plain_parameter(key) or "").removesuffix(".weight") in self._transposed
         )
+
+    def type_of(self, checkpoint_key: str) -> torch.dtype:
+        """That a tensor outside the linears is read in: some values are never rounded."""
+        return next((each for name, each in self._kept_types.items() if name in checkpoint_key), self.dtype)
 
     def own_layers(self) -> list[nn.Module]:
         """This stage's decoder layers, in order."""

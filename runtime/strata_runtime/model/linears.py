@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 _EXPERTS_FIRST = 3  # dimensions of a parameter that holds all experts of a layer
 _TRANSPOSED = frozenset({"Llama4TextExperts"})  # experts that do not say so themselves
+_IN_PARTS = {"DeepseekV3Attention": ("kv_b_proj",)}
 _LIKE_LINEAR = frozenset({"FalconLinear"})  # the bias is added after the product is rounded
 
 
@@ -19,6 +20,8 @@ def use_plain_linears(model: nn.Module) -> frozenset[str]:
     """Replaces them in place. Returns the paths of those that checkpoints hold as [in, out]: linears, and parameters of experts."""
     transposed: set[str] = set()
     for path, module in list(model.named_modules()):
+        for name in _IN_PARTS.get(type(module).__name__, ()):
+            setattr(module, name, PartedWeight(getattr(module, name).weight))
         if getattr(module, "is_transposed", type(module).__name__ in _TRANSPOSED):
             transposed |= {f"{path}.{name}" for name in _turn_experts(module)}
         for name, child in list(module.named_children()):
@@ -28,6 +31,14 @@ def use_plain_linears(model: nn.Module) -> frozenset[str]:
                 setattr(module, name, _plain(child.nx, child.nf, child.bias))
                 transposed.add(f"{path}.{name}")
     return frozenset(transposed)
+
+
+class PartedWeight(nn.Module):
+    """A weight that is multiplied in parts: it has no format below 16 bits."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
 
 
 def _turn_experts(module: Any) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from strata_runtime.model import llama4
+from strata_runtime.model import latent, llama4
 
 Attention = Callable[..., tuple[torch.Tensor, None]]
 
@@ -39,6 +39,7 @@ def _falcon(module: Any, attention: Attention, hidden: torch.Tensor, **given: An
 
 _FORWARDS: dict[str, Callable[..., Any]] = {
     "BloomAttention": _bloom,
+    "DeepseekV3Attention": latent.attention_forward,
     "FalconAttention": _falcon,
     "Llama4TextAttention": llama4.attention_forward,
 }

@@ -13,6 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_runtime.model.adapter import quiet
 
+_ROUTING_BIAS = ".e_score_correction_bias"  # all zero where nobody trains it
+
 
 def make_random_model(
     folder: Path,
@@ -34,6 +36,9 @@ def make_random_model(
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
             _draw(parameter, generator)
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith(_ROUTING_BIAS):
+                _draw(buffer, generator)
     with quiet():
         model.save_pretrained(folder, max_shard_size=shard_bytes)
     return folder

@@ -21,7 +21,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "convolutions": ({"model_type": "lfm2"}, "short convolutions"),
     "state space": ({"model_type": "mamba2"}, "state-space layers"),
-    "latent attention": ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "multi-head latent attention"),
+    "latent attention": (
+        {"model_type": "deepseek_v2", "kv_lora_rank": 512},
+        "latent attention other than DeepSeek-V3's",
+    ),
     "latent attention elsewhere": ({"model_type": "new", "kv_lora_rank": 512}, "multi-head latent attention"),
     "alibi": ({"model_type": "mpt"}, "ALiBi"),
     "encoder-decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder models"),

@@ -30,7 +30,18 @@ from tests.runtime.loading.parity import parity
 from tests.runtime.loading.stages import CPU, Stages, load, roles
 
 FORMATS: tuple[FormatName, ...] = ("int8", "w8a8", "int4", "int3")
-FUSED_EXPERTS = ("gpt_oss", "granitemoe", "llama4_text", "llama4", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+FUSED_EXPERTS = (
+    "deepseek_v3",
+    "deepseek_v3-one-query",
+    "gpt_oss",
+    "granitemoe",
+    "llama4_text",
+    "llama4",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+)
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ class Sizes:
     heads: int
     kv_heads: int
     head_dim: int
+    latent: bool
     positions: int
 
     @classmethod
@@ -50,6 +51,7 @@ class Sizes:
             heads=heads,
             kv_heads=kept.heads,
             head_dim=kept.width,
+            latent=kept.latent,
             positions=int(getattr(config, "max_position_embeddings", 0) or 0),
         )
 
@@ -60,7 +62,7 @@ class Sizes:
 
     def cached_token_bytes(self, kv_bits: int, compute_type: ComputeType) -> int:
         """Of one layer."""
-        return kv_token_bytes(kv_bits, self.kv_heads, self.head_dim, compute_type)
+        return kv_token_bytes(kv_bits, self.kv_heads, self.head_dim, compute_type, latent=self.latent)
 
 
 def make_shallow(fields: Mapping[str, Any], layers: int, folder: Path) -> Path:
@@ -78,6 +80,10 @@ def make_shallow(fields: Mapping[str, Any], layers: int, folder: Path) -> Path:
 def shapes_of(model: StageModel, fields: Mapping[str, Any]) -> ProfiledModel:
     """Of a loaded stage, whose layers must be alike; raises InputError where they are not."""
     linears = {_linears(layer) for layer in model.layers}
+    if model.latent:
+        raise InputError(
+            f"a profile knows no '{fields['model_type']}': its keys and values are one entry; plan it without one"
+        )
     if len(linears) != 1:
         raise InputError(
             f"the first layers of this '{fields['model_type']}' model differ in shape; a profile is of layers that are alike: "

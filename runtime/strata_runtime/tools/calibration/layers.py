@@ -106,6 +106,7 @@ class Piece:
             page_tokens=_PAGE_TOKENS,
             kv_heads=self._model.num_kv_heads,
             head_dim=self._model.head_dim,
+            latent=self._model.latent,
             dtype=self._model.dtype,
             device=self._model.device,
         )
