@@ -4,6 +4,7 @@ Called by the planner before it reads a model's shapes and by the runtime before
 The table is exactly what the parity tests cover (docs/architectures.md). Knows no tensors and no transformers.
 """
 
+import difflib
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,24 +82,24 @@ SUPPORTED: dict[str, Architecture] = {
     "starcoder2": _WINDOWS,
 }
 
-# What else may be asked for, and what the engine lacks to run it.
-_LACKING: dict[str, str] = {
-    "deepseek_v2": "multi-head latent attention other than DeepSeek-V3's",
-    "falcon_h1": "state-space layers",
-    "falcon_mamba": "state-space layers",
-    "gptj": "attention outside transformers' attention interface",
-    "jamba": "state-space layers",
-    "kimi_linear": "linear attention",
-    "lfm2": "short convolutions between tokens",
-    "mamba": "state-space layers",
-    "mamba2": "state-space layers",
-    "minimax": "linear attention",
-    "mpt": "ALiBi position biases",
-    "qwen3_5_text": "linear attention",
-    "qwen3_next": "linear attention",
-    "recurrent_gemma": "recurrent layers",
-    "rwkv": "recurrent layers",
-    "zamba2": "state-space layers",
+# What else may be asked for: what the engine lacks to run it, and the supported type that is nearest to it.
+_LACKING: dict[str, tuple[str, str]] = {
+    "deepseek_v2": ("multi-head latent attention other than DeepSeek-V3's", "deepseek_v3"),
+    "falcon_h1": ("state-space layers", "falcon"),
+    "falcon_mamba": ("state-space layers", "falcon"),
+    "gptj": ("attention outside transformers' attention interface", "gpt_neox"),
+    "jamba": ("state-space layers", "mixtral"),
+    "kimi_linear": ("linear attention", "deepseek_v3"),
+    "lfm2": ("short convolutions between tokens", "llama"),
+    "mamba": ("state-space layers", "llama"),
+    "mamba2": ("state-space layers", "llama"),
+    "minimax": ("linear attention", "mixtral"),
+    "mpt": ("ALiBi position biases", "bloom"),
+    "qwen3_5_text": ("linear attention", "qwen3"),
+    "qwen3_next": ("linear attention", "qwen3_moe"),
+    "recurrent_gemma": ("recurrent layers", "gemma"),
+    "rwkv": ("recurrent layers", "llama"),
+    "zamba2": ("state-space layers", "llama"),
 }
 _OTHER_MODALITIES = ("vision_config", "audio_config", "speech_config", "vision_tower", "mm_vision_tower")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -117,7 +118,7 @@ def check_architecture(config: dict[str, Any]) -> None:
         raise UnsupportedModelError("config.json has no model_type: a Hugging Face decoder-only checkpoint is needed")
     lacking = _lacking(model_type, config)
     if lacking:
-        others = "" if model_type in SUPPORTED else f". Supported: {', '.join(sorted(SUPPORTED))}"
+        others = "" if model_type in SUPPORTED else f"{_nearest(model_type)}. Supported: {', '.join(sorted(SUPPORTED))}"
         raise UnsupportedModelError(
             f"model_type '{model_type}'{' as this model has it' * (not others)} is not supported: the engine lacks {', '.join(lacking)}{others}"
         )
@@ -150,6 +151,14 @@ def layer_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> tu
     return tuple(name for name in formats if not (architecture.fused_experts and name in WITHOUT_EXPERTS))
 
 
+def _nearest(model_type: str) -> str:
+    """The supported type to try in its place, as the end of a sentence; empty where none is like it."""
+    if model_type in _LACKING:
+        return f". The nearest that runs is {_LACKING[model_type][1]}"
+    alike = difflib.get_close_matches(model_type, sorted(SUPPORTED), n=1)
+    return f". The nearest name that runs is {alike[0]}" if alike else ""
+
+
 def _lacking(model_type: str, config: dict[str, Any]) -> list[str]:
     """Everything that stands in the way, most telling first."""
     lacking = []
@@ -157,7 +166,7 @@ def _lacking(model_type: str, config: dict[str, Any]) -> list[str]:
         lacking.append("encoder-decoder models")
     lacking += [f"inputs other than text ({key})" for key in _OTHER_MODALITIES if config.get(key)]
     if model_type in _LACKING:
-        lacking.append(_LACKING[model_type])
+        lacking.append(_LACKING[model_type][0])
     elif config.get("kv_lora_rank") and model_type not in SUPPORTED:
         lacking.append("multi-head latent attention (kv_lora_rank)")
     if model_type not in SUPPORTED and not lacking:

@@ -29,8 +29,9 @@ class Step:
 
 def use_attention_of_pages(model: Any) -> None:
     """Every attention layer of a transformers model calls `attention`; those that know no interface are given a forward that does."""
-    model.set_attn_implementation(ATTENTION)
-    model.config._attn_implementation_internal = ATTENTION  # noqa: SLF001, models of their own attention refuse the setter, and would make masks
+    if model._can_set_attn_implementation():  # noqa: SLF001, else the setter warns and does nothing
+        model.set_attn_implementation(ATTENTION)
+    model.config._attn_implementation_internal = ATTENTION  # noqa: SLF001, so that the model makes no masks
     for module in model.modules():
         forward = own_forward(module, attention)
         if forward is not None:

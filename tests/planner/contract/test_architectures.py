@@ -33,6 +33,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "mistral3", "text_config": {"model_type": "ministral3"}},
         "'ministral3' is not supported",
     ),
+    "nearest": ({"model_type": "mpt"}, r"ALiBi position biases\. The nearest that runs is bloom\. Supported: "),
+    "nearest name": ({"model_type": "qwen3_vl"}, r"The nearest name that runs is qwen3"),
     "unknown": ({"model_type": "brand_new"}, "a tested adapter for it. Supported: apertus, "),
     "layer types": (
         {"model_type": "qwen3", "layer_types": ["full_attention", "linear_attention"]},
