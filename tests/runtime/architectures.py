@@ -45,13 +45,7 @@ _YARN: dict[str, Any] = {
     "original_max_position_embeddings": 32,
     "truncate": False,
 }
-_LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 12,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 6,
+_ROUTED: dict[str, Any] = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "n_group": 2,
@@ -60,6 +54,14 @@ _LATENT: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "first_k_dense_replace": 1,
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+} | _ROUTED
 _FALCON = _TIED | {"ffn_hidden_size": 48, "intermediate_size": None, "num_key_value_heads": None}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -77,6 +79,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma3_text": _HEADS | _TIED | _WINDOW,
     "glm": _HEADS | {"attention_bias": True},
     "glm4": _HEADS | {"attention_bias": True},
+    "glm4_moe": _HEADS | _ROUTED | {"use_qk_norm": True, "attention_bias": True},
+    "glm4_moe_lite": _LATENT,
     "gpt2": _TIED | {"n_inner": 48, "intermediate_size": None, "num_key_value_heads": None},
     "gpt_neox": {"num_key_value_heads": 4},
     "gpt_oss": _HEADS | _WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": _YARN},

@@ -51,6 +51,8 @@ SUPPORTED: dict[str, Architecture] = {
     "gemma3_text": _WINDOWS,
     "glm": _PLAIN,
     "glm4": _PLAIN,
+    "glm4_moe": _EXPERTS,
+    "glm4_moe_lite": _EXPERTS,
     "gpt2": _PLAIN,
     "gpt_neox": _PLAIN,
     "gpt_oss": Architecture(windows=True, fused_experts=True),

@@ -36,7 +36,7 @@ def divisible(model: Model, degree: int) -> bool:
     """Whether whole heads can be dealt to `degree` devices; keys and values may be held more than once, latents are not cut."""
     return all(
         layer.heads % degree == 0
-        and degree <= (1 if layer.latent else degree)
+        and (degree == 1 or not layer.latent)
         and (layer.kv_heads % degree == 0 or degree % layer.kv_heads == 0)
         for layer in set(model.layers)
     )

@@ -29,7 +29,7 @@ WHOLE_NUMBERS: dict[str, int] = {
     ),
 }
 OBJECTS = ("rope_scaling", "rope_parameters", "quantization_config")
-LISTS: dict[str, type] = {"layer_types": str, "mlp_only_layers": int, "moe_layers": int}
+LISTS: dict[str, type] = {"layer_types": str, "mlp_layer_types": str, "mlp_only_layers": int, "moe_layers": int}
 TEXTS = ("model_type",)
 
 

@@ -60,6 +60,7 @@ class Family:
 
 
 _LLAMA = Family()
+_DEEPSEEK = Family(latent=True, shares_expert=True, routing_bias=True)
 _GEMMA = Family(tied=True)
 _FULL_NORMS = Family(qk_norm="full")
 
@@ -79,7 +80,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "cohere": Family(norms=1, tied=True, qk_norm="heads", qk_norm_key="use_qk_norm"),
     "cohere2": Family(norms=1, tied=True),
-    "deepseek_v3": Family(latent=True, shares_expert=True, routing_bias=True),
+    "deepseek_v3": _DEEPSEEK,
     "ernie4_5": Family(
         qkv_bias=("use_bias", False), out_bias=("use_bias", False), mlp_bias=("use_bias", False), tied=True
     ),
@@ -99,6 +100,10 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family(tied=True, norms=4, qk_norm="head"),
     "glm": Family(fused_gate_up=True, out_bias=False),
     "glm4": Family(fused_gate_up=True, out_bias=False, norms=4),
+    "glm4_moe": Family(
+        out_bias=False, qk_norm="head", qk_norm_key="use_qk_norm", shares_expert=True, routing_bias=True
+    ),
+    "glm4_moe_lite": _DEEPSEEK,
     "gpt2": Family(
         gated=False,
         grouped_queries=False,
@@ -189,6 +194,7 @@ FAMILIES: dict[str, Family] = {
 
 # Numbers that published checkpoints leave to transformers' own defaults.
 _UNSAID: dict[str, dict[str, int]] = {
+    "glm4_moe_lite": {"first_k_dense_replace": 1},
     "falcon": {"max_position_embeddings": 2048},
     "gemma3_text": {
         "vocab_size": 262_208,
@@ -210,11 +216,12 @@ _ATTENTION = (
 _GATED = ("gate_proj", "up_proj", "down_proj")
 _NEOX_MLP = {"up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h"}
 _BLOOM = {"qkv_proj": "self_attention.query_key_value", "o_proj": "self_attention.dense"} | _NEOX_MLP
+_SHARED_EXPERTS = {f"shared_expert.{name}": f"mlp.shared_experts.{name}" for name in _GATED}
 # Where families call their linears otherwise than Llama: our name -> path in the layer.
 _PATHS: dict[str, dict[str, str]] = {
     "bloom": _BLOOM,
     "falcon": _BLOOM,
-    "deepseek_v3": {f"shared_expert.{name}": f"mlp.shared_experts.{name}" for name in _GATED},
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), _SHARED_EXPERTS),
     "gpt2": {"qkv_proj": "attn.c_attn", "o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
     "gpt_neox": {"qkv_proj": "attention.query_key_value", "o_proj": "attention.dense"} | _NEOX_MLP,
     "llama4_text": {name: f"feed_forward.{name}" for name in (*_GATED, *(f"shared_expert.{each}" for each in _GATED))},

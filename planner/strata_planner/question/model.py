@@ -321,6 +321,9 @@ class _Reader:
     def _experts(self, index: int) -> int:
         """How many experts layer `index` has; 0: a plain MLP."""
         config = self._config
+        kinds = config.get("mlp_layer_types")
+        if kinds and (index >= len(kinds) or kinds[index] != "sparse"):
+            return 0
         listed = config.get("moe_layers")
         if listed is not None and index not in listed:
             return 0

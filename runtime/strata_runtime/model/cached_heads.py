@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from strata_planner.contract.kv import has_one_key_head
 
-_LATENT = frozenset({"deepseek_v3"})
-
 
 class CachedHeads(NamedTuple):
     heads: int
@@ -20,7 +18,7 @@ def cached_heads(config: Any) -> CachedHeads:
     """config: of transformers, of the language model alone."""
     heads = int(config.num_attention_heads)
     count = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
-    if config.model_type in _LATENT:
+    if getattr(config, "kv_lora_rank", None):
         return CachedHeads(1, int(config.kv_lora_rank + config.qk_rope_head_dim), latent=True)
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     return CachedHeads(1 if has_one_key_head(config.to_dict()) else int(count), int(width), latent=False)

@@ -10,7 +10,7 @@ import torch
 
 
 def attention_forward(module: Any, attention: Any, *, hidden_states: torch.Tensor, **given: Any) -> Any:
-    """The forward of DeepseekV3Attention over the pages of the step's batch."""
+    """The forward of DeepseekV3Attention and its like over the pages of the step's batch."""
     turned = _turned_pairs if module.config.rope_interleave else _turned_halves
     cos, sin = (each[:, None] for each in given["position_embeddings"])
     rank: int = module.kv_lora_rank

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 _EXPERTS_FIRST = 3  # dimensions of a parameter that holds all experts of a layer
 _TRANSPOSED = frozenset({"Llama4TextExperts"})  # experts that do not say so themselves
-_IN_PARTS = {"DeepseekV3Attention": ("kv_b_proj",)}
+_IN_PARTS = dict.fromkeys(("DeepseekV3Attention", "Glm4MoeLiteAttention"), ("kv_b_proj",))
 _LIKE_LINEAR = frozenset({"FalconLinear"})  # the bias is added after the product is rounded
 
 

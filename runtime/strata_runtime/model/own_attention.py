@@ -40,6 +40,7 @@ def _falcon(module: Any, attention: Attention, hidden: torch.Tensor, **given: An
 _FORWARDS: dict[str, Callable[..., Any]] = {
     "BloomAttention": _bloom,
     "DeepseekV3Attention": latent.attention_forward,
+    "Glm4MoeLiteAttention": latent.attention_forward,
     "FalconAttention": _falcon,
     "Llama4TextAttention": llama4.attention_forward,
 }

@@ -33,6 +33,8 @@ FORMATS: tuple[FormatName, ...] = ("int8", "w8a8", "int4", "int3")
 FUSED_EXPERTS = (
     "deepseek_v3",
     "deepseek_v3-one-query",
+    "glm4_moe",
+    "glm4_moe_lite",
     "gpt_oss",
     "granitemoe",
     "llama4_text",
