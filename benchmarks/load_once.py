@@ -66,6 +66,7 @@ def whole(folder: Path, name: FormatName) -> StageModel:
     count = config.num_hidden_layers
     stage = ModelSlice(config, (0, count - 1), embedding=True, head=True, dtype=_DTYPE)
     sources = stage.sources(checkpoint.keys)
+    checkpoint.transposed = stage.transposed(checkpoint.keys)
     stage.initialise_buffers(_CPU)
     with freed_at_once():
         for keys in sources.values():

@@ -1,6 +1,5 @@
 """Plans made by hand for tests of the runtime: an even split of a checkpoint's layers over slots."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from strata_planner.contract.plan import (
     StageMemory,
     StageTimes,
 )
+from strata_planner.question.model import Model
 
 PAGE_TOKENS = 16
 _MEMORY = StageMemory(
@@ -50,7 +50,7 @@ def even_plan(
     kv_bits: int = 16,
 ) -> Plan:
     """Layers shared out evenly over `slots`, one stage each; `formats` per layer overrides `bits`."""
-    layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    layers = Model.from_folder(model).num_layers
     chosen = list(formats or [DEFAULT_FORMAT_OF_BITS[bits]] * layers)
     cuts = [layers * place // len(slots) for place in range(len(slots) + 1)]
     stages = tuple(

@@ -4,10 +4,12 @@ Called by the planner before it reads a model's shapes and by the runtime before
 The table is exactly what the parity tests cover (docs/architectures.md). Knows no tensors and no transformers.
 """
 
+import difflib
 from dataclasses import dataclass
 from typing import Any
 
 from strata_planner.contract.formats import WITHOUT_EXPERTS, FormatName
+from strata_planner.contract.text_part import text_part
 from strata_planner.contract.values import ContractError
 
 
@@ -19,11 +21,12 @@ class UnsupportedModelError(ContractError):
 class Architecture:
     """What varies between the decoder-only models that the engine runs.
 
-    `windows`: its attention layers take a sliding window. `fused_experts`: the experts of a layer are 3-D parameters,
+    `windows`, `chunks`: its attention layers take a sliding window, or see their own chunk of positions. `fused_experts`: the experts of a layer are 3-D parameters,
     which have no form in the formats of `WITHOUT_EXPERTS`.
     """
 
     windows: bool = False
+    chunks: bool = False
     fused_experts: bool = False
 
 
@@ -36,21 +39,29 @@ _EXPERTS = Architecture(fused_experts=True)
 SUPPORTED: dict[str, Architecture] = {
     "apertus": _PLAIN,
     "arcee": _PLAIN,
+    "bloom": _PLAIN,
     "cohere": _PLAIN,
     "cohere2": _WINDOWS,
+    "deepseek_v3": _EXPERTS,
     "ernie4_5": _PLAIN,
     "exaone4": _WINDOWS,
+    "falcon": _PLAIN,
     "gemma": _PLAIN,
     "gemma2": _WINDOWS,
     "gemma3_text": _WINDOWS,
     "glm": _PLAIN,
     "glm4": _PLAIN,
+    "glm4_moe": _EXPERTS,
+    "glm4_moe_lite": _EXPERTS,
+    "gpt2": _PLAIN,
     "gpt_neox": _PLAIN,
+    "gpt_oss": Architecture(windows=True, fused_experts=True),
     "granite": _PLAIN,
     "granitemoe": _EXPERTS,
     "helium": _PLAIN,
     "hunyuan_v1_dense": _PLAIN,
     "llama": _PLAIN,
+    "llama4_text": Architecture(chunks=True, fused_experts=True),
     "ministral": _WINDOWS,
     "mistral": _WINDOWS,
     "mixtral": Architecture(windows=True, fused_experts=True),
@@ -73,32 +84,24 @@ SUPPORTED: dict[str, Architecture] = {
     "starcoder2": _WINDOWS,
 }
 
-# What else may be asked for, and what the engine lacks to run it.
-_LACKING: dict[str, str] = {
-    "bloom": "ALiBi position biases",
-    "deepseek_v2": "multi-head latent attention",
-    "deepseek_v3": "multi-head latent attention",
-    "falcon": "attention outside transformers' attention interface",
-    "falcon_h1": "state-space layers",
-    "falcon_mamba": "state-space layers",
-    "gpt2": "learned positions other than OPT's",
-    "gpt_bigcode": "learned positions other than OPT's",
-    "gpt_neo": "learned positions other than OPT's",
-    "gpt_oss": "attention sinks",
-    "gptj": "attention outside transformers' attention interface",
-    "jamba": "state-space layers",
-    "kimi_linear": "linear attention",
-    "lfm2": "short convolutions between tokens",
-    "llama4_text": "chunked attention",
-    "mamba": "state-space layers",
-    "mamba2": "state-space layers",
-    "minimax": "linear attention",
-    "mpt": "ALiBi position biases",
-    "qwen3_5_text": "linear attention",
-    "qwen3_next": "linear attention",
-    "recurrent_gemma": "recurrent layers",
-    "rwkv": "recurrent layers",
-    "zamba2": "state-space layers",
+# What else may be asked for: what the engine lacks to run it, and the supported type that is nearest to it.
+_LACKING: dict[str, tuple[str, str]] = {
+    "deepseek_v2": ("multi-head latent attention other than DeepSeek-V3's", "deepseek_v3"),
+    "falcon_h1": ("state-space layers", "falcon"),
+    "falcon_mamba": ("state-space layers", "falcon"),
+    "gptj": ("attention outside transformers' attention interface", "gpt_neox"),
+    "jamba": ("state-space layers", "mixtral"),
+    "kimi_linear": ("linear attention", "deepseek_v3"),
+    "lfm2": ("short convolutions between tokens", "llama"),
+    "mamba": ("state-space layers", "llama"),
+    "mamba2": ("state-space layers", "llama"),
+    "minimax": ("linear attention", "mixtral"),
+    "mpt": ("ALiBi position biases", "bloom"),
+    "qwen3_5_text": ("linear attention", "qwen3"),
+    "qwen3_next": ("linear attention", "qwen3_moe"),
+    "recurrent_gemma": ("recurrent layers", "gemma"),
+    "rwkv": ("recurrent layers", "llama"),
+    "zamba2": ("state-space layers", "llama"),
 }
 _OTHER_MODALITIES = ("vision_config", "audio_config", "speech_config", "vision_tower", "mm_vision_tower")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -111,12 +114,13 @@ def check_architecture(config: dict[str, Any]) -> None:
 
     `config`: the parsed config.json. Only what it says is checked, not whether the weights are there.
     """
+    config = text_part(config)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UnsupportedModelError("config.json has no model_type: a Hugging Face decoder-only checkpoint is needed")
     lacking = _lacking(model_type, config)
     if lacking:
-        others = "" if model_type in SUPPORTED else f". Supported: {', '.join(sorted(SUPPORTED))}"
+        others = "" if model_type in SUPPORTED else f"{_nearest(model_type)}. Supported: {', '.join(sorted(SUPPORTED))}"
         raise UnsupportedModelError(
             f"model_type '{model_type}'{' as this model has it' * (not others)} is not supported: the engine lacks {', '.join(lacking)}{others}"
         )
@@ -124,7 +128,7 @@ def check_architecture(config: dict[str, Any]) -> None:
 
 def check_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> None:
     """Raises UnsupportedModelError for a layer format that this (supported) model's layers cannot be stored in."""
-    model_type = str(config.get("model_type"))
+    model_type = str(text_part(config).get("model_type"))
     refused = sorted(set(formats) - set(layer_formats(config, formats)))
     if refused:
         raise UnsupportedModelError(
@@ -135,7 +139,7 @@ def check_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> No
 
 def check_without_experts(config: dict[str, Any], what: str) -> None:
     """Raises UnsupportedModelError for a model with fused experts: `what` (a noun) goes through a model's linears alone."""
-    model_type = str(config.get("model_type"))
+    model_type = str(text_part(config).get("model_type"))
     if SUPPORTED.get(model_type, _PLAIN).fused_experts:
         raise UnsupportedModelError(
             f"model_type '{model_type}' has fused experts, which {what} does not know: its experts may be rounded to nearest "
@@ -145,8 +149,16 @@ def check_without_experts(config: dict[str, Any], what: str) -> None:
 
 def layer_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> tuple[FormatName, ...]:
     """Those of `formats` that the decoder layers of this model can be stored in."""
-    architecture = SUPPORTED.get(str(config.get("model_type")), _PLAIN)
+    architecture = SUPPORTED.get(str(text_part(config).get("model_type")), _PLAIN)
     return tuple(name for name in formats if not (architecture.fused_experts and name in WITHOUT_EXPERTS))
+
+
+def _nearest(model_type: str) -> str:
+    """The supported type to try in its place, as the end of a sentence; empty where none is like it."""
+    if model_type in _LACKING:
+        return f". The nearest that runs is {_LACKING[model_type][1]}"
+    alike = difflib.get_close_matches(model_type, sorted(SUPPORTED), n=1)
+    return f". The nearest name that runs is {alike[0]}" if alike else ""
 
 
 def _lacking(model_type: str, config: dict[str, Any]) -> list[str]:
@@ -156,8 +168,8 @@ def _lacking(model_type: str, config: dict[str, Any]) -> list[str]:
         lacking.append("encoder-decoder models")
     lacking += [f"inputs other than text ({key})" for key in _OTHER_MODALITIES if config.get(key)]
     if model_type in _LACKING:
-        lacking.append(_LACKING[model_type])
-    elif config.get("kv_lora_rank"):
+        lacking.append(_LACKING[model_type][0])
+    elif config.get("kv_lora_rank") and model_type not in SUPPORTED:
         lacking.append("multi-head latent attention (kv_lora_rank)")
     if model_type not in SUPPORTED and not lacking:
         lacking.append("a tested adapter for it")
@@ -169,10 +181,13 @@ def _lacking_attention(model_type: str, config: dict[str, Any]) -> list[str]:
     if config.get("attn_logit_softcapping") and model_type not in SUPPORTED:
         lacking.append("a tested adapter for its soft caps in attention")
     types = set(config.get("layer_types") or ())
-    lacking += [f"layers of type '{name}'" for name in sorted(types - set(_LAYER_TYPES))]
     architecture = SUPPORTED.get(model_type)
+    known = {*_LAYER_TYPES, *(("chunked_attention",) if architecture and architecture.chunks else ())}
+    lacking += [f"layers of type '{name}'" for name in sorted(types - known)]
     if architecture and not architecture.windows and _uses_window(config, types):
         lacking.append(f"sliding windows in this architecture (sliding_window {config.get('sliding_window')})")
+    if config.get("add_cross_attention"):
+        lacking.append("cross-attention")
     if config.get("use_bidirectional_attention"):
         lacking.append("bidirectional attention")
     if config.get("alibi"):

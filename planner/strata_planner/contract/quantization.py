@@ -22,6 +22,8 @@ DeepSeek-V3 (arXiv 2412.19437, section 3.3) introduced it. Knows the description
 | `fmt`                    | `e4m3`, if it is there                                                                     |
 | `activation_scheme`      | `dynamic`, if it is there: nothing is stored of activations                                |
 | `modules_to_not_convert` | patterns and ends of paths whose linears are not quantized, as transformers reads them     |
+
+`mxfp4` (gpt-oss' experts, by their tensors' names) is read to 16 bits: to the planner such a model is a plain one.
 """
 
 import json
@@ -32,6 +34,7 @@ from typing import Any, Literal, TypeVar
 
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import GPTQ, FormatName
+from strata_planner.contract.text_part import TEXT_PARTS
 from strata_planner.contract.values import Value
 
 CONFIG_FIELD = "quantization_config"
@@ -121,7 +124,7 @@ class BlockFloat8(Value, frozen=True):
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | BlockFloat8 | None:
-    """What config.json says of weights that are quantized already; None: nothing.
+    """What config.json says of weights that are quantized already; None: nothing, or they are read to 16 bits.
 
     Raises UnsupportedModelError for another method than GPTQ and block-wise fp8, and for a description that makes no sense.
     """
@@ -130,7 +133,14 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | BlockFloat8 |
         return None
     if not isinstance(fields, Mapping):
         raise UnsupportedModelError(f"{CONFIG_FIELD} is {fields!r}; an object is needed: fetch the model again")
-    method = str(fields.get("quant_method") or fields.get("method") or "gptq").lower()
+    method = _method(fields)
+    if is_read_to_16_bits(config):
+        return None
+    if str(config.get("model_type")) in TEXT_PARTS:
+        raise UnsupportedModelError(
+            f"{CONFIG_FIELD}: weights quantized by '{method}' are read of models for text alone, not of '{config['model_type']}'. "
+            "Name the unquantized model"
+        )
     if method == "fp8":
         return _block_float8(fields)
     if method != "gptq":
@@ -150,6 +160,16 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | BlockFloat8 |
         dynamic=_dynamic(fields.get("dynamic") or {}),
         only=_only(fields.get("modules_in_block_to_quantize") or ()),
     )
+
+
+def is_read_to_16_bits(config: Mapping[str, Any]) -> bool:
+    """Whether the weights that are quantized already are read as those of a plain model: gpt-oss' experts in MXFP4."""
+    fields = config.get(CONFIG_FIELD)
+    return isinstance(fields, Mapping) and _method(fields) == "mxfp4" and config.get("model_type") == "gpt_oss"
+
+
+def _method(fields: Mapping[str, Any]) -> str:
+    return str(fields.get("quant_method") or fields.get("method") or "gptq").lower()
 
 
 def with_old_description(config: dict[str, Any], folder: Path) -> dict[str, Any]:

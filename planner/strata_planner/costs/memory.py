@@ -14,7 +14,7 @@ PAGE_TOKENS = 16
 def layer_weights_bytes(layer: LayerShape, format_name: FormatName, compute_type: ComputeType) -> int:
     """One decoder layer at a format: its linears with scales and zeros, biases and norms in the compute type."""
     item = COMPUTE_TYPE_BYTES[compute_type]
-    total = layer.other_parameters * item
+    total = layer.other_parameters * item + layer.float32_values * COMPUTE_TYPE_BYTES["float32"]
     for linear in layer.linears:
         one = linear.weight_bytes(format_name, compute_type) + linear.out_features * linear.bias * item
         total += linear.copies * one
@@ -23,7 +23,7 @@ def layer_weights_bytes(layer: LayerShape, format_name: FormatName, compute_type
 
 def kv_bytes_per_token(layer: LayerShape, kv_bits: int, compute_type: ComputeType) -> int:
     """Keys and values of one token in one layer, with their scales; 16 bits mean the compute type."""
-    return kv_token_bytes(kv_bits, layer.kv_heads, layer.head_dim, compute_type)
+    return kv_token_bytes(kv_bits, layer.kv_heads, layer.head_dim, compute_type, latent=layer.latent)
 
 
 def embedding_bytes(model: Model, *, embedding: bool, head: bool, compute_type: ComputeType) -> int:

@@ -33,8 +33,10 @@ def sharded(layer: LayerShape, degree: int) -> LayerShape:
 
 
 def divisible(model: Model, degree: int) -> bool:
-    """Whether whole heads can be dealt to `degree` devices; keys and values may be held more than once."""
+    """Whether whole heads can be dealt to `degree` devices; keys and values may be held more than once, latents are not cut."""
     return all(
-        layer.heads % degree == 0 and (layer.kv_heads % degree == 0 or degree % layer.kv_heads == 0)
+        layer.heads % degree == 0
+        and (degree == 1 or not layer.latent)
+        and (layer.kv_heads % degree == 0 or degree % layer.kv_heads == 0)
         for layer in set(model.layers)
     )

@@ -22,13 +22,13 @@ KERNEL_BYTES = 665 << 10
 FLOAT32_BUFFER_BYTES = 5 << 20
 FRAMES_UNDER_WAY = 3  # of hidden states: the one that is computed, the next one, and its copy while it is encrypted
 
-# The runtime's own: keys and values (cache.batch), soft-capped scores and a mask's rows in the compute type (cache.attention) at
+# The runtime's own: keys and values (cache.batch), scores written out and a mask's rows in the compute type (cache.attention) at
 # once; rows of an expert at once (loading.experts); weights brought back to the compute type at once, in so many bytes each (precision).
 GATHERED_BYTES = 16 << 20
 SCORES_BYTES = 8 << 20
 MASK_BYTES, MASK_ROWS = 4 << 20, 256
-FEWEST_KEYS, WIDE = 64, 256  # soft-capped keys are padded to powers of two between these, beyond to multiples
-SOFT_CAPPED = frozenset({"gemma2"})  # architectures whose attention is not torch's own
+FEWEST_KEYS, WIDE = 64, 256  # keys of scores written out are padded to powers of two between these, beyond to multiples
+WRITTEN_OUT = frozenset({"bloom", "gemma2", "gpt_oss"})  # architectures whose attention is not torch's own
 EXPERT_ROWS = 128
 CONVERTED_AT_A_TIME = 1 << 21
 CONVERTED_AT_A_TIME_ON_CUDA = 1 << 26
@@ -115,8 +115,10 @@ def working_memory(model: Model, step: StepShape, storage: Storage, *, head: boo
     tokens = padded_rows(step.tokens) if storage.on_cpu else step.tokens
     layers = set(model.layers)
     stream = (4 * tokens + FRAMES_UNDER_WAY * step.tokens) * model.hidden_size * storage.item
-    capped = model.architecture in SOFT_CAPPED
-    layer = max(_Layer(each, tokens, step, storage, model.hidden_size, capped=capped).worst for each in layers)
+    written_out = model.architecture in WRITTEN_OUT
+    layer = max(
+        _Layer(each, tokens, step, storage, model.hidden_size, written_out=written_out).worst for each in layers
+    )
     logits = _logits_bytes(model, step, storage) if head else 0
     return WorkingMemory(
         modules=MODULE_BYTES * storage.on_cpu,
@@ -146,8 +148,10 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
         return 0
     linears = {linear for layer in set(model.layers) for linear in layer.linears}
     kernels = head * row_numbers(1, step.sampled) + _product_kernels(linears, step, storage)
+    if any(layer.latent for layer in model.layers):  # queries into the latents' width, and values out of it
+        kernels += 2 * row_numbers(1, step.tokens)
     kernels += row_numbers(1, step.tokens) * any(each.copies > 1 for each in linears)  # the router's
-    if model.architecture in SOFT_CAPPED:
+    if model.architecture in WRITTEN_OUT:
         kernels += _ATTENTION_PRODUCTS * (_FEW_ROWS + _key_numbers(step.tokens) + _key_numbers(step.context))
     return kernels * KERNEL_BYTES
 
@@ -165,7 +169,7 @@ def _product_kernels(linears: Iterable[Linear], step: StepShape, storage: Storag
 
 
 def _key_numbers(most: int) -> int:
-    """To how many numbers keys are padded where scores are soft-capped: powers of two from `FEWEST_KEYS`, then multiples of `WIDE`."""
+    """To how many numbers keys are padded where scores are written out: powers of two from `FEWEST_KEYS`, then multiples of `WIDE`."""
     narrow = max(0, (min(most, WIDE) - 1).bit_length() - (FEWEST_KEYS - 1).bit_length())
     return 1 + narrow + max(0, -(-most // WIDE) - 1)
 
@@ -214,13 +218,20 @@ class _Layer:
     """One layer's moments in bytes, beside the stream."""
 
     def __init__(
-        self, layer: LayerShape, tokens: int, step: StepShape, storage: Storage, hidden: int, *, capped: bool = False
+        self,
+        layer: LayerShape,
+        tokens: int,
+        step: StepShape,
+        storage: Storage,
+        hidden: int,
+        *,
+        written_out: bool = False,
     ) -> None:
         self._layer, self._step, self._storage = layer, step, storage
         self._row = tokens * storage.item  # bytes of one value of every token
         self._tokens = tokens
         self._hidden = hidden
-        self._capped = capped
+        self._written_out = written_out
         self._queries, self._keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         names = {linear.name for linear in layer.linears}
         self._fused_qkv, self._fused_mlp = "qkv_proj" in names, "gate_up_proj" in names
@@ -274,10 +285,10 @@ class _Layer:
         return rows * self._step.context + min(rows * row, max(MASK_BYTES, MASK_ROWS * row))
 
     def _scores(self) -> int:
-        """Where they are soft-capped: some rows of them, and padded copies of queries, keys and values. A group of decoding
+        """Where they are written out: some rows of them, and padded copies of queries, keys and values. A group of decoding
         sequences, gathered while no scores of a chunk are there, holds more than that or less.
         """
-        if not self._capped:
+        if not self._written_out:
             return 0
         copies = 2 * self._step.context * self._keys * self._storage.item
         return max(0, copies + self._queries * self._row + SCORES_BYTES - self._gathered())

@@ -15,17 +15,21 @@ _MOST_EXPERTS = 65_536
 
 WHOLE_NUMBERS: dict[str, int] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _MOST_LAYERS),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "vocab_size"), _LIMIT),
+    **dict.fromkeys(("hidden_size", "n_embd", "n_embed", "d_model", "word_embed_proj_dim", "vocab_size"), _LIMIT),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "num_kv_heads", "head_dim"), _LIMIT),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), _LIMIT),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), _LIMIT),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), _LIMIT),
-    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), _MOST_EXPERTS),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"), _LIMIT),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "n_shared_experts"), _MOST_EXPERTS),
     **dict.fromkeys(("num_experts_per_tok", "moe_top_k"), _MOST_EXPERTS),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _LIMIT),
-    **dict.fromkeys(("decoder_sparse_step", "first_k_dense_replace"), _MOST_LAYERS),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp"), _LIMIT),
+    **dict.fromkeys(
+        ("decoder_sparse_step", "interleave_moe_layer_step", "first_k_dense_replace", "num_ln_in_parallel_attn"),
+        _MOST_LAYERS,
+    ),
 }
 OBJECTS = ("rope_scaling", "rope_parameters", "quantization_config")
-LISTS: dict[str, type] = {"layer_types": str, "mlp_only_layers": int}
+LISTS: dict[str, type] = {"layer_types": str, "mlp_layer_types": str, "mlp_only_layers": int, "moe_layers": int}
 TEXTS = ("model_type",)
 
 

@@ -22,6 +22,7 @@ from strata_planner.contract.formats import (
     block_float8_bytes,
     stored_bytes,
 )
+from strata_planner.contract.kv import has_one_key_head
 from strata_planner.contract.quantization import (
     BlockFloat8,
     ModuleQuantization,
@@ -30,10 +31,11 @@ from strata_planner.contract.quantization import (
     with_old_description,
     without_description,
 )
+from strata_planner.contract.text_part import text_part
 from strata_planner.contract.values import Value
 from strata_planner.errors import ModelError
 from strata_planner.question.config_fields import check_fields
-from strata_planner.question.families import Family, expert_path, family_of, flag, linear_path
+from strata_planner.question.families import Family, expert_path, family_of, flag, linear_path, unsaid
 
 
 class Linear(Value, frozen=True):
@@ -81,6 +83,8 @@ class LayerShape(Value, frozen=True):
     head_dim: int
     linears: tuple[Linear, ...]
     other_parameters: int  # norms, routers
+    float32_values: int = 0  # that no compute type rounds: what experts are chosen by
+    latent: bool = False  # keys and values of all heads come of one entry of `head_dim` values
 
     @property
     def parameters(self) -> int:
@@ -166,8 +170,9 @@ class Model(Value, frozen=True):
         """Raises UnsupportedModelError where the engine lacks something (unless only shapes are studied), ModelError."""
         if not isinstance(config, dict):
             raise ModelError(f"config.json holds a {type(config).__name__}; an object with model_type is needed")
+        whole, config = config, text_part(config)
         check_fields(config)
-        quantization = read_quantization(config)
+        quantization = read_quantization(whole)
         if for_serving:
             check_architecture(without_description(config))
         reader = _Reader(config, quantization)
@@ -198,19 +203,23 @@ MLP_IN = (
 )
 
 
+_MLP_WIDTHS = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+
+
 class _Reader:
     """One config.json, its synonyms resolved."""
 
     def __init__(self, config: dict[str, Any], quantization: Quantization | BlockFloat8 | None) -> None:
-        self._config = config
-        self._quantization = quantization
         self.model_type = str(config.get("model_type", "llama"))
+        said = {name for name, value in config.items() if value is not None}
+        self._config = config | {name: value for name, value in unsaid(self.model_type).items() if name not in said}
+        self._quantization = quantization
         self.family: Family = family_of(self.model_type)
-        self.hidden = self.number("hidden_size", "n_embd", "d_model")
+        self.hidden = self.number("hidden_size", "n_embd", "n_embed", "d_model")
         self.num_layers = self.number("num_hidden_layers", "n_layer", "num_layers")
         self.heads = self.number("num_attention_heads", "n_head")
         grouped = ("num_key_value_heads", "num_kv_heads") if self.family.grouped_queries else ()
-        self.kv_heads = self.number(*grouped, default=self.heads)
+        self.kv_heads = 1 if has_one_key_head(self._config) else self.number(*grouped, default=self.heads)
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise ModelError(f"num_key_value_heads {self.kv_heads} must divide num_attention_heads {self.heads}")
         self.head_dim = self.number("head_dim", default=self.hidden // self.heads)
@@ -218,6 +227,8 @@ class _Reader:
             raise ModelError(
                 f"num_attention_heads {self.heads} is more than hidden_size {self.hidden}: a head has no width"
             )
+        if self.family.latent:
+            self.kv_heads, self.head_dim = 1, self._latent_width()
         self.embedding_size = self.number("word_embed_proj_dim", default=self.hidden)
         learned = self.family.positions_offset is not None
         unbounded = 0 if self.model_type == "bloom" else None
@@ -233,7 +244,9 @@ class _Reader:
 
     def layer(self, index: int) -> LayerShape:
         linears = tuple(self._as_stored(index, linear) for linear in (*self._attention(), *self._mlp(index)))
-        return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, self._norms() + self._router(index))
+        others = self._norms() + self._router(index)
+        biases = self._experts(index) * self.family.routing_bias
+        return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, others, biases, self.family.latent)
 
     def _as_stored(self, index: int, linear: Linear) -> Linear:
         """With what the checkpoint says of it. All experts of a layer are stored as the first; GPTQ's are merged in 16 bits."""
@@ -252,8 +265,34 @@ class _Reader:
         """Experts of a float8 checkpoint stay as they are stored: gates and ups are not merged."""
         return isinstance(self._quantization, BlockFloat8)
 
+    def _latent_width(self) -> int:
+        width = self.number("kv_lora_rank") + self.number("qk_rope_head_dim")
+        if width % 2:
+            raise ModelError(f"config.json: kv_lora_rank and qk_rope_head_dim make {width}; an even number is needed")
+        return width
+
+    def _latent_attention(self) -> tuple[Linear, ...]:
+        """Queries in one step or over a narrow middle; one entry for keys and values, and what makes them of it, which is multiplied in parts."""
+        nope, value = self.number("qk_nope_head_dim"), self.number("v_head_dim")
+        bias = flag(self._config, self.family.qkv_bias)
+        queries, middle = self.heads * (nope + self.number("qk_rope_head_dim")), self._query_middle()
+        asking: tuple[Linear, ...] = (Linear("q_proj", queries, self.hidden),)
+        if middle:
+            asking = (Linear("q_a_proj", middle, self.hidden, bias), Linear("q_b_proj", queries, middle))
+        return (
+            *asking,
+            Linear("kv_a_proj_with_mqa", self.head_dim, self.hidden, bias),
+            Linear("kv_b_proj", self.heads * (nope + value), self.number("kv_lora_rank"), quantizable=False),
+            Linear("o_proj", self.hidden, self.heads * value, bias),
+        )
+
+    def _query_middle(self) -> int:
+        return self.number("q_lora_rank", default=0)
+
     def _attention(self) -> tuple[Linear, ...]:
         family = self.family
+        if family.latent:
+            return self._latent_attention()
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         bias = flag(self._config, family.qkv_bias)
         out = Linear("o_proj", self.hidden, queries, flag(self._config, family.out_bias))
@@ -270,7 +309,7 @@ class _Reader:
         experts = self._experts(index)
         if experts:
             return self._expert_mlp(experts)
-        width = self.number("intermediate_size", "ffn_dim", "n_inner", default=4 * self.hidden)
+        width = self.number(*_MLP_WIDTHS, default=4 * self.hidden)
         bias = flag(self._config, self.family.mlp_bias)
         down = Linear("down_proj", self.hidden, width, bias)
         if not self.family.gated:
@@ -282,8 +321,14 @@ class _Reader:
     def _experts(self, index: int) -> int:
         """How many experts layer `index` has; 0: a plain MLP."""
         config = self._config
-        step = int(config.get("decoder_sparse_step") or 1)
-        if index in (config.get("mlp_only_layers") or ()) or (index + 1) % step:
+        kinds = config.get("mlp_layer_types")
+        if kinds and (index >= len(kinds) or kinds[index] != "sparse"):
+            return 0
+        listed = config.get("moe_layers")
+        if listed is not None and index not in listed:
+            return 0
+        step = int(config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1)
+        if listed is None and (index in (config.get("mlp_only_layers") or ()) or (index + 1) % step):
             return 0
         if index < int(config.get("first_k_dense_replace") or 0):
             return 0
@@ -296,34 +341,40 @@ class _Reader:
             raise ModelError(
                 f"config.json: a token takes {active} of {experts} experts; correct num_experts_per_tok, or the number of experts"
             )
+        bias = self.family.expert_bias
         first = (("gate", width), ("up", width)) if self._experts_apart else (("gate_up", 2 * width),)
         routed = (
-            *(Linear(f"experts.{name}", outputs, self.hidden, False, experts, active) for name, outputs in first),
-            Linear("experts.down", self.hidden, width, False, experts, active),
+            *(Linear(f"experts.{name}", outputs, self.hidden, bias, experts, active) for name, outputs in first),
+            Linear("experts.down", self.hidden, width, bias, experts, active),
         )
-        shared = self.number("shared_expert_intermediate_size", default=0)
+        return routed + self._shared_expert(width)
+
+    def _shared_expert(self, width: int) -> tuple[Linear, ...]:
+        """That every token passes; Qwen's is weighed by a gate, those of experts' own `width` are not."""
+        weighed = self.number("shared_expert_intermediate_size", default=0)
+        shared = width * self.number("n_shared_experts", default=1) if self.family.shares_expert else weighed
         if not shared:
-            return routed
+            return ()
         return (
-            *routed,
             Linear("shared_expert.gate_proj", shared, self.hidden),
             Linear("shared_expert.up_proj", shared, self.hidden),
             Linear("shared_expert.down_proj", self.hidden, shared),
-            *(Linear(name, 1, self.hidden, quantizable=False) for name in ROUTING),
+            *(Linear(name, 1, self.hidden, quantizable=False) for name in ROUTING if weighed),
         )
 
     def _router(self, index: int) -> int:
-        return self._experts(index) * self.hidden
+        return self._experts(index) * (self.hidden + self.family.expert_bias)
 
     def _norm(self, width: int) -> int:
         return width * (1 + self.family.norm_bias) if self.family.affine_norm else 0
 
     def _norms(self) -> int:
         family = self.family
-        shared = self.model_type == "stablelm" and bool(
-            self._config.get("use_parallel_residual")
-        )  # one for both halves
+        shared = family.shares_norm is not None and family.shares_norm(self._config)
         total = (family.norms - shared) * self._norm(self.hidden) + family.other_per_layer
+        total += self.heads * family.sinks
+        if family.latent:
+            total += self.number("kv_lora_rank") + self._query_middle()
         if not family.qk_norm or (family.qk_norm_key and not self._config.get(family.qk_norm_key)):
             return total
         if family.qk_norm == "head":

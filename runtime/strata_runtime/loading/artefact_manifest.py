@@ -5,24 +5,23 @@ Called by `artefact` and `artefact_writer`; the manifest itself is `contract.mod
 `<key>.table_3` ... (float16 [N, 2^k]). What stays at 16 bits (embedding, norms, biases, head) stays in the checkpoint.
 """
 
-import re
 from pathlib import Path
 
 from strata_planner.contract import store
 from strata_planner.contract.model_folder import MANIFEST_FILE, Manifest, Recipe
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError
+from strata_runtime.model import layer_paths
 
 AGAIN = "run `strata quantize` again"
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 def layer_of(key: str) -> int:
     """The decoder layer that a linear belongs to, from its path in the model."""
-    found = _LAYER.search(key)
-    if found is None:
+    layer = layer_paths.layer_of(key)
+    if layer is None:
         raise InputError(f"'{key}' is no linear of a decoder layer; keys look like model.layers.0.mlp.down_proj")
-    return int(found[1])
+    return layer
 
 
 def part_names(recipe: Recipe) -> list[str]:

@@ -61,7 +61,8 @@ class TensorPlace:
 class Checkpoint:
     """The tensors under one folder. `keys_read` names every tensor that has been read, in order.
 
-    `pinned`: what is read lies in page-locked memory, from which copies to a GPU run beside other work.
+    `pinned`: what is read lies in page-locked memory, from which copies to a GPU run beside other work. `transposed`: names of matrices
+    that are turned round as they are read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,6 +70,7 @@ class Checkpoint:
         self.folder = folder
         self.keys_read: list[str] = []
         self.pinned = False
+        self.transposed: frozenset[str] = frozenset()
         self._headers: dict[str, dict[str, Entry]] = {}
         self._file_of = _files(folder)
 
@@ -99,7 +101,8 @@ class Checkpoint:
             header = self.header(name)
             with FileIO(self.folder / name) as file:
                 for key in wanted:
-                    tensors[key] = _read(file, key, header[key], dtype, pinned=self.pinned).to(device)
+                    read = _read(file, key, header[key], dtype, pinned=self.pinned)
+                    tensors[key] = (read.mT.contiguous() if key in self.transposed else read).to(device)
                     self.keys_read.append(key)
         return tensors
 
@@ -110,6 +113,8 @@ class Checkpoint:
 
     def read_into(self, key: str, dtype: torch.dtype | None, memory: torch.Tensor) -> torch.Tensor:
         """One floating-point tensor in `dtype` (None: as it is stored), in `memory` (uint8 [bytes]) if it fits there, else in its own."""
+        if key in self.transposed:
+            return self.read([key], dtype, torch.device("cpu"))[key]
         name = self._file_of[key]
         entry = self.header(name)[key]
         self.keys_read.append(key)
@@ -118,17 +123,20 @@ class Checkpoint:
             return _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None)
 
     def read_rows(self, places: Sequence[TensorPlace], dtype: torch.dtype) -> torch.Tensor:
-        """Floating-point matrices of one width, one below the other, in `dtype`, in one piece of memory."""
+        """Floating-point matrices of one width, one below the other, in `dtype`, in one piece of memory. One that is turned round comes alone."""
         entries = [self._entry_of(place) for place in places]
         counts = [prod(entry.shape) for entry in entries]
         memory = torch.empty(sum(counts) * dtype.itemsize, dtype=torch.uint8, pin_memory=self.pinned)
         left = memory
+        turned = {place.name in self.transposed for place in places}
         for place, entry, count in zip(places, entries, counts, strict=True):
             with FileIO(self.folder / self._file_of[place.name]) as file:
                 _read(file, place.name, entry, dtype, pinned=False, memory=left)
             self.keys_read.append(place.name)
             left = left[count * dtype.itemsize :]
-        return memory.view(dtype).view(-1, entries[0].shape[-1])
+        read = memory.view(dtype).view(-1, entries[0].shape[-1])
+        assert len(turned) == 1, places
+        return read.mT.contiguous() if turned == {True} else read
 
     def _entry_of(self, place: TensorPlace) -> Entry:
         entry = self.header(self._file_of[place.name])[place.name]
@@ -196,6 +204,11 @@ def checked_header(path: Path, cure: str = "fetch the checkpoint again") -> dict
 def _entry(value: dict[str, Any], data: int) -> Entry:
     begin, end = value["data_offsets"]
     return Entry(value["dtype"], tuple(value["shape"]), data + begin, data + end)
+
+
+def read_entry(file: FileIO, key: str, entry: Entry) -> torch.Tensor:
+    """A tensor of an open file, as it is stored, in memory of its own."""
+    return _read(file, key, entry, None, pinned=False)
 
 
 def _read(

@@ -8,7 +8,7 @@ of that only the planes that the format needs; what a load quantizes itself it k
 
 import contextlib
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -102,6 +102,7 @@ def _load(
     checkpoint = quantized_checkpoint(model_path) or Checkpoint(model_path)
     stage = ModelSlice(config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype)
     use_padded_experts(stage.module)
+    checkpoint.transposed = stage.transposed(checkpoint.keys)
     sources = stage.sources(checkpoint.keys)
     checkpoint.check(key for keys in sources.values() for key in keys)
     formats = dict(zip(range(first, last + 1), role.format, strict=True))
@@ -248,7 +249,12 @@ class _Loader:
             del wanted["weight"]
         elif unit.key:
             tensors["weight"], memory = self._read_weight(unit, wanted.pop("weight"))
-        read = self._checkpoint.read(wanted.values(), self._dtype, _CPU)
+        by_type: dict[torch.dtype, list[str]] = defaultdict(list)
+        for name in wanted.values():
+            by_type[self._stage.type_of(name)].append(name)
+        read: dict[str, Tensor] = {}
+        for dtype, names in by_type.items():
+            read |= self._checkpoint.read(names, dtype, _CPU)
         return _Piece(tensors | {what: read[name] for what, name in wanted.items()}, planes, memory)
 
     def _read_weight(self, unit: Unit, name: str) -> tuple[Tensor, Tensor | None]:

@@ -15,6 +15,7 @@ from strata_planner.contract.quantization import (
     CONFIG_FIELD,
     BlockFloat8,
     Quantization,
+    is_read_to_16_bits,
     read_quantization,
     with_old_description,
     without_description,
@@ -23,6 +24,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.float8_checkpoint import BlockFloat8Checkpoint
 from strata_runtime.loading.gptq_checkpoint import GptqCheckpoint
+from strata_runtime.loading.mxfp4_checkpoint import Mxfp4Checkpoint
 from strata_runtime.loading.stored_linears import QuantizedCheckpoint
 from strata_runtime.model.adapter import read_config
 
@@ -30,7 +32,7 @@ from strata_runtime.model.adapter import read_config
 def read_model_config(folder: Path) -> Any:
     """As `adapter.read_config`, for quantized models too."""
     quantization, fields = _description(folder)
-    if quantization is None:
+    if quantization is None and not is_read_to_16_bits(fields):
         return read_config(folder)
     check_architecture(without_description(fields))
     try:
@@ -41,9 +43,11 @@ def read_model_config(folder: Path) -> Any:
     return config
 
 
-def quantized_checkpoint(folder: Path) -> QuantizedCheckpoint | None:
+def quantized_checkpoint(folder: Path) -> QuantizedCheckpoint | Mxfp4Checkpoint | None:
     """None: it is plain. Raises InputError where there is no safetensors checkpoint, UnsupportedModelError for a method that is not read."""
-    quantization, _ = _description(folder)
+    quantization, fields = _description(folder)
+    if is_read_to_16_bits(fields):
+        return Mxfp4Checkpoint(folder)
     if quantization is None:
         return None
     if isinstance(quantization, BlockFloat8):

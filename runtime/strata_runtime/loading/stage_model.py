@@ -10,6 +10,7 @@ from strata_planner.contract.architectures import check_formats
 from strata_planner.contract.formats import FormatName
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.model.adapter import ModelSlice
+from strata_runtime.model.cached_heads import cached_heads
 from strata_runtime.model.kv.batch import Batch
 
 
@@ -25,8 +26,7 @@ class StageModel:
         config = stage.module.config
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
-        self.num_kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.num_kv_heads, self.head_dim, self.latent = cached_heads(config)
         self.num_layers = num_layers
         self.dtype = stage.dtype
         self.device = device

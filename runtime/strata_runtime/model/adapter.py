@@ -9,7 +9,6 @@ import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional
-from transformers import AttentionInterface, AutoConfig
+from transformers import AutoConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -30,24 +29,22 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_planner.contract.architectures import check_architecture
 from strata_planner.contract.rows import padded_rows
+from strata_planner.contract.text_part import PREFIXES, text_part
 from strata_runtime.errors import InputError, reason_of
-from strata_runtime.model import opt
-from strata_runtime.model.attention import AttentionRule, attend, kernel_sizes
+from strata_runtime.model.attention import kernel_sizes
+from strata_runtime.model.attention_interface import Step, use_attention_of_pages
+from strata_runtime.model.embedding_side import EMBEDDING_SIDE, without_embedding_side
 from strata_runtime.model.expert_parts import ExpertPart, expert_part, fused_parameters
 from strata_runtime.model.kv.batch import Batch
+from strata_runtime.model.layer_paths import LAYER_LISTS
+from strata_runtime.model.linears import use_plain_linears
+from strata_runtime.model.llama4 import use_routed_experts
+from strata_runtime.model.padding import padded
 
-ATTENTION = "strata"
+_ANSWER_IN_TUPLES = frozenset({"bloom", "falcon"})
 # While it builds a model, transformers changes torch's default type and functions of its own for the whole process; two
 # loads at once (a prepare, and a measurement beside it) would leave them changed.
 _BUILDING = threading.Lock()
-
-
-@dataclass
-class Step:
-    """Where the attention of every layer of one stage finds the batch: not all architectures hand keywords down to it."""
-
-    batch: Batch | None = None
-    rules: set[AttentionRule] = field(default_factory=set)  # of all layers, once they have been called
 
 
 def read_config(folder: Path) -> Any:
@@ -61,9 +58,19 @@ def read_config(folder: Path) -> Any:
         raise InputError(f"{path} is no JSON object: fetch the model again")
     check_architecture(fields)
     try:
-        return AutoConfig.from_pretrained(folder)
+        return _text_config(AutoConfig.from_pretrained(folder), fields)
     except Exception as error:  # transformers checks fields with exceptions of several trees
         raise InputError(f"{path} is not a configuration of '{fields['model_type']}': {error}") from error
+
+
+def _text_config(config: Any, fields: dict[str, Any]) -> Any:
+    """Of the language model alone. `fields`: config.json."""
+    part = text_part(fields)
+    if part == fields:
+        return config
+    inner = config.text_config
+    inner.tie_word_embeddings = part.get("tie_word_embeddings", inner.tie_word_embeddings)
+    return inner
 
 
 class Outside(nn.Module):
@@ -71,6 +78,13 @@ class Outside(nn.Module):
 
     def forward(self, first: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return first
+
+
+class OutsideInTuple(Outside):
+    """The same among layers that answer with more than hidden states."""
+
+    def forward(self, first: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return (first,)
 
 
 class ModelSlice:
@@ -90,7 +104,15 @@ class ModelSlice:
         self._embedding = embedding
         self._head = head
         self.module = _on_meta(config, dtype)
-        self._conversions = get_model_conversion_mapping(self.module)
+        self._kept_types: dict[str, torch.dtype] = self.module._get_dtype_plan(dtype)  # noqa: SLF001, see the module's docstring
+        self._transposed = use_plain_linears(self.module)
+        use_routed_experts(self.module)
+        self._conversions = [
+            *(WeightRenaming(stored, own) for stored, own in PREFIXES),
+            *get_model_conversion_mapping(self.module),
+        ]
+        prefix = self.module.base_model_prefix
+        self._prefix = prefix if hasattr(self.module, prefix) else "model"  # Llama 4's is of the model with images
         self._whole = self.module.state_dict()  # meta tensors: names of the whole model, before it is cut
         self._tied: dict[str, str] = dict(self.module.all_tied_weights_keys)  # parameter -> the one it equals
         self._cut()
@@ -127,7 +149,7 @@ class ModelSlice:
         settings = LoadStateDictConfig(
             device_map={"": device},
             dtype=self.dtype,
-            dtype_plan=self.module._get_dtype_plan(self.dtype),  # noqa: SLF001, see the module's docstring
+            dtype_plan=self._kept_types,
             weight_mapping=self._conversions,
         )
         with quiet(), torch.no_grad():
@@ -182,10 +204,22 @@ class ModelSlice:
         names, pattern = self._renaming(checkpoint_key)
         return names[0] if pattern is None else None
 
+    def transposed(self, checkpoint_keys: Iterable[str]) -> frozenset[str]:
+        """Those tensors that lie in the checkpoint as [in, out] where the model has them as [out, in]."""
+        return frozenset(
+            key
+            for key in checkpoint_keys
+            if (self.plain_parameter(key) or "").removesuffix(".weight") in self._transposed
+        )
+
+    def type_of(self, checkpoint_key: str) -> torch.dtype:
+        """That a tensor outside the linears is read in: some values are never rounded."""
+        return next((each for name, each in self._kept_types.items() if name in checkpoint_key), self.dtype)
+
     def own_layers(self) -> list[nn.Module]:
         """This stage's decoder layers, in order."""
         first, last = self._layers
-        return list(self._decoder.layers[first : last + 1])
+        return list(self._list[first : last + 1])
 
     def tie(self) -> None:
         """One table for embedding and head where both are here and the checkpoint did not bring two different ones."""
@@ -223,7 +257,7 @@ class ModelSlice:
             inputs, rows = padded(inputs), padded(rows)
         given = {"input_ids" if self._embedding else "inputs_embeds": inputs[None]}
         position_ids = functional.pad(batch.positions, (0, inputs.shape[0] - tokens))[None]
-        self.step.batch = batch
+        self.step.batch, self.step.positions = batch, position_ids
         try:
             if not self._head:
                 hidden: torch.Tensor = self._base(**given, position_ids=position_ids, use_cache=False).last_hidden_state
@@ -232,31 +266,30 @@ class ModelSlice:
             logits: torch.Tensor = output.logits[0, : batch.sample_rows.shape[0]].float()
             return logits
         finally:
-            self.step.batch = None
+            self.step.batch = self.step.positions = None
 
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""
         linears = {("linears", padded_rows(batch.tokens), 0), ("head", padded_rows(len(batch.sample_rows)), 0)}
-        return linears | {("attention", *size) for size in kernel_sizes(batch, self.step.rules)}
+        return linears | {("attention", *size) for size in kernel_sizes(batch, self.step.rules.values())}
 
     def _cut(self) -> None:
         """Leave only this stage's modules in the model."""
-        self._base = getattr(self.module, self.module.base_model_prefix)
-        self._decoder = _decoder(self._base, self._config.num_hidden_layers)
+        self._base = getattr(self.module, self._prefix)
+        self._decoder, listed = _decoder(self._base, self._config.num_hidden_layers)
+        self._list: nn.ModuleList = getattr(self._decoder, listed)
+        self._list_path = next(path for path, module in self.module.named_modules() if module is self._list)
         first, last = self._layers
-        for index in range(len(self._decoder.layers)):
+        for index in range(len(self._list)):
             if not first <= index <= last:
-                self._decoder.layers[index] = Outside()
+                self._list[index] = OutsideInTuple() if self._config.model_type in _ANSWER_IN_TUPLES else Outside()
         table = self.module.get_input_embeddings()
         before = {name for name, child in self._decoder.named_children() if child is table}
         after = {name for name, child in self._decoder.named_children() if "norm" in name or _has_parameters(child)}
-        after -= before | {"layers"} | set(opt.EMBEDDING_SIDE)
+        after -= before | {listed, *EMBEDDING_SIDE}
         if not self._embedding:
             _replace(self._decoder, before)
-            if hasattr(self._decoder, "embedding_multiplier"):
-                self._decoder.embedding_multiplier = 1.0  # Granite multiplies whatever enters its first layer
-            if self._config.model_type == "opt":
-                opt.without_embedding(self._decoder)
+            without_embedding_side(self._decoder)
         if not self._head:
             _replace(self._decoder, after)
             self.module.set_output_embeddings(Outside())
@@ -268,7 +301,7 @@ class ModelSlice:
         return {
             layer: {
                 f"{paths[parent]}.{name}": (parent, name)
-                for parent in self._decoder.layers[layer].modules()
+                for parent in self._list[layer].modules()
                 for name, child in parent.named_children()
                 if type(child) is nn.Linear
             }
@@ -278,7 +311,7 @@ class ModelSlice:
     def _find_experts(self) -> dict[int, dict[str, tuple[nn.Module, str]]]:
         paths = {module: path for path, module in self.module.named_modules()}
         first, last = self._layers
-        layers = {layer: self._decoder.layers[layer] for layer in range(first, last + 1)}
+        layers = {layer: self._list[layer] for layer in range(first, last + 1)}
         return {layer: fused_parameters(module, paths[module]) for layer, module in layers.items()}
 
     def _names(self, key: str) -> list[str]:
@@ -294,8 +327,7 @@ class ModelSlice:
     def _renaming_of(self, key: str) -> tuple[list[str], str | None]:
         renamings = [entry for entry in self._conversions if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in self._conversions if isinstance(entry, WeightConverter)]
-        prefix = self.module.base_model_prefix
-        name, pattern = rename_source_key(key, renamings, converters, prefix, self._whole)
+        name, pattern = rename_source_key(key, renamings, converters, self._prefix, self._whole)
         if name not in self._whole and key in self._whole:
             return [key], None
         names = [name]
@@ -317,9 +349,8 @@ class ModelSlice:
         return {name for pair in self._tied.items() for name in pair if found.intersection(pair)}
 
     def _layer_of(self, name: str) -> int | None:
-        prefix, _, rest = name.partition(".layers.")
-        number = rest.partition(".")[0]
-        return int(number) if prefix and number.isdigit() else None
+        number = name.removeprefix(f"{self._list_path}.").partition(".")[0]
+        return int(number) if number.isdigit() else None
 
 
 def _on_meta(config: Any, dtype: torch.dtype) -> Any:
@@ -333,17 +364,18 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
             raise InputError(
                 f"config.json makes no model of '{config.model_type}' ({reason_of(error)}): correct that field, or fetch the model again"
             ) from error
-    model.set_attn_implementation(ATTENTION)
+    use_attention_of_pages(model)
     return model
 
 
-def _decoder(base: Any, count: int) -> Any:
-    """The module that holds the layers: the shallowest with a list `layers` as long as the model is deep."""
+def _decoder(base: Any, count: int) -> tuple[Any, str]:
+    """The module that holds the layers, and what it calls them: the shallowest with such a list as long as the model is deep."""
     queue = [base]
     for module in queue:
-        layers = getattr(module, "layers", None)
-        if isinstance(layers, nn.ModuleList) and len(layers) == count:
-            return module
+        for name in LAYER_LISTS:
+            layers = getattr(module, name, None)
+            if isinstance(layers, nn.ModuleList) and len(layers) == count:
+                return module, name
         queue.extend(module.children())
     raise InputError(f"{type(base).__name__} has no list of {count} layers: report this model")
 
@@ -367,12 +399,6 @@ def _set_parameter(module: nn.Module, name: str, value: nn.Parameter) -> None:
     setattr(module.get_submodule(parent), attribute, value)
 
 
-def padded(rows: torch.Tensor) -> torch.Tensor:
-    """`rows` [n, ...] with zeros after them, so that few row numbers occur."""
-    more = padded_rows(rows.shape[0]) - rows.shape[0]
-    return functional.pad(rows, (0, 0) * (rows.ndim - 1) + (0, more)) if more else rows
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """No progress bars of transformers: a slot reports its own progress."""
@@ -384,29 +410,3 @@ def quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _attention(  # noqa: PLR0913, PLR0917, transformers' own signature
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001, the batch has its own
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """query: [1, heads, tokens, head_dim]; key, value: [1, kv_heads, tokens, head_dim] -> [1, tokens, heads, head_dim]."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rule = AttentionRule(scale, sliding_window, softcap)
-    batch = module.strata_step.batch
-    module.strata_step.rules.add(rule)
-    tokens, rows = batch.tokens, query.shape[2]
-    if rows == tokens:
-        return attend(batch, module.layer_idx, query[0], key[0], value[0], rule)[None], None
-    out = attend(batch, module.layer_idx, query[0, :, :tokens], key[0, :, :tokens], value[0, :, :tokens], rule)
-    return functional.pad(out, (0, 0, 0, 0, 0, rows - tokens))[None], None
-
-
-AttentionInterface.register(ATTENTION, _attention)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
 from strata_runtime.formats.expert_stack import ExpertProjection
-from strata_runtime.model.adapter import padded
+from strata_runtime.model.padding import padded
 
 EXPERTS = "strata"
 _ROWS_AT_A_TIME = 128  # more gain nothing, and what does not fill them would be padded to the next multiple
@@ -31,8 +31,9 @@ def experts(
     A token's sum is in float32 and in the order of its experts' numbers, whatever else is in the batch.
     """
     on_cpu = hidden_states.device.type == "cpu"
+    weigh_inputs = getattr(module, "weigh_inputs", False)
     quantized = isinstance(module.gate_up_proj, ExpertProjection)
-    if not (quantized or on_cpu) or not _plain(module):
+    if not (quantized or on_cpu or weigh_inputs) or not _plain(module):
         grouped: torch.Tensor = grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
         return grouped
     chosen = top_k_index.flatten()
@@ -44,20 +45,24 @@ def experts(
         for places in torch.split_with_sizes(routed, _pieces(len(routed), on_cpu=on_cpu)):
             rows = places // top_k_index.shape[1]
             gathered = hidden_states[rows]
-            out = _expert(module, expert, padded(gathered) if on_cpu else gathered)[: len(rows)]
-            total.index_add_(0, rows, out * weights[places].float())
+            if weigh_inputs:
+                gathered = gathered * weights[places]
+            out = _expert(module, expert, padded(gathered) if on_cpu else gathered)[: len(rows)].float()
+            total.index_add_(0, rows, out if weigh_inputs else out * weights[places])
     return total.to(hidden_states.dtype)
 
 
 def _expert(module: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
-    between = module._apply_gate(_product(module.gate_up_proj, expert, rows))  # noqa: SLF001, the hook that transformers gives
-    return _product(module.down_proj, expert, between)
+    between = module._apply_gate(_product(module, "gate_up_proj", expert, rows))  # noqa: SLF001, the hook that transformers gives
+    return _product(module, "down_proj", expert, between)
 
 
-def _product(weights: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
-    if isinstance(weights, ExpertProjection):
-        return weights.multiply(expert, rows)
-    return functional.linear(rows, weights[expert])
+def _product(module: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    weights, bias = getattr(module, name), getattr(module, f"{name}_bias")[expert] if module.has_bias else None
+    if not isinstance(weights, ExpertProjection):
+        return functional.linear(rows, weights[expert], bias)
+    out = weights.multiply(expert, rows)
+    return out if bias is None else out.add_(bias)
 
 
 def _pieces(rows: int, *, on_cpu: bool) -> list[int]:
@@ -66,8 +71,8 @@ def _pieces(rows: int, *, on_cpu: bool) -> list[int]:
 
 
 def _plain(module: Any) -> bool:
-    """Gated, [out, in], no biases: what every supported architecture has."""
-    return module.has_gate and not (module.has_bias or module.is_transposed or module.has_post_expert_norm)
+    """Gated, [out, in], no norm behind them: what every supported architecture has."""
+    return module.has_gate and not (module.is_transposed or module.has_post_expert_norm)
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)

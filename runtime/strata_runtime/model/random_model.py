@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_runtime.model.adapter import quiet
+
+_ROUTING_BIAS = ".e_score_correction_bias"  # all zero where nobody trains it
 
 
 def make_random_model(
@@ -28,14 +31,22 @@ def make_random_model(
     memory once. The same arguments give the same weights.
     """
     settings = AutoConfig.for_model(model_type, **config)
-    model = AutoModelForCausalLM.from_config(settings, dtype=dtype)
+    model = whole_model_class(settings).from_config(settings, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
             _draw(parameter, generator)
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith(_ROUTING_BIAS):
+                _draw(buffer, generator)
     with quiet():
         model.save_pretrained(folder, max_shard_size=shard_bytes)
     return folder
+
+
+def whole_model_class(config: Any) -> Any:
+    """transformers' class for a causal language model with all that belongs to it, be it a vision tower."""
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
 
 
 def _draw(parameter: torch.Tensor, generator: torch.Generator) -> None:

@@ -243,6 +243,7 @@ def cache_of(role: Role, model: StageModel) -> PagedKvCache:
         page_tokens=role.page_tokens,
         kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
+        latent=model.latent,
         dtype=model.dtype,
         device=model.device,
         kv_bits=role.kv_bits,

@@ -20,13 +20,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "'qwen3_next' is not supported: the engine lacks linear attention",
     ),
     "convolutions": ({"model_type": "lfm2"}, "short convolutions"),
-    "attention sinks": ({"model_type": "gpt_oss"}, "attention sinks"),
     "state space": ({"model_type": "mamba2"}, "state-space layers"),
-    "latent attention": ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "multi-head latent attention"),
+    "latent attention": (
+        {"model_type": "deepseek_v2", "kv_lora_rank": 512},
+        "latent attention other than DeepSeek-V3's",
+    ),
     "latent attention elsewhere": ({"model_type": "new", "kv_lora_rank": 512}, "multi-head latent attention"),
-    "alibi": ({"model_type": "bloom"}, "ALiBi"),
+    "alibi": ({"model_type": "mpt"}, "ALiBi"),
     "encoder-decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder models"),
     "images": ({"model_type": "gemma3", "vision_config": {"a": 1}}, r"inputs other than text \(vision_config\)"),
+    "text part": (
+        {"model_type": "mistral3", "text_config": {"model_type": "ministral3"}},
+        "'ministral3' is not supported",
+    ),
+    "nearest": ({"model_type": "mpt"}, r"ALiBi position biases\. The nearest that runs is bloom\. Supported: "),
+    "nearest name": ({"model_type": "qwen3_vl"}, r"The nearest name that runs is qwen3"),
     "unknown": ({"model_type": "brand_new"}, "a tested adapter for it. Supported: apertus, "),
     "layer types": (
         {"model_type": "qwen3", "layer_types": ["full_attention", "linear_attention"]},
@@ -50,6 +58,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no type": ({}, "config.json has no model_type"),
 }
 ACCEPTED: dict[str, dict[str, Any]] = {
+    "text of images and text": {"model_type": "gemma3", "text_config": {}, "vision_config": {"a": 1}},
     "llama 3": {"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
     "mistral window": {"model_type": "mistral", "sliding_window": 4096},
     "gemma 2": {"model_type": "gemma2", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},

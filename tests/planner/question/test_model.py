@@ -54,10 +54,14 @@ def test_a_folder_or_its_file_can_be_named(tmp_path: Path) -> None:
 
 
 def test_what_the_engine_lacks_is_refused_unless_only_shapes_are_studied() -> None:
-    config = json.loads((EXAMPLES / "bloom-176b" / "config.json").read_text())
+    config = a_config(alibi=True)
     with pytest.raises(UnsupportedModelError, match="ALiBi"):
         Model.from_config(config)
-    assert Model.from_config(config, for_serving=False).max_positions == 0
+    assert Model.from_config(config, for_serving=False) == a_model()
+
+
+def test_nothing_bounds_the_positions_of_alibi() -> None:
+    assert Model.from_folder(EXAMPLES / "bloom-176b").max_positions == 0
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

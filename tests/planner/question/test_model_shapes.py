@@ -3,54 +3,53 @@
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 from transformers import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_planner.contract.architectures import ROUTING
 from strata_planner.question.model import Model
-from tests.runtime.architectures import MODELS
+from tests.runtime.architectures import ALL, on_meta, tiny_config
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+# As published: what config.json leaves out is transformers' own.
+SPARSE: dict[str, dict[str, Any]] = {
+    "falcon-7b": {
+        "model_type": "falcon",
+        "hidden_size": 4544,
+        "num_attention_heads": 71,
+        "num_hidden_layers": 32,
+        "vocab_size": 65024,
+        "multi_query": True,
+    },
+    "gemma-3-4b-it": {
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+        },
+        "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+    },
 }
-SHAPES_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
-    "bloom": ("bloom", {"n_layer": 6, "n_head": 4, "tie_word_embeddings": True}),
-    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 6, "n_head": 4, "n_positions": 64, "tie_word_embeddings": True}),
-}
 
 
-@pytest.mark.parametrize("name", [*MODELS, *SHAPES_ONLY])
+@pytest.mark.parametrize("name", ALL)
 def test_parameters_are_those_of_the_real_modules(name: str) -> None:
-    model_type, fields = (MODELS | SHAPES_ONLY)[name]
-    sizes = {"vocab_size": 96, "hidden_size": 32} if name in SHAPES_ONLY else SIZES
-    config = CONFIG_MAPPING[model_type](**(sizes | fields))
-    with torch.device("meta"):
-        module = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+    model_type, fields = tiny_config(name)
+    config = CONFIG_MAPPING[model_type](**fields)
+    module = on_meta(config)
     module.tie_weights()
     model = Model.from_config(config.to_dict(), for_serving=False)
     assert [layer.parameters for layer in model.layers] == [_count(layer) for layer in _layers(module)]
     assert model.parameters == _count(module)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL)
 def test_linears_are_those_that_the_runtime_quantizes(name: str) -> None:
     """Every nn.Linear of a layer, and its fused experts one by one, so that bytes are counted in the format they get."""
-    model_type, fields = MODELS[name]
-    config = CONFIG_MAPPING[model_type](**(SIZES | fields))
-    with torch.device("meta"):
-        module = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+    model_type, fields = tiny_config(name)
+    config = CONFIG_MAPPING[model_type](**fields)
+    module = on_meta(config)
     model = Model.from_config(config.to_dict(), for_serving=False)
     for shape, layer in zip(model.layers, _layers(module), strict=True):
         real = {path: child for path, child in layer.named_modules() if type(child) is nn.Linear}
@@ -62,6 +61,14 @@ def test_linears_are_those_that_the_runtime_quantizes(name: str) -> None:
             for _ in range(each.copies * each.quantizable)
         ]
         assert sorted(ours) == sorted(plain + fused)
+
+
+@pytest.mark.parametrize("config", SPARSE.values(), ids=SPARSE)
+def test_what_a_config_leaves_out_is_as_transformers_has_it(config: dict[str, Any]) -> None:
+    whole = CONFIG_MAPPING[config["model_type"]](
+        **{name: value for name, value in config.items() if name != "model_type"}
+    )
+    assert Model.from_config(config) == Model.from_config(whole.to_dict())
 
 
 def _layers(module: nn.Module) -> nn.ModuleList:

@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 from transformers import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import stored_bytes
 from strata_planner.question.families import linear_path
 from strata_planner.question.model import Model
-from tests.runtime.architectures import MODELS
+from strata_runtime.model.linears import PartedWeight
+from tests.runtime.architectures import MODELS, on_meta, tiny_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -36,11 +35,11 @@ def a_model(**description: Any) -> Model:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_linears_are_named_as_in_the_model_that_transformers_builds(name: str) -> None:
-    model_type, fields = MODELS[name]
-    config = CONFIG_MAPPING[model_type](**(SIZES | fields))
-    with torch.device("meta"):
-        module = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
-    real = {path: tuple(child.weight.shape) for path, child in module.named_modules() if type(child) is nn.Linear}
+    model_type, fields = tiny_config(name)
+    config = CONFIG_MAPPING[model_type](**fields)
+    module = on_meta(config)
+    kinds = (nn.Linear, PartedWeight)
+    real = {path: tuple(child.weight.shape) for path, child in module.named_modules() if isinstance(child, kinds)}
     for index, layer in enumerate(Model.from_config(config.to_dict(), for_serving=False).layers):
         for linear in layer.linears:
             if linear.copies == 1:

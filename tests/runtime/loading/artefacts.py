@@ -20,6 +20,7 @@ def dense_weights(model: Path, layer: int) -> dict[str, torch.Tensor]:
     config = read_config(model)
     stage = ModelSlice(config, (layer, layer), embedding=False, head=False, dtype=torch.float32)
     checkpoint = Checkpoint(model)
+    checkpoint.transposed = stage.transposed(checkpoint.keys)
     keys = {(stage.plain_parameter(key) or "").removesuffix(".weight"): key for key in checkpoint.keys}
     names = [key for key in stage.places(layer) if key in keys]
     read = checkpoint.read([keys[name] for name in names], torch.float32, CPU)

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.frames import Segment
-from tests.runtime.architectures import MODELS, make_tiny_model
+from tests.runtime.architectures import ALL, make_tiny_model, unsliced
 from tests.runtime.loading.stages import Stages, roles
 
 LENGTHS = {1: 14, 2: 18, 3: 13}
@@ -38,7 +37,7 @@ def parity(name: str, folder: Path) -> tuple[float, float]:
     """The largest absolute difference of a logit, and the largest logit."""
     model = make_tiny_model(folder, name)
     texts, computed = make_texts(), logits(model, stages=3)
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    whole = unsliced(model, attn_implementation="eager")
     with torch.inference_mode():
         expected = torch.cat([whole(texts[s.sequence][None]).logits[0, s.start :] for s in RAGGED])
     return float((computed - expected).abs().max()), float(expected.abs().max())
@@ -47,7 +46,7 @@ def parity(name: str, folder: Path) -> tuple[float, float]:
 def main() -> None:
     torch.set_num_threads(1)
     print("| model | largest difference | largest logit |\n|---|---|---|")  # noqa: T201, a command
-    for name in sorted(MODELS):
+    for name in sorted(ALL):
         with tempfile.TemporaryDirectory() as folder:
             difference, largest = parity(name, Path(folder))
         print(f"| {name} | {difference:.1e} | {largest:.1f} |", flush=True)  # noqa: T201, a command

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from strata_planner.contract.architectures import SUPPORTED, UnsupportedModelError
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.frames import Segment
+from strata_planner.question.model import Model
 from strata_runtime.errors import InputError
 from strata_runtime.formats import QuantLinear
 from strata_runtime.loading import load as load_module
@@ -23,12 +25,25 @@ from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.load import load_stage
 from strata_runtime.model.random_model import make_random_model
 from tests.laws import share, swept
-from tests.runtime.architectures import ARCHITECTURES, REPRESENTATIVE, SWEEP, make_tiny_model
+from tests.runtime.architectures import ARCHITECTURES, REPRESENTATIVE, SWEEP, make_tiny_model, unsliced
 from tests.runtime.loading.parity import parity
 from tests.runtime.loading.stages import CPU, Stages, load, roles
 
 FORMATS: tuple[FormatName, ...] = ("int8", "w8a8", "int4", "int3")
-FUSED_EXPERTS = ("granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+FUSED_EXPERTS = (
+    "deepseek_v3",
+    "deepseek_v3-one-query",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "gpt_oss",
+    "granitemoe",
+    "llama4_text",
+    "llama4",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+)
 
 
 @pytest.fixture
@@ -74,11 +89,14 @@ def test_a_tied_head_is_read_where_it_is_needed(tmp_path: Path, keys_read: list[
 def test_a_stage_keeps_no_meta_parameter_and_nothing_of_others(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, name)
     middle = load(roles(model, 3)[1], model)
+    planned = Model.from_folder(model).layers[2]
+    assert (middle.num_kv_heads, middle.head_dim) == (planned.kv_heads, planned.head_dim)
     module = middle._stage.module
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     assert not [key for key, tensor in tensors.items() if tensor.is_meta]
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    of_two_layers = sum(p.numel() for key, p in whole.named_parameters() if ".layers.2." in key or ".layers.3." in key)
+    whole = unsliced(model)
+    two_layers = re.compile(r"\.(layers|h)\.[23]\.")
+    of_two_layers = sum(p.numel() for key, p in whole.named_parameters() if two_layers.search(key))
     assert sum(p.numel() for p in module.parameters()) == of_two_layers
 
 
@@ -95,7 +113,7 @@ def test_a_bfloat16_stage_computes_in_bfloat16(name: str, tmp_path: Path) -> Non
     first = Stages(model, roles(model, 2, compute_type="bfloat16")[:1])
     tokens = torch.tensor([5, 17, 3, 60, 22, 9, 41])
     hidden = first.step({0: tokens}, [Segment(0, 0, 7, 0)])
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="eager")
+    whole = unsliced(model, torch.bfloat16, attn_implementation="eager")
     with torch.inference_mode():
         expected = whole(tokens[None], output_hidden_states=True).hidden_states[3][0]
     assert hidden.dtype is torch.bfloat16
@@ -147,7 +165,7 @@ def test_any_cut_into_stages_and_chunks_gives_the_same_logits(
             for start, end in itertools.pairwise(edges)
         ]
     )
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    whole = unsliced(model, attn_implementation="eager")
     with torch.inference_mode():
         expected = whole(tokens[None]).logits[0]
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
@@ -156,6 +174,24 @@ def test_any_cut_into_stages_and_chunks_gives_the_same_logits(
 def _shared_model(factory: pytest.TempPathFactory) -> Path:
     folder = factory.getbasetemp() / "ministral"
     return folder if (folder / "config.json").exists() else make_tiny_model(folder, "ministral")
+
+
+@pytest.mark.parametrize(
+    ("name", "here", "elsewhere"),
+    [("gemma3", "language_model.model.", "model.language_model."), ("gpt2", "transformer.", "")],
+)
+def test_a_language_model_is_found_under_either_of_its_names(
+    name: str, here: str, elsewhere: str, tmp_path: Path
+) -> None:
+    """As published, and as transformers has its modules."""
+    model = make_tiny_model(tmp_path, name)
+    tensors = load_file(model / "model.safetensors")
+    assert any(key.startswith(here) for key in tensors)
+    before = load(roles(model, 2)[0], model)
+    save_file({key.replace(here, elsewhere): each for key, each in tensors.items()}, model / "model.safetensors")
+    after = load(roles(model, 2)[0], model)
+    for one, two in zip(before._stage.module.parameters(), after._stage.module.parameters(), strict=True):
+        assert torch.equal(one, two)
 
 
 def test_progress_counts_layers(tmp_path: Path) -> None:

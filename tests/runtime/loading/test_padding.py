@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata_runtime.model.adapter import padded
+from strata_runtime.model.padding import padded
 
 
 @given(st.integers(0, 3000), st.integers(1, 3))

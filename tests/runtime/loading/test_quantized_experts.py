@@ -1,5 +1,6 @@
 """Laws of experts that are quantized while they load: each is what a linear of its own would be, in its arithmetic and in its bytes."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, QuantLinear, make_linear, stored_bytes_of
 from strata_runtime.formats.expert_stack import ExpertProjection
 from strata_runtime.loading.stage_model import StageModel
-from strata_runtime.model.adapter import padded
+from strata_runtime.model.padding import padded
 from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.gptq_models import make_plain_model
@@ -42,6 +43,8 @@ def expert_weights(folder: Path, layer: int, name: str) -> torch.Tensor:
     for key, tensor in tensors.items():
         if key.endswith(fused):
             return tensor
+        if key.endswith(f"experts.{name}"):
+            return tensor.mT.contiguous()
     parts = {"gate_up_proj": (("gate_proj", "w1"), ("up_proj", "w3")), "down_proj": (("down_proj", "w2"),)}[name]
     return torch.stack(
         [
@@ -74,7 +77,9 @@ def dequantized(folder: Path, stage: StageModel) -> dict[str, torch.Tensor]:
 def _in_place_of(key: str, tensor: torch.Tensor, name: str, stored: torch.Tensor) -> torch.Tensor:
     if key.endswith("input_linear.weight" if name == "gate_up_proj" else "output_linear.weight"):
         return stored
-    if ".experts." not in key:
+    if key.endswith(f"experts.{name}"):
+        return stored.mT.contiguous()
+    if not re.search(r"\.experts\.\d+\.", key):
         return tensor
     expert, _, way = key.partition(".experts.")[2].partition(".")
     gate, up = stored[int(expert)].chunk(2)

@@ -1,6 +1,6 @@
 """The law of the cache: any packing of steps gives each token what plain attention over its whole sequence gives."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.frames import Segment
 from strata_runtime.model import attention
-from strata_runtime.model.attention import AttentionRule, attend
+from strata_runtime.model.attention import attend
+from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv import batch as batch_module
 from tests.laws import share
 from tests.runtime.dealt import DealtCache
@@ -54,10 +55,17 @@ def plain_attention(text: Text, rule: AttentionRule) -> torch.Tensor:
     if rule.soft_cap is not None:
         scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
     place = torch.arange(scores.shape[-1])
+    if rule.slopes is not None:
+        scores += rule.slopes[:, None, None] * (place - place[:, None])
     seen = place <= place[:, None]
     if rule.window is not None:
         seen &= place > place[:, None] - rule.window
-    return (scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value).transpose(0, 1)
+    if rule.chunk is not None:
+        seen &= place // rule.chunk == place[:, None] // rule.chunk
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if rule.sinks is not None:
+        scores = torch.cat((scores, rule.sinks[:, None, None].expand(-1, len(place), 1)), dim=-1)
+    return (scores.softmax(-1)[..., : len(place)] @ value).transpose(0, 1)
 
 
 def run_step(
@@ -79,7 +87,12 @@ rules = st.builds(
     scale=st.just(0.3),
     window=st.none() | st.integers(1, 12),
     soft_cap=st.none() | st.just(1.5),
-)
+) | st.builds(AttentionRule, scale=st.just(0.3), chunk=st.integers(1, 12))
+
+
+def with_terms(rule: AttentionRule, terms: str | None, heads: int) -> AttentionRule:
+    """With slopes or sinks, unlike for every head."""
+    return replace(rule, **{terms: torch.arange(1, heads + 1) * 0.25}) if terms else rule
 
 
 @settings(deadline=None, max_examples=share(60))
@@ -87,11 +100,13 @@ rules = st.builds(
     data=st.data(),
     heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]),
     rule=rules,
+    terms=st.none() | st.sampled_from(["slopes", "sinks"]),
     page_tokens=st.sampled_from([1, 4, 16]),
 )
 def test_any_schedule_equals_plain_attention(
-    data: st.DataObject, heads: tuple[int, int], rule: AttentionRule, page_tokens: int
+    data: st.DataObject, heads: tuple[int, int], rule: AttentionRule, terms: str | None, page_tokens: int
 ) -> None:
+    rule = with_terms(rule, terms, heads[0])
     cache = a_cache(heads[1], pages=-(-120 // page_tokens) + 4, page_tokens=page_tokens)
     texts = {sequence: a_text(sequence, 28, *heads) for sequence in range(4)}
     expected = {sequence: plain_attention(text, rule) for sequence, text in texts.items()}
@@ -117,7 +132,7 @@ def test_any_schedule_equals_plain_attention(
 def test_soft_capped_scores_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = AttentionRule(scale=0.3, soft_cap=1.5)
     text = a_text(0, 28, 4, 2)
-    monkeypatch.setattr("strata_runtime.model.attention.SCORES_BYTES", 8 * 4 * 28 * 5)  # five rows
+    monkeypatch.setattr("strata_runtime.model.written_scores.SCORES_BYTES", 8 * 4 * 28 * 5)  # five rows
     cache = a_cache(2, pages=8, page_tokens=16)
     first = run_step(cache, {0: text}, [Segment(0, 0, 13, 1)], rule)[0]
     second = run_step(cache, {0: text}, [Segment(0, 13, 15, 1)], rule)[0]
@@ -136,8 +151,9 @@ def test_masked_rows_some_at_a_time_make_no_difference(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=["one query a head", "grouped"])
-def test_decode_in_company_equals_decode_alone(dtype: torch.dtype, heads: tuple[int, int]) -> None:
-    rule = AttentionRule(0.3)
+@pytest.mark.parametrize("terms", [None, "slopes", "sinks"])
+def test_decode_in_company_equals_decode_alone(dtype: torch.dtype, heads: tuple[int, int], terms: str | None) -> None:
+    rule = with_terms(AttentionRule(0.3), terms, heads[0])
     texts = {sequence: a_text(sequence, 40, *heads, dtype) for sequence in range(6)}
     lengths = {0: 1, 1: 39, 2: 12, 3: 38, 4: 5, 5: 20}
     together = a_cache(heads[1], pages=80, dtype=dtype)
@@ -162,7 +178,7 @@ def test_groups_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     page_bytes = 2 * 2 * WIDTH * 4 * 4
     monkeypatch.setattr(batch_module, "DECODE_GROUP_BYTES", 30 * page_bytes)
     segments = [Segment(s, 40 + 2 * s, 1, 1) for s in texts]
-    parts = cache.plan(segments).parts(None)
+    parts = cache.plan(segments).parts()
     assert len(parts) == 4
     assert all(part.pages is not None and part.pages.numel() <= 30 for part in parts)
     outputs = run_step(cache, texts, segments, rule)

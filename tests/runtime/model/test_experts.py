@@ -45,9 +45,9 @@ def test_few_numbers_of_rows_are_multiplied(layer: Any, monkeypatch: pytest.Monk
     rows: set[int] = set()
     linear = functional.linear
 
-    def counted(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def counted(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rows.add(inputs.shape[0])
-        return linear(inputs, weight)
+        return linear(inputs, weight, bias)
 
     monkeypatch.setattr(functional, "linear", counted)
     with torch.inference_mode():

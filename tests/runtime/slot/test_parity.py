@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from strata_planner.contract.frames import Segment
 from strata_runtime.slot.chain import StageChain
-from tests.runtime.architectures import SWEEP, make_tiny_model
+from tests.runtime.architectures import SWEEP, make_tiny_model, unsliced
 from tests.runtime.plans import even_plan
 
 NAMES = ("s0", "s1", "s2")
@@ -31,17 +30,17 @@ def test_a_ragged_batch_over_three_stages_equals_the_unsliced_model(name: str, t
     chain = StageChain.load(even_plan(model, NAMES), model)
     chain.logits(TOKENS, FIRST)
     logits = chain.logits(TOKENS, RAGGED)
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    whole = unsliced(model)
     with torch.inference_mode():
-        unsliced = {sequence: whole(torch.tensor([tokens])).logits[0] for sequence, tokens in TOKENS.items()}
-    expected = torch.cat([unsliced[s.sequence][s.start : s.start + s.length] for s in RAGGED])
+        alone = {sequence: whole(torch.tensor([tokens])).logits[0] for sequence, tokens in TOKENS.items()}
+    expected = torch.cat([alone[s.sequence][s.start : s.start + s.length] for s in RAGGED])
     assert (logits - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
 
 
 def test_a_text_scored_over_stages_has_the_unsliced_models_log_probabilities(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "llama", "llama")
     chain = StageChain.load(even_plan(model, NAMES), model)
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    whole = unsliced(model)
     for tokens in TOKENS.values():
         with torch.inference_mode():
             logs = whole(torch.tensor([tokens])).logits[0].log_softmax(dim=-1)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from strata_planner.contract.text_part import text_part
 from strata_runtime.gateway.errors import InvalidRequestError, StartError
 from strata_runtime.gateway.text.reasoning import detect as detect_reasoning_format
 from strata_runtime.gateway.text.tool_formats import detect as detect_tool_format
@@ -198,9 +199,7 @@ def read_stop_tokens(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]
 
 def read_embedding_rows(folder: Path) -> int | None:
     """How many ids the model can embed, by config.json; None where it does not say. May be fewer than the tokenizer has."""
-    config = _read_json(folder / "config.json")
-    inner = config.get("text_config")
-    rows = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
+    rows = text_part(_read_json(folder / "config.json")).get("vocab_size")
     return rows if isinstance(rows, int) and rows > 0 else None
 
 

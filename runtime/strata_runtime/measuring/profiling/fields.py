@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from strata_planner.contract.quantization import with_old_description
+from strata_planner.contract.text_part import text_part
 from strata_runtime.errors import InputError
 
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
@@ -19,6 +20,7 @@ def read_fields(model: Path) -> dict[str, Any]:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read as JSON ({error}); give the folder of a Hugging Face model") from error
+    fields = text_part(fields) if isinstance(fields, dict) else fields
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str) or not depth_of(fields):
         raise InputError(f"{file} names no model_type or no number of layers; give the config.json of a language model")
     fields = with_old_description(fields, file.parent)

@@ -20,6 +20,7 @@ from strata_runtime.formats import QuantLinear
 from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.measuring.profiling.fields import DEPTHS, depth_of
+from strata_runtime.model.cached_heads import cached_heads
 from strata_runtime.model.random_model import make_random_model
 
 
@@ -33,6 +34,7 @@ class Sizes:
     heads: int
     kv_heads: int
     head_dim: int
+    latent: bool
     positions: int
 
     @classmethod
@@ -40,14 +42,16 @@ class Sizes:
         """From config.json by transformers' own reading of it, which knows every architecture's names."""
         config = AutoConfig.for_model(**without_description(fields))
         hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+        kept = cached_heads(config)
         width = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden
         return cls(
             depth=int(config.num_hidden_layers),
             hidden=hidden,
             width=int(width),
             heads=heads,
-            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-            head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
+            kv_heads=kept.heads,
+            head_dim=kept.width,
+            latent=kept.latent,
             positions=int(getattr(config, "max_position_embeddings", 0) or 0),
         )
 
@@ -58,7 +62,7 @@ class Sizes:
 
     def cached_token_bytes(self, kv_bits: int, compute_type: ComputeType) -> int:
         """Of one layer."""
-        return kv_token_bytes(kv_bits, self.kv_heads, self.head_dim, compute_type)
+        return kv_token_bytes(kv_bits, self.kv_heads, self.head_dim, compute_type, latent=self.latent)
 
 
 def make_shallow(fields: Mapping[str, Any], layers: int, folder: Path) -> Path:
@@ -76,6 +80,10 @@ def make_shallow(fields: Mapping[str, Any], layers: int, folder: Path) -> Path:
 def shapes_of(model: StageModel, fields: Mapping[str, Any]) -> ProfiledModel:
     """Of a loaded stage, whose layers must be alike; raises InputError where they are not."""
     linears = {_linears(layer) for layer in model.layers}
+    if model.latent:
+        raise InputError(
+            f"a profile knows no '{fields['model_type']}': its keys and values are one entry; plan it without one"
+        )
     if len(linears) != 1:
         raise InputError(
             f"the first layers of this '{fields['model_type']}' model differ in shape; a profile is of layers that are alike: "

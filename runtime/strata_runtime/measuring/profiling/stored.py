@@ -39,9 +39,9 @@ from strata_runtime.loading.load import ANY_FORMATS
 from strata_runtime.measuring.profiling.fields import depth_of
 from strata_runtime.measuring.profiling.model import make_shallow
 from strata_runtime.model.adapter import ModelSlice, read_config
+from strata_runtime.model.layer_paths import in_layer, within_layer
 
 _CPU = torch.device("cpu")
-_LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 _WEIGHT = ".weight"
 Shape = tuple[int, int]
 Linears = Mapping[str, tuple[str, Shape]]  # of one layer: path in the model -> path in the checkpoint, [N, K]
@@ -147,7 +147,7 @@ def _example(fields: Mapping[str, Any], linears: Linears, name: FormatName) -> H
 
 def _stored_in(quantization: Quantization | BlockFloat8, linears: Linears, layer: int) -> How:
     paths = (path for path, _ in linears.values())
-    return {path: quantization.of(_LAYER.sub(str(layer), path, count=1)) for path in paths}
+    return {path: quantization.of(in_layer(path, layer)) for path in paths}
 
 
 def _write_quantized(plain: Path, folder: Path, found: list[Linears], how: How) -> None:
@@ -156,7 +156,7 @@ def _write_quantized(plain: Path, folder: Path, found: list[Linears], how: How) 
     tensors = checkpoint.read(checkpoint.keys, torch.bfloat16, _CPU)
     dynamic: dict[str, dict[str, Any]] = {}
     for path, shape in (each for linears in found for each in linears.values()):
-        own = how[_LAYER.sub("0", path, count=1)]
+        own = how[in_layer(path, 0)]
         pattern = f"{re.escape(path)}$"
         if own is None:
             dynamic[f"-:{pattern}"] = {}
@@ -169,7 +169,7 @@ def _write_quantized(plain: Path, folder: Path, found: list[Linears], how: How) 
     whole: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2", "dynamic": dynamic}
     block = next((each.block for each in how.values() if each and each.block), None)
     if block:
-        skipped = [path.partition(".layers.0.")[2] for path, each in how.items() if each is None]
+        skipped = [within_layer(path) for path, each in how.items() if each is None]
         whole = {"quant_method": "fp8", "weight_block_size": list(block), "modules_to_not_convert": skipped}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config | {CONFIG_FIELD: whole}), encoding="utf-8")

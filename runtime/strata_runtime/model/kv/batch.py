@@ -6,6 +6,7 @@ pages they gather, what is masked) are the same for all layers with the same win
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -31,6 +32,28 @@ class Span:
     @property
     def end(self) -> int:
         return self.start + self.length
+
+
+class Reach(NamedTuple):
+    """How far back a token sees: `window` positions with its own, to the begin of its own `chunk` of positions, or all."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def first_seen(self, position: int) -> int:
+        """By the token at `position`."""
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
+        return 0 if self.window is None else max(0, position + 1 - self.window)
+
+    def first_seen_by_each(self, positions: torch.Tensor) -> torch.Tensor | None:
+        """The same of many; None: all see from the begin."""
+        if self.chunk is not None:
+            return positions // self.chunk * self.chunk
+        return None if self.window is None else positions + 1 - self.window
+
+
+ALL = Reach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +102,24 @@ class Batch:
     page_tokens: int
     first_layer: int
     layers: tuple[LayerPool, ...]
-    _parts: dict[int | None, list[Part]] = field(default_factory=dict)
+    _parts: dict[Reach, list[Part]] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
         return int(self.positions.shape[0])
 
-    def parts(self, window: int | None) -> list[Part]:
-        """How attention is computed in layers that see the last `window` positions (None: all)."""
-        if window is not None and all(span.end <= window for span in self.spans):
-            window = None
-        if window not in self._parts:
-            self._parts[window] = self._plan_parts(window)
-        return self._parts[window]
+    def parts(self, reach: Reach = ALL) -> list[Part]:
+        """How attention is computed in layers whose tokens see so far back."""
+        if all(reach.first_seen(span.end - 1) == 0 for span in self.spans):
+            reach = ALL
+        if reach not in self._parts:
+            self._parts[reach] = self._plan_parts(reach)
+        return self._parts[reach]
 
-    def _plan_parts(self, window: int | None) -> list[Part]:
+    def _plan_parts(self, reach: Reach) -> list[Part]:
         decoding = [span for span in self.spans if span.length == 1]
-        parts: list[Part] = [self._decode_part(group, window) for group in self._groups(decoding)]
-        parts += [self._chunk_part(span, window) for span in self.spans if span.length > 1]
+        parts: list[Part] = [self._decode_part(group, reach) for group in self._groups(decoding)]
+        parts += [self._chunk_part(span, reach) for span in self.spans if span.length > 1]
         return parts
 
     def _groups(self, spans: Sequence[Span]) -> list[list[Span]]:
@@ -118,14 +141,14 @@ class Batch:
                 groups.append([span])
         return groups
 
-    def _decode_part(self, group: list[Span], window: int | None) -> DecodePart:
+    def _decode_part(self, group: list[Span], reach: Reach) -> DecodePart:
         device = self.positions.device
-        firsts = [_first_seen(span, window) // self.page_tokens for span in group]
+        firsts = [reach.first_seen(span.start) // self.page_tokens for span in group]
         listed = [span.pages[first:] for span, first in zip(group, firsts, strict=True)]
         most = max(len(pages) for pages in listed)
         padded = [page for pages in listed for page in (*pages, *(pages[-1:] * (most - len(pages))))]
         begins = [
-            _first_seen(span, window) - first * self.page_tokens for span, first in zip(group, firsts, strict=True)
+            reach.first_seen(span.start) - first * self.page_tokens for span, first in zip(group, firsts, strict=True)
         ]
         ends = [span.end - first * self.page_tokens for span, first in zip(group, firsts, strict=True)]
         alike = len(set(begins)) == len(set(ends)) == 1
@@ -138,26 +161,21 @@ class Batch:
             mask=None if alike else _between(begins, ends, most * self.page_tokens, device),
         )
 
-    def _chunk_part(self, span: Span, window: int | None) -> ChunkPart:
+    def _chunk_part(self, span: Span, reach: Reach) -> ChunkPart:
         device = self.positions.device
         rows = slice(span.row, span.row + span.length)
-        inside = window is None or span.end <= window
+        inside = reach.first_seen(span.end - 1) == 0
         if span.start == 0:
-            mask = None if inside else _causal(span, 0, window, device)
+            mask = None if inside else _causal(span, 0, reach, device)
             return ChunkPart(rows, None, slice(0, span.length), mask)
-        first = _first_seen(span, window) // self.page_tokens
+        first = reach.first_seen(span.start) // self.page_tokens
         begin = first * self.page_tokens
         return ChunkPart(
             rows=rows,
             pages=torch.tensor(span.pages[first:], device=device),
             keys=slice(0, span.end - begin),
-            mask=_causal(span, begin, window, device),
+            mask=_causal(span, begin, reach, device),
         )
-
-
-def _first_seen(span: Span, window: int | None) -> int:
-    """The first position that the span's first token sees: itself and window - 1 before it."""
-    return 0 if window is None else max(0, span.start + 1 - window)
 
 
 def _between(begins: list[int], ends: list[int], keys: int, device: torch.device) -> torch.Tensor:
@@ -167,9 +185,10 @@ def _between(begins: list[int], ends: list[int], keys: int, device: torch.device
     return ((position >= begin) & (position < end))[:, None, None]
 
 
-def _causal(span: Span, begin: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """[tokens, keys] with keys at positions begin..end-1: True for a key at or before the token and in its window."""
+def _causal(span: Span, begin: int, reach: Reach, device: torch.device) -> torch.Tensor:
+    """[tokens, keys] with keys at positions begin..end-1: True for a key at or before the token and in its reach."""
     query = torch.arange(span.start, span.end, device=device)[:, None]
     key = torch.arange(begin, span.end, device=device)
     seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+    first = reach.first_seen_by_each(query)
+    return seen if first is None else seen & (key >= first)

@@ -14,7 +14,7 @@ from strata_runtime.model.kv.pool import PoolShape, make_pool
 
 
 class PagedKvCache:
-    """Keys and values of `num_layers` layers, the first with global number `first_layer`, at 16 or 8 bits.
+    """Keys and values of `num_layers` layers, the first with global number `first_layer`, at 16 or 8 bits. `latent`: one entry for both.
 
     Memory is layers * pages * page_tokens times what `contract.kv.kv_token_bytes` counts, taken and touched at construction.
     """
@@ -31,12 +31,13 @@ class PagedKvCache:
         dtype: torch.dtype,
         device: torch.device,
         kv_bits: int = 16,
+        latent: bool = False,
     ) -> None:
         self._tables = PageTables(pages, page_tokens)
         self._first_layer = first_layer
         self._device = device
         shape = PoolShape(num_layers, pages, page_tokens, kv_heads, head_dim, dtype, device)
-        self._pool = make_pool(shape, kv_bits)
+        self._pool = make_pool(shape, kv_bits, latent=latent)
 
     @property
     def bytes(self) -> int:

@@ -4,7 +4,7 @@ Made by PagedKvCache; each layer's part is read by `attention`. Knows places and
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -96,6 +96,23 @@ class RoundedPool(LayerPool):
         return restore(codes.flatten(2, 3), scales.flatten(2), self.shape.dtype)
 
 
+class LatentPool(LayerPool):
+    """One entry for key and value: half of it lies where a key would, half where a value would."""
+
+    def __init__(self, shape: PoolShape, halves: LayerPool) -> None:
+        super().__init__(shape)
+        self._halves = halves
+
+    def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002  is the key
+        halves = (half.contiguous() for half in key.chunk(2, dim=-1))
+        entry = torch.cat(self._halves.store(places, *halves), dim=-1)
+        return entry, entry
+
+    def gather(self, pages: Tensor) -> Tensor:
+        entry = torch.cat(self._halves.gather(pages).unbind(0), dim=-1)
+        return entry.expand(2, *entry.shape)
+
+
 @dataclass(frozen=True)
 class Pool:
     """All layers' parts, and the tensors [layers, ...] that hold them."""
@@ -108,8 +125,11 @@ class Pool:
         return sum(tensor.nbytes for tensor in self.storage)
 
 
-def make_pool(shape: PoolShape, kv_bits: int) -> Pool:
-    """Taken and touched now rather than in mid-stream; zeros keep masked padding finite."""
+def make_pool(shape: PoolShape, kv_bits: int, *, latent: bool = False) -> Pool:
+    """Taken and touched now rather than in mid-stream; zeros keep masked padding finite. `latent`: an entry is key and value at once."""
+    if latent:
+        halves = make_pool(replace(shape, head_dim=shape.head_dim // 2), kv_bits)
+        return Pool(tuple(LatentPool(shape, each) for each in halves.layers), halves.storage)
     places = (shape.num_layers, 2, shape.kv_heads, shape.pages * shape.page_tokens)
     entries = (*places, shape.head_dim)
     if kv_bits == 16:

@@ -20,6 +20,7 @@ from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.adapter import ModelSlice, read_config
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.pool import LayerPool
+from strata_runtime.model.layer_paths import within_layer
 
 _PAGE_TOKENS = 16
 
@@ -47,7 +48,7 @@ class Piece:
         """The linears of a layer by their path in it, as formats below 16 bits may store them."""
         names = {module: name for name, module in self._slice.module.named_modules()}
         found = [child for _, _, child in self._slice.linears(self._layers[0])]
-        return {names[child].partition(f".layers.{self._layers[0]}.")[2]: child for child in found}
+        return {within_layer(names[child]): child for child in found}
 
     def run(self, windows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Windows of token ids [tokens] (embedding) or hidden states [tokens, hidden] -> hidden states, or logits
@@ -105,6 +106,7 @@ class Piece:
             page_tokens=_PAGE_TOKENS,
             kv_heads=self._model.num_kv_heads,
             head_dim=self._model.head_dim,
+            latent=self._model.latent,
             dtype=self._model.dtype,
             device=self._model.device,
         )
@@ -138,6 +140,7 @@ class LayeredModel:
         config = read_config(self._folder)
         slice_ = ModelSlice(config, layers, embedding=embedding, head=head, dtype=self._dtype)
         sources = slice_.sources(self._checkpoint.keys)
+        self._checkpoint.transposed = slice_.transposed(self._checkpoint.keys)
         self._checkpoint.check(key for keys in sources.values() for key in keys)
         slice_.initialise_buffers(self._device)
         for keys in sources.values():

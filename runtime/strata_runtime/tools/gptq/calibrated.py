@@ -16,6 +16,7 @@ from strata_planner.contract.formats import GPTQ
 from strata_runtime.errors import InputError
 from strata_runtime.formats.gptq.codes import GptqCodes
 from strata_runtime.loading.checkpoint import Checkpoint
+from strata_runtime.model.layer_paths import layer_of, within_layer
 from strata_runtime.tools.calibration.hessians import input_hessians
 from strata_runtime.tools.calibration.kept import FOLDER, KeptStates
 from strata_runtime.tools.calibration.layers import LayeredModel, Piece
@@ -111,11 +112,11 @@ def _names(layer: Piece, index: int, keys: Sequence[str]) -> dict[str, str]:
     """Path of a linear in its layer -> its name in the checkpoint. Raises InputError where the checkpoint calls it otherwise."""
     names = {}
     for path in layer.linears:
-        ending = f".layers.{index}.{path}.weight"
-        found = [key for key in keys if key.endswith(ending)]
+        ending = f"{path}.weight"
+        found = [key for key in keys if layer_of(key) == index and within_layer(key) == ending]
         if len(found) != 1:
             raise InputError(
-                f"the checkpoint has {len(found)} tensors that end in '{ending}', and one is needed: this model's names are not "
+                f"the checkpoint has {len(found)} tensors of layer {index} that end in '{ending}', and one is needed: this model's names are not "
                 "those of its modules, and its GPTQ form could not be read back"
             )
         names[path] = found[0].removesuffix(".weight")

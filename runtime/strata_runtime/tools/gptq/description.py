@@ -12,6 +12,7 @@ from typing import Any, Literal
 from strata_planner.contract.formats import GPTQ
 from strata_planner.contract.quantization import Quantization, Zeros, read_quantization
 from strata_runtime.formats.errors import PrecisionError
+from strata_runtime.model.layer_paths import LISTED
 from strata_runtime.tools.gptq.solver import GptqSettings
 
 CheckpointFormat = Literal["gptq", "gptq_v2"]
@@ -87,4 +88,4 @@ class Description:
 
 def _layers_pattern(layers: Sequence[int]) -> str:
     """Matches from the beginning of a module's path, whatever the decoder is called in it, and fused modules too."""
-    return rf".*\.layers\.(?:{'|'.join(map(str, layers))})\..*"
+    return rf"(?:.*\.)?{LISTED}\.(?:{'|'.join(map(str, layers))})\..*"

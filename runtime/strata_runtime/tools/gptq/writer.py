@@ -6,7 +6,6 @@ can go on: layers whose files are there, made in the same way of the same model,
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,10 +20,10 @@ from strata_planner.contract.store import replacing
 from strata_runtime.errors import InputError
 from strata_runtime.formats.gptq.codes import GptqCodes
 from strata_runtime.formats.gptq.tensors import PARTS, GptqTensors, decode, encode
+from strata_runtime.model.layer_paths import layer_of
 from strata_runtime.tools.gptq.description import Description
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
 _WEIGHT, _CODES = ".weight", ".qweight"
 _MARK = "strata-gptq"
 _MODE = 0o644
@@ -103,7 +102,7 @@ class GptqWriter:
         hidden = frozenset(without)
         wanted: dict[str, list[str]] = {}
         for key, file in self._file_of.items():
-            if _layer_of(key) == layer and key not in hidden:
+            if layer_of(key) == layer and key not in hidden:
                 wanted.setdefault(file, []).append(key)
         tensors: dict[str, Tensor] = {}
         for file, keys in wanted.items():
@@ -159,11 +158,6 @@ def write_gptq(
 def _keys(path: Path) -> list[str]:
     with safe_open(path, framework="pt") as file:
         return list(file.keys())
-
-
-def _layer_of(key: str) -> int | None:
-    found = _LAYER.search(key)
-    return int(found[1]) if found else None
 
 
 def _digest(source: Path, file_of: Mapping[str, str], description: Description, made_of: Mapping[str, Any]) -> str:

@@ -138,6 +138,7 @@ class _Weights:
     def __init__(self, model: Path, layers: int) -> None:
         stage = ModelSlice(read_config(model), (0, layers - 1), embedding=False, head=False, dtype=torch.float32)
         self._checkpoint = Checkpoint(model)
+        self._checkpoint.transposed = stage.transposed(self._checkpoint.keys)
         self._sources: dict[str, str] = {}
         for name in self._checkpoint.keys:
             linear, _, what = (stage.plain_parameter(name) or "").rpartition(".")

@@ -11,7 +11,8 @@ from strata_planner.contract.formats import ComputeType
 from strata_planner.contract.frames import Segment
 from strata_planner.contract.kv import KV_BITS, kv_token_bytes
 from strata_runtime.formats import COMPUTE_DTYPES
-from strata_runtime.model.attention import AttentionRule, attend
+from strata_runtime.model.attention import attend
+from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.rounding import restore, round_entries
 from tests.laws import share
 from tests.runtime.dealt import DealtCache

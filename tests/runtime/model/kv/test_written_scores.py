@@ -1,4 +1,4 @@
-"""Soft-capped scores in 16 bits on a CPU: padded to few shapes, and nothing of the padding is seen."""
+"""Scores written out in 16 bits on a CPU: padded to few shapes, and nothing of the padding is seen."""
 
 from typing import Any
 
@@ -9,21 +9,20 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.frames import Segment
 from strata_planner.costs.working import _key_numbers
-from strata_runtime.model import attention
-from strata_runtime.model.attention import (
-    _FEWEST_KEYS,
-    AttentionRule,
-    _few,
-    _soft_capped_slices,
-    _softmax_attention,
-    attend,
-    kernel_sizes,
-)
+from strata_runtime.model import written_scores
+from strata_runtime.model.attention import _softmax_attention, attend, kernel_sizes
+from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.batch import Batch
+from strata_runtime.model.written_scores import _FEWEST_KEYS, _few, _slices
 from tests.laws import share
 from tests.runtime.dealt import DealtCache
 
-RULE = AttentionRule(scale=0.125, soft_cap=30.0)
+_TERMS = torch.linspace(-1.0, 1.0, 8)[:, None, None]
+RULES = {
+    "soft cap": AttentionRule(scale=0.125, soft_cap=30.0),
+    "slopes": AttentionRule(scale=0.125, slopes=_TERMS / 8),
+    "sinks": AttentionRule(scale=0.125, sinks=_TERMS),
+}
 SHAPES = {  # sequences, new tokens, keys
     "decoding": (3, 1, 37),
     "a prompt": (1, 45, 45),
@@ -32,27 +31,29 @@ SHAPES = {  # sequences, new tokens, keys
 }
 
 
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize(("count", "tokens", "keys"), SHAPES.values(), ids=SHAPES)
-def test_padding_is_never_seen(count: int, tokens: int, keys: int) -> None:
+def test_padding_is_never_seen(count: int, tokens: int, keys: int, rule: AttentionRule) -> None:
     torch.manual_seed(0)
     query = torch.randn(count, 8, tokens, 64).to(torch.bfloat16)
     key, value = (torch.randn(count, 4, keys, 64).to(torch.bfloat16) for _ in range(2))
     causal = 1 < tokens == keys
     sees = torch.arange(keys)[None] <= torch.arange(tokens)[:, None] + keys - tokens
-    found = _softmax_attention(query, key, value, None if causal or tokens == 1 else sees, RULE, causal=causal)
-    exact = _soft_capped_slices(query.float(), key.float(), value.float(), sees if tokens > 1 else None, RULE)
+    found = _softmax_attention(query, key, value, None if causal or tokens == 1 else sees, rule, causal=causal)
+    exact = _slices(query.float(), key.float(), value.float(), sees if tokens > 1 else None, rule)
     torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.02)
 
 
-def test_a_group_is_answered_as_each_of_its_sequences_alone() -> None:
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_group_is_answered_as_each_of_its_sequences_alone(rule: AttentionRule) -> None:
     torch.manual_seed(1)
     query = torch.randn(3, 8, 1, 64).to(torch.bfloat16)
     key, value = (torch.randn(3, 4, 48, 64).to(torch.bfloat16) for _ in range(2))
     mask = (torch.arange(48) < torch.tensor([[48], [20], [33]]))[:, None, None]
-    found = _softmax_attention(query, key, value, mask, RULE)
+    found = _softmax_attention(query, key, value, mask, rule)
     for place, seen in enumerate((48, 20, 33)):
         own = (query[place : place + 1], key[place : place + 1, :, :seen], value[place : place + 1, :, :seen])
-        torch.testing.assert_close(found[place : place + 1], _softmax_attention(*own, None, RULE), rtol=0.02, atol=0.02)
+        torch.testing.assert_close(found[place : place + 1], _softmax_attention(*own, None, rule), rtol=0.02, atol=0.02)
 
 
 def test_a_growing_sequence_meets_few_shapes() -> None:
@@ -103,14 +104,14 @@ def test_without_soft_caps_there_is_nothing_to_keep() -> None:
 def _products(batch: Batch, rules: list[AttentionRule]) -> Shapes:
     """The shapes of queries and keys that a step multiplies."""
     found: Shapes = set()
-    plain = attention._soft_capped_rows
+    plain = written_scores._rows
 
     def noted(query: torch.Tensor, keys: torch.Tensor, *others: Any) -> torch.Tensor:
         found.add((query.shape, keys.shape))
         return plain(query, keys, *others)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "_soft_capped_rows", noted)
+        patch.setattr(written_scores, "_rows", noted)
         for rule in rules:
             attend(batch, 0, *_drawn(batch.tokens), rule)
     return found
