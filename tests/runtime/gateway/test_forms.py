@@ -148,6 +148,8 @@ def compiler(model_folder: Path, tokenizer: Tokenizer) -> Compiler:
         ("ebnf", "root ::= ", "Expect element"),
         ("structural_tag", "{}", "must have a format field"),
         ("ebnf", "root ::= root", "behind 0 tokens of a text nothing is allowed"),
+        ("ebnf", 'root ::= "a"{1,9}', None),
+        ("regex", "((((((a{1,100}){1,100}){1,100}){1,100}){1,100}){1,100})", "tokens of a text take too long"),
     ],
 )
 def test_a_trial_says_what_is_wrong(compiler: Compiler, kind: Any, text: str, words: str | None) -> None:
