@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from strata_planner.contract.frames import Grammar
-from strata_runtime.gateway.errors import InvalidRequestError
+from strata_runtime.gateway.errors import InvalidRequestError, TooManyRequestsError
 from strata_runtime.gateway.http.structured import form
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
+from strata_runtime.gateway.trials import GrammarTrials
 from strata_runtime.structured import trial
 from strata_runtime.structured.compiler import Compiler
 from strata_runtime.structured.schemas import unsupported
-from strata_runtime.structured.trial import in_a_fork, problem_of
+from strata_runtime.structured.trial import Answer, in_a_fork, problem_of
 from tests.runtime.gateway.fake_leader import FakeLeader
 from tests.runtime.gateway.harness import Harness, a_gateway, a_leader, scripted
 from tests.runtime.gateway.models import CHAT_TEMPLATE, write_model_folder
@@ -188,6 +189,51 @@ async def test_grammars_are_tried_in_a_process_that_may_end(model_folder: Path) 
         assert (await gateway.complete(structured_outputs={"regex": "(a"})).status_code == 400, "it was known"
         answers = await asyncio.gather(*(gateway.complete(structured_outputs={"regex": "ab"}) for _ in range(3)))
         assert [answer.json()["choices"][0]["text"] for answer in answers] == ["ab"] * 3
+
+
+class HeldTrials(GrammarTrials):
+    """Without a process: the grammar `slow` is looked at until `go_on`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.go_on = asyncio.Event()
+        self.asked: list[str] = []
+
+    async def _asked(self, grammar: Grammar) -> Answer:
+        self.asked.append(grammar.text)
+        if grammar.text == "slow":
+            await self.go_on.wait()
+        return Answer(None)
+
+    async def waits_for(self, *texts: str) -> list["asyncio.Task[str | None]"]:
+        tasks = [asyncio.create_task(self.problem(Grammar("regex", text, (END,)))) for text in texts]
+        await asyncio.sleep(0)
+        return tasks
+
+
+async def test_who_goes_away_before_a_trial_leaves_nothing_behind(tokenizer: Tokenizer) -> None:
+    trials = HeldTrials(tokenizer)
+    slow, *gone, honest = await trials.waits_for("slow", "a", "b", "c", "d")
+    for task in (slow, *gone):
+        task.cancel()
+    await asyncio.gather(slow, *gone, return_exceptions=True)
+    (again,) = await trials.waits_for("slow")  # its trial goes on, for who asks next
+    assert not honest.done()
+    trials.go_on.set()
+    assert await asyncio.gather(honest, again) == [None, None]
+    assert trials.asked == ["slow", "d"]
+    assert not trials._waiting
+
+
+async def test_few_grammars_wait_at_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata_runtime.gateway.trials.MOST_WAITING", 2)
+    trials = HeldTrials(tokenizer)
+    tasks = await trials.waits_for("slow", "slow", "a", "a")
+    with pytest.raises(TooManyRequestsError, match="2 forms of answers wait"):
+        await trials.problem(Grammar("regex", "b", (END,)))
+    trials.go_on.set()
+    assert await asyncio.gather(*tasks) == [None] * 4
+    assert trials.asked == ["slow", "a"]
 
 
 THINKING = CHAT_TEMPLATE + "{# <think> </think> #}"
