@@ -56,7 +56,7 @@ class Compiler:
         except ImportError as error:
             raise GrammarError(f"xgrammar cannot be imported ({error}): install strata-llm[structured]") from error
         except (RuntimeError, ValueError, TypeError, OSError) as error:  # xgrammar's own are RuntimeErrors
-            raise GrammarError(_told(error)) from error
+            raise GrammarError(told(str(error))) from error
 
     def prepare(self) -> None:
         """Read the vocabulary, which the first grammar would wait for."""
@@ -167,6 +167,6 @@ def _is_alone(grammar: Grammar) -> bool:
     return grammar.kind in {"ebnf", "lark"} or (grammar.kind == "structural_tag" and bool(_ALONE.search(grammar.text)))
 
 
-def _told(error: Exception) -> str:
-    """The sentence of an error without the time and the place in xgrammar's source that it came from."""
-    return _PLACE.sub("", " ".join(str(error).split()))[:500]
+def told(text: str) -> str:
+    """A sentence of xgrammar's without the time and the place in its source that it came from."""
+    return _PLACE.sub("", " ".join(text.split()))[:500]

@@ -13,20 +13,23 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from strata_planner.contract.frames import Grammar, GrammarKind
-from strata_runtime.structured.compiler import Compiler, GrammarError, all_allowed
+from strata_runtime.structured.compiler import Compiler, GrammarError, all_allowed, told
 
 MOST_SECONDS = 5  # of a processor, to compile it and to begin a text
 MOST_WALL_SECONDS = 15  # where processors have other work
 MOST_MEMORY_BYTES = 1 << 30  # beside what the process has
 MOST_COMPILED_BYTES = 64 << 20
 TRIED_TOKENS = 64
+MOST_HEARD_BYTES = 1 << 16  # of what the compiler says: a grammar can make it say gigabytes
+_KNOWN_REMARKS = ("oneOf with overlapping",)  # taken as anyOf: docs/answers-with-a-form.md
 _LENGTHS = re.compile("minLength|maxLength")
 _FIX = "send a simpler one"
 
@@ -66,14 +69,35 @@ def main(arguments: list[str]) -> None:
 
 def problem_of(compiler: Compiler, grammar: Grammar) -> str | None:
     """Why it cannot be used; None where it can."""
+    heard: list[str] = []
     try:
-        compiled = compiler.compile(grammar)
+        with _listening(heard):
+            compiled = compiler.compile(grammar)
     except GrammarError as error:
         return str(error)
+    remarks = (told(line).partition("Warning: ")[2] for line in heard)
+    if passed_over := next((each for each in remarks if each and not each.startswith(_KNOWN_REMARKS)), None):
+        return f"{passed_over}: leave it out"
     if compiled.memory_size_bytes > MOST_COMPILED_BYTES:
         mebibytes = compiled.memory_size_bytes >> 20
         return f"compiled it takes {mebibytes} MiB; {MOST_COMPILED_BYTES >> 20} are the most here: {_FIX}"
     return _problem_of_text(compiler, grammar)
+
+
+@contextmanager
+def _listening(heard: list[str]) -> Iterator[None]:
+    """To the lines that libraries write to standard error: what xgrammar does not take it may pass over, and only say so there."""
+    readable, writable = os.pipe2(os.O_NONBLOCK)  # what is too much is dropped
+    kept = os.dup(2)
+    os.dup2(writable, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(writable)
+        with suppress(BlockingIOError), os.fdopen(readable, "rb") as end:
+            heard.extend(end.read(MOST_HEARD_BYTES).decode("utf-8", "replace").splitlines())
 
 
 def _problem_of_text(compiler: Compiler, grammar: Grammar) -> str | None:
