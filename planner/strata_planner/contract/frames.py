@@ -188,7 +188,8 @@ class StepFailed(Message, frozen=True, tag="failed"):
 
 
 DataMessage = FrameHeader | StepResult | StepFailed
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "never"]
+FAILURES: Final = frozenset({"abort", "error", "never"})  # without a token; the last where nothing can be drawn
 
 
 # Between a gateway (DEALER) and a leader (ROUTER).

@@ -164,7 +164,7 @@ class Engine:
         events = []
         for each in sampled:
             if each.token == NEVER:
-                events.append(TokenEvent(sequence.request, sequence.answered, 0, 0.0, [], "error"))
+                events.append(TokenEvent(sequence.request, sequence.answered, 0, 0.0, [], "never"))
                 self._forget(sequence)
                 return events
             index, found, scores = sequence.take(each), sequence.found, sequence.told_scores()

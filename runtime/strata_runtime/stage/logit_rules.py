@@ -119,6 +119,8 @@ class _Matched:
             return None  # rows of a verification that nobody uses
         if self._accepted < len(answer):
             return NEVER  # the answer went on where the grammar does not: nothing of it was drawn here
+        if text.is_slow:
+            return NEVER  # its trial was quicker, and the other sequences of the step wait for it
         text.allow(bits, row)
         return None
 

@@ -6,6 +6,8 @@ xgrammar imports torch and transformers, and reading a tokenizer takes a second:
 import functools
 import importlib.util
 import re
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 Bits = npt.NDArray[np.int32]
 _PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 CACHE_BYTES = 256 << 20  # of compiled grammars that nobody uses
+RECENT_BYTES = 64 << 20  # and of those that are compiled alone
+CALL_SECONDS = 0.005  # of a processor that each call for a text may take, ...
+MOST_SECONDS = 0.2  # ... and what all of them may be behind with together: every stream of the replica waits as long
+_ALONE = re.compile(r'"grammar"|[Tt]oken')  # parts of structural tags
 
 
 class GrammarError(InputError):
@@ -41,43 +47,67 @@ class Compiler:
     def __init__(self, folder: Path, rows: int) -> None:
         self._folder = folder
         self.rows = rows
+        self._recent: OrderedDict[Grammar, xgrammar.CompiledGrammar] = OrderedDict()  # compiled alone, the latest last
 
     def compile(self, grammar: Grammar) -> "xgrammar.CompiledGrammar":
         """Raises GrammarError for what xgrammar does not take, or where it is missing."""
         try:
-            compiled: xgrammar.CompiledGrammar = self._method(grammar.kind)(grammar.text)
+            return self._alone(grammar) if _is_alone(grammar) else self._compiled(self._compiler, grammar)
         except ImportError as error:
             raise GrammarError(f"xgrammar cannot be imported ({error}): install strata-llm[structured]") from error
         except (RuntimeError, ValueError, TypeError, OSError) as error:  # xgrammar's own are RuntimeErrors
-            raise GrammarError(_told(error)) from error
-
-        return compiled
+            raise GrammarError(told(str(error))) from error
 
     def prepare(self) -> None:
         """Read the vocabulary, which the first grammar would wait for."""
         assert self._compiler is not None
+        assert self._alone_compiler is not None
+
+    def prepare_lengths(self) -> None:
+        """What texts of a bounded length need: seconds over a large vocabulary, once for all schemas."""
+        self._compiler.compile_json_schema('{"type": "string", "maxLength": 2}', max_whitespace_cnt=MOST_WHITESPACE)
 
     def begin(self, grammar: Grammar) -> "Text":
         """A text of the grammar. Raises GrammarError."""
         return Text(self.compile(grammar), grammar.ends)
 
-    def _method(self, kind: str) -> Callable[[str], Any]:
-        compiler = self._compiler
-        methods: dict[str, Callable[[str], Any]] = {
+    def _alone(self, grammar: Grammar) -> "xgrammar.CompiledGrammar":
+        """With nothing of other grammars: their rules may refer to each other, which xgrammar 0.2.8 does not tell apart."""
+        found = self._recent.pop(grammar, None)
+        self._recent[grammar] = found or self._compiled(self._alone_compiler, grammar)
+        while len(self._recent) > 1 and sum(each.memory_size_bytes for each in self._recent.values()) > RECENT_BYTES:
+            self._recent.popitem(last=False)
+        return self._recent[grammar]
+
+    @staticmethod
+    def _compiled(compiler: Any, grammar: Grammar) -> "xgrammar.CompiledGrammar":
+        methods: dict[str, Callable[[str], xgrammar.CompiledGrammar]] = {
             "json_schema": functools.partial(compiler.compile_json_schema, max_whitespace_cnt=MOST_WHITESPACE),
             "regex": compiler.compile_regex,
             "ebnf": compiler.compile_grammar,
             "lark": compiler.compile_lark,
             "structural_tag": compiler.compile_structural_tag,
         }
-        return methods[kind]
+        return methods[grammar.kind](grammar.text)
 
     @functools.cached_property
     def _compiler(self) -> Any:
+        """Keeps parts of what it has compiled, for all grammars that have them."""
         import xgrammar  # noqa: PLC0415 (seconds)
 
-        info = xgrammar.TokenizerInfo.from_huggingface(read_tokenizer(self._folder), vocab_size=self.rows)
-        return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+        return xgrammar.GrammarCompiler(self._vocabulary, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+
+    @functools.cached_property
+    def _alone_compiler(self) -> Any:
+        import xgrammar  # noqa: PLC0415 (seconds)
+
+        return xgrammar.GrammarCompiler(self._vocabulary, max_threads=1, cache_enabled=False)
+
+    @functools.cached_property
+    def _vocabulary(self) -> Any:
+        import xgrammar  # noqa: PLC0415 (seconds)
+
+        return xgrammar.TokenizerInfo.from_huggingface(read_tokenizer(self._folder), vocab_size=self.rows)
 
 
 class Text:
@@ -87,6 +117,12 @@ class Text:
         from xgrammar import GrammarMatcher  # noqa: PLC0415 (imported by now)
 
         self._matcher = GrammarMatcher(compiled, override_stop_tokens=list(ends))
+        self._behind = 0.0  # seconds of a processor
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its tokens take so long that others must not wait for more of them."""
+        return self._behind > MOST_SECONDS
 
     @property
     def is_over(self) -> bool:
@@ -95,15 +131,23 @@ class Text:
 
     def allow(self, bits: Bits, row: int = 0) -> None:
         """Set a row of [rows, words of 32 bits]: a bit for each token, set where it may come next. All must be set before."""
+        started = time.thread_time()
         self._matcher.fill_next_token_bitmask(bits, row)
+        self._took(started)
 
     def accept(self, token: int) -> bool:
         """Whether it may come next; then it has."""
-        return bool(self._matcher.accept_token(token))
+        started = time.thread_time()
+        is_accepted = bool(self._matcher.accept_token(token))
+        self._took(started)
+        return is_accepted
 
     def go_back(self, count: int) -> None:
         """The last tokens that were accepted are not there."""
         self._matcher.rollback(count)
+
+    def _took(self, started: float) -> None:
+        self._behind = max(0.0, self._behind + time.thread_time() - started - CALL_SECONDS)
 
 
 def all_allowed(rows: int, vocabulary: int) -> Bits:
@@ -119,6 +163,10 @@ def leave(logits: "torch.Tensor", bits: Bits) -> None:
     apply_token_bitmask_inplace(logits, torch.from_numpy(bits).to(logits.device))
 
 
-def _told(error: Exception) -> str:
-    """The sentence of an error without the time and the place in xgrammar's source that it came from."""
-    return _PLACE.sub("", " ".join(str(error).split()))[:500]
+def _is_alone(grammar: Grammar) -> bool:
+    return grammar.kind in {"ebnf", "lark"} or (grammar.kind == "structural_tag" and bool(_ALONE.search(grammar.text)))
+
+
+def told(text: str) -> str:
+    """A sentence of xgrammar's without the time and the place in its source that it came from."""
+    return _PLACE.sub("", " ".join(text.split()))[:500]

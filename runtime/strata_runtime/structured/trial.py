@@ -8,26 +8,29 @@ text of it begun, in a fork of its own, whose memory and time are bounded: C++ c
 
 import os
 import random
+import re
 import resource
 import select
 import signal
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from strata_planner.contract.frames import Grammar, GrammarKind
-from strata_runtime.structured.compiler import Compiler, GrammarError, all_allowed
+from strata_runtime.structured.compiler import Compiler, GrammarError, all_allowed, told
 
 MOST_SECONDS = 5  # of a processor, to compile it and to begin a text
 MOST_WALL_SECONDS = 15  # where processors have other work
 MOST_MEMORY_BYTES = 1 << 30  # beside what the process has
 MOST_COMPILED_BYTES = 64 << 20
-MOST_STEP_SECONDS = 0.1  # between two tokens: every stream of the replica waits so long
 TRIED_TOKENS = 64
+MOST_HEARD_BYTES = 1 << 16  # of what the compiler says: a grammar can make it say gigabytes
+_KNOWN_REMARKS = ("oneOf with overlapping",)  # taken as anyOf: docs/answers-with-a-form.md
+_LENGTHS = re.compile("minLength|maxLength")
 _FIX = "send a simpler one"
 
 
@@ -53,8 +56,12 @@ def main(arguments: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print is none
     decoder = msgspec.json.Decoder(Asked)
+    has_lengths = False
     for line in sys.stdin.buffer:
         asked = decoder.decode(line)
+        if not has_lengths and _LENGTHS.search(asked.text):
+            compiler.prepare_lengths()
+            has_lengths = True  # and so has every fork
         grammar = Grammar(asked.kind, asked.text, asked.ends)
         problem = in_a_fork(lambda grammar=grammar: problem_of(compiler, grammar) or "")  # type: ignore[misc]
         answers.write(msgspec.json.encode(Answer(problem or None)) + b"\n")
@@ -62,33 +69,53 @@ def main(arguments: list[str]) -> None:
 
 def problem_of(compiler: Compiler, grammar: Grammar) -> str | None:
     """Why it cannot be used; None where it can."""
+    heard: list[str] = []
     try:
-        compiled = compiler.compile(grammar)
+        with _listening(heard):
+            compiled = compiler.compile(grammar)
     except GrammarError as error:
         return str(error)
+    remarks = (told(line).partition("Warning: ")[2] for line in heard)
+    if passed_over := next((each for each in remarks if each and not each.startswith(_KNOWN_REMARKS)), None):
+        return f"{passed_over}: leave it out"
     if compiled.memory_size_bytes > MOST_COMPILED_BYTES:
         mebibytes = compiled.memory_size_bytes >> 20
         return f"compiled it takes {mebibytes} MiB; {MOST_COMPILED_BYTES >> 20} are the most here: {_FIX}"
     return _problem_of_text(compiler, grammar)
 
 
+@contextmanager
+def _listening(heard: list[str]) -> Iterator[None]:
+    """To the lines that libraries write to standard error: what xgrammar does not take it may pass over, and only say so there."""
+    readable, writable = os.pipe2(os.O_NONBLOCK)  # what is too much is dropped
+    kept = os.dup(2)
+    os.dup2(writable, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(writable)
+        with suppress(BlockingIOError), os.fdopen(readable, "rb") as end:
+            heard.extend(end.read(MOST_HEARD_BYTES).decode("utf-8", "replace").splitlines())
+
+
 def _problem_of_text(compiler: Compiler, grammar: Grammar) -> str | None:
-    """Begin a text, each token any that is allowed: ambiguous grammars take longer with every token."""
+    """Begin a text, each token any that is allowed but its end: ambiguous grammars take longer with every token."""
     text = compiler.begin(grammar)
     chosen = random.Random(0)
     for count in range(TRIED_TOKENS):
-        started = time.process_time()
         bits = all_allowed(1, compiler.rows)
         text.allow(bits)
         allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        further = np.setdiff1d(allowed, grammar.ends)
         if not allowed.size:
             return f"behind {count} tokens of a text nothing is allowed that this model's vocabulary has: {_FIX}"
-        text.accept(int(chosen.choice(allowed)))
-        seconds = time.process_time() - started
-        if seconds > MOST_STEP_SECONDS:
-            return f"token {count} of a text took {seconds:.2f} s; {MOST_STEP_SECONDS} s are the most here: {_FIX}"
-        if text.is_over:
+        if not further.size:
             break
+        text.accept(int(chosen.choice(further)))
+        if text.is_slow:
+            return f"{count + 1} tokens of a text take too long, and all other answers would wait for them: {_FIX}"
     return None
 
 

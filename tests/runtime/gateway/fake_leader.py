@@ -16,6 +16,7 @@ import zmq.asyncio
 from strata_planner.contract.control import Leader, SetRoute
 from strata_planner.contract.frames import (
     Abort,
+    FinishReason,
     Hello,
     LeaderHello,
     LeaderMessage,
@@ -49,7 +50,8 @@ class FakeLeader:
     key: str = KEY
     max_tokens: int = 512
     reject: str = ""  # refuse every request with this reason
-    fail_at: int | None = None  # the token whose step fails
+    fail_at: int | None = None  # the token that fails
+    fails_with: FinishReason = "error"
     found: int = 0  # tokens of each prompt that its KV cache has
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)  # preemptions, drafts, their tokens, those accepted
     port: int = 0
@@ -136,7 +138,7 @@ class FakeLeader:
     def _next(self, running: _Running) -> TokenEvent:
         submit, index = running.submit, running.produced
         if index == self.fail_at:
-            return TokenEvent(submit.request, index, 0, 0.0, [], "error")
+            return TokenEvent(submit.request, index, 0, 0.0, [], self.fails_with)
         running.produced += 1
         token = self.model(submit.prompt, index)
         top = [(token, -0.25), (token + 1, -1.5), (token + 2, -3.0)][: max(submit.sampling.logprobs, 0)]

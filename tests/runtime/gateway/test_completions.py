@@ -212,10 +212,11 @@ async def test_a_streamed_chat_answer(gateway: Harness, leader: FakeLeader, toke
 
 
 async def test_messages_of_every_shape(gateway: Harness, leader: FakeLeader, tokenizer: Tokenizer) -> None:
+    empty = {"refusal": None, "tool_calls": None, "annotations": [], "provider_specific_fields": {"refusal": None}}
     messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "x"},
-        {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "annotations": []},
+        {"role": "assistant", "content": "c", **empty},
         {"role": "user", "content": "d"},
     ]
     await gateway.chat(messages=messages, max_completion_tokens=1)

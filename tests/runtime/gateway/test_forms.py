@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from strata_planner.contract.frames import Grammar
-from strata_runtime.gateway.errors import InvalidRequestError
+from strata_runtime.gateway.errors import InvalidRequestError, TooManyRequestsError
 from strata_runtime.gateway.http.structured import form
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
+from strata_runtime.gateway.trials import GrammarTrials
 from strata_runtime.structured import trial
 from strata_runtime.structured.compiler import Compiler
 from strata_runtime.structured.schemas import unsupported
-from strata_runtime.structured.trial import in_a_fork, problem_of
+from strata_runtime.structured.trial import Answer, in_a_fork, problem_of
 from tests.runtime.gateway.fake_leader import FakeLeader
 from tests.runtime.gateway.harness import Harness, a_gateway, a_leader, scripted
 from tests.runtime.gateway.models import CHAT_TEMPLATE, write_model_folder
@@ -80,6 +81,12 @@ REFUSED = [
     pytest.param(of_schema(None), "response_format.json_schema.schema", "send the JSON schema", id="no schema"),
     pytest.param(of_schema(5), "response_format.json_schema.schema", "is an object", id="a number"),
     pytest.param(of_schema({"not": {}}), "response_format.json_schema.schema", "has not, which", id="unsupported"),
+    pytest.param(
+        {"structured_outputs": {"structural_tag": {"format": [{"type": "json_schema", "json_schema": {"not": {}}}]}}},
+        "structured_outputs.structural_tag",
+        "has not, which",
+        id="unsupported, in a tag",
+    ),
     pytest.param({"response_format": {"type": "json_object", "a": 1}}, "response_format.a", "not a parameter", id="+"),
     pytest.param({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "send one", id="two"),
     pytest.param({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one", id="no choice"),
@@ -118,13 +125,36 @@ def test_a_form_has_a_bearable_length() -> None:
     ("schema", "part"),
     [
         ({"properties": {"not": {"type": "integer"}, "if": {}}}, None),
-        ({"uniqueItems": False, "allOf": [{}], "$ref": "#/$defs/x", "$defs": {"x": True}}, None),
+        ({"uniqueItems": False, "$ref": "#/$defs/x", "description": "x", "$defs": {"x": True}}, None),
+        ({"type": "string", "enum": ["a"]}, None),
+        ({"type": ["number", "null"], "enum": [1, 1.5, None]}, None),
+        ({"type": "object", "anyOf": [{"properties": {}}, {"type": "object"}]}, None),
+        ({"oneOf": [{"$ref": "#/$defs/x"}], "discriminator": {}, "$defs": {"x": {"properties": {}}}}, None),
+        ({"properties": {"a": True}, "required": ["a"], "propertyNames": {"pattern": "a"}}, None),
+        ({"format": "date", "title": "no constraints", "default": 1}, None),
+        ({"additionalProperties": False, "$ref": "#/$defs/x", "$defs": {"x": {}}}, None),
         ({"properties": {"a": {"items": {"not": {}}}}}, "schema.properties.a.items.not"),
         ({"anyOf": [{}, {"if": {}}]}, "schema.anyOf.1.if"),
         ({"$defs": {"x": {"uniqueItems": True}}}, "schema.$defs.x.uniqueItems"),
         ({"allOf": [{}, {}]}, "schema.allOf (of more than one schema)"),
-        ({"additionalProperties": {"$ref": "https://x/y"}}, "schema.additionalProperties.$ref (to another document)"),
-        ({"enum": [{"not": 1}], "const": {"if": 1}}, None),
+        (
+            {"additionalProperties": {"$ref": "https://x/y"}},
+            "schema.additionalProperties.$ref (to another document, or to an anchor)",
+        ),
+        ({"$ref": "#x"}, "schema.$ref (to another document, or to an anchor)"),
+        ({"$ref": "#/x/y", "x": {"y": {"not": {}}}}, "schema.x.y.not"),
+        ({"minimum": 1, "maxLength": 3}, "schema.minimum (without a type)"),
+        ({"type": "object", "required": ["a"]}, "schema.required ('a' is none of its properties)"),
+        ({"type": "object", "properties": {}, "anyOf": [{"required": ["a"]}]}, "schema.type (beside anyOf)"),
+        ({"properties": {}, "anyOf": [{"properties": {}}]}, "schema.properties (beside anyOf)"),
+        ({"$ref": "#/$defs/x", "minimum": 1, "$defs": {"x": {}}}, "schema.minimum (beside $ref)"),
+        ({"type": "integer", "enum": [1, "a"]}, "schema.type (beside enum)"),
+        ({"type": "string", "const": "a", "maxLength": 1}, "schema.maxLength (beside const)"),
+        ({"type": "string", "pattern": "a", "format": "date"}, "schema.pattern (beside format)"),
+        ({"anyOf": []}, "schema.anyOf (of nothing)"),
+        ({"allOf": 5, "enum": 5, "required": 5, "format": []}, "schema.allOf (beside enum)"),
+        ({"enum": [{"not": 1}]}, None),
+        ({"const": {"if": 1}}, None),
     ],
 )
 def test_parts_of_schemas_that_would_be_passed_over_are_found(schema: Any, part: str | None) -> None:
@@ -148,6 +178,13 @@ def compiler(model_folder: Path, tokenizer: Tokenizer) -> Compiler:
         ("ebnf", "root ::= ", "Expect element"),
         ("structural_tag", "{}", "must have a format field"),
         ("ebnf", "root ::= root", "behind 0 tokens of a text nothing is allowed"),
+        ("ebnf", 'root ::= "a"{1,9}', None),
+        ("json_schema", '{"type": "string", "pattern": "(?!a)b"}', "Lookahead assertion is not supported"),
+        ("json_schema", '{"type": "string", "pattern": "a*", "maxLength": 3}', "ignoring minLength/maxLength"),
+        ("json_schema", '{"oneOf": [{"type": "integer"}, {"type": "number"}]}', None),
+        ("regex", r"\A[\p{L}]", r"Escape sequence '\A' is not recognized"),
+        ("regex", r"\A" * 100_000, r"Escape sequence '\A' is not recognized"),
+        ("regex", "((((((a{1,100}){1,100}){1,100}){1,100}){1,100}){1,100})", "tokens of a text take too long"),
     ],
 )
 def test_a_trial_says_what_is_wrong(compiler: Compiler, kind: Any, text: str, words: str | None) -> None:
@@ -186,6 +223,51 @@ async def test_grammars_are_tried_in_a_process_that_may_end(model_folder: Path) 
         assert (await gateway.complete(structured_outputs={"regex": "(a"})).status_code == 400, "it was known"
         answers = await asyncio.gather(*(gateway.complete(structured_outputs={"regex": "ab"}) for _ in range(3)))
         assert [answer.json()["choices"][0]["text"] for answer in answers] == ["ab"] * 3
+
+
+class HeldTrials(GrammarTrials):
+    """Without a process: the grammar `slow` is looked at until `go_on`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.go_on = asyncio.Event()
+        self.asked: list[str] = []
+
+    async def _asked(self, grammar: Grammar) -> Answer:
+        self.asked.append(grammar.text)
+        if grammar.text == "slow":
+            await self.go_on.wait()
+        return Answer(None)
+
+    async def waits_for(self, *texts: str) -> list["asyncio.Task[str | None]"]:
+        tasks = [asyncio.create_task(self.problem(Grammar("regex", text, (END,)))) for text in texts]
+        await asyncio.sleep(0)
+        return tasks
+
+
+async def test_who_goes_away_before_a_trial_leaves_nothing_behind(tokenizer: Tokenizer) -> None:
+    trials = HeldTrials(tokenizer)
+    slow, *gone, honest = await trials.waits_for("slow", "a", "b", "c", "d")
+    for task in (slow, *gone):
+        task.cancel()
+    await asyncio.gather(slow, *gone, return_exceptions=True)
+    (again,) = await trials.waits_for("slow")  # its trial goes on, for who asks next
+    assert not honest.done()
+    trials.go_on.set()
+    assert await asyncio.gather(honest, again) == [None, None]
+    assert trials.asked == ["slow", "d"]
+    assert not trials._waiting
+
+
+async def test_few_grammars_wait_at_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata_runtime.gateway.trials.MOST_WAITING", 2)
+    trials = HeldTrials(tokenizer)
+    tasks = await trials.waits_for("slow", "slow", "a", "a")
+    with pytest.raises(TooManyRequestsError, match="2 forms of answers wait"):
+        await trials.problem(Grammar("regex", "b", (END,)))
+    trials.go_on.set()
+    assert await asyncio.gather(*tasks) == [None] * 4
+    assert trials.asked == ["slow", "a"]
 
 
 THINKING = CHAT_TEMPLATE + "{# <think> </think> #}"

@@ -215,6 +215,17 @@ async def test_a_failing_pipeline_is_a_server_error(gateway: Harness, leader: Fa
     assert response.json()["error"]["type"] == "server_error"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_where_nothing_can_be_drawn_the_request_is_to_blame(
+    gateway: Harness, leader: FakeLeader, *, stream: bool
+) -> None:
+    """Clients send again what a server has failed at: here it would come to the same."""
+    leader.fail_at, leader.fails_with = 0, "never"
+    response = await gateway.complete(stream=stream)
+    assert response.status_code == 400
+    assert "no token can follow here" in response.json()["error"]["message"]
+
+
 async def test_a_failure_in_mid_stream_is_an_error_event(gateway: Harness, leader: FakeLeader) -> None:
     leader.fail_at = 3
     response = await gateway.complete(stream=True)

@@ -1,8 +1,10 @@
 """The sampler's laws: what rules and grammars say depends on the tokens so far alone, however a text is cut into steps."""
 
+import functools
 import hashlib
 import math
 import re
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from random import Random
@@ -16,7 +18,7 @@ from strata_planner.contract.frames import NEVER, NOT_YET, Grammar, LogitRules, 
 from strata_runtime.stage import sampler as module
 from strata_runtime.stage.logit_rules import RuledSequence
 from strata_runtime.stage.sampler import Sampler
-from strata_runtime.structured.compiler import Compiler, GrammarError
+from strata_runtime.structured.compiler import Compiler, GrammarError, all_allowed
 from strata_runtime.structured.tokenizer import read_tokenizer
 from tests.laws import share
 
@@ -194,6 +196,32 @@ def test_what_is_no_grammar_ends_the_request(kind: str, text: str, grammar_compi
         grammar_compiler.compile(Grammar(kind, text, (END,)))
     sampling = Sampling(temperature=0, rules=LogitRules(grammar=Grammar(kind, text, (END,))))
     assert answer_of(sampling, [1], 4, vocabulary=VOCABULARY) == [NEVER]
+
+
+def test_a_text_that_takes_too_long_ends() -> None:
+    """Each token of it takes a third longer than the one before: thirty would hold up all other sequences for a minute."""
+    grammar = Grammar("regex", functools.reduce(lambda inner, _: f"({inner}{{1,100}})", range(6), "a"), (END,))
+    rules = LogitRules(grammar=grammar, min_tokens=100, ends=(END,))
+    started = time.thread_time()
+    answer = answer_of(Sampling(temperature=0, rules=rules), [1], 100, vocabulary=VOCABULARY)
+    assert answer[-1] == NEVER
+    assert time.thread_time() - started < 5
+
+
+def test_what_a_grammar_allows_does_not_depend_on_others(grammar_compiler: Compiler) -> None:
+    """Two whose rules differ in what xgrammar 0.2.8 does not look at when it finds parts that it has compiled before."""
+    recursive = (
+        'root ::= r1 [a-c] | "k"\nr0 ::= (r1 | "q") r1 (r1 | "q") | (r1 | "q") | "k"\nr1 ::= r0 "z"{{1,{0}}} | "k"'
+    )
+    texts = [f"root ::= Token({token})" for token in (5, 7)] + [recursive.format(most) for most in (2, 8)]
+    tag = '{{"type": "structural_tag", "format": {{"type": "token", "token": {0}}}}}'
+    grammars = [Grammar("ebnf", text, (END,)) for text in texts]
+    grammars += [Grammar("structural_tag", tag.format(token), (END,)) for token in (5, 7)]
+    for grammar in grammars:
+        told = [all_allowed(1, VOCABULARY) for _ in range(2)]
+        grammar_compiler.begin(grammar).allow(told[0])
+        Compiler(MODEL, VOCABULARY).begin(grammar).allow(told[1])
+        assert (told[0] == told[1]).all(), grammar.text
 
 
 def test_while_a_grammar_is_compiled_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

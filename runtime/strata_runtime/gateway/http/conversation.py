@@ -16,6 +16,7 @@ Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_CALLS = 128  # of one message
 _PART_FIELDS = {"type", "text", "cache_control"}  # the last is Anthropic's: prefixes are found here without it
+_ADDED = "provider_specific_fields"  # by litellm, to answers: what it did not know of them
 _EMPTY = Raw(b'""')
 
 
@@ -68,6 +69,7 @@ def _message(raw: Raw, param: str) -> Message:
 def _of_assistant(fields: dict[str, Raw], param: str) -> Message:
     """What only an answer has: calls, and thoughts, which templates show or leave out as their models want it."""
     message: Message = {}
+    fields.pop(_ADDED, None)
     for name in ("reasoning_content", "reasoning"):
         if name in fields:
             message["reasoning_content"] = read(fields.pop(name), str, f"{param}.{name}")

@@ -109,7 +109,7 @@ def _of_format(raw: Raw | None) -> Form | None:
     if kind not in _FORMATS:
         raise _not_valid("response_format.type", kind, f"the types are {', '.join(map(repr, _FORMATS))}")
     if kind == "structural_tag":
-        return _structural_tag({"type": kind, **fields}, "response_format")
+        return _given_tag({"type": kind, **fields}, "response_format")
     known = {"json_schema"} if kind == "json_schema" else set[str]()
     _only(fields, known, "response_format")
     if kind == "json_schema":
@@ -146,7 +146,7 @@ def _of_outputs(raw: Raw | None) -> Form | None:
         return _choice(value, param)
     if kind in {"json", "structural_tag"}:
         parsed = _parsed(value, param) if isinstance(value, str) else value
-        return schema_form(parsed, param) if kind == "json" else _structural_tag(parsed, param)
+        return schema_form(parsed, param) if kind == "json" else _given_tag(parsed, param)
     if not isinstance(value, str) or not value:
         raise _not_valid(param, value, "send it as a string")
     notation: GrammarKind = "ebnf" if "::=" in value else "lark"  # the two that xgrammar reads
@@ -157,13 +157,17 @@ def schema_form(schema: Any, param: str) -> Form:
     """Of a JSON schema all of which can be kept."""
     if not isinstance(schema, dict | bool):
         raise _not_valid(param, schema, "a JSON schema is an object")
+    _check_schema(schema, param)
+    return form("json_schema", json.dumps(schema, ensure_ascii=False), param)
+
+
+def _check_schema(schema: Any, param: str) -> None:
     if (part := unsupported(schema)) is not None:
         raise InvalidRequestError(
             f"{param} has {part.removeprefix('schema.')[:MOST_SHOWN]}, which the answers of this server cannot be held to: leave it out",
             param=param,
             code="unsupported_schema",
         )
-    return form("json_schema", json.dumps(schema, ensure_ascii=False), param)
 
 
 def _choice(value: Any, param: str) -> Form:
@@ -171,6 +175,19 @@ def _choice(value: Any, param: str) -> Form:
         raise _not_valid(param, value, "send a list of at least one text, none of them empty")
     texts = [{"type": "const_string", "value": each} for each in dict.fromkeys(value)]
     return _structural_tag({"type": "structural_tag", "format": {"type": "or", "elements": texts}}, param)
+
+
+def _given_tag(tag: Any, param: str) -> Form:
+    """Of a client's own, all of whose schemas can be kept."""
+    made = _structural_tag(tag, param)
+    waiting = [tag]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict) and part.get("type") == "json_schema":
+            _check_schema(part.get("json_schema"), param)
+        elif isinstance(part, dict | list):
+            waiting.extend(part.values() if isinstance(part, dict) else part)
+    return made
 
 
 def _structural_tag(tag: Any, param: str) -> Form:

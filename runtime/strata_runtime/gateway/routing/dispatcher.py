@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import zmq.asyncio
 
 from strata_planner.contract.control import GatewayStatus, SetRoute
-from strata_planner.contract.frames import LeaderHello, Rejected, StepFailure, TokenEvent, Tokens, encode
+from strata_planner.contract.frames import FAILURES, LeaderHello, Rejected, StepFailure, TokenEvent, Tokens, encode
 from strata_runtime.gateway.errors import (
     ApiError,
     DeadlineError,
@@ -37,6 +37,11 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 0.5
 GATHER_SECONDS = 1.0  # how long the replays of an epoch wait for all its leaders, so that each gets its share
+
+_NOTHING = (
+    "no token can follow here: what this request asks for together (a form, min_tokens, bad_words, logit_bias) leaves none, or its "
+    "form takes too long to follow: ask for less"
+)
 
 
 class _Answer:
@@ -313,7 +318,10 @@ class Dispatcher:
         return self._links.get(link.leader.replica) is link
 
     def _deliver(self, request_id: str, event: TokenEvent) -> None:
-        if event.finish in {"abort", "error"}:
+        if event.finish == "never":
+            self._fail(request_id, InvalidRequestError(_NOTHING), "error")
+            return
+        if event.finish in FAILURES:
             message = "the pipeline could not finish this answer (its log has the reason): send the request again"
             self._fail(request_id, RequestFailedError(message), event.finish)
             return

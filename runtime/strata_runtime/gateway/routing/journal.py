@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from strata_planner.contract.frames import Abort, Rejected, Sampling, StepFailure, Submit, TokenEvent, Tokens
+from strata_planner.contract.frames import FAILURES, Abort, Rejected, Sampling, StepFailure, Submit, TokenEvent, Tokens
 from strata_runtime.gateway.routing.suspicion import Record
 
 ATTEMPT = "#"  # before the number of an attempt in its name on the wire; request ids have none
@@ -127,7 +127,7 @@ class Journal:
             entry = self._attempts.get(event.request)
             if entry is None or entry.replica != replica:
                 continue
-            if event.finish in {"abort", "error"}:  # carries no token
+            if event.finish in FAILURES:
                 self._forget(entry)
             elif event.index > len(entry.delivered):  # tokens were lost: the leader must go back
                 delivery.outgoing.extend([Outgoing(replica, Abort(event.request)), *self._attempt(entry, replica)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from strata_planner.contract.frames import PromptScore, TokenEvent
+from strata_planner.contract.frames import FAILURES, PromptScore, TokenEvent
 from strata_runtime.gateway.text.detokenizer import Detokenizer
 from strata_runtime.gateway.text.stop_strings import StopStrings
 from strata_runtime.gateway.text.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ class Choice:
 
     def push(self, event: TokenEvent) -> Piece:
         """The next token. A stop token ends the answer and is not part of its text."""
-        assert event.finish not in {"abort", "error"}, "failures carry no token"
+        assert event.finish not in FAILURES, "failures carry no token"
         if event.index == 0:
             self.cached_tokens = event.found
         self.completion_tokens += 1
