@@ -28,8 +28,8 @@ Bits = npt.NDArray[np.int32]
 _PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 CACHE_BYTES = 256 << 20  # of compiled grammars that nobody uses
 RECENT_BYTES = 64 << 20  # and of those that are compiled alone
-CALL_SECONDS = 0.005  # of a processor that each call for a text may take, ...
-MOST_SECONDS = 0.2  # ... and what all of them may be behind with together: every stream of the replica waits as long
+CALL_SECONDS = 0.02  # of a processor that each call for a text may take, ...
+MOST_SECONDS = 0.5  # ... and what all of them may be behind with together: every stream of the replica waits as long
 _ALONE = re.compile(r'"grammar"|[Tt]oken')  # parts of structural tags
 
 
