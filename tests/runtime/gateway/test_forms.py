@@ -116,6 +116,18 @@ async def test_what_says_nothing_sensible_is_refused_by_name(
     assert words in error["message"]
 
 
+async def test_json_that_is_too_deep_is_no_failure(gateway: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can just be read may be too deep for what follows."""
+    monkeypatch.setattr(gateway.gateway.trials, "problem", lambda _: asyncio.sleep(0))
+    statuses = set()
+    for depth in range(940, 1010):
+        form = '{"const": ' + "[" * depth + "]" * depth + "}"
+        body = f'{{"model": "tiny", "prompt": "a", "max_tokens": 1, "structured_outputs": {{"json": {form}}}}}'
+        answer = await gateway.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+        statuses.add(answer.status_code)
+    assert statuses == {200, 400}
+
+
 def test_a_form_has_a_bearable_length() -> None:
     with pytest.raises(InvalidRequestError, match="300000 characters; 262144 at most"):
         form("regex", "a" * 300_000, "structured_outputs.regex")

@@ -13,7 +13,7 @@ from typing import TypeVar, TypeVarTuple
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from strata_runtime.gateway.errors import BodyTooLargeError, MediaTypeError
+from strata_runtime.gateway.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError
 from strata_runtime.gateway.http.api_keys import ApiKeys
 from strata_runtime.gateway.http.bodies import MOST_SHOWN
 from strata_runtime.gateway.http.held_bytes import HeldBytes
@@ -48,7 +48,10 @@ class BodyReader:
 
     async def run(self, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
         """Work on a body, on one of the threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        except RecursionError as error:  # what can be read may still be too deep to be written, or looked at
+            raise InvalidRequestError("the body has JSON that is nested too deeply: send a flatter one") from error
 
     async def _checked(self, request: Request, hold: Callable[[int], None]) -> bytes:
         """Key, then kind, then size; what says that it is too large is not read at all."""
