@@ -202,7 +202,28 @@ async def test_calls_are_no_text(
             "tools",
             "have not",
         ),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+            "are an object",
+        ),
+        (
+            {"tools": TOOLS, "structured_outputs": {"structural_tag": {"structures": []}}},
+            "structured_outputs.structural_tag",
+            "must have a format field",
+        ),
+        (
+            {"tools": TOOLS, "structured_outputs": {"grammar": 'start: "a"'}},
+            "structured_outputs.grammar",
+            "beside tools",
+        ),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_template", "leave it out"),
+        ({"chat_template_kwargs": {"eos_token": "x" * 9999}}, "chat_template_kwargs.eos_token", "leave it out"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs.self", "leave it out"),
+        ({"chat_template_kwargs": {"mood": "x" * 17000}}, "chat_template_kwargs", "16384 at most"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "send one"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "required"),
         (

@@ -58,7 +58,7 @@ class Form:
             case "ebnf":
                 return {"type": "grammar", "grammar": self.text}
         raise InvalidRequestError(
-            f"{self.param}: a model that thinks first takes no grammar in Lark's notation: write it in EBNF",
+            f"{self.param}: beside tools, and for a model that thinks first, no grammar in Lark's notation is taken: write it in EBNF",
             param=self.param,
         )
 
@@ -180,6 +180,8 @@ def _choice(value: Any, param: str) -> Form:
 def _given_tag(tag: Any, param: str) -> Form:
     """Of a client's own, all of whose schemas can be kept."""
     made = _structural_tag(tag, param)
+    if "format" not in tag:
+        raise _not_valid(param, tag, "it must have a format field, as https://xgrammar.mlc.ai/docs has it")
     waiting = [tag]
     while waiting:
         part = waiting.pop()

@@ -80,6 +80,11 @@ def _named(schemas: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 def _check_schemas(schemas: dict[str, dict[str, Any]]) -> None:
     """Arguments of calls that must come are held to their schemas."""
     for name, schema in schemas.items():
+        if schema.get("type", "object") != "object":
+            raise InvalidRequestError(
+                f"the parameters of {name!r} have the type {str(schema['type'])[:80]!r}: the arguments of a call are an object",
+                param="tools",
+            )
         if (part := unsupported(schema)) is not None:
             raise InvalidRequestError(
                 f"the parameters of {name!r} have {part.removeprefix('schema.')[:80]}, which calls that must come cannot be held to: "

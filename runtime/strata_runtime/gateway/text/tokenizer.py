@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from strata_planner.contract.text_part import text_part
 from strata_runtime.gateway.errors import InvalidRequestError, StartError
 from strata_runtime.gateway.text.reasoning import detect as detect_reasoning_format
@@ -38,8 +40,11 @@ SLICE = 2**14  # characters that are tokenized at once to count them: some hundr
 CUT_TOKENS = 256  # more than a cut adds: it changes the tokens next to it only
 RESERVED_VARIABLES = frozenset({  # what transformers, or a field of the request, says
     "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length", "messages", "padding",
-    "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+    "conversations", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self", "tokenize", "tokenizer_kwargs", "tools",
+    "truncation",
+    "additional_special_tokens", "bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token",  # the model's
 })  # fmt: skip
+MOST_VARIABLES_BYTES = 1 << 14  # of all others: a template may write each as often as there are messages
 SHRINKING = 4  # composing characters (NFC, NFKC) makes text a third as long at most; one for what templates strip
 
 
@@ -112,11 +117,7 @@ class Tokenizer:
                 "use /v1/completions, or serve a model whose folder has a chat_template",
                 param="messages",
             )
-        if reserved := sorted(RESERVED_VARIABLES.intersection(variables)):
-            raise InvalidRequestError(
-                f"chat_template_kwargs has {reserved[0]!r}, which is not the template's to read: leave it out",
-                param=f"chat_template_kwargs.{reserved[0]}",
-            )
+        _check_variables(variables)
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -160,6 +161,19 @@ class Tokenizer:
         if len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">"):  # byte fallback
             return bytes.fromhex(piece[3:5])
         return piece.replace("\u2581", " ").encode()  # SentencePiece writes spaces as U+2581
+
+
+def _check_variables(variables: Mapping[str, Any]) -> None:
+    if reserved := sorted(RESERVED_VARIABLES.intersection(variables)):
+        raise InvalidRequestError(
+            f"chat_template_kwargs has {reserved[0]!r}, which is not a request's to say: leave it out",
+            param=f"chat_template_kwargs.{reserved[0]}",
+        )
+    if variables and (length := len(msgspec.json.encode(variables))) > MOST_VARIABLES_BYTES:
+        raise InvalidRequestError(
+            f"chat_template_kwargs has {length} bytes; {MOST_VARIABLES_BYTES} at most are taken here: send less",
+            param="chat_template_kwargs",
+        )
 
 
 def _template_text(template: Any) -> str:
