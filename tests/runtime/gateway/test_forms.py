@@ -234,6 +234,8 @@ async def test_grammars_are_tried_in_a_process_that_may_end(model_folder: Path) 
         await process.wait()
         assert (await gateway.complete(structured_outputs={"regex": "(a"})).status_code == 400, "it was known"
         answers = await asyncio.gather(*(gateway.complete(structured_outputs={"regex": "ab"}) for _ in range(3)))
+        short = {"json": {"type": "string", "maxLength": 9}}
+        assert (await gateway.complete(structured_outputs=short)).status_code == 200
         assert [answer.json()["choices"][0]["text"] for answer in answers] == ["ab"] * 3
 
 
