@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Bits = npt.NDArray[np.int32]
 _PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
-CACHE_BYTES = 256 << 20  # of compiled grammars that nobody uses
-RECENT_BYTES = 64 << 20  # and of those that are compiled alone
+CACHE_BYTES = 64 << 20  # of compiled grammars that nobody uses
+RECENT_BYTES = 32 << 20  # and of those that are compiled alone
 CALL_SECONDS = 0.02  # of a processor that each call for a text may take, ...
 MOST_SECONDS = 0.5  # ... and what all of them may be behind with together: every stream of the replica waits as long
 LONG = 200  # characters: of the bounds that were tried the one that leaves least to compile for the others
