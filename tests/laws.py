@@ -1,4 +1,4 @@
-"""How much of a slow law `make test` draws: a sixth of its examples or less and eight architectures; `make test-all` draws all.
+"""How much of a slow law `make test` draws: an eighth of its examples or less and eight architectures; `make test-all` draws all.
 
 Which of the two it is says hypothesis' profile: `--hypothesis-profile=all` (the Makefile sets it, with `-m ""` for what is marked slow).
 """
@@ -12,7 +12,7 @@ from hypothesis import settings
 ALL = "all"
 
 
-def share(examples: int, part: int = 6) -> int:
+def share(examples: int, part: int = 8) -> int:
     """Of a law: one in `part`, more of it where each takes seconds. Those that say no number have a quarter of hypothesis' own, by the profile."""
     return examples if settings.get_current_profile_name() == ALL else max(1, examples // part)
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from tests.runtime.gateway.chats import THOUGHTS, TOOLS, Chatting, chatting
@@ -49,13 +50,13 @@ def thoughts_model(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(write_model_folder(tmp_path_factory.mktemp("thoughts"), chat_template=THOUGHTS))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plain(tools_model: Tokenizer) -> AsyncIterator[Chatting]:
     async with chatting(tools_model) as one:
         yield one
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def thinking(thoughts_model: Tokenizer) -> AsyncIterator[Chatting]:
     async with chatting(thoughts_model) as one:
         yield one

@@ -9,6 +9,7 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
+import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,10 @@ TOOL = {"name": "weather", "description": "Tells the weather", "input_schema": S
 ASKED = {"model": "tiny", "max_tokens": 200, "messages": HELLO}
 
 
-@pytest.fixture
+shared = pytest.mark.asyncio(loop_scope="module")  # one gateway for all: each takes a fifth of a second to end
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(plain: Chatting) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with a_client(plain) as one:
         yield one
@@ -69,9 +73,10 @@ async def post(of: Chatting, path: str = "", headers: dict[str, str] | None = No
 # Answers
 
 
-async def test_text(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+@shared
+async def test_text(plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: anthropic.AsyncAnthropic) -> None:
     plain.says(FOX)
-    plain.leader.found = 4
+    monkeypatch.setattr(plain.leader, "found", 4)
     answer = await both(client, system="be brief")
     assert [block.to_dict() for block in answer.content] == [{"type": "text", "text": FOX}]
     assert (answer.id[:4], answer.role, answer.model, answer.stop_reason) == ("msg_", "assistant", "tiny", "end_turn")
@@ -82,11 +87,13 @@ async def test_text(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     assert answer.usage.output_tokens == len(plain.tokenizer.encode(FOX)) + 1
 
 
+@shared
 async def test_no_text_is_no_block(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says("")
     assert (await both(client)).content == []
 
 
+@shared
 async def test_events_have_names_and_an_order(plain: Chatting) -> None:
     plain.says("a" + WEATHER)
     response = await post(plain, **ASKED, tools=[TOOL], stream=True)
@@ -102,6 +109,7 @@ async def test_events_have_names_and_an_order(plain: Chatting) -> None:
     assert response.headers["content-type"].startswith("text/event-stream")
 
 
+@shared
 async def test_a_stop_sequence_is_told(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says(FOX)
     answer = await both(client, stop_sequences=["fox", "brown"])
@@ -109,12 +117,14 @@ async def test_a_stop_sequence_is_told(plain: Chatting, client: anthropic.AsyncA
     assert answer.content[0].text == "the quick "
 
 
+@shared
 async def test_the_most_tokens(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says(FOX * 9)
     answer = await both(client, max_tokens=3)
     assert (answer.stop_reason, answer.usage.output_tokens) == ("max_tokens", 3)
 
 
+@shared
 async def test_more_tokens_than_the_context_has_are_those_that_it_has(plain: Chatting) -> None:
     """Clients of this interface must say a number, and know no model's context."""
     plain.says("a" * LONGEST)
@@ -124,6 +134,7 @@ async def test_more_tokens_than_the_context_has_are_those_that_it_has(plain: Cha
     assert answer.usage.input_tokens + answer.usage.output_tokens == LONGEST
 
 
+@shared
 async def test_an_answer_goes_on_from_a_last_message_of_the_assistant(plain: Chatting) -> None:
     plain.says(" jumps")
     async with a_client(plain) as client:
@@ -132,6 +143,7 @@ async def test_an_answer_goes_on_from_a_last_message_of_the_assistant(plain: Cha
     assert answer.content[0].text == " jumps"
 
 
+@shared
 async def test_sampling_parameters_reach_the_pipeline(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says(FOX)
     await client.messages.create(**ASKED, extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 7})
@@ -142,6 +154,7 @@ async def test_sampling_parameters_reach_the_pipeline(plain: Chatting, client: a
 # Tools
 
 
+@shared
 async def test_a_call_its_result_and_the_answer(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says("I look." + WEATHER)
     answer = await both(client, tools=[TOOL])
@@ -164,6 +177,7 @@ async def test_a_call_its_result_and_the_answer(plain: Chatting, client: anthrop
     assert behind == f"hello\n<|assistant|>I look.{WEATHER}\n<|tool|>rain of weather\n<|user|>well?\n<|assistant|>"
 
 
+@shared
 async def test_results_of_calls_that_failed(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says(FOX)
     use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
@@ -173,6 +187,7 @@ async def test_results_of_calls_that_failed(plain: Chatting, client: anthropic.A
     assert "<|tool|>Error: no network of f\n" in plain.asked
 
 
+@shared
 async def test_further_messages_of_a_role_are_one_turn(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says(FOX)
     turns = [
@@ -196,6 +211,7 @@ async def test_further_messages_of_a_role_are_one_turn(plain: Chatting, client: 
         pytest.param({"type": "tool", "name": "weather"}, "or", id="named"),
     ],
 )
+@shared
 async def test_which_tools_may_be_called(
     plain: Chatting, client: anthropic.AsyncAnthropic, choice: dict[str, Any], form: str | None
 ) -> None:
@@ -207,6 +223,7 @@ async def test_which_tools_may_be_called(
     assert answer.content[0].type == ("text" if choice["type"] == "none" else "tool_use")
 
 
+@shared
 async def test_calls_one_at_a_time(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says(f"a{WEATHER}{WEATHER}")
     assert [block.type for block in (await both(client, tools=[TOOL])).content] == ["text", "tool_use", "tool_use"]
@@ -215,6 +232,7 @@ async def test_calls_one_at_a_time(plain: Chatting, client: anthropic.AsyncAnthr
     assert [block.type for block in answer.content] == ["text", "tool_use"]
 
 
+@shared
 async def test_a_call_that_is_cut_off(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says(WEATHER)
     tokens = len(plain.tokenizer.encode(WEATHER.partition(', "days')[0]))
@@ -244,6 +262,7 @@ def test_arguments_are_an_object_whatever_was_written(arguments: str, expected: 
 # Thoughts and forms
 
 
+@shared
 async def test_thoughts(thinking: Chatting) -> None:
     thinking.says("<think>hm\n</think>\n\nfox")
     async with a_client(thinking) as client:
@@ -256,6 +275,7 @@ async def test_thoughts(thinking: Chatting) -> None:
         assert thinking.asked == "<|user|>hello\n<|assistant|>[hm\n]fox\n<|user|>and?\n<|assistant|>"
 
 
+@shared
 async def test_thoughts_can_be_turned_off(thinking: Chatting) -> None:
     thinking.says("fox")
     async with a_client(thinking) as client:
@@ -265,6 +285,7 @@ async def test_thoughts_can_be_turned_off(thinking: Chatting) -> None:
         assert thinking.asked.endswith("<|assistant|>(low)")
 
 
+@shared
 async def test_a_model_without_thoughts(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says(FOX)
     await client.messages.create(**ASKED, thinking={"type": "disabled"})
@@ -279,6 +300,7 @@ async def test_a_model_that_always_thinks(tmp_path: Path) -> None:
             await client.messages.create(**ASKED, thinking={"type": "disabled"})
 
 
+@shared
 async def test_structured_output(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says('{"city":"Köln"}')
     answer = await both(client, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
@@ -292,6 +314,7 @@ async def test_structured_output(plain: Chatting, client: anthropic.AsyncAnthrop
 # Counting
 
 
+@shared
 async def test_tokens_are_counted_as_requests_have_them(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
     plain.says(FOX)
     fields: dict[str, Any] = {
@@ -373,6 +396,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "words"), REFUSED)
+@shared
 async def test_what_cannot_be_done_is_refused_by_name(plain: Chatting, fields: dict[str, Any], words: str) -> None:
     response = await post(plain, **ASKED | fields)
     body = response.json()
@@ -381,6 +405,7 @@ async def test_what_cannot_be_done_is_refused_by_name(plain: Chatting, fields: d
     assert len(response.content) < 1000
 
 
+@shared
 async def test_what_changes_nothing_is_accepted(plain: Chatting) -> None:
     plain.says(FOX)
     unused = {name: known[0] for name, known in OTHERS.unsupported.items() if known}
@@ -389,21 +414,27 @@ async def test_what_changes_nothing_is_accepted(plain: Chatting) -> None:
     assert (await post(plain, **ASKED, **unused, **harmless)).status_code == 200
 
 
-async def test_errors_are_the_clients_own_classes(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+@shared
+async def test_errors_are_the_clients_own_classes(
+    plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: anthropic.AsyncAnthropic
+) -> None:
     with pytest.raises(anthropic.NotFoundError, match="'gpt-4' does not exist") as missing:
         await client.messages.create(**ASKED | {"model": "gpt-4"})
     assert missing.value.type == "not_found_error"
     with pytest.raises(anthropic.BadRequestError, match="at least 1"):
         await client.messages.count_tokens(model="tiny", messages=[])
-    plain.leader.fail_at = 0
+    monkeypatch.setattr(plain.leader, "fail_at", 0)
     with pytest.raises(anthropic.InternalServerError) as failed:
         await client.messages.create(**ASKED)
     assert failed.value.type == "api_error"
 
 
-async def test_a_failure_in_mid_stream_is_raised(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+@shared
+async def test_a_failure_in_mid_stream_is_raised(
+    plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: anthropic.AsyncAnthropic
+) -> None:
     plain.says(FOX)
-    plain.leader.fail_at = 3
+    monkeypatch.setattr(plain.leader, "fail_at", 3)
     stream = await client.messages.create(**ASKED, stream=True)
     with pytest.raises(anthropic.APIStatusError) as failed:
         async for _ in stream:
@@ -411,6 +442,7 @@ async def test_a_failure_in_mid_stream_is_raised(plain: Chatting, client: anthro
     assert failed.value.type == "api_error"
 
 
+@shared
 async def test_keys_come_in_either_header(plain: Chatting) -> None:
     plain.says(FOX)
     async with a_client(plain, "a wrong key") as stranger:
@@ -424,6 +456,7 @@ async def test_keys_come_in_either_header(plain: Chatting) -> None:
     assert (await http.post("/v1/messages", json=ASKED)).json()["error"]["type"] == "authentication_error"
 
 
+@shared
 async def test_other_errors_have_the_same_shape(plain: Chatting) -> None:
     http, headers = plain.gateway.http, {"x-api-key": API_KEY}
     answers = {

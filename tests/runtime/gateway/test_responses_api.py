@@ -9,6 +9,7 @@ import httpx
 import openai
 import pydantic
 import pytest
+import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
@@ -35,7 +36,10 @@ SCHEMA = {
 TOOL = {"type": "function", "name": "weather", "description": "Tells the weather", "parameters": SCHEMA, "strict": True}
 
 
-@pytest.fixture
+shared = pytest.mark.asyncio(loop_scope="module")  # one gateway for all: each takes a fifth of a second to end
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(plain: Chatting) -> AsyncIterator[openai.AsyncOpenAI]:
     async with a_client(plain) as one:
         yield one
@@ -87,9 +91,10 @@ async def post(of: Chatting, **body: Any) -> httpx.Response:
 # Answers
 
 
-async def test_text(plain: Chatting, client: openai.AsyncOpenAI) -> None:
+@shared
+async def test_text(plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: openai.AsyncOpenAI) -> None:
     plain.says(FOX)
-    plain.leader.found = 4
+    monkeypatch.setattr(plain.leader, "found", 4)
     answer = await both(client, instructions="be brief", metadata={"a": "b"}, temperature=0.5, top_p=0.9)
     assert (answer.output_text, answer.status, answer.error, answer.incomplete_details) == (
         FOX,
@@ -111,6 +116,7 @@ async def test_text(plain: Chatting, client: openai.AsyncOpenAI) -> None:
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
 
 
+@shared
 async def test_the_clients_own_stream(plain: Chatting, client: openai.AsyncOpenAI) -> None:
     plain.says("I look." + WEATHER)
     async with client.responses.stream(**ASKED, tools=[TOOL]) as stream:
@@ -119,6 +125,7 @@ async def test_the_clients_own_stream(plain: Chatting, client: openai.AsyncOpenA
     assert (said.content[0].text, call.parsed_arguments) == ("I look.", {"city": "Köln", "days": 2})
 
 
+@shared
 async def test_items_are_told_in_order(plain: Chatting) -> None:
     plain.says("a" + WEATHER)
     response = await post(plain, **ASKED, tools=[TOOL], stream=True)
@@ -135,6 +142,7 @@ async def test_items_are_told_in_order(plain: Chatting) -> None:
     ]
 
 
+@shared
 async def test_the_most_tokens(plain: Chatting, client: openai.AsyncOpenAI) -> None:
     plain.says(FOX)
     answer = await both(client, max_output_tokens=3)
@@ -143,11 +151,13 @@ async def test_the_most_tokens(plain: Chatting, client: openai.AsyncOpenAI) -> N
     assert (answer.usage.output_tokens, answer.max_output_tokens) == (3, 3)
 
 
+@shared
 async def test_no_text_is_no_item(plain: Chatting, client: openai.AsyncOpenAI) -> None:
     plain.says("")
     assert (await both(client)).output == []
 
 
+@shared
 async def test_log_probabilities(plain: Chatting, client: openai.AsyncOpenAI) -> None:
     text = "fox \U0001f99d"
     plain.says(text)
@@ -166,6 +176,7 @@ async def test_log_probabilities(plain: Chatting, client: openai.AsyncOpenAI) ->
 # Tools, thoughts and forms
 
 
+@shared
 async def test_a_call_its_result_and_the_answer(plain: Chatting, client: openai.AsyncOpenAI) -> None:
     plain.says("I look." + WEATHER)
     answer = await both(client, tools=[TOOL])
@@ -189,6 +200,7 @@ async def test_a_call_its_result_and_the_answer(plain: Chatting, client: openai.
     ("choice", "is_held"),
     [("auto", False), ("none", False), ("required", True), ({"type": "function", "name": "weather"}, True)],
 )
+@shared
 async def test_which_tools_may_be_called(
     plain: Chatting, client: openai.AsyncOpenAI, choice: Any, *, is_held: bool
 ) -> None:
@@ -199,6 +211,7 @@ async def test_which_tools_may_be_called(
     assert (answer.tools == []) == ("<tools>" not in plain.asked) == (choice == "none")
 
 
+@shared
 async def test_thoughts(thinking: Chatting) -> None:
     thinking.says("<think>hm\n</think>\n\nfox")
     async with a_client(thinking) as client:
@@ -218,6 +231,7 @@ class City(pydantic.BaseModel):
     days: int
 
 
+@shared
 async def test_structured_output(plain: Chatting, client: openai.AsyncOpenAI) -> None:
     plain.says('{"city":"Köln","days":2}')
     answer = await client.responses.parse(**ASKED, text_format=City)
@@ -232,6 +246,7 @@ async def test_structured_output(plain: Chatting, client: openai.AsyncOpenAI) ->
     assert plain.asked == '<|user|>a\n<|assistant|>{"city":"Köln","days":2}\n<|user|>b\n<|assistant|>'
 
 
+@shared
 async def test_items_of_every_shape(plain: Chatting, client: openai.AsyncOpenAI) -> None:
     plain.says(FOX)
     items = [
@@ -305,6 +320,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), REFUSED)
+@shared
 async def test_what_cannot_be_done_is_refused_by_name(
     plain: Chatting, fields: dict[str, Any], param: str, words: str
 ) -> None:
@@ -316,6 +332,7 @@ async def test_what_cannot_be_done_is_refused_by_name(
     assert len(response.content) < 1000
 
 
+@shared
 async def test_what_changes_nothing_is_accepted(plain: Chatting) -> None:
     plain.says(FOX)
     unused = {name: known[0] for name, known in OTHERS.unsupported.items() if known}
@@ -324,7 +341,10 @@ async def test_what_changes_nothing_is_accepted(plain: Chatting) -> None:
     assert (await post(plain, **ASKED, store=True)).json()["store"] is False
 
 
-async def test_errors_are_the_clients_own_classes(plain: Chatting, client: openai.AsyncOpenAI) -> None:
+@shared
+async def test_errors_are_the_clients_own_classes(
+    plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: openai.AsyncOpenAI
+) -> None:
     with pytest.raises(openai.NotFoundError, match="'gpt-4' does not exist"):
         await client.responses.create(model="gpt-4", input="hello")
     async with a_client(plain, "a wrong key") as stranger:
@@ -335,14 +355,17 @@ async def test_errors_are_the_clients_own_classes(plain: Chatting, client: opena
     assert (refused.value.param, refused.value.code) == ("previous_response_id", "unsupported_parameter")
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve("resp_1")
-    plain.leader.fail_at = 0
+    monkeypatch.setattr(plain.leader, "fail_at", 0)
     with pytest.raises(openai.InternalServerError):
         await client.responses.create(**ASKED, stream=True)
 
 
-async def test_a_failure_in_mid_stream_is_its_last_event(plain: Chatting, client: openai.AsyncOpenAI) -> None:
+@shared
+async def test_a_failure_in_mid_stream_is_its_last_event(
+    plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: openai.AsyncOpenAI
+) -> None:
     plain.says(FOX)
-    plain.leader.fail_at = 3
+    monkeypatch.setattr(plain.leader, "fail_at", 3)
     events = [event async for event in await client.responses.create(**ASKED, stream=True)]
     last = events[-1]
     assert (last.type, last.response.status, last.response.error.code) == ("response.failed", "failed", "server_error")
