@@ -16,7 +16,7 @@ from strata_planner.contract.frames import Grammar
 from strata_runtime.gateway.errors import TooManyRequestsError, UnavailableError
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 from strata_runtime.structured.compiler import is_installed
-from strata_runtime.structured.trial import MOST_WALL_SECONDS, Answer, Asked
+from strata_runtime.structured.trial import MOST_WALL_SECONDS, Answer
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class GrammarTrials:
             self._process = process
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(msgspec.json.encode(Asked(grammar.kind, grammar.text, grammar.ends)) + b"\n")
+        process.stdin.write(msgspec.json.encode(grammar) + b"\n")
         await process.stdin.drain()
         async with asyncio.timeout(START_SECONDS + MOST_WALL_SECONDS):
             return msgspec.json.decode(await process.stdout.readline(), type=Answer)

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from strata_runtime.model.rotary import turned_halves, turned_pairs
+
 
 def attention_forward(module: Any, attention: Any, *, hidden_states: torch.Tensor, **given: Any) -> Any:
     """The forward of DeepseekV3Attention and its like over the pages of the step's batch."""
-    turned = _turned_pairs if module.config.rope_interleave else _turned_halves
+    turned = turned_pairs if module.config.rope_interleave else turned_halves
     cos, sin = (each[:, None] for each in given["position_embeddings"])
     rank: int = module.kv_lora_rank
     to_keys, to_values = module.kv_b_proj.weight.view(module.num_heads, -1, rank).split(
@@ -36,15 +38,3 @@ def _queries(module: Any, hidden: torch.Tensor) -> torch.Tensor:
         queries = module.q_b_proj(module.q_a_layernorm(module.q_a_proj(hidden)))
     heads: torch.Tensor = queries.view(*hidden.shape[:-1], module.num_heads, -1).transpose(1, 2)
     return heads
-
-
-def _turned_halves(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def _turned_pairs(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Neighbouring values are a pair; what comes has the first of all pairs before the second ones."""
-    cos, sin = (each.chunk(2, dim=-1)[0] for each in (cos, sin))
-    first, second = heads[..., 0::2], heads[..., 1::2]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

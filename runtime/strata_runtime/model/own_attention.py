@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from strata_runtime.model import latent, llama4
+from strata_runtime.model.rotary import turned_halves
 
 Attention = Callable[..., tuple[torch.Tensor, None]]
 
@@ -32,7 +33,7 @@ def _bloom(module: Any, attention: Attention, hidden: torch.Tensor, residual: to
 def _falcon(module: Any, attention: Attention, hidden: torch.Tensor, **given: Any) -> Any:
     query, key, value = _split(module.query_key_value(hidden), module.num_heads, module.num_kv_heads)
     cos, sin = (each[:, None] for each in given["position_embeddings"])
-    query, key = query * cos + _turned(query) * sin, key * cos + _turned(key) * sin
+    query, key = turned_halves(query, cos, sin), turned_halves(key, cos, sin)
     attended, _ = attention(module, query, key, value, None, scaling=module.inv_norm_factor)
     return module.dense(attended.flatten(2)), None
 
@@ -44,12 +45,6 @@ _FORWARDS: dict[str, Callable[..., Any]] = {
     "FalconAttention": _falcon,
     "Llama4TextAttention": llama4.attention_forward,
 }
-
-
-def _turned(heads: torch.Tensor) -> torch.Tensor:
-    """By a quarter, both halves of each head as one plane."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
 
 
 def _split(fused: torch.Tensor, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

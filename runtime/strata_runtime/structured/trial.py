@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from strata_planner.contract.frames import Grammar, GrammarKind
+from strata_planner.contract.frames import Grammar
 from strata_runtime.structured.compiler import Compiler, GrammarError, all_allowed, told
 
 MOST_SECONDS = 5  # of a processor, to compile it and to begin a text
@@ -32,14 +32,6 @@ MOST_HEARD_BYTES = 1 << 16  # of what the compiler says: a grammar can make it s
 _KNOWN_REMARKS = ("oneOf with overlapping",)  # taken as anyOf: docs/answers-with-a-form.md
 _LENGTHS = re.compile("minLength|maxLength")
 _FIX = "send a simpler one"
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A line of the input."""
-
-    kind: GrammarKind
-    text: str
-    ends: tuple[int, ...]
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -55,14 +47,13 @@ def main(arguments: list[str]) -> None:
     compiler.prepare()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print is none
-    decoder = msgspec.json.Decoder(Asked)
+    decoder = msgspec.json.Decoder(Grammar)
     has_lengths = False
     for line in sys.stdin.buffer:
-        asked = decoder.decode(line)
-        if not has_lengths and _LENGTHS.search(asked.text):
+        grammar = decoder.decode(line)
+        if not has_lengths and _LENGTHS.search(grammar.text):
             compiler.prepare_lengths()
             has_lengths = True  # and so has every fork
-        grammar = Grammar(asked.kind, asked.text, asked.ends)
         problem = in_a_fork(lambda grammar=grammar: problem_of(compiler, grammar) or "")  # type: ignore[misc]
         answers.write(msgspec.json.encode(Answer(problem or None)) + b"\n")
 

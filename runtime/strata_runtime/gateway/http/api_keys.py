@@ -1,6 +1,7 @@
 """API keys: who may ask. Read once at start; a key is compared in constant time."""
 
 import hmac
+from collections.abc import Mapping
 from pathlib import Path
 
 from strata_runtime.gateway.errors import StartError, UnauthorizedError
@@ -11,6 +12,10 @@ class ApiKeys:
 
     def __init__(self, keys: tuple[str, ...] = ()) -> None:
         self._keys = tuple(key.encode() for key in keys)
+
+    def check_headers(self, headers: Mapping[str, str]) -> None:
+        """Of a request. Raises UnauthorizedError."""
+        self.check(headers.get("authorization"), headers.get("x-api-key"))
 
     def check(self, authorization: str | None, api_key: str | None = None) -> None:
         """Check the headers Authorization and x-api-key, one of which is enough. Raises UnauthorizedError, which never repeats a key."""

@@ -177,12 +177,12 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Json:
-        gateway.api_keys.check(request.headers.get("authorization"), request.headers.get("x-api-key"))
+        gateway.api_keys.check_headers(request.headers)
         return {"object": "list", "data": [describe()]}
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Json:
-        gateway.api_keys.check(request.headers.get("authorization"), request.headers.get("x-api-key"))
+        gateway.api_keys.check_headers(request.headers)
         _check_model(gateway, name)
         return describe()
 

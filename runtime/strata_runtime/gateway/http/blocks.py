@@ -59,7 +59,6 @@ class Blocks:
 
     def __init__(self, parsing: Parsing, call_prefix: str) -> None:
         self._parser = parser_of(parsing, call_prefix)
-        self._most_calls = parsing.most_calls
         self.all: list[Block] = []
 
     @property
@@ -82,8 +81,6 @@ class Blocks:
                 yield from self._grow("text", text)
             case Reasoning(text):
                 yield from self._grow("reasoning", text)
-            case ToolCallDelta(index) if self._most_calls is not None and index >= self._most_calls:
-                return
             case ToolCallDelta(_, call_id, name, arguments):
                 if name is not None:
                     yield from self._begin("call", call_id or "", name)

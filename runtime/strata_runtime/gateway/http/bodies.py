@@ -5,6 +5,7 @@ and some milliseconds whatever is in it. The fields are taken apart as raw JSON 
 """
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -176,9 +177,17 @@ def _check_chat(body: ChatBody) -> None:
         )
 
 
-def is_nothing(raw: Raw) -> bool:
-    """Clients send an answer of ours back with its empty fields."""
-    return bytes(raw) in {b"null", b"[]"}
+def fields_of(raw: Raw, param: str) -> dict[str, Raw]:
+    """Of an object, those that say something: clients send an answer of ours back with its empty fields."""
+    fields = read(raw, dict[str, Raw], param)
+    return {name: value for name, value in fields.items() if bytes(value) not in {b"null", b"[]"}}
+
+
+def check_role(role: str, roles: Sequence[str], param: str) -> None:
+    """`param`: of the message."""
+    if role not in roles:
+        rule = f"the roles are {', '.join(map(repr, roles))}"
+        raise InvalidRequestError(f"{param}.role={quoted(role)} is not valid: {rule}", param=f"{param}.role")
 
 
 def read(raw: Raw, kind: type[T], param: str) -> T:

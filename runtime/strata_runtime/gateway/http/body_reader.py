@@ -55,7 +55,7 @@ class BodyReader:
 
     async def _checked(self, request: Request, hold: Callable[[int], None]) -> bytes:
         """Key, then kind, then size; what says that it is too large is not read at all."""
-        self._api_keys.check(request.headers.get("authorization"), request.headers.get("x-api-key"))
+        self._api_keys.check_headers(request.headers)
         _check_media_type(request.headers.get("content-type", ""))
         limit = self._limits.body_bytes(self._dispatcher.max_tokens())
         announced = request.headers.get("content-length", "0")  # digits, h11 sees to that

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from strata_runtime.gateway.errors import InvalidRequestError
-from strata_runtime.gateway.http.bodies import is_nothing, missing, quoted, read, shown, unknown
+from strata_runtime.gateway.http.bodies import check_role, fields_of, missing, quoted, read, shown, unknown
 
 Message = dict[str, Any]
 
@@ -42,13 +42,11 @@ def text_bytes(messages: list[Message]) -> int:
 
 def _message(raw: Raw, param: str) -> Message:
     """One turn. Clients send an answer of ours back with its empty fields (refusal, tool_calls, annotations)."""
-    fields = {name: value for name, value in read(raw, dict[str, Raw], param).items() if not is_nothing(value)}
+    fields = fields_of(raw, param)
     if "role" not in fields:
         raise missing(f"{param}.role")
     role = read(fields.pop("role"), str, f"{param}.role")
-    if role not in ROLES:
-        rule = f"the roles are {', '.join(map(repr, ROLES))}"
-        raise InvalidRequestError(f"{param}.role={quoted(role)} is not valid: {rule}", param=f"{param}.role")
+    check_role(role, ROLES, param)
     message: Message = {"role": "system" if role == "developer" else role}  # the newer name of what templates know
     if role == "assistant":
         message |= _of_assistant(fields, param)

@@ -54,6 +54,8 @@ MOST_TOKENS = 2**31 - 1  # of anything that is counted in tokens: the real bound
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 _Count = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+TOOL_NAME = "[a-zA-Z0-9_.:-]{1,128}"
+ToolName = Annotated[str, Meta(pattern=f"^{TOOL_NAME}$")]
 TokenId = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 
 

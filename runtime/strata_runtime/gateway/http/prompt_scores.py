@@ -28,9 +28,6 @@ class PromptScores:
         likely = {token: (logprob, rank) for rank, (token, logprob) in enumerate(score.top, 1)}
         likely.setdefault(score.token, (score.logprob, score.rank))
         return {
-            str(token): {"logprob": logprob, "rank": rank, "decoded_token": self._text(token)}
+            str(token): {"logprob": logprob, "rank": rank, "decoded_token": self._tokenizer.token_text(token)}
             for token, (logprob, rank) in likely.items()
         }
-
-    def _text(self, token: int) -> str:
-        return self._tokenizer.token_bytes(token).decode("utf-8", "replace")

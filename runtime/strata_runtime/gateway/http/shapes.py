@@ -76,7 +76,7 @@ class CompletionShape:
         if not self._logprobs:
             return None
         tokens = (*self._echoed(index, piece), *piece.tokens)
-        texts = [self._text(scored.token) for scored in tokens]
+        texts = [self._tokenizer.token_text(scored.token) for scored in tokens]
         offsets = []
         for text in texts:
             offsets.append(self._offsets[index])
@@ -105,13 +105,10 @@ class CompletionShape:
         """Of tokens with the same text the more likely one; the chosen token is always there."""
         if scored.logprob is None:
             return None
-        ranked = {self._text(scored.token): scored.logprob}
+        ranked = {self._tokenizer.token_text(scored.token): scored.logprob}
         for token, logprob in scored.top:
-            ranked.setdefault(self._text(token), logprob)
+            ranked.setdefault(self._tokenizer.token_text(token), logprob)
         return ranked
-
-    def _text(self, token: int) -> str:
-        return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
 class ChatShape:
@@ -123,7 +120,6 @@ class ChatShape:
     def __init__(self, prepared: Prepared, tokenizer: Tokenizer, *, logprobs: bool) -> None:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
-        self._most_calls = prepared.parsing.most_calls
         self._scores = PromptScores(prepared, tokenizer)
         self._parsers = [parser_of(prepared.parsing, "call") for _ in prepared.requests]
 
@@ -137,7 +133,7 @@ class ChatShape:
         for parts in self._parts(index, piece.text, ends=piece.finish_reason is not None):
             _join(delta, "content", parts.content)
             _join(delta, "reasoning_content", parts.reasoning)
-            if calls := [_call_delta(each) for each in self._taken(parts.calls)]:
+            if calls := [_call_delta(each) for each in parts.calls]:
                 delta["tool_calls"] = delta.get("tool_calls", []) + calls
         if not delta and piece.finish_reason is None and logprobs is None:
             return None
@@ -154,7 +150,7 @@ class ChatShape:
         for parts in self._parts(index, text, ends=True):
             message["content"] += parts.content
             _join(message, "reasoning_content", parts.reasoning)
-            for each in self._taken(parts.calls):
+            for each in parts.calls:
                 _add_call(calls, each)
         if calls:
             message["tool_calls"] = calls
@@ -167,10 +163,6 @@ class ChatShape:
         yield parser.push(text)
         if ends:
             yield parser.flush()
-
-    def _taken(self, calls: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
-        """Without those that a client does not want to be asked for at once."""
-        return [each for each in calls if self._most_calls is None or each.index < self._most_calls]
 
     def _reason(self, index: int, reason: str | None) -> str | None:
         return "tool_calls" if reason == "stop" and self._parsers[index].called else reason
@@ -189,8 +181,7 @@ def scored_tokens(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> list[J
     """One object for each token."""
 
     def told(token: int, logprob: float | None) -> Json:
-        data = tokenizer.token_bytes(token)
-        return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+        return {"token": tokenizer.token_text(token), "logprob": logprob, "bytes": list(tokenizer.token_bytes(token))}
 
     return [
         {**told(each.token, each.logprob), "top_logprobs": [told(token, logprob) for token, logprob in each.top]}
@@ -206,6 +197,7 @@ def parser_of(parsing: Parsing, call_prefix: str) -> AnswerParser:
         starts_in_reasoning=parsing.is_thinking,
         new_id=lambda: f"{call_prefix}_{secrets.token_hex(12)}",
         schemas=parsing.schemas,
+        most_calls=parsing.most_calls,
     )
 
 

@@ -10,10 +10,11 @@ from msgspec import Raw
 
 from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.bodies import read, shown
+from strata_runtime.gateway.http.parameters import TOOL_NAME
 from strata_runtime.structured.schemas import unsupported
 
 MOST_TOOLS = 512
-_NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
+_NAME = re.compile(TOOL_NAME)
 
 Choice = Literal["none", "auto", "required"]
 

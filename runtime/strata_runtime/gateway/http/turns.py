@@ -16,6 +16,27 @@ from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.prompts import Prepared
 
 
+def encoded(value: Any) -> Raw:
+    """As the body of a chat has it."""
+    return Raw(msgspec.json.encode(value))
+
+
+def function_tool(name: str, description: str | None, parameters: Raw, strict: bool | None) -> dict[str, Any]:  # noqa: FBT001
+    """A tool as a chat has it."""
+    function = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    return {"type": "function", "function": function}
+
+
+def named_choice(name: str) -> dict[str, Any]:
+    """The tool that must be called, as a chat has it."""
+    return {"type": "function", "function": {"name": name}}
+
+
+def schema_format(name: str | None, schema: Raw) -> Raw:
+    """The form of an answer, as a chat has it."""
+    return encoded({"type": "json_schema", "json_schema": {"name": name, "schema": schema}})
+
+
 class Turns:
     """Parts come in their order; `conversation` reads what `encoded` tells."""
 
@@ -25,7 +46,7 @@ class Turns:
 
     def encoded(self) -> Raw:
         """As the body of a chat has them."""
-        return Raw(msgspec.json.encode(self._messages))
+        return encoded(self._messages)
 
     @property
     def last_role(self) -> str | None:

@@ -35,7 +35,7 @@ class _NoCallError(Exception):
 
 
 class AnswerParser:
-    """Fed with the text of one choice, in order; `schemas` are those of the tools' parameters by name.
+    """Fed with the text of one choice, in order; `schemas` are those of the tools' parameters by name. Of calls beyond `most_calls` nothing comes.
 
     Thoughts are recognized at the beginning of the answer only; those that are never closed are reasoning to the end.
 
@@ -53,9 +53,10 @@ class AnswerParser:
         starts_in_reasoning: bool = False,
         new_id: Callable[[], str],
         schemas: Mapping[str, Mapping[str, Any]] | None = None,
+        most_calls: int | None = None,
     ) -> None:
         self._reader = TextReader()
-        self._parts = PartsBuilder(new_id)
+        self._parts = PartsBuilder(new_id, most_calls)
         self._schemas = schemas or {}
         self._steps = self._answer(tool_format, reasoning, starts_in_reasoning=starts_in_reasoning)
 

@@ -3,6 +3,7 @@
 `answer_parser` makes them with `PartsBuilder`; the chat interface turns them into chunks, others into blocks.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -73,8 +74,10 @@ class PartsBuilder:
     call it is dropped. Newlines between reasoning and content are dropped.
     """
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
+    def __init__(self, new_id: Callable[[], str], most_calls: int | None = None) -> None:
+        """`most_calls`: further ones are read and dropped."""
         self._new_id = new_id
+        self._most_calls = math.inf if most_calls is None else most_calls
         self._growing: list[_Growing] = []
         self._spaces: list[str] | None = []  # that wait; None within content
         self._behind_reasoning = False
@@ -99,12 +102,15 @@ class PartsBuilder:
     def begin_call(self, name: str) -> None:
         self._spaces, self._behind_reasoning = [], False
         index, call_id = self.call_count, self._new_id()
-        self._growing.append(_Growing(lambda arguments: ToolCallDelta(index, call_id, name, arguments), index))
         self.call_count += 1
+        if index < self._most_calls:
+            self._growing.append(_Growing(lambda arguments: ToolCallDelta(index, call_id, name, arguments), index))
 
     def add_arguments(self, text: str) -> None:
         """Of the call that was begun last."""
         index = self.call_count - 1
+        if index >= self._most_calls:
+            return
         self._add(lambda arguments: ToolCallDelta(index, None, None, arguments), index, text)
 
     def end(self) -> None:

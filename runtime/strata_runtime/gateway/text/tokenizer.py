@@ -153,6 +153,10 @@ class Tokenizer:
             return b""
         return self._bytes.setdefault(token, self._bytes_of(token, str(piece)))
 
+    def token_text(self, token: int) -> str:
+        """The same as text; parts of characters show as U+FFFD."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
     def _bytes_of(self, token: int, piece: str) -> bytes:
         if token in self._special:
             return piece.encode()

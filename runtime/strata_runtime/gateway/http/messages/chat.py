@@ -28,7 +28,15 @@ from strata_runtime.gateway.http.messages.parameters import (
 from strata_runtime.gateway.http.parameters import ChatBody
 from strata_runtime.gateway.http.prompts import Bounds, Prepared, prepare_chat
 from strata_runtime.gateway.http.tokenization import TokenizeBody, tokens_of
-from strata_runtime.gateway.http.turns import Turns, naming, with_form_named
+from strata_runtime.gateway.http.turns import (
+    Turns,
+    encoded,
+    function_tool,
+    named_choice,
+    naming,
+    schema_format,
+    with_form_named,
+)
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 GLUE = "\n"  # between blocks of text, which are paragraphs of their own
@@ -71,7 +79,7 @@ def prepare_messages(body: MessagesBody, tokenizer: Tokenizer, bounds: Bounds) -
         continue_final_message=chat.continues,
         chat_template_kwargs=chat.variables,
         reasoning_effort=body.output_config.effort,
-        response_format=None if form is None else _response_format(form.schema),
+        response_format=None if form is None else schema_format("answer", form.schema),
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
@@ -175,14 +183,8 @@ def _tools(tools: list[Raw]) -> Raw | None:
             )
         tool = read(raw, Tool, param)
         read(tool.input_schema, dict[str, Raw], f"{param}.input_schema")
-        function = {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.input_schema,
-            "strict": tool.strict,
-        }
-        given.append({"type": "function", "function": function})
-    return Raw(msgspec.json.encode(given)) if given else None
+        given.append(function_tool(tool.name, tool.description, tool.input_schema, tool.strict))
+    return encoded(given) if given else None
 
 
 _CUSTOM = Raw(b'"custom"')
@@ -199,10 +201,10 @@ def _tool_choice(body: CountBody) -> tuple[Raw | None, bool]:
         case ToolChoiceAny():
             wanted = "required"
         case ToolChoiceTool(name=name):
-            wanted = {"type": "function", "function": {"name": name}}
+            wanted = named_choice(name)
     if not body.tools:
         raise InvalidRequestError("tool_choice needs tools: send some, or leave it out", param="tool_choice")
-    return Raw(msgspec.json.encode(wanted)), not choice.disable_parallel_tool_use
+    return encoded(wanted), not choice.disable_parallel_tool_use
 
 
 def _variables(body: CountBody, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -222,8 +224,3 @@ def _variables(body: CountBody, tokenizer: Tokenizer) -> dict[str, Any]:
         param="thinking.type",
         code="unsupported_parameter",
     )
-
-
-def _response_format(schema: Raw) -> Raw:
-    described = {"name": "answer", "schema": schema}
-    return Raw(msgspec.json.encode({"type": "json_schema", "json_schema": described}))

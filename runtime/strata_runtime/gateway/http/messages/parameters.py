@@ -10,7 +10,7 @@ from msgspec import Meta, Raw
 
 from strata_runtime.gateway.errors import InvalidRequestError
 from strata_runtime.gateway.http.bodies import parse_body
-from strata_runtime.gateway.http.parameters import MOST_STOP_STRINGS, MOST_TOKENS, Others, StopString
+from strata_runtime.gateway.http.parameters import MOST_STOP_STRINGS, MOST_TOKENS, Others, StopString, ToolName
 
 OTHERS = Others(
     harmless=frozenset({"cache_control", "metadata", "service_tier"}),
@@ -82,7 +82,7 @@ class Turn(_Strict, frozen=True):
 class Tool(_Strict, frozen=True):
     """One of the client's own. `eager_input_streaming`: as all input is streamed here."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+    name: ToolName
     input_schema: Raw
     type: Literal["custom"] | None = None
     description: str | None = None

@@ -7,11 +7,19 @@ import msgspec
 from msgspec import Raw
 
 from strata_runtime.gateway.errors import InvalidRequestError
-from strata_runtime.gateway.http.bodies import is_nothing, missing, quoted, read, shown, unknown
+from strata_runtime.gateway.http.bodies import check_role, fields_of, missing, quoted, read, shown, unknown
 from strata_runtime.gateway.http.parameters import ChatBody
 from strata_runtime.gateway.http.prompts import PLAIN, Bounds, Prepared, prepare_chat
 from strata_runtime.gateway.http.responses.parameters import FunctionTool, ResponsesBody, TextFormat
-from strata_runtime.gateway.http.turns import Turns, naming, with_form_named
+from strata_runtime.gateway.http.turns import (
+    Turns,
+    encoded,
+    function_tool,
+    named_choice,
+    naming,
+    schema_format,
+    with_form_named,
+)
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
 GLUE = "\n\n"  # between instructions and what else stands before the conversation: templates take one such message
@@ -48,7 +56,9 @@ def prepare_response(body: ResponsesBody, tokenizer: Tokenizer, bounds: Bounds) 
     wanted = ChatBody(
         model=body.model,
         messages=_messages(body, bounds.tokens),
-        tools=_encoded([_as_a_chat_has_it(tool) for tool in tools]) if tools else None,
+        tools=encoded([function_tool(each.name, each.description, each.parameters, each.strict) for each in tools])
+        if tools
+        else None,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort,
@@ -129,7 +139,7 @@ def _messages(body: ResponsesBody, most_items: int) -> Raw:
 
 
 def _add(turns: Turns, raw: Raw, param: str) -> None:
-    given = {name: value for name, value in read(raw, dict[str, Raw], param).items() if not is_nothing(value)}
+    given = fields_of(raw, param)
     kind = read(given["type"], str, f"{param}.type") if "type" in given else "message"
     if kind not in _ITEMS:
         raise InvalidRequestError(
@@ -159,9 +169,7 @@ def _add(turns: Turns, raw: Raw, param: str) -> None:
 
 def _add_message(turns: Turns, given: dict[str, Raw], param: str) -> None:
     role = _string(given, "role", param)
-    if role not in _ROLES:
-        rule = f"the roles are {', '.join(map(repr, _ROLES))}"
-        raise InvalidRequestError(f"{param}.role={quoted(role)} is not valid: {rule}", param=f"{param}.role")
+    check_role(role, _ROLES, param)
     kinds = ("output_text", "input_text") if role == "assistant" else ("input_text",)
     text = _text(given.get("content"), f"{param}.content", kinds)
     if role == "assistant":
@@ -188,7 +196,7 @@ def _text(raw: Raw | None, param: str, kinds: tuple[str, ...]) -> str:
 
 
 def _part(raw: Raw, param: str, kinds: tuple[str, ...]) -> str:
-    given = {name: value for name, value in read(raw, dict[str, Raw], param).items() if not is_nothing(value)}
+    given = fields_of(raw, param)
     kind = _string(given, "type", param)
     if kind not in kinds:
         raise InvalidRequestError(
@@ -216,16 +224,6 @@ def _tool(raw: Raw, param: str) -> FunctionTool:
     return tool
 
 
-def _as_a_chat_has_it(tool: FunctionTool) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": function}
-
-
 def _tool_choice(raw: Raw | None) -> Raw | None:
     """As a chat has it."""
     if raw is None or bytes(raw) in _CHOICES:
@@ -233,7 +231,7 @@ def _tool_choice(raw: Raw | None) -> Raw | None:
     if bytes(raw)[:1] == b"{":
         named = read(raw, dict[str, Raw], "tool_choice")
         if bytes(named.get("type", raw)) == b'"function"' and set(named) == {"type", "name"}:
-            return _encoded({"type": "function", "function": {"name": read(named["name"], str, "tool_choice.name")}})
+            return encoded(named_choice(read(named["name"], str, "tool_choice.name")))
     raise InvalidRequestError(
         f"tool_choice={shown(raw)} is not valid: send 'none', 'auto', 'required', or "
         '{"type": "function", "name": ...}',
@@ -246,10 +244,6 @@ def _response_format(told: TextFormat) -> Raw | None:
         case "text":
             return None
         case "json_object":
-            return _encoded({"type": "json_object"})
+            return encoded({"type": "json_object"})
         case "json_schema":
-            return _encoded({"type": "json_schema", "json_schema": {"name": told.name, "schema": told.schema}})
-
-
-def _encoded(value: Any) -> Raw:
-    return Raw(msgspec.json.encode(value))
+            return schema_format(told.name, told.schema)

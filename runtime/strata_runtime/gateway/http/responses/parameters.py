@@ -7,7 +7,7 @@ from msgspec import Meta, Raw
 
 from strata_planner.contract.frames import MOST_LOGPROBS
 from strata_runtime.gateway.http.bodies import parse_body
-from strata_runtime.gateway.http.parameters import MOST_TOKENS, Others
+from strata_runtime.gateway.http.parameters import MOST_TOKENS, Others, ToolName
 
 # Nothing is stored here, whatever `store` says: answers say `"store": false`.
 OTHERS = Others(
@@ -41,7 +41,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 class FunctionTool(_Strict, frozen=True):
     type: Literal["function"]
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+    name: ToolName
     description: str | None = None
     parameters: Raw = msgspec.field(default_factory=lambda: NULL)
     strict: bool | None = None
