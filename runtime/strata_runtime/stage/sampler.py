@@ -68,17 +68,17 @@ class Sampler:
         if not wanted:
             return []
         rows = [_Row(row, *each) for row, each in enumerate(wanted)]
-        own = {each: token for each in rows if (token := self._own(each)) is not None} if self._prompts else {}
-        behind = [each for each in rows if each not in own]
-        tokens = dict(zip(behind, self._draw(logits, behind), strict=True)) | own if behind else own
-        counts = {each: self._count(each, is_own=each in own) for each in rows}
-        scored = [each for each in rows if counts[each] >= 0]
-        scores = iter(self._scores(logits, tokens, scored, counts))
+        own = [self._own(each) for each in rows] if self._prompts else [None] * len(rows)
+        behind = [each for each, token in zip(rows, own, strict=True) if token is None]
+        drawn = iter(self._draw(logits, behind) if behind else ())
+        tokens = [next(drawn) if token is None else token for token in own]
+        counts = [self._count(each, is_own=token is not None) for each, token in zip(rows, own, strict=True)]
+        scored = [each.row for each in rows if counts[each.row] >= 0]
+        chosen = [max(tokens[row], 0) for row in scored]
+        scores = iter(log_probabilities(logits[scored], chosen, [counts[row] for row in scored]) if scored else ())
         return [
-            SampledToken(
-                each.sequence, each.position, tokens[each], *(next(scores) if counts[each] >= 0 else (0.0, []))
-            )
-            for each in rows
+            SampledToken(each.sequence, each.position, token, *(next(scores) if count >= 0 else (0.0, [])))
+            for each, token, count in zip(rows, tokens, counts, strict=True)
         ]
 
     def _own(self, row: _Row) -> int | None:
@@ -90,13 +90,6 @@ class Sampler:
         """Most likely tokens to report beside the chosen one; -1: none."""
         sampling = self._sampling(row.sequence)
         return sampling.prompt_logprobs if is_own else sampling.logprobs
-
-    def _scores(
-        self, logits: torch.Tensor, tokens: dict[_Row, int], scored: list[_Row], counts: dict[_Row, int]
-    ) -> list[tuple[float, list[tuple[int, float]], int]]:
-        """Log probability, most likely tokens, and rank."""
-        chosen = [max(tokens[each], 0) for each in scored]
-        return log_probabilities(logits[[each.row for each in scored]], chosen, [counts[each] for each in scored])
 
     def _draw(self, logits: torch.Tensor, rows: list[_Row]) -> list[int]:
         """A token for each row, or why there is none."""
