@@ -11,7 +11,8 @@ from msgspec import Raw
 from strata_runtime.gateway.errors import ApiError
 from strata_runtime.gateway.http.dialect import Dialect, Json, Told, Usage
 from strata_runtime.gateway.http.prompts import Prepared
-from strata_runtime.gateway.routing.dispatcher import Dispatcher, Generation
+from strata_runtime.gateway.routing.dispatcher import Dispatcher
+from strata_runtime.gateway.routing.generation import Generation
 from strata_runtime.gateway.text.choice import Choice, Piece
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 

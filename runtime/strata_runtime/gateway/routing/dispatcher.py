@@ -25,6 +25,7 @@ from strata_runtime.gateway.errors import (
     UnavailableError,
 )
 from strata_runtime.gateway.metrics import Counts, Load, Metrics
+from strata_runtime.gateway.routing.generation import Generation, RunningAnswer
 from strata_runtime.gateway.routing.journal import GenerationRequest, Journal, Outgoing
 from strata_runtime.gateway.routing.leader_link import LeaderLink
 from strata_runtime.gateway.routing.prefixes import Prefixes, chunks_of
@@ -44,71 +45,6 @@ _NOTHING = (
 )
 
 
-class _Answer:
-    """One running request: where its events go and when they came."""
-
-    def __init__(self, generation: "Generation", index: int, request: GenerationRequest) -> None:
-        self.generation = generation
-        self.index = index
-        self.prompt_tokens = len(request.prompt)
-        self.opened_at = time.monotonic()
-        self.first_at = 0.0
-        self.last_at = 0.0
-        self.tokens = 0
-        self.held_since: float | None = None
-        self.ending: asyncio.TimerHandle | None = None  # at the deadline
-
-    def observe(self, metrics: Metrics, found: int) -> None:
-        """A token has come; `found`: tokens of the prompt and of what was delivered that were in the KV cache."""
-        now = time.monotonic()
-        if self.tokens == 0:
-            self.first_at = now
-            metrics.first_token(now - self.opened_at, self.prompt_tokens, min(found, self.prompt_tokens))
-        else:
-            metrics.next_token(now - self.last_at)
-        self.tokens += 1
-        self.last_at = now
-
-    def finished(self, metrics: Metrics, reason: str) -> None:
-        per_token = (self.last_at - self.first_at) / (self.tokens - 1) if self.tokens > 1 else None
-        metrics.finished(reason, time.monotonic() - self.opened_at, per_token)
-
-
-class Generation:
-    """The running requests of one client call, their events in one queue. Close it whatever happens."""
-
-    def __init__(self, dispatcher: "Dispatcher", requests: Sequence[GenerationRequest]) -> None:
-        self._dispatcher = dispatcher
-        self._ids = [request.id for request in requests]
-        self.queue: asyncio.Queue[tuple[int, TokenEvent | ApiError]] = asyncio.Queue()
-
-    async def next(self) -> tuple[int, TokenEvent]:
-        """The next event and the index of its request. Raises ApiError when one of them failed."""
-        index, event = await self.queue.get()
-        if isinstance(event, ApiError):
-            raise event
-        return index, event
-
-    def finish(self, index: int, reason: str = "stop") -> None:
-        """The client has enough of this request. Nothing happens if it has ended."""
-        self._dispatcher.finish(self._ids[index], reason)
-
-    def is_unread(self, most: int) -> bool:
-        """The client has left more than `most` events of each answer where they are."""
-        return self.queue.qsize() > most * len(self._ids)
-
-    def give_up(self, most: int) -> None:
-        """End what still runs; the client finds the reason after what it has not read yet."""
-        reason = f"the client left more than {most} events of an answer unread (--max-unread-events): read it faster"
-        self.queue.put_nowait((0, RequestFailedError(reason, code="unread_events")))
-        self.close()
-
-    def close(self) -> None:
-        """The client is gone or has all."""
-        for index in range(len(self._ids)):
-            self.finish(index, "abort")
-
-
 class Dispatcher:
     """Create it inside the event loop; `close` it there."""
 
@@ -120,7 +56,7 @@ class Dispatcher:
         self._context = zmq.asyncio.Context()
         self._journal = Journal()
         self._prefixes = Prefixes()
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, RunningAnswer] = {}
         self._route: SetRoute | None = None
         self._gathered_at = 0.0  # from then on replays wait for no further leader
         self._gathering = asyncio.get_running_loop().call_soon(int)
@@ -138,11 +74,11 @@ class Dispatcher:
         self._check_room(requests)
         for request in requests:
             encode(request.submit(request.id, (), alone=False))  # what cannot be sent never enters the journal
-        generation = Generation(self, requests)
+        generation = Generation(self.finish, requests)
         try:
             for index, request in enumerate(requests):
                 replica = self._choose(request)
-                self._answers[request.id] = _Answer(generation, index, request)
+                self._answers[request.id] = RunningAnswer(generation, index, request)
                 self._answers[request.id].held_since = time.monotonic() if replica is None else None
                 self._answers[request.id].ending = self._end_at(request)
                 self._send(self._journal.submit(request, replica))
