@@ -32,7 +32,7 @@ from strata_runtime.formats.static8.activation_file import activations_of
 from strata_runtime.formats.static8.static_linear import static_linear
 from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import Artefact, DamagedError, find_artefact
-from strata_runtime.loading.blocked import can_block, dense_linear
+from strata_runtime.loading.blocked import blocked_pair, can_block, dense_linear
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
 from strata_runtime.loading.expert_loader import ExpertLoader
@@ -341,6 +341,7 @@ class _Loader:
         self._stage.tie()
         for parent, attribute, head in self._stage.own_head():
             self._replace(parent, attribute, head, "dense", attribute)
+        self._stage.share_table(blocked_pair)
 
     def _store_filled(self, unit: Unit) -> None:
         """The linears whose weights were converted on their way."""

@@ -78,6 +78,16 @@ def test_a_devices_own_limits_of_packed_rows_count() -> None:
     assert of("int4", step=step, packed_rows={"int4": 1 << 62, "int8": 0}).kernels == 0
 
 
+def test_packed_16_bit_weights_keep_no_kernels_and_attention_gathers_nothing() -> None:
+    packed = of("dense", head=True, packed_rows={"dense": 1 << 62})
+    assert packed.kernels == 0
+    assert packed.layer < of("dense", head=True).layer
+    assert (
+        of("dense", compute_type="float16", packed_rows={"dense": 1 << 62}).layer
+        == of("dense", compute_type="float16").layer
+    )
+
+
 def test_a_stage_packs_as_its_devices_profile_says() -> None:
     given = {"packedRows": {"int4": 32}}
     (device,) = Cluster((Node("a", (Device("cpu", profile=given),)),)).accelerators()
