@@ -49,6 +49,7 @@ def limits(speculation: Speculation = NO_SPECULATION, **changes: int) -> Limits:
         max_model_len=values["max_model_len"],
         sharing=bool(values.get("sharing", 1)),
         speculation=speculation,
+        drafts=speculation.mode in {"auto", "selfPrecision"},
     )
 
 
@@ -67,7 +68,9 @@ class EngineMachine(RuleBasedStateMachine):
         prefill=st.integers(1, 3),
         pages=st.integers(8, 20),
         sharing=st.booleans(),
-        speculation=st.builds(Speculation, st.sampled_from(["none", "auto", "ngram", "suffix"]), st.integers(1, 5)),
+        speculation=st.builds(
+            Speculation, st.sampled_from(["none", "auto", "ngram", "suffix", *["selfPrecision"] * 3]), st.integers(1, 5)
+        ),
     )
     def start(
         self,
@@ -99,6 +102,16 @@ class EngineMachine(RuleBasedStateMachine):
         asked = submit(f"r{len(self.submitted)}", prompt(kind, length), answer, **fields)
         self.submitted.append(asked)
         self.engine.submit(asked)
+
+    @rule(number=st.integers(0, 5), answer=st.integers(1, 8))
+    def ask_further(self, number: int, answer: int) -> None:
+        """As who goes on with a text that is being written: what is guessed of it may be right."""
+        running = list(self.engine.scheduler.running.values())
+        if number < len(running):
+            known = [*running[number].tokens, *(running[number].guesses.next if running[number].guesses else ())]
+            asked = submit(f"r{len(self.submitted)}", [*known[: 31 - answer], 200], answer)
+            self.submitted.append(asked)
+            self.engine.submit(asked)
 
     @rule(number=st.integers(0, 20))
     def abort(self, number: int) -> None:
