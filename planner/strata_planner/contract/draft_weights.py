@@ -11,6 +11,7 @@ from strata_planner.contract.formats import (
     COMPUTE_TYPE_BYTES,
     ComputeType,
     FormatName,
+    plane_columns,
     stored_bytes,
 )
 from strata_planner.contract.plan import Speculation
@@ -18,11 +19,16 @@ from strata_planner.contract.plan import Speculation
 _OF_PLANES = frozenset(ANY_PRECISION.values())
 
 
+def draft_wish(wish: Speculation) -> tuple[int, bool]:
+    """What of it decides which layers draft: the bits, 0 for none, and whether 16-bit layers do too."""
+    is_named = wish.mode == "selfPrecision"
+    return (wish.draft_bits if is_named or wish.mode == "auto" else 0, is_named)
+
+
 def has_draft(name: FormatName, wish: Speculation) -> bool:
     """Whether linears of this format have weights of `wish.draft_bits` beside their own."""
-    if name == "dense":
-        return wish.mode == "selfPrecision"
-    return wish.mode in {"auto", "selfPrecision"} and name in _OF_PLANES and BITS_OF_FORMAT[name] > wish.draft_bits
+    bits, also_dense = draft_wish(wish)
+    return also_dense if name == "dense" else name in _OF_PLANES and 0 < bits < BITS_OF_FORMAT[name]
 
 
 def draft_bytes(
@@ -34,3 +40,21 @@ def draft_bytes(
     if name == "dense":
         return stored_bytes(ANY_PRECISION[wish.draft_bits], out_features, in_features, compute_type)
     return out_features * (1 << wish.draft_bits) * COMPUTE_TYPE_BYTES[compute_type]
+
+
+def kept_bytes(
+    before: FormatName, after: FormatName, shape: tuple[int, int], compute_type: ComputeType, wish: Speculation
+) -> int:
+    """Bytes of a matrix [N, K] and of what it drafts with that stay where they are when it moves between planes of any precision and 16 bits."""
+    out_features, in_features = shape
+    drafted, drafts, bits = has_draft(before, wish), has_draft(after, wish), wish.draft_bits
+    planes, is_table_kept = 0, False
+    if before.startswith("any"):
+        held = BITS_OF_FORMAT[before]
+        wanted = BITS_OF_FORMAT[after] if after in _OF_PLANES else bits if drafts and held >= bits else 0
+        planes = min(held, wanted)
+        is_table_kept = drafts and (drafted or held == bits)
+    elif before == "dense":
+        is_table_kept = drafted and drafts
+    tables = is_table_kept * (1 << bits) * COMPUTE_TYPE_BYTES[compute_type]
+    return out_features * (planes * plane_columns(in_features) // 8 + tables)
