@@ -241,11 +241,14 @@ class ReplanningSpec(ApiType):
 class SpeculationSpec(ApiType):
     """Tokens that are guessed and verified in one step. No text changes by it, at any temperature."""
 
-    mode: Literal["none", "auto", "ngram", "suffix"] = "none"
-    """`ngram` guesses from the request's own prompt and answer, `suffix` from recent answers too; `auto` is `suffix`, as far as it makes more tokens
-    a second."""
+    mode: Literal["none", "auto", "ngram", "suffix", "selfPrecision"] = "none"
+    """`ngram` guesses from the request's own prompt and answer, `suffix` from recent answers too; `selfPrecision` drafts with the model's own weights
+    at fewer bits, for which layers need 16 bits or any-precision formats of more; `auto` is `suffix`, or drafts with planes that layers hold anyway,
+    as far as it makes more tokens a second."""
     tokens: Annotated[int, Field(ge=1, le=15)] = 4
     """Tokens of one guess, at most."""
+    draft_bits: Literal[3, 4] = 4
+    """Bits of the weights that draft."""
 
 
 class RuntimeSpec(ApiType):

@@ -91,12 +91,16 @@ def draft_of(
     held = model.draft(layer, key)
     planes = after or now
     if planes is None or planes.bits < bits:
-        return _draft(linear, moved(source.planes(key, bits), model.device)) if _can_read(source, layer, bits) else None
+        return (
+            _draft(linear, moved(source.planes(key, bits), model.device))
+            if _can_read(source, layer, key, bits)
+            else None
+        )
     if held is not None:
         table = held.stored.table
     elif now is not None and now.bits == bits:
         table = now.table
-    elif _can_read(source, layer, bits):
+    elif _can_read(source, layer, key, bits):
         table = source.table(key, bits).to(model.device)
     else:
         return None
@@ -108,9 +112,10 @@ def _draft(linear: nn.Module, weight: PlanesWeight) -> AnyLinear:
     return AnyLinear(weight, bias.detach() if isinstance(bias, Tensor) else None)
 
 
-def _can_read(source: LinearSource, layer: int, bits: int) -> bool:
+def _can_read(source: LinearSource, layer: int, key: str, bits: int) -> bool:
     copy = source.artefact
-    return copy is not None and copy.manifest.of_layer(layer) is not None and bits in copy.widths
+    file = None if copy is None else copy.manifest.of_layer(layer)
+    return copy is not None and file is not None and key in file.shapes and bits in copy.widths
 
 
 def moved(weight: PlanesWeight, device: torch.device) -> PlanesWeight:
