@@ -180,10 +180,19 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers
 
 
 @settings(max_examples=share(80), deadline=None)
-@given(requests=REQUESTS, stages=st.integers(1, 3), pages=st.integers(8, 20), step=st.integers(5, 24))
-def test_nobody_starves(requests: list[tuple[int, int, int]], stages: int, pages: int, step: int) -> None:
-    """A request ends within the steps that it and those before it would take one after the other, each in all its positions' turns."""
-    engine = Engine(limits(stages=stages, page_budget=pages, step=step, max_model_len=32))
+@given(
+    requests=REQUESTS,
+    stages=st.integers(1, 3),
+    pages=st.integers(8, 20),
+    step=st.integers(5, 24),
+    drafts=st.integers(0, 3),
+)
+def test_nobody_starves(requests: list[tuple[int, int, int]], stages: int, pages: int, step: int, drafts: int) -> None:
+    """A request ends within the steps that it and those before it would take one after the other, each in all its positions' turns, and each
+    token with as many drafts before it as a round has.
+    """
+    wish = Speculation("selfPrecision", drafts) if drafts else NO_SPECULATION
+    engine = Engine(limits(wish, stages=stages, page_budget=pages, step=step, max_model_len=32))
     pipeline = Pipeline(engine)
     for number, (kind, length, answer) in enumerate(requests):
         engine.submit(submit(f"r{number}", prompt(kind, length), answer))
@@ -193,7 +202,7 @@ def test_nobody_starves(requests: list[tuple[int, int, int]], stages: int, pages
             ended |= {event.request: pipeline.steps for event in pipeline.result() if event.finish}
     bound = 0
     for number, (_, length, answer) in enumerate(requests):
-        bound += (length + answer) * (stages + len(requests))
+        bound += (length + answer) * (stages + len(requests)) * (1 + drafts)
         assert ended[f"r{number}"] <= bound
 
 
