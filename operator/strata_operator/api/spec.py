@@ -146,7 +146,8 @@ class PrecisionSpec(ApiType):
     """Bits that the weights of a layer may have; the plan chooses per layer. 5 to 7 need the method anyPrecision."""
     method: Literal["auto", "roundToNearest", "anyPrecision", "float8"] = "auto"
     """How weights become fewer bits. anyPrecision: every width is cut from one copy that `strata quantize` made (without one, while
-    loading, which takes long). float8: e4m3 with a scale per output, at 8 bits. auto: anyPrecision where the model's folder has that copy, else roundToNearest."""
+    loading, which takes long). float8: e4m3 with a scale per output, at 8 bits. auto: anyPrecision where the model's folder has that copy or tokens are
+    drafted by selfPrecision, else roundToNearest."""
     activation_bits: Annotated[
         tuple[Literal[8, 16], ...],
         Field(min_length=1, max_length=2, json_schema_extra={"x-kubernetes-list-type": "set"}),
