@@ -3,6 +3,7 @@
 `roles_of` cuts a plan into roles; it is called by whoever makes epochs. Slots read roles and never see the plan.
 """
 
+from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.plan import NO_SPECULATION, DeviceRef, MicroBatch, Plan, Replica, Speculation, Stage
 from strata_planner.contract.values import Value
@@ -42,6 +43,7 @@ class Role(Value, frozen=True, omit_defaults=True):
     previous: Neighbour
     prefix_caching: bool = True
     speculation: Speculation = NO_SPECULATION
+    drafts: bool = False  # some layer of the replica has weights of fewer bits to draft with
 
 
 def roles_of(plan: Plan) -> dict[str, tuple[Role, ...]]:
@@ -93,4 +95,5 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         previous=place[replica.replica, (stage.stage - 1) % count],
         prefix_caching=plan.prefix_caching,
         speculation=plan.speculation,
+        drafts=any(has_draft(name, plan.speculation) for other in replica.stages for name in other.format),
     )
