@@ -4,6 +4,7 @@ Knows how codes lie in memory; knows nothing of tokens or of kernels. Bytes are 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName, group_si
 from strata_runtime.formats import packing, reference
 from strata_runtime.formats.planes.planes import unpack_planes
 from strata_runtime.formats.quantizers import quantize_groups
+from strata_runtime.kernels import native_planes
 
 PLANE_BITS: dict[FormatName, tuple[int, ...]] = {"int4": (4,), "int3": (2, 1)}
 QUANTIZED_AT_A_TIME = 1 << 20  # weights: what is not yet packed stays small beside the checkpoint's own matrix
@@ -118,6 +120,11 @@ class PlanesWeight:
     @property
     def out_features(self) -> int:
         return self.table.shape[0]
+
+    @cached_property
+    def native(self) -> native_planes.Stored:
+        """As the native library is called with it."""
+        return native_planes.Stored.of(self.planes, self.table)
 
     def dequantized_rows(self, start: int, stop: int) -> Tensor:
         """[stop - start, K] in the table's type."""

@@ -10,6 +10,7 @@ tile-aligned columns of larger planes will do. Tokens [M, K] of any floating typ
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -22,8 +23,10 @@ TYPE_NUMBERS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MOST_INPUTS_INT8 = 1 << 16  # int32 holds the sum of so many products of bytes
 
 _MOST_BITS = 8
-_CALL = struct.Struct("29q")  # `Call` of kernels/native/product.cpp
-_GROUPS_CALL = struct.Struct("35q")  # `GroupsCall`
+# `Call` of kernels/native/product.cpp: the tokens and the result, then the weight; `GroupsCall` has the groups behind them.
+_TOKENS = struct.Struct("8q")
+_WEIGHT = struct.Struct("21q")
+_GROUPS = struct.Struct("6q")
 _NOTHING = (0,) * _MOST_BITS
 
 
@@ -44,18 +47,44 @@ def takes(tokens: Tensor, planes: Sequence[Tensor]) -> bool:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Planes and a table as a call names them; holds what it names. Worked out once for a weight: microseconds count."""
+
+    planes: Sequence[Tensor]
+    table: Tensor | None
+    numbers: bytes
+
+    @classmethod
+    def of(cls, planes: Sequence[Tensor], table: Tensor | None) -> "Stored":
+        """Raises ValueError for planes that are not of one shape, or another's table."""
+        table = None if table is None else _lined_up(table)
+        kept, numbers = _weight_numbers(planes, table)
+        return cls(kept, table, _WEIGHT.pack(*numbers))
+
+
 def planes_linear(tokens: Tensor, planes: Sequence[Tensor], table: Tensor) -> Tensor:
     """The value of a weight is the entry of its row of `table` [N, 2^bits], of the tokens' type, that its code names."""
-    return _multiply("strata_planes_linear", tokens, planes, table)
+    return stored_linear(tokens, Stored.of(planes, table))
 
 
 def planes_linear_int8(tokens: Tensor, planes: Sequence[Tensor], table: Tensor) -> Tensor:
     """As `planes_linear` with tokens rounded to int8 (a scale per token) and values to int8 (a scale per row); exact sums."""
+    return stored_linear_int8(tokens, Stored.of(planes, table))
+
+
+def stored_linear(tokens: Tensor, stored: Stored) -> Tensor:
+    """As `planes_linear`."""
+    return _multiply("strata_planes_linear", tokens, stored)
+
+
+def stored_linear_int8(tokens: Tensor, stored: Stored) -> Tensor:
+    """As `planes_linear_int8`."""
     if tokens.shape[1] > MOST_INPUTS_INT8:
         raise ValueError(
             f"{tokens.shape[1]} inputs: sums of more than {MOST_INPUTS_INT8} do not fit int32; use the reference"
         )
-    return _multiply("strata_planes_linear_int8", tokens, planes, table)
+    return _multiply("strata_planes_linear_int8", tokens, stored)
 
 
 def planes_group_linear(tokens: Tensor, planes: Sequence[Tensor], scales: Tensor, zeros: Tensor, group: int) -> Tensor:
@@ -66,52 +95,52 @@ def planes_group_linear(tokens: Tensor, planes: Sequence[Tensor], scales: Tensor
             f"scales {scales.dtype} {list(scales.shape)} and zeros {zeros.dtype} {list(zeros.shape)} must be float16 and uint8 [{rows}, {count}]"
         )
     tokens, scales, zeros = _lined_up(tokens), _lined_up(scales), _lined_up(zeros)
-    kept, weight = _weight_numbers(planes, None)
+    stored = Stored.of(planes, None)
     out = tokens.new_empty(tokens.shape[0], rows)
-    groups = (scales.data_ptr(), scales.stride(0), zeros.data_ptr(), zeros.stride(0), count, group)
-    _function("strata_planes_group_linear")(_GROUPS_CALL.pack(*_token_numbers(tokens, kept, out), *weight, *groups))
+    groups = _GROUPS.pack(scales.data_ptr(), scales.stride(0), zeros.data_ptr(), zeros.stride(0), count, group)
+    _function("strata_planes_group_linear")(_token_numbers(tokens, stored, out) + stored.numbers + groups)
     return out
 
 
 def decoded(planes: Sequence[Tensor], table: Tensor, in_features: int) -> Tensor:
     """The weight itself, [N, K] in the table's type."""
-    table = _lined_up(table)
-    kept, weight = _weight_numbers(planes, table)
-    out = table.new_empty(table.shape[0], kept[0].shape[1] * 8)
-    _function("strata_planes_decode")(_CALL.pack(*_token_numbers(out, kept, out), *weight))
+    stored = Stored.of(planes, table)
+    out = table.new_empty(table.shape[0], stored.planes[0].shape[1] * 8)
+    _function("strata_planes_decode")(_token_numbers(out, stored, out) + stored.numbers)
     return out[:, :in_features]
 
 
-def _multiply(name: str, tokens: Tensor, planes: Sequence[Tensor], table: Tensor) -> Tensor:
+def _multiply(name: str, tokens: Tensor, stored: Stored) -> Tensor:
+    table = stored.table
+    assert table is not None
     if table.dtype != tokens.dtype:
         raise ValueError(f"tokens {tokens.dtype} and table {table.dtype} must be of one type")
-    tokens, table = _lined_up(tokens), _lined_up(table)
-    kept, weight = _weight_numbers(planes, table)
+    tokens = _lined_up(tokens)
     out = tokens.new_empty(tokens.shape[0], table.shape[0])
-    _function(name)(_CALL.pack(*_token_numbers(tokens, kept, out), *weight))
+    _function(name)(_token_numbers(tokens, stored, out) + stored.numbers)
     return out
 
 
-def _token_numbers(tokens: Tensor, planes: Sequence[Tensor], out: Tensor) -> tuple[int, ...]:
+def _token_numbers(tokens: Tensor, stored: Stored, out: Tensor) -> bytes:
     """The first part of `Call` of native/product.cpp."""
     count, in_features = tokens.shape
-    if plane_columns(in_features) != planes[0].shape[1] * 8:
-        raise ValueError(f"tokens {list(tokens.shape)} do not fit planes of {planes[0].shape[1] * 8} columns")
-    number = TYPE_NUMBERS[tokens.dtype]
-    return (
+    columns = stored.planes[0].shape[1] * 8
+    if plane_columns(in_features) != columns:
+        raise ValueError(f"tokens {list(tokens.shape)} do not fit planes of {columns} columns")
+    return _TOKENS.pack(
         tokens.data_ptr(),
         count,
         in_features,
-        tokens.stride()[0],
-        number,
+        tokens.stride(0),
+        TYPE_NUMBERS[tokens.dtype],
         out.data_ptr(),
-        out.stride()[0],
+        out.stride(0),
         torch.get_num_threads(),
     )
 
 
 def _weight_numbers(planes: Sequence[Tensor], table: Tensor | None) -> tuple[Sequence[Tensor], tuple[int, ...]]:
-    """The planes as they can be read, and the rest of `Call`. This is what a call of few tokens costs: microseconds count."""
+    """The planes as they can be read, and the rest of `Call`."""
     shape, bits = planes[0].shape, len(planes)
     kept, addresses, strides = [], [], []
     for given in planes:

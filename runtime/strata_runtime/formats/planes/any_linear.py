@@ -6,11 +6,12 @@ Any-Precision LLM, arXiv 2402.10517.
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
 from strata_runtime.formats.errors import PrecisionError
-from strata_runtime.formats.kernels import PLANE_KERNELS, select
+from strata_runtime.formats.kernels import PLANE_KERNELS, Kernel, select
 from strata_runtime.formats.quant_linear import QuantLinear
 from strata_runtime.formats.weights import PlanesWeight
 
@@ -29,10 +30,9 @@ class AnyLinear(QuantLinear):
 
     @property
     def stored(self) -> PlanesWeight:
-        buffers = self._buffers
-        count = _tensor(buffers["table"]).shape[1].bit_length() - 1
-        planes = tuple(_tensor(buffers[_name(place)]) for place in range(count))
-        return PlanesWeight(planes, _tensor(buffers["table"]), self.in_features)
+        if self._buffers["table"] is not self._stored.table:  # moved as modules are
+            self._keep()
+        return self._stored
 
     def with_bits(self, bits: int, table: Tensor, missing: Sequence[Tensor] = ()) -> PlanesWeight:
         """What `store` takes to become the model of `bits` bits: the planes held already are shared, `missing` follow them.
@@ -69,8 +69,11 @@ class AnyLinear(QuantLinear):
         self.store(self.with_bits(bits, table, missing))
 
     def multiply(self, tokens: Tensor) -> Tensor:
-        stored = self.stored
-        return select(PLANE_KERNELS, self.format, tokens, stored).run(tokens, stored)
+        stored, meant = self.stored, (tokens.shape[0], tokens.dtype)
+        kernel = self._kernels.get(meant)
+        if kernel is None:
+            kernel = self._kernels[meant] = select(PLANE_KERNELS, self.format, tokens, stored)
+        return kernel.run(tokens, stored)
 
     def dequantized(self) -> Tensor:
         return self.stored.dequantized()
@@ -79,6 +82,14 @@ class AnyLinear(QuantLinear):
         self.register_buffer("table", weight.table)
         for place, plane in enumerate(weight.planes):
             self.register_buffer(_name(place), plane)
+        self._keep()
+
+    def _keep(self) -> None:
+        """What a product takes from the buffers: to ask them each time takes longer than some products."""
+        table = _tensor(self._buffers["table"])
+        planes = tuple(_tensor(self._buffers[_name(place)]) for place in range(table.shape[1].bit_length() - 1))
+        self._stored = PlanesWeight(planes, table, self.in_features)
+        self._kernels: dict[tuple[int, torch.dtype], Kernel[PlanesWeight]] = {}  # by number and type of tokens
 
 
 def _name(place: int) -> str:

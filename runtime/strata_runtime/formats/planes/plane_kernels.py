@@ -28,7 +28,7 @@ def native(tokens: Tensor, weight: PlanesWeight) -> Tensor:
     if torch.compiler.is_compiling():
         product: Tensor = torch.ops.strata.planes_linear(tokens, weight.planes, weight.table)
         return product
-    return native_planes.planes_linear(tokens, weight.planes, weight.table)  # without the dispatcher's two microseconds
+    return native_planes.stored_linear(tokens, weight.native)  # without the dispatcher's two microseconds
 
 
 def decoded(tokens: Tensor, weight: PlanesWeight) -> Tensor:
@@ -60,7 +60,7 @@ def native_int8(tokens: Tensor, weight: PlanesWeight) -> Tensor:
     if torch.compiler.is_compiling():
         product: Tensor = torch.ops.strata.planes_linear_int8(tokens, weight.planes, weight.table)
         return product
-    return native_planes.planes_linear_int8(tokens, weight.planes, weight.table)
+    return native_planes.stored_linear_int8(tokens, weight.native)
 
 
 def reference_int8(tokens: Tensor, weight: PlanesWeight) -> Tensor:

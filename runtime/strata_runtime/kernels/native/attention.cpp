@@ -26,7 +26,7 @@ struct AttentionCall {
 #if STRATA_X86
 
 constexpr int kKeys = 128;       // at once
-constexpr int kRows = 48;        // queries at once
+constexpr int kRows = 96;        // queries at once
 constexpr int kTogether = 6;     // queries whose sums are held in registers, for 64 keys or 64 columns
 constexpr int kVectors = 4;
 constexpr int kLanes = 16;
