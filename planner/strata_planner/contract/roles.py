@@ -5,6 +5,7 @@
 
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.plan import NO_SPECULATION, DeviceRef, MicroBatch, Plan, Replica, Speculation, Stage
+from strata_planner.contract.sequence_state import keeps_state
 from strata_planner.contract.values import Value
 
 
@@ -42,6 +43,9 @@ class Role(Value, frozen=True, omit_defaults=True):
     previous: Neighbour
     prefix_caching: bool = True
     speculation: Speculation = NO_SPECULATION
+    state_slots: int = (
+        0  # sequences that may run at once, since each keeps state beside its KV; 0: this model's keep none
+    )
 
 
 def roles_of(plan: Plan) -> dict[str, tuple[Role, ...]]:
@@ -93,4 +97,5 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         previous=place[replica.replica, (stage.stage - 1) % count],
         prefix_caching=plan.prefix_caching,
         speculation=plan.speculation,
+        state_slots=replica.concurrency if keeps_state(plan.architecture) else 0,
     )

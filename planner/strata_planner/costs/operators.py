@@ -101,7 +101,7 @@ class OperatorTables:
 
     def layer(self, layer: LayerShape, format_name: FormatName, rates: Rates, phase: Phase) -> Timed | None:
         system = self._system(rates)
-        if system is None or any(each.copies > 1 or not each.quantizable for each in layer.linears):
+        if system is None or layer.state or any(each.copies > 1 or not each.quantizable for each in layer.linears):
             return None
         linears, attention = self._linears(layer, format_name, rates, phase), self._attention(layer, rates, phase)
         if linears is None or attention is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 
 from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.rows import FEW_ROWS, MANY_ROWS, padded_rows
+from strata_planner.contract.sequence_state import SequenceState
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import Accelerator
 from strata_planner.question.model import MLP_IN, LayerShape, Linear, Model
@@ -23,13 +24,14 @@ FLOAT32_BUFFER_BYTES = 5 << 20
 FRAMES_UNDER_WAY = 3  # of hidden states: the one that is computed, the next one, and its copy while it is encrypted
 
 # The runtime's own: keys and values (cache.batch), scores written out and a mask's rows in the compute type (cache.attention) at
-# once; rows of an expert at once (loading.experts); weights brought back to the compute type at once, in so many bytes each (precision).
+# once; rows of an expert at once (loading.experts); tokens of a sequence that pass a state at once (model.mixers); weights brought back to the compute type at once, in so many bytes each (precision).
 GATHERED_BYTES = 16 << 20
 SCORES_BYTES = 8 << 20
 MASK_BYTES, MASK_ROWS = 4 << 20, 256
 FEWEST_KEYS, WIDE = 64, 256  # keys of scores written out are padded to powers of two between these, beyond to multiples
 WRITTEN_OUT = frozenset({"bloom", "gemma2", "gpt_oss"})  # architectures whose attention is not torch's own
 EXPERT_ROWS = 128
+STATE_TOKENS = 256  # of one sequence that pass a layer with state at once (model.mixers)
 CONVERTED_AT_A_TIME = 1 << 21
 CONVERTED_AT_A_TIME_ON_CUDA = 1 << 26
 FLOAT8 = frozenset({"fp8_e4m3", "fp8_a8", "fp8_block"})
@@ -48,6 +50,7 @@ PACKED_ROWS: dict[FormatName, int] = {
     "int3": 48,
 }
 _FLOAT32 = 4
+STATE_CHUNK = 64  # tokens of a prompt that are multiplied with each other
 _ATTENTION_PRODUCTS = 2  # scores, and what they weigh
 _FEW_ROWS = 2  # numbers of rows below the fewest keys: 16 and 32
 
@@ -241,7 +244,8 @@ class _Layer:
     @property
     def worst(self) -> int:
         mlp = self._experts(self._routed) if self._routed else self._mlp()
-        return max(self._norm() + self._hole, self._attention() + self._hole, mlp)
+        mixing = self._mixing(self._layer.state) if self._layer.state else self._attention()
+        return max(self._norm() + self._hole, mixing + self._hole, mlp)
 
     @property
     def _plain(self) -> list[Linear]:
@@ -270,6 +274,20 @@ class _Layer:
         attending = (3 * queries + 2 * keys + rounded) * self._row + self._gathered() + self._mask() + self._scores()
         projecting = (2 * queries + 2 * keys + self._hidden) * self._row + self._brought_back(self._plain, self._tokens)
         return whole + max(rotating, attending, projecting)
+
+    def _mixing(self, state: SequenceState) -> int:
+        """Of a layer with state: what is projected and its copy by rows, and what is made of it; of some tokens of a sequence, or of all that
+        decode, copies in float32 and of the state; then normalised in float32; then projected.
+        """
+        values = state.heads * state.value_dim or state.channels
+        projected = 3 * (state.channels + values) * self._row
+        convolved = 4 * state.channels
+        multiplied = state.heads * (8 * state.key_dim + 8 * state.value_dim + 6 * STATE_CHUNK)
+        passing = min(self._tokens, STATE_TOKENS) * (convolved + multiplied) * _FLOAT32
+        decoding = self._step.sampled * (convolved * (state.inputs + 1) + 3 * state.matrix_values) * _FLOAT32
+        normalising = 4 * self._tokens * values * _FLOAT32 * bool(state.heads)
+        projecting = self._hidden * self._row + self._brought_back(self._plain, self._tokens)
+        return projected + max(passing, decoding, normalising, projecting)
 
     def _gathered(self) -> int:
         """Pages of the pool: of a chunk with a past, or of a group of decoding sequences; at 8 bits as codes first."""

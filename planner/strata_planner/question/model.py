@@ -31,11 +31,19 @@ from strata_planner.contract.quantization import (
     with_old_description,
     without_description,
 )
+from strata_planner.contract.sequence_state import SequenceState
 from strata_planner.contract.text_part import text_part
 from strata_planner.contract.values import Value
 from strata_planner.errors import ModelError
 from strata_planner.question.config_fields import check_fields
 from strata_planner.question.families import Family, expert_path, family_of, flag, linear_path, unsaid
+from strata_planner.question.mixers import (
+    convolution_mlp_width,
+    is_quantizable,
+    other_parameters,
+    projections,
+    read_states,
+)
 
 
 class Linear(Value, frozen=True):
@@ -85,6 +93,7 @@ class LayerShape(Value, frozen=True):
     other_parameters: int  # norms, routers
     float32_values: int = 0  # that no compute type rounds: what experts are chosen by
     latent: bool = False  # keys and values of all heads come of one entry of `head_dim` values
+    state: SequenceState | None = None  # in place of keys and values: the layer is no attention, and has no heads
 
     @property
     def parameters(self) -> int:
@@ -130,6 +139,11 @@ class Model(Value, frozen=True):
     @property
     def has_experts(self) -> bool:
         return any(linear.copies > 1 for layer in set(self.layers) for linear in layer.linears)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Of sequences, beside keys and values: such state cannot be shared, and nobody can go back in it."""
+        return any(layer.state for layer in set(self.layers))
 
     @property
     def stored_formats(self) -> tuple[FormatName | None, ...]:
@@ -234,6 +248,7 @@ class _Reader:
         unbounded = 0 if self.model_type == "bloom" else None
         names = ("n_positions", "max_position_embeddings") if learned else ("max_position_embeddings", "n_positions")
         self.max_positions = self.number(*names, default=unbounded)
+        self._states = read_states(self._config | {"num_hidden_layers": self.num_layers})
 
     def number(self, *names: str, default: int | None = None) -> int:
         """The first of `names` that config.json gives; raises ModelError unless it is a whole number of at least 1."""
@@ -243,10 +258,25 @@ class _Reader:
         return value
 
     def layer(self, index: int) -> LayerShape:
-        linears = tuple(self._as_stored(index, linear) for linear in (*self._attention(), *self._mlp(index)))
+        state = self._states[index]
+        mixing = self._attention() if state is None else self._projections(state)
+        linears = tuple(self._as_stored(index, linear) for linear in (*mixing, *self._mlp(index)))
         others = self._norms() + self._router(index)
         biases = self._experts(index) * self.family.routing_bias
+        if state is not None:
+            others += other_parameters(state, bias=self._mixer_bias) - self._norms_of_heads()
+            return LayerShape(0, 0, 0, linears, others, biases, state=state)
         return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, others, biases, self.family.latent)
+
+    @property
+    def _mixer_bias(self) -> bool:
+        return bool(self._config.get("conv_bias"))
+
+    def _projections(self, state: SequenceState) -> tuple[Linear, ...]:
+        return tuple(
+            Linear(name, outputs, inputs, self._mixer_bias, quantizable=is_quantizable(name))
+            for name, outputs, inputs in projections(self.model_type, state, self.hidden)
+        )
 
     def _as_stored(self, index: int, linear: Linear) -> Linear:
         """With what the checkpoint says of it. All experts of a layer are stored as the first; GPTQ's are merged in 16 bits."""
@@ -299,7 +329,7 @@ class _Reader:
         if family.fused_qkv:
             return (Linear("qkv_proj", queries + 2 * keys, self.hidden, bias), out)
         return (
-            Linear("q_proj", queries, self.hidden, bias),
+            Linear("q_proj", queries * (1 + family.gated_attention), self.hidden, bias),
             Linear("k_proj", keys, self.hidden, bias),
             Linear("v_proj", keys, self.hidden, bias),
             out,
@@ -310,6 +340,8 @@ class _Reader:
         if experts:
             return self._expert_mlp(experts)
         width = self.number(*_MLP_WIDTHS, default=4 * self.hidden)
+        if self.model_type == "lfm2":
+            width = convolution_mlp_width(self._config, width)
         bias = flag(self._config, self.family.mlp_bias)
         down = Linear("down_proj", self.hidden, width, bias)
         if not self.family.gated:
@@ -375,11 +407,16 @@ class _Reader:
         total += self.heads * family.sinks
         if family.latent:
             total += self.number("kv_lora_rank") + self._query_middle()
+        return total + self._norms_of_heads()
+
+    def _norms_of_heads(self) -> int:
+        """Of an attention's queries and keys."""
+        family = self.family
         if not family.qk_norm or (family.qk_norm_key and not self._config.get(family.qk_norm_key)):
-            return total
+            return 0
         if family.qk_norm == "head":
-            return total + 2 * self._norm(self.head_dim)
-        return total + (self.heads + self.kv_heads) * self.head_dim
+            return 2 * self._norm(self.head_dim)
+        return (self.heads + self.kv_heads) * self.head_dim
 
     def embedding_other(self) -> int:
         """Positions, projection into the hidden size, norm of the embedding."""

@@ -25,7 +25,7 @@ def attend(
 
     query: [heads, tokens, head_dim]; key, value: [kv_heads, tokens, head_dim]. Returns [tokens, heads, head_dim].
     """
-    pool = batch.layers[layer - batch.first_layer]
+    pool = batch.layers[layer]
     key, value = pool.store(batch.places, key, value)
     parts = batch.parts(rule.reach)
     first = parts[0]

@@ -35,6 +35,7 @@ def limits_of(role: Role, vocabulary: int) -> Limits:
         vocabulary=vocabulary,
         sharing=role.prefix_caching,
         speculation=role.speculation,
+        state_slots=role.state_slots,
     )
 
 

@@ -120,6 +120,7 @@ class Pipeline:
     def accept(self, step: Step) -> None:
         assert step.step == self.steps
         self.steps += 1
+        limits = self.engine.scheduler.limits
         for operation in step.operations:
             if isinstance(operation, Open):
                 assert operation.sequence not in self.tables, "opened twice"
@@ -129,12 +130,16 @@ class Pipeline:
                 self._open(operation)
             if isinstance(operation, Free):
                 del self.tables[operation.sequence]
-                self.waited.pop(operation.sequence, None)
-        limits = self.engine.scheduler.limits
+                if (
+                    not limits.state_slots
+                ):  # else it starts again until its grammar is there, which goes on being compiled
+                    self.waited.pop(operation.sequence, None)
+        assert not limits.state_slots or len(self.tables) <= limits.state_slots, "more sequences than states"
         ids = iter(step.token_ids)
         results = []
         written: set[tuple[int, int]] = set()
         for segment in step.segments:
+            assert not limits.state_slots or segment.start == self.ends[segment.sequence], "its state is somewhere else"
             table = self.tables[segment.sequence]
             table.extend(segment.blocks)
             end = self.ends[segment.sequence] = max(self.ends[segment.sequence], segment.start + segment.length)
@@ -199,7 +204,7 @@ class Pipeline:
             return
         assert rules.grammar is not None
         assert list(operation.tokens) == self.engine._by_number[operation.sequence].tokens
-        self.waited[operation.sequence] = int(rules.grammar.text.split()[0])
+        self.waited.setdefault(operation.sequence, int(rules.grammar.text.split()[0]))
 
     def _own(self, sequence: int, position: int) -> int | None:
         """The prompt's token, where it is to be scored."""

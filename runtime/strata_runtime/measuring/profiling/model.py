@@ -84,6 +84,10 @@ def shapes_of(model: StageModel, fields: Mapping[str, Any]) -> ProfiledModel:
         raise InputError(
             f"a profile knows no '{fields['model_type']}': its keys and values are one entry; plan it without one"
         )
+    if model.keeps_state:
+        raise InputError(
+            f"a profile knows no '{fields['model_type']}': its layers are of two kinds, of which one keeps state; plan it without one"
+        )
     if len(linears) != 1:
         raise InputError(
             f"the first layers of this '{fields['model_type']}' model differ in shape; a profile is of layers that are alike: "
