@@ -12,12 +12,13 @@ from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, state_b
 from strata_planner.costs.roofline import Roofline
 from strata_planner.costs.shards import divisible
 from strata_planner.costs.source import Phase, Rates
-from strata_planner.errors import ModelError, WorkloadError
+from strata_planner.errors import InfeasibleError, ModelError, WorkloadError
 from strata_planner.question.model import Model
+from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.replan.running import keeps_to
 from strata_planner.search.planning import make_plan
-from tests.planner.builders import a_cluster, a_profile, a_request
+from tests.planner.builders import MIB, a_cluster, a_profile, a_request
 
 # As published, what config.json of the 80B model leaves out is transformers' own.
 QWEN3_NEXT: dict[str, Any] = {
@@ -113,13 +114,21 @@ def test_a_stage_without_any_attention_has_pages_of_nothing() -> None:
     assert plan.stages[0].kv_page_budget == plan.stages[-1].kv_page_budget > 0
 
 
-def test_more_sequences_take_more_memory_and_at_some_number_too_much() -> None:
-    def taken(concurrency: int) -> int:
-        request = a_request(a_cluster(64), model=small(), workload=Workload(32, 16, concurrency))
-        return make_plan(request).plan.stages[0].memory.kv_bytes
-
+@pytest.mark.parametrize("concurrency", [20, 60, 100])
+def test_the_state_of_every_sequence_has_its_place(concurrency: int) -> None:
     state = sum(state_bytes_per_sequence(each, "bfloat16") for each in small().layers)
-    assert taken(8) - taken(4) >= 4 * state
+    memory = make_plan(loaded_with(concurrency)).plan.stages[0].memory
+    assert concurrency * state <= memory.kv_bytes < memory.total_bytes <= 64 * MIB
+
+
+def test_more_sequences_than_states_find_room_for_are_not_planned() -> None:
+    with pytest.raises(InfeasibleError):
+        make_plan(loaded_with(200))
+
+
+def loaded_with(concurrency: int) -> PlanRequest:
+    load = Workload(prompt_tokens=32, output_tokens=16, concurrency=concurrency)
+    return a_request(a_cluster(64), model=small(), workload=load, solver="pipeline")
 
 
 def test_every_role_of_a_replica_knows_how_many_run_at_once() -> None:

@@ -281,10 +281,10 @@ class _Layer:
         """
         values = state.heads * state.value_dim or state.channels
         projected = 3 * (state.channels + values) * self._row
-        convolved = 4 * state.channels
-        multiplied = state.heads * (8 * state.key_dim + 8 * state.value_dim + 6 * STATE_CHUNK)
-        passing = min(self._tokens, STATE_TOKENS) * (convolved + multiplied) * _FLOAT32
-        decoding = self._step.sampled * (convolved * (state.inputs + 1) + 3 * state.matrix_values) * _FLOAT32
+        multiplied = state.heads * (5 * state.key_dim + 5 * state.value_dim + 4 * STATE_CHUNK)
+        rows = max(4 * state.channels, state.channels + multiplied)
+        passing = (min(self._tokens, STATE_TOKENS) * rows + 4 * state.matrix_values) * _FLOAT32
+        decoding = self._step.sampled * ((2 * state.inputs + 3) * state.channels + 2 * state.matrix_values) * _FLOAT32
         normalising = 4 * self._tokens * values * _FLOAT32 * bool(state.heads)
         projecting = self._hidden * self._row + self._brought_back(self._plain, self._tokens)
         return projected + max(passing, decoding, normalising, projecting)

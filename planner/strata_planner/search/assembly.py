@@ -171,15 +171,12 @@ def _page_budget(request: PlanRequest, found: Found, pricer: Pricer, slices: lis
     batch at `max_model_len`. The leader admits by the smallest stage, so more pages elsewhere would lie idle.
     """
     least = _memories(request, found, pricer, slices, request.kv_pages)
-    more = min(
-        (
-            (group.usable_bytes - memory.total_bytes) // size
-            for group, memory, part in zip(found.candidate.order, least, slices, strict=True)
-            if (size := _page_bytes(request, part, group.degree))
-        ),
-        default=0,  # no layer has keys and values
-    )
-    assert more >= 0, "the solver keeps every stage within its memory"
+    spare = [
+        (group.usable_bytes - memory.total_bytes, _page_bytes(request, part, group.degree))
+        for group, memory, part in zip(found.candidate.order, least, slices, strict=True)
+    ]
+    assert min(left for left, _ in spare) >= 0, "the solver keeps every stage within its memory"
+    more = min((left // page for left, page in spare if page), default=0)  # some stages have no keys and values
     return min(request.kv_pages + more, request.largest_kv_pages)
 
 

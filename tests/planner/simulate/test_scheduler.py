@@ -87,6 +87,8 @@ class Pair:
 
 # The only one that is picked gives its own blocks back: another that is ready has its turn.
 @example([Request(0.0, 43, 8, 0), Request(0.0, 13, 6, 0), Request(0.0, 47, 3, 0)], 1, 1, 1, 16, 0, [])
+# Two would fit where one may run.
+@example([Request(0.0, 20, 3, 0)] * 2, 1, 2, 2, 40, 1, ["submit", "submit", "step"])
 @given(
     requests,
     st.integers(1, 3),
