@@ -43,6 +43,7 @@ FUSED_EXPERTS = (
     "olmoe",
     "qwen2_moe",
     "qwen3_moe",
+    "qwen3_next",
 )
 
 
