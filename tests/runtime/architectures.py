@@ -101,6 +101,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "embedding_multiplier": 3.0},
     "helium": _HEADS,
     "hunyuan_v1_dense": _HEADS,
+    "lfm2_moe": _EXPERTS | {"num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"] * 2},
     "lfm2": {"conv_L_cache": 4, "block_multiple_of": 16, "layer_types": ["conv", "full_attention", "conv"] * 2},
     "llama": {},
     "llama4_text": _HEADS
@@ -127,6 +128,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": _TIED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3},
     "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 24, "decoder_sparse_step": 2},
     "qwen3": _HEADS,
+    "qwen3_5_moe_text": _GATED_DELTA | _EXPERTS | {"shared_expert_intermediate_size": 24},
     "qwen3_5_text": _GATED_DELTA,
     "qwen3_moe": _HEADS | _EXPERTS,
     "qwen3_next": _GATED_DELTA | _EXPERTS | {"shared_expert_intermediate_size": 24, "decoder_sparse_step": 2},
@@ -179,6 +181,7 @@ WITH_VISION: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("llama4", _HEADS | {"num_local_experts": 4, "num_experts_per_tok": 1, "attention_chunk_size": 5}),
     "mistral3": ("mistral3", {"sliding_window": None}),
     "qwen3_5": ("qwen3_5", _GATED_DELTA),
+    "qwen3_5_moe": ("qwen3_5_moe", _GATED_DELTA | _EXPERTS | {"shared_expert_intermediate_size": 24}),
 }
 _VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 # One of each kind: plain; soft caps, windows and a tied head; learned positions; experts; fused projections; a parallel block; a scaled head; multipliers; state.

@@ -13,6 +13,7 @@ TEXT_PARTS: dict[str, str] = {
     "llama4": "llama4_text",
     "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 # What the whole model says of its language model too.
 _OF_THE_WHOLE = ("tie_word_embeddings",)

@@ -34,6 +34,7 @@ WHOLE_NUMBERS: dict[str, int] = {
             "decoder_sparse_step",
             "interleave_moe_layer_step",
             "first_k_dense_replace",
+            "num_dense_layers",
             "num_ln_in_parallel_attn",
         ),
         _MOST_LAYERS,

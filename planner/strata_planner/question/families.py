@@ -5,7 +5,7 @@ transformers builds (tests/planner/question/test_model_shapes.py, tests/planner/
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Flag = bool | tuple[str, bool]  # a constant, or a config key with its default
@@ -51,7 +51,7 @@ class Family:
     sinks: bool = False
     latent: bool = False
     shares_expert: bool = False
-    routing_bias: bool = False
+    routing_bias: Flag = False
     expert_bias: bool = False  # of routers too
     qk_norm: Literal["", "head", "full", "heads"] = ""
     qk_norm_key: str = ""
@@ -65,6 +65,7 @@ _LLAMA = Family()
 _DEEPSEEK = Family(latent=True, shares_expert=True, routing_bias=True)
 _GEMMA = Family(tied=True)
 _GATED_QUERIES = Family(mlp_bias=False, qk_norm="head", gated_attention=True)
+_SHORT_CONVOLUTIONS = Family(qkv_bias=False, out_bias=False, mlp_bias=False, qk_norm="head", tied=True)
 _FULL_NORMS = Family(qk_norm="full")
 
 FAMILIES: dict[str, Family] = {
@@ -131,7 +132,8 @@ FAMILIES: dict[str, Family] = {
         norm_bias=True,
     ),
     "hunyuan_v1_dense": Family(qk_norm="head"),
-    "lfm2": Family(qkv_bias=False, out_bias=False, mlp_bias=False, qk_norm="head", tied=True),
+    "lfm2": _SHORT_CONVOLUTIONS,
+    "lfm2_moe": replace(_SHORT_CONVOLUTIONS, routing_bias=("use_expert_bias", True)),
     "llama4_text": Family(shares_expert=True),
     "nemotron": Family(gated=False, norm_bias=True),
     "olmo": Family(affine_norm=False),
@@ -174,6 +176,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(qkv_bias=True, out_bias=False, mlp_bias=False),
     "qwen2_moe": Family(qkv_bias=("qkv_bias", True), out_bias=False, mlp_bias=False),
     "qwen3": Family(qk_norm="head"),
+    "qwen3_5_moe_text": _GATED_QUERIES,
     "qwen3_5_text": _GATED_QUERIES,
     "qwen3_moe": Family(qk_norm="head"),
     "qwen3_next": _GATED_QUERIES,
@@ -203,6 +206,7 @@ _UNSAID: dict[str, dict[str, int]] = {
     "glm4_moe_lite": {"first_k_dense_replace": 1},
     "falcon": {"max_position_embeddings": 2048},
     "qwen3_next": {"head_dim": 256, "num_key_value_heads": 2},
+    "qwen3_5_moe_text": {"head_dim": 256, "num_key_value_heads": 2},
     "qwen3_5_text": {"head_dim": 256, "num_key_value_heads": 4},
     "gemma3_text": {
         "vocab_size": 262_208,
@@ -225,6 +229,11 @@ _ATTENTION = (
 _GATED = ("gate_proj", "up_proj", "down_proj")
 _NEOX_MLP = {"up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h"}
 _BLOOM = {"qkv_proj": "self_attention.query_key_value", "o_proj": "self_attention.dense"} | _NEOX_MLP
+_LFM2 = {
+    "o_proj": "self_attn.out_proj",
+    **{name: f"conv.{name}" for name in ("in_proj", "out_proj")},
+    **{name: f"feed_forward.{w}" for name, w in zip(_GATED, ("w1", "w3", "w2"), strict=True)},
+}
 _SHARED_EXPERTS = {f"shared_expert.{name}": f"mlp.shared_experts.{name}" for name in _GATED}
 # Where families call their linears otherwise than Llama: our name -> path in the layer.
 _PATHS: dict[str, dict[str, str]] = {
@@ -234,11 +243,7 @@ _PATHS: dict[str, dict[str, str]] = {
     "gpt2": {"qkv_proj": "attn.c_attn", "o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
     "gpt_neox": {"qkv_proj": "attention.query_key_value", "o_proj": "attention.dense"} | _NEOX_MLP,
     "llama4_text": {name: f"feed_forward.{name}" for name in (*_GATED, *(f"shared_expert.{each}" for each in _GATED))},
-    "lfm2": {
-        "o_proj": "self_attn.out_proj",
-        **{name: f"conv.{name}" for name in ("in_proj", "out_proj")},
-        **{name: f"feed_forward.{w}" for name, w in zip(_GATED, ("w1", "w3", "w2"), strict=True)},
-    },
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
     "opt": {"o_proj": "self_attn.out_proj", "up_proj": "fc1", "down_proj": "fc2"},
     "persimmon": {"qkv_proj": "self_attn.query_key_value", "o_proj": "self_attn.dense"} | _NEOX_MLP,
     "phi": {"o_proj": "self_attn.dense", "up_proj": "mlp.fc1", "down_proj": "mlp.fc2"},

@@ -12,7 +12,7 @@ from strata_planner.errors import ModelError
 
 Projection = tuple[str, int, int]  # name, out_features, in_features
 _KEPT = frozenset({"in_proj_ba", "in_proj_b", "in_proj_a"})
-_SPLIT = frozenset({"qwen3_5_text"})  # families whose queries, gates and decays are projected apart
+_SPLIT = frozenset({"qwen3_5_moe_text", "qwen3_5_text"})  # families whose queries, gates and decays are projected apart
 
 
 def read_states(config: Mapping[str, Any]) -> tuple[SequenceState | None, ...]:

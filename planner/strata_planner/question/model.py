@@ -262,7 +262,7 @@ class _Reader:
         mixing = self._attention() if state is None else self._projections(state)
         linears = tuple(self._as_stored(index, linear) for linear in (*mixing, *self._mlp(index)))
         others = self._norms() + self._router(index)
-        biases = self._experts(index) * self.family.routing_bias
+        biases = self._experts(index) * flag(self._config, self.family.routing_bias)
         if state is not None:
             others += other_parameters(state, bias=self._mixer_bias) - self._norms_of_heads()
             return LayerShape(0, 0, 0, linears, others, biases, state=state)
@@ -362,7 +362,7 @@ class _Reader:
         step = int(config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1)
         if listed is None and (index in (config.get("mlp_only_layers") or ()) or (index + 1) % step):
             return 0
-        if index < int(config.get("first_k_dense_replace") or 0):
+        if index < int(config.get("first_k_dense_replace") or config.get("num_dense_layers") or 0):
             return 0
         return self.number("num_local_experts", "num_experts", "n_routed_experts", default=0)
 

@@ -15,7 +15,7 @@ _TRANSPOSED = frozenset({"Llama4TextExperts"})  # experts that do not say so the
 _KEPT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("DeepseekV3Attention", "Glm4MoeLiteAttention"), ("kv_b_proj",)),
     "Qwen3NextGatedDeltaNet": ("in_proj_ba",),
-    "Qwen3_5GatedDeltaNet": ("in_proj_b", "in_proj_a"),
+    **dict.fromkeys(("Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"), ("in_proj_b", "in_proj_a")),
 }
 _LIKE_LINEAR = frozenset({"FalconLinear"})  # the bias is added after the product is rounded
 

@@ -70,9 +70,11 @@ def _delta_rule(module: Any, channels: Tensor, z: Tensor, b: Tensor, a: Tensor) 
 
 
 _FORWARDS: dict[str, Callable[..., Any]] = {
+    "Lfm2MoeShortConv": _short_convolution,
     "Lfm2ShortConv": _short_convolution,
     "Qwen3NextGatedDeltaNet": _gated_delta_net,
     "Qwen3_5GatedDeltaNet": _split_gated_delta_net,
+    "Qwen3_5MoeGatedDeltaNet": _split_gated_delta_net,
 }
 
 Heads = tuple[Tensor, Tensor, Tensor]

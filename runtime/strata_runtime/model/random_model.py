@@ -15,7 +15,7 @@ from strata_runtime.model.adapter import quiet
 
 _DECAY = ".A_log"  # how fast a state decays, as a logarithm: where an architecture starts it is drawn, and not by our generator
 _USUAL_DECAY = -2.0  # a state reaches back some ten tokens
-_ROUTING_BIAS = ".e_score_correction_bias"  # all zero where nobody trains it
+_ROUTING_BIAS = (".e_score_correction_bias", ".expert_bias")  # all zero where nobody trains it
 
 
 def make_random_model(

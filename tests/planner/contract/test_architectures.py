@@ -19,9 +19,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "kimi_linear"},
         "'kimi_linear' is not supported: the engine lacks linear attention other than Gated DeltaNet's",
     ),
-    "state beside experts": (
-        {"model_type": "lfm2_moe"},
-        "a tested adapter for its experts.* nearest that runs is lfm2",
+    "linear attention without its adapter": (
+        {"model_type": "olmo_hybrid"},
+        "a tested adapter for its linear attention.* nearest that runs is qwen3_next",
     ),
     "state of another kind": (
         {"model_type": "lfm2", "layer_types": ["conv", "linear_attention"]},

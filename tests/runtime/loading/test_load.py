@@ -43,7 +43,10 @@ FUSED_EXPERTS = (
     "olmoe",
     "qwen2_moe",
     "qwen3_moe",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
     "qwen3_next",
+    "lfm2_moe",
 )
 
 
@@ -105,8 +108,8 @@ def test_a_stage_keeps_no_meta_parameter_and_nothing_of_others(name: str, tmp_pa
 
 @pytest.mark.parametrize("name", SWEEP)
 def test_a_ragged_batch_over_three_stages_equals_the_unsliced_model(name: str, tmp_path: Path) -> None:
-    difference, _ = parity(name, tmp_path)
-    assert difference <= 1e-5
+    difference, largest = parity(name, tmp_path)
+    assert difference <= 1e-5 * max(1.0, largest)
 
 
 @pytest.mark.parametrize("name", SWEEP)
