@@ -43,7 +43,8 @@ from strata_planner.costs.operator_data import (
 from strata_planner.costs.roofline import linear_seconds
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.question.catalogue import catalogue
-from strata_planner.question.model import LayerShape, Linear, Model
+from strata_planner.question.linear import Linear
+from strata_planner.question.model import LayerShape, Model
 
 PACKAGE = "aiconfigurator-core"
 # Catalogue name -> the package's system. An A800 computes as an A100, an A100-40GB exchanges as one.

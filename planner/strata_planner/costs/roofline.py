@@ -16,9 +16,11 @@ from strata_planner.costs.routing import spread
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.costs.working import PACKED_ROWS, STATE_CHUNK
 from strata_planner.question.catalogue import CPU
-from strata_planner.question.model import LayerShape, Linear, Model
+from strata_planner.question.linear import Linear
+from strata_planner.question.model import LayerShape, Model
 
-STATE_PASSES = 10  # over the matrices of a sequence that decodes: gathered, decayed, read, added to, read, put back
+# Passes over the state of a sequence that decodes: gathered, decayed, read, added to, read, put back; a processor's cache holds it meanwhile.
+STATE_PASSES, STATE_PASSES_ON_CPU = 10, 4
 
 
 class Roofline:
@@ -89,7 +91,8 @@ def _state_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:
     launched = phase.sequences * profile.sequence_layer_seconds
     reading = profile.bandwidth_bytes_per_second * profile.decode_efficiency["dense"]
     if phase.decoding:
-        return launched + phase.sequences * STATE_PASSES * state.bytes(rates.compute_type) / reading
+        passes = STATE_PASSES_ON_CPU if rates.name == CPU else STATE_PASSES
+        return launched + phase.sequences * passes * state.bytes(rates.compute_type) / reading
     within = STATE_CHUNK * (5 * state.key_dim + 3 * state.value_dim)
     operations = phase.total_tokens * state.heads * (within + 6 * state.key_dim * state.value_dim)
     return launched + operations / (profile.float32_flops_per_second * profile.prefill_efficiency["dense"])

@@ -8,7 +8,8 @@ from functools import cache
 
 import msgspec
 
-from strata_planner.question.model import LayerShape, Linear, Model
+from strata_planner.question.linear import Linear
+from strata_planner.question.model import LayerShape, Model
 
 _BY_INPUTS = ("o_proj", "down_proj", "experts.down", "shared_expert.down_proj")
 

@@ -13,7 +13,8 @@ from strata_planner.contract.rows import FEW_ROWS, MANY_ROWS, padded_rows
 from strata_planner.contract.sequence_state import SequenceState
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import Accelerator
-from strata_planner.question.model import MLP_IN, LayerShape, Linear, Model
+from strata_planner.question.linear import Linear
+from strata_planner.question.model import MLP_IN, LayerShape, Model
 
 # Of the libraries. A role's modules take 1.3 MiB in a process; sockets and threads of an epoch are assumed to take the
 # rest. What oneDNN keeps for every pair of a weight's shape and a number of rows in 16-bit types is the growth of glibc's
@@ -284,7 +285,11 @@ class _Layer:
         multiplied = state.heads * (5 * state.key_dim + 5 * state.value_dim + 4 * STATE_CHUNK)
         rows = max(4 * state.channels, state.channels + multiplied)
         passing = (min(self._tokens, STATE_TOKENS) * rows + 4 * state.matrix_values) * _FLOAT32
-        decoding = self._step.sampled * ((2 * state.inputs + 3) * state.channels + 2 * state.matrix_values) * _FLOAT32
+        window = state.channels * ((2 * state.inputs + 1) * self._storage.item + 2 * _FLOAT32)
+        gathered = (
+            2 * state.matrix_values * _FLOAT32 * (not self._storage.on_cpu)
+        )  # a processor moves states where they lie
+        decoding = self._step.sampled * (window + gathered)
         normalising = 4 * self._tokens * values * _FLOAT32 * bool(state.heads)
         projecting = self._hidden * self._row + self._brought_back(self._plain, self._tokens)
         return projected + max(passing, decoding, normalising, projecting)

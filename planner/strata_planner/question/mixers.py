@@ -9,9 +9,8 @@ from typing import Any
 from strata_planner.contract.sequence_state import SequenceState, states_of
 from strata_planner.contract.values import ContractError
 from strata_planner.errors import ModelError
+from strata_planner.question.linear import Linear
 
-Projection = tuple[str, int, int]  # name, out_features, in_features
-_KEPT = frozenset({"in_proj_ba", "in_proj_b", "in_proj_a"})
 _SPLIT = frozenset({"qwen3_5_moe_text", "qwen3_5_text"})  # families whose queries, gates and decays are projected apart
 
 
@@ -23,32 +22,32 @@ def read_states(config: Mapping[str, Any]) -> tuple[SequenceState | None, ...]:
         raise ModelError(str(error)) from error
 
 
-def projections(model_type: str, state: SequenceState, hidden: int) -> tuple[Projection, ...]:
-    """Of one layer with this state."""
+def projections(config: Mapping[str, Any], state: SequenceState, hidden: int) -> tuple[Linear, ...]:
+    """Of one layer with this state. What says how fast a state decays, and how much of a token it learns, stays in the compute type: a rounding
+    of it adds up over the text.
+    """
     if not state.heads:  # a short convolution, gated before and after
-        return (("in_proj", 3 * hidden, hidden), ("out_proj", hidden, hidden))
+        bias = bool(config.get("conv_bias"))
+        return (Linear("in_proj", 3 * hidden, hidden, bias), Linear("out_proj", hidden, hidden, bias))
     values = state.heads * state.value_dim
-    last = ("out_proj", hidden, values)
-    if model_type in _SPLIT:
-        apart = (
-            ("in_proj_qkv", state.channels),
-            ("in_proj_z", values),
-            ("in_proj_b", state.heads),
-            ("in_proj_a", state.heads),
+    last = Linear("out_proj", hidden, values)
+    if config.get("model_type") in _SPLIT:
+        return (
+            Linear("in_proj_qkv", state.channels, hidden),
+            Linear("in_proj_z", values, hidden),
+            *(Linear(name, state.heads, hidden, quantizable=False) for name in ("in_proj_b", "in_proj_a")),
+            last,
         )
-        return (*((name, outputs, hidden) for name, outputs in apart), last)
-    return (("in_proj_qkvz", state.channels + values, hidden), ("in_proj_ba", 2 * state.heads, hidden), last)
+    decays = Linear("in_proj_ba", 2 * state.heads, hidden, quantizable=False)
+    return (Linear("in_proj_qkvz", state.channels + values, hidden), decays, last)
 
 
-def is_quantizable(name: str) -> bool:
-    """What says how fast a state decays, and how much of a token it learns, stays in the compute type: a rounding of it adds up over the text."""
-    return name not in _KEPT
-
-
-def other_parameters(state: SequenceState, *, bias: bool) -> int:
+def other_parameters(config: Mapping[str, Any], state: SequenceState) -> int:
     """The convolution; of a linear attention how fast each head decays, in two values, and the norm of what it gives."""
-    convolution = state.channels * (state.inputs + 1 + bias)
-    return convolution + (2 * state.heads + state.value_dim if state.heads else 0)
+    convolution = state.channels * (state.inputs + 1)
+    if state.heads:
+        return convolution + 2 * state.heads + state.value_dim
+    return convolution + state.channels * bool(config.get("conv_bias"))
 
 
 def convolution_mlp_width(config: Mapping[str, Any], width: int) -> int:

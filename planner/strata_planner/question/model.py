@@ -14,18 +14,11 @@ import msgspec
 from strata_planner.contract.architectures import ROUTING, check_architecture
 from strata_planner.contract.formats import (
     BITS_OF_FORMAT,
-    GPTQ,
-    GPTQ_GROUP,
-    STORED_FORMATS,
-    ComputeType,
     FormatName,
-    block_float8_bytes,
-    stored_bytes,
 )
 from strata_planner.contract.kv import has_one_key_head
 from strata_planner.contract.quantization import (
     BlockFloat8,
-    ModuleQuantization,
     Quantization,
     read_quantization,
     with_old_description,
@@ -37,50 +30,13 @@ from strata_planner.contract.values import Value
 from strata_planner.errors import ModelError
 from strata_planner.question.config_fields import check_fields
 from strata_planner.question.families import Family, expert_path, family_of, flag, linear_path, unsaid
+from strata_planner.question.linear import Linear
 from strata_planner.question.mixers import (
     convolution_mlp_width,
-    is_quantizable,
     other_parameters,
     projections,
     read_states,
 )
-
-
-class Linear(Value, frozen=True):
-    """`copies` equal weights [out_features, in_features], `active` of which a token passes (experts).
-
-    `quantizable`: it has formats below 16 bits (what routes has none). `stored`: how the checkpoint holds it, where it is quantized already.
-    """
-
-    name: str
-    out_features: int
-    in_features: int
-    bias: bool = False
-    copies: int = 1
-    active: int = 1
-    quantizable: bool = True
-    stored: ModuleQuantization | None = None
-
-    @property
-    def parameters(self) -> int:
-        return self.copies * (self.out_features * self.in_features + self.out_features * self.bias)
-
-    def format_in(self, layer_format: FormatName) -> FormatName:
-        """The format of this linear in a layer of `layer_format`: `gptq*` and `fp8_block` leave each linear as its checkpoint holds it."""
-        if layer_format in STORED_FORMATS:
-            return self.stored.format if self.stored else "dense"
-        return layer_format if self.quantizable else "dense"
-
-    def weight_bytes(self, layer_format: FormatName, compute_type: ComputeType) -> int:
-        """Of one copy, in a layer of `layer_format`, with scales, zeros, tables and order; the bias is apart."""
-        name = self.format_in(layer_format)
-        if self.stored and self.stored.block and name == self.stored.format:
-            return block_float8_bytes(self.out_features, self.in_features, self.stored.block)
-        group, ordered = GPTQ_GROUP, False
-        if self.stored and name in GPTQ.values():
-            group = self.stored.group or self.in_features
-            ordered = self.stored.ordered and group < self.in_features  # one group has no order
-        return stored_bytes(name, self.out_features, self.in_features, compute_type, group=group, ordered=ordered)
 
 
 class LayerShape(Value, frozen=True):
@@ -259,24 +215,14 @@ class _Reader:
 
     def layer(self, index: int) -> LayerShape:
         state = self._states[index]
-        mixing = self._attention() if state is None else self._projections(state)
+        mixing = self._attention() if state is None else projections(self._config, state, self.hidden)
         linears = tuple(self._as_stored(index, linear) for linear in (*mixing, *self._mlp(index)))
         others = self._norms() + self._router(index)
         biases = self._experts(index) * flag(self._config, self.family.routing_bias)
         if state is not None:
-            others += other_parameters(state, bias=self._mixer_bias) - self._norms_of_heads()
+            others += other_parameters(self._config, state) - self._norms_of_heads()
             return LayerShape(0, 0, 0, linears, others, biases, state=state)
         return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, others, biases, self.family.latent)
-
-    @property
-    def _mixer_bias(self) -> bool:
-        return bool(self._config.get("conv_bias"))
-
-    def _projections(self, state: SequenceState) -> tuple[Linear, ...]:
-        return tuple(
-            Linear(name, outputs, inputs, self._mixer_bias, quantizable=is_quantizable(name))
-            for name, outputs, inputs in projections(self.model_type, state, self.hidden)
-        )
 
     def _as_stored(self, index: int, linear: Linear) -> Linear:
         """With what the checkpoint says of it. All experts of a layer are stored as the first; GPTQ's are merged in 16 bits."""

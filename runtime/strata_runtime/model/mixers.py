@@ -135,15 +135,38 @@ def _chunks(
 
 
 def _step(state: LayerState, run: StateRun, heads: Heads, decay: Tensor, learned: Tensor) -> Tensor:
-    """The rule over one token of each sequence: the state decays, and what it says of the key moves towards the value."""
-    groups = heads[2].shape[2] // heads[1].shape[2]
-    query, key = (_unit(each[:, 0].float()).repeat_interleave(groups, dim=1)[..., None, :] for each in heads[:2])
-    matrices = state.matrices[run.slots].mul_(decay[:, 0].exp()[..., None, None])
-    wrong = (heads[2][:, 0].float()[..., None, :] - key @ matrices) * learned[:, 0].float()[..., None, None]
-    matrices += key.mT * wrong
-    state.matrices[run.slots] = matrices
-    out: Tensor = (query * query.shape[-1] ** -0.5) @ matrices
-    return out.transpose(1, 2)
+    """The rule over one token of each sequence. A processor goes through one state after the other, which its cache holds; a GPU through all."""
+    query, key, value = (each[:, 0].float() for each in heads)
+    groups = value.shape[1] // key.shape[1]
+    query, key = (_unit(each).repeat_interleave(groups, dim=1) for each in (query, key))
+    given = (query * query.shape[-1] ** -0.5, key, value, decay[:, 0].exp(), learned[:, 0].float())
+    move = _move_together if state.matrices.is_cuda else _move_in_turn
+    return move(state.matrices, run.slots, given)[:, None]
+
+
+def _move_together(states: Tensor, slots: Tensor, given: tuple[Tensor, ...]) -> Tensor:
+    """given: as `_moved` takes them, of each sequence [count, ...]."""
+    gathered = states[slots]
+    out = _moved(gathered.flatten(0, 1), *(each.flatten(0, 1) for each in given))
+    states[slots] = gathered
+    return out.view(len(slots), -1, out.shape[-1])
+
+
+def _move_in_turn(states: Tensor, slots: Tensor, given: tuple[Tensor, ...]) -> Tensor:
+    """The same."""
+    return torch.stack([_moved(states[slot], *each) for slot, *each in zip(slots.tolist(), *given, strict=True)])
+
+
+def _moved(matrices: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, learned: Tensor) -> Tensor:
+    """Each state decays, and what it says of the key moves towards the value, in place.
+
+    matrices: [heads, key_dim, value_dim]; decay, learned: [heads]. Returns what it says of the query [heads, value_dim].
+    """
+    key = key[:, None]
+    matrices.mul_(decay[:, None, None])
+    wrong = (value[:, None] - torch.bmm(key, matrices)).mul_(learned[:, None, None])
+    matrices.baddbmm_(key.mT, wrong)
+    return torch.bmm(query[:, None], matrices)[:, 0]
 
 
 def _unit(vectors: Tensor) -> Tensor:

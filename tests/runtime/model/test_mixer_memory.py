@@ -115,12 +115,15 @@ def test_a_layer_with_state_takes_what_is_counted(
     tokens = sum(length for _, length in step)
     stage.forward(torch.zeros(tokens, dtype=torch.int64), cache_of(role, stage).plan(segments))
     counted = _counted(Model.from_folder(model), StepShape(tokens, len(step), 1024), compute_type)
-    assert 0.5 * counted <= peaks[0] <= counted
+    assert peaks[0] <= counted
+    if (
+        compute_type != "float32" and len(step) == 1
+    ):  # there what MKL packs counts too; and so many tokens may be of one prompt
+        assert peaks[0] >= 0.5 * counted
 
 
 def _counted(model: Model, step: StepShape, compute_type: ComputeType) -> int:
-    """As on a GPU, without what a processor's MKL packs of a weight, which is no tensor."""
-    storage = Storage(frozenset({"dense"}), compute_type, on_cpu=False)
+    storage = Storage(frozenset({"dense"}), compute_type, on_cpu=True)
     layer = working._Layer(model.layers[0], step.tokens, step, storage, model.hidden_size)
     state = model.layers[0].state
     assert state is not None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.architectures import SUPPORTED
 from strata_planner.contract.frames import Segment
+from strata_runtime.model import mixers
 from strata_runtime.model.kv.states import TOKENS_AT_ONCE
 from tests.laws import share, swept
 from tests.runtime.architectures import make_tiny_model, unsliced
@@ -85,8 +86,24 @@ def test_a_packed_batch_is_its_sequences_alone(folders: Path, name: str, stages:
 
 
 def assert_equal(logits: torch.Tensor, wanted: torch.Tensor) -> None:
-    """In float32; decays add up over a chunk, and so do their roundings."""
-    assert (logits - wanted).abs().max() <= 2e-5 * max(1.0, float(wanted.abs().max()))
+    """In float32. What the first tokens read of a state is normalised however small it is, and the rounding of one way to cut them with it; what
+    another sequence left there would be as large as the logits.
+    """
+    assert (logits - wanted).abs().max() <= 1e-4 * max(1.0, float(wanted.abs().max()))
+
+
+def test_states_that_move_together_move_as_one_after_the_other() -> None:
+    generator = torch.Generator().manual_seed(0)
+    states, slots = torch.randn(5, 3, 4, 6, generator=generator), torch.tensor([4, 0, 2])
+    shapes = ((3, 3, 4), (3, 3, 4), (3, 3, 6), (3, 3), (3, 3))
+    given = tuple(torch.rand(shape, generator=generator) for shape in shapes)
+    together, in_turn = states.clone(), states.clone()
+    out = mixers._move_together(together, slots, given)
+    torch.testing.assert_close(out, mixers._move_in_turn(in_turn, slots, given))
+    torch.testing.assert_close(together, in_turn)
+    untouched = [1, 3]
+    assert torch.equal(together[untouched], states[untouched])
+    assert not torch.equal(together, states)
 
 
 @pytest.mark.parametrize("name", KINDS)
