@@ -9,6 +9,7 @@ from pathlib import Path
 BENCHMARKS = (
     "pipeline",
     "serving",
+    "self_drafts",
     "kernels",  # those of GPUs too
     "format_kernels",
     "loading",

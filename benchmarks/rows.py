@@ -35,6 +35,9 @@ LISTED: dict[str, tuple[str, ...]] = {
             *(f"structured_{streams}" for streams in (1, 16)),
         )
     ),
+    "self_drafts": tuple(
+        f"spec_self_{name}_{bits}{mark}" for name in ("tiny", "1b") for bits in (16, 8) for mark in ("", "_3_stages")
+    ),
     "streams": ("streams_500_errors", "streams_500_growth", "streams_500_gap", "streams_500_rate"),
     "transcripts": ("transcript_schema", "transcript_tool"),
     "planner": (

@@ -146,7 +146,7 @@ def test_nothing_is_shared_or_guessed() -> None:
     assert keeps_to(request, plan), "the same wishes keep the plan that they led to"
 
 
-@pytest.mark.parametrize("mode", ["ngram", "suffix"])
+@pytest.mark.parametrize("mode", ["ngram", "suffix", "selfPrecision"])
 def test_guesses_that_are_asked_for_by_name_are_refused(mode: Any) -> None:
     with pytest.raises(WorkloadError, match=f"speculation {mode}: sequences of 'qwen3_next' keep state"):
         make_plan(a_request(model=small(), speculation=Speculation(mode)))

@@ -146,7 +146,8 @@ class PrecisionSpec(ApiType):
     """Bits that the weights of a layer may have; the plan chooses per layer. 5 to 7 need the method anyPrecision."""
     method: Literal["auto", "roundToNearest", "anyPrecision", "float8"] = "auto"
     """How weights become fewer bits. anyPrecision: every width is cut from one copy that `strata quantize` made (without one, while
-    loading, which takes long). float8: e4m3 with a scale per output, at 8 bits. auto: anyPrecision where the model's folder has that copy, else roundToNearest."""
+    loading, which takes long). float8: e4m3 with a scale per output, at 8 bits. auto: anyPrecision where the model's folder has that copy or tokens are
+    drafted by selfPrecision, else roundToNearest."""
     activation_bits: Annotated[
         tuple[Literal[8, 16], ...],
         Field(min_length=1, max_length=2, json_schema_extra={"x-kubernetes-list-type": "set"}),
@@ -241,11 +242,14 @@ class ReplanningSpec(ApiType):
 class SpeculationSpec(ApiType):
     """Tokens that are guessed and verified in one step. No text changes by it, at any temperature."""
 
-    mode: Literal["none", "auto", "ngram", "suffix"] = "none"
-    """`ngram` guesses from the request's own prompt and answer, `suffix` from recent answers too; `auto` is `suffix`, as far as it makes more tokens
-    a second."""
+    mode: Literal["none", "auto", "ngram", "suffix", "selfPrecision"] = "none"
+    """`ngram` guesses from the request's own prompt and answer, `suffix` from recent answers too; `selfPrecision` drafts with the model's own weights
+    at fewer bits, for which layers need 16 bits or any-precision formats of more; `auto` is `suffix`, or drafts with planes that layers hold anyway,
+    as far as it makes more tokens a second."""
     tokens: Annotated[int, Field(ge=1, le=15)] = 4
     """Tokens of one guess, at most."""
+    draft_bits: Literal[3, 4] = 4
+    """Bits of the weights that draft."""
 
 
 class RuntimeSpec(ApiType):

@@ -62,7 +62,7 @@ def request_for(
     devices = corrected(deployment, cluster)
     method = _method(deployment, prequantized=bool(beside.copied_bits))
     sensitivity = _sensitivity(beside.calibration, model)
-    most = spec.objective.max_perplexity_increase
+    most, guess = spec.objective.max_perplexity_increase, spec.runtime.speculation
     return PlanRequest(
         deployment=deployment.name,
         model_uri=model_uri or spec.model.uri,
@@ -86,17 +86,17 @@ def request_for(
         solver=spec.planning.solver,
         chunk_tokens=spec.planning.chunk_tokens,
         prefix_caching=spec.runtime.prefix_caching,
-        speculation=Speculation(spec.runtime.speculation.mode, spec.runtime.speculation.tokens),
+        speculation=Speculation(guess.mode, guess.tokens, guess.draft_bits),
         objective=_objective(deployment),
         tensor_parallel=_degrees(deployment, for_serving=for_serving),
     )
 
 
 def _method(deployment: LLMDeployment, *, prequantized: bool) -> Method:
-    asked = deployment.spec.precision.method
+    asked, drafts = deployment.spec.precision.method, deployment.spec.runtime.speculation.mode == "selfPrecision"
     if asked != "auto":
         return asked
-    return "anyPrecision" if prequantized else "roundToNearest"
+    return "anyPrecision" if prequantized or drafts else "roundToNearest"
 
 
 def _allowed(deployment: LLMDeployment, method: Method, copied_bits: tuple[int, ...]) -> tuple[int, ...]:

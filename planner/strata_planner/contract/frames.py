@@ -135,7 +135,7 @@ class Free(Message, frozen=True, tag="free"):
 KvOperation = Open | Free
 
 
-class FrameHeader(Message, frozen=True, tag="frame/4"):
+class FrameHeader(Message, frozen=True, tag="frame/5"):
     """The tag names the layout of its parts: a peer of another one cannot decode it, and so cannot take one field for another.
 
     Of another epoch: dropped and counted. A gap in `step`: an error. KV operations come before the segments.
@@ -150,6 +150,7 @@ class FrameHeader(Message, frozen=True, tag="frame/4"):
     dtype: ComputeType
     hidden: int
     seconds: float = 0.0  # of the stage that took longest so far
+    draft: bool = False  # with draft weights: one token of each sequence, whose keys and values are written over when it is verified
 
 
 class SampledToken(Message, frozen=True):

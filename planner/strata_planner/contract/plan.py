@@ -97,16 +97,17 @@ class MicroBatch(Value, frozen=True, omit_defaults=True):
         return steps_under_way(self.count, stages)
 
 
-SpeculationMode = Literal["none", "auto", "ngram", "suffix"]
+SpeculationMode = Literal["none", "auto", "ngram", "suffix", "selfPrecision"]
 
 
-class Speculation(Value, frozen=True):
-    """Tokens that are guessed and verified in one step: from the request's own text (`ngram`), from recent answers too (`suffix`), or the latter
-    only where it pays (`auto`). `tokens`: of one verification, at most.
+class Speculation(Value, frozen=True, omit_defaults=True):
+    """Tokens that are guessed and verified in one step: from the request's own text (`ngram`), from recent answers too (`suffix`), drafted by the
+    model's own weights at `draft_bits` (`selfPrecision`), or the best of these where it pays (`auto`). `tokens`: of one verification, at most.
     """
 
     mode: SpeculationMode = "none"
     tokens: int = 4
+    draft_bits: int = 4
 
 
 NO_SPECULATION = Speculation()

@@ -3,6 +3,7 @@
 `roles_of` cuts a plan into roles; it is called by whoever makes epochs. Slots read roles and never see the plan.
 """
 
+from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.plan import NO_SPECULATION, DeviceRef, MicroBatch, Plan, Replica, Speculation, Stage
 from strata_planner.contract.sequence_state import keeps_state
@@ -43,6 +44,7 @@ class Role(Value, frozen=True, omit_defaults=True):
     previous: Neighbour
     prefix_caching: bool = True
     speculation: Speculation = NO_SPECULATION
+    drafts: bool = False  # some layer of the replica has weights of fewer bits to draft with
     state_slots: int = (
         0  # sequences that may run at once, since each keeps state beside its KV; 0: this model's keep none
     )
@@ -97,5 +99,6 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         previous=place[replica.replica, (stage.stage - 1) % count],
         prefix_caching=plan.prefix_caching,
         speculation=plan.speculation,
+        drafts=any(has_draft(name, plan.speculation) for other in replica.stages for name in other.format),
         state_slots=replica.concurrency if keeps_state(plan.architecture) else 0,
     )

@@ -4,21 +4,34 @@ Called by the search for every stage it considers. Weights count by contract.for
 Source of the model: LLM-PQ (arXiv 2403.01136) section 4.1, with real shapes in place of OPT's.
 """
 
+from strata_planner.contract.draft_weights import draft_bytes
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
 from strata_planner.contract.kv import kv_token_bytes
+from strata_planner.contract.plan import NO_SPECULATION, Speculation
+from strata_planner.question.linear import Linear
 from strata_planner.question.model import LayerShape, Model
 
 PAGE_TOKENS = 16
 
 
-def layer_weights_bytes(layer: LayerShape, format_name: FormatName, compute_type: ComputeType) -> int:
-    """One decoder layer at a format: its linears with scales and zeros, biases and norms in the compute type."""
+def layer_weights_bytes(
+    layer: LayerShape, format_name: FormatName, compute_type: ComputeType, speculation: Speculation = NO_SPECULATION
+) -> int:
+    """One decoder layer at a format: its linears with scales and zeros and what they draft with, biases and norms in the compute type."""
     item = COMPUTE_TYPE_BYTES[compute_type]
     total = layer.other_parameters * item + layer.float32_values * COMPUTE_TYPE_BYTES["float32"]
     for linear in layer.linears:
         one = linear.weight_bytes(format_name, compute_type) + linear.out_features * linear.bias * item
-        total += linear.copies * one
+        total += linear.copies * one + _draft_bytes(linear, format_name, compute_type, speculation)
     return total
+
+
+def _draft_bytes(linear: Linear, layer_format: FormatName, compute_type: ComputeType, speculation: Speculation) -> int:
+    """Of a linear that has an any-precision form; experts and what routes to them have none."""
+    if linear.copies > 1 or not linear.quantizable or linear.stored:
+        return 0
+    shape = linear.out_features, linear.in_features
+    return draft_bytes(linear.format_in(layer_format), *shape, compute_type, speculation)
 
 
 def kv_bytes_per_token(layer: LayerShape, kv_bits: int, compute_type: ComputeType) -> int:

@@ -5,9 +5,10 @@ fitted to a model or a slice; constants are measured on single products or the r
 2403.01136) section 4.1, "peak temporaries", with the moments of real layers in place of a factor.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
+from strata_planner.contract.architectures import ROUTING
 from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.rows import FEW_ROWS, MANY_ROWS, padded_rows
 from strata_planner.contract.sequence_state import SequenceState
@@ -31,6 +32,10 @@ SCORES_BYTES = 8 << 20
 MASK_BYTES, MASK_ROWS = 4 << 20, 256
 FEWEST_KEYS, WIDE = 64, 256  # keys of scores written out are padded to powers of two between these, beyond to multiples
 WRITTEN_OUT = frozenset({"bloom", "gemma2", "gpt_oss"})  # architectures whose attention is not torch's own
+HEAD_LANES, WIDEST_HEAD = (
+    32,
+    256,
+)  # widths of a head that the native library attends with, on processors for which it packs 16-bit weights
 EXPERT_ROWS = 128
 STATE_TOKENS = 256  # of one sequence that pass a layer with state at once (model.mixers)
 CONVERTED_AT_A_TIME = 1 << 21
@@ -85,6 +90,11 @@ class Storage:
     @property
     def item(self) -> int:
         return COMPUTE_TYPE_BYTES[self.compute_type]
+
+    def attends_in_place(self, layer: LayerShape) -> bool:
+        """Whether keys and values are read where they lie: by the native library, which also packs 16-bit weights."""
+        packs = self.on_cpu and self.compute_type == "bfloat16" and dict(self.packed_rows).get("dense", 0) > 0
+        return packs and not layer.latent and layer.head_dim % HEAD_LANES == 0 and layer.head_dim <= WIDEST_HEAD
 
     @property
     def packed_by_product(self) -> int:
@@ -150,26 +160,43 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
     """Once for each shape of a weight and each number of rows: what a slot that serves any requests ends up with."""
     if storage.item == _FLOAT32:
         return 0
-    linears = {linear for layer in set(model.layers) for linear in layer.linears}
-    kernels = head * row_numbers(1, step.sampled) + _product_kernels(linears, step, storage)
+    decays = _decays(model)
+    linears = {linear for layer in set(model.layers) for linear in layer.linears} - decays
+    packed_rows = PACKED_ROWS | dict(storage.packed_rows)
+    kernels = head * row_numbers(packed_rows["dense"] + 1, step.sampled) + _product_kernels(
+        linears, step, packed_rows, storage
+    )
     if any(layer.latent for layer in model.layers):  # queries into the latents' width, and values out of it
         kernels += 2 * row_numbers(1, step.tokens)
-    kernels += row_numbers(1, step.tokens) * any(each.copies > 1 for each in linears)  # the router's
-    if model.architecture in WRITTEN_OUT:
+    kernels += row_numbers(1, step.tokens) * (
+        len(decays) + any(each.copies > 1 for each in linears)
+    )  # and the router's
+    if model.architecture in WRITTEN_OUT and not all(map(storage.attends_in_place, model.layers)):
         kernels += _ATTENTION_PRODUCTS * (_FEW_ROWS + _key_numbers(step.tokens) + _key_numbers(step.context))
     return kernels * KERNEL_BYTES
 
 
-def _product_kernels(linears: Iterable[Linear], step: StepShape, storage: Storage) -> int:
+def _decays(model: Model) -> set[Linear]:
+    """What says how fast states decay: plain weights to the runtime, multiplied by torch's own product."""
+    layers = (layer for layer in set(model.layers) if layer.state)
+    return {each for layer in layers for each in layer.linears if not each.quantizable and each.name not in ROUTING}
+
+
+def _product_kernels(
+    linears: Iterable[Linear], step: StepShape, packed_rows: Mapping[FormatName, int], storage: Storage
+) -> int:
     """Of each linear in the formats that it has in some layer; of experts some rows at a time."""
-    packed_rows = PACKED_ROWS | dict(storage.packed_rows)
-    most: dict[tuple[FormatName, int, int], int] = {}  # rows of each shape of a product
+    most: dict[
+        tuple[int, tuple[FormatName, int, int]], int
+    ] = {}  # rows of each shape of a product, beyond those that it takes packed
     for linear in linears:
-        rows = step.tokens if linear.copies == 1 else min(step.tokens, EXPERT_ROWS)
+        is_expert = linear.copies > 1
+        rows = min(step.tokens, EXPERT_ROWS) if is_expert else step.tokens
         for name in {linear.format_in(each) for each in storage.formats}:
+            packed = PACKED_ROWS["dense"] if is_expert and name == "dense" else packed_rows[name]
             for shape in _product_shapes(linear, name):
-                most[shape] = max(rows, most.get(shape, 0))
-    return sum(row_numbers(packed_rows[name] + 1, rows) for (name, _, _), rows in most.items())
+                most[packed, shape] = max(rows, most.get((packed, shape), 0))
+    return sum(row_numbers(packed + 1, rows) for (packed, _), rows in most.items())
 
 
 def _key_numbers(most: int) -> int:
@@ -236,6 +263,7 @@ class _Layer:
         self._tokens = tokens
         self._hidden = hidden
         self._written_out = written_out
+        self._in_place = storage.attends_in_place(layer)
         self._queries, self._keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         names = {linear.name for linear in layer.linears}
         self._fused_qkv, self._fused_mlp = "qkv_proj" in names, "gate_up_proj" in names
@@ -296,6 +324,8 @@ class _Layer:
 
     def _gathered(self) -> int:
         """Pages of the pool: of a chunk with a past, or of a group of decoding sequences; at 8 bits as codes first."""
+        if self._in_place:
+            return 0
         one = 2 * self._step.context * self._keys * self._storage.item
         chunk = one if self._step.context > self._step.tokens else 0
         gathered = max(chunk, min(GATHERED_BYTES, self._step.sampled * one))
@@ -303,6 +333,8 @@ class _Layer:
 
     def _mask(self) -> int:
         """Of the longest chunk that has a past: which keys each token sees, and some rows of that in the compute type."""
+        if self._in_place:
+            return 0
         rows = max(0, min(self._step.tokens, self._step.context - self._step.tokens + self._step.sampled))
         row = self._step.context * self._storage.item
         return rows * self._step.context + min(rows * row, max(MASK_BYTES, MASK_ROWS * row))
@@ -311,7 +343,7 @@ class _Layer:
         """Where they are written out: some rows of them, and padded copies of queries, keys and values. A group of decoding
         sequences, gathered while no scores of a chunk are there, holds more than that or less.
         """
-        if not self._written_out:
+        if not self._written_out or self._in_place:
             return 0
         copies = 2 * self._step.context * self._keys * self._storage.item
         return max(0, copies + self._queries * self._row + SCORES_BYTES - self._gathered())

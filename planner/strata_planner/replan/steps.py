@@ -6,7 +6,7 @@ rest after the switch; a device without room for both frees first, and the steps
 
 from dataclasses import dataclass
 
-from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.formats import FormatName
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.costs.memory import embedding_bytes, layer_weights_bytes
 from strata_planner.costs.shards import sharded
@@ -65,13 +65,14 @@ Step = Drop | Narrow | Load | Switch
 class Ledger:
     """Bytes on one device of a place: weights and tables as they come and go, KV and temporaries of the plan that runs."""
 
-    def __init__(self, model: Model, compute_type: ComputeType, stage: Stage) -> None:
-        self._model, self._compute_type = model, compute_type
+    def __init__(self, model: Model, plan: Plan, stage: Stage) -> None:
+        self._model, self._compute_type, self._speculation = model, plan.compute_type, plan.speculation
         self._degree = stage.tensor_parallel
         self.usable_bytes = min(device.usable_bytes for device in stage.devices)
 
     def layer_bytes(self, layer: int, name: FormatName) -> int:
-        return layer_weights_bytes(sharded(self._model.layers[layer], self._degree), name, self._compute_type)
+        shape = sharded(self._model.layers[layer], self._degree)
+        return layer_weights_bytes(shape, name, self._compute_type, self._speculation)
 
     def table_bytes(self, tables: tuple[bool, bool]) -> int:
         size = embedding_bytes(self._model, embedding=tables[0], head=tables[1], compute_type=self._compute_type)
@@ -92,7 +93,7 @@ def steps(running: Plan | None, plan: Plan, model: Model, *, serving: bool) -> t
     late: list[Step] = []
     for stage in plan.stages:
         place = stage.places
-        mover = _Mover(place, Ledger(model, plan.compute_type, stage), before.get(place, NOTHING), held_by(stage))
+        mover = _Mover(place, Ledger(model, plan, stage), before.get(place, NOTHING), held_by(stage))
         first, after = mover.steps(stage, working.get(place))
         early += first
         late += after

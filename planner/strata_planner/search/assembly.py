@@ -144,7 +144,12 @@ def _memories(
         group = found.candidate.order[place]
         formats = [pricer.formats(group)[bits] for bits in part.bits]
         weights = sum(
-            layer_weights_bytes(sharded(request.model.layers[index], group.degree), name, request.compute_type)
+            layer_weights_bytes(
+                sharded(request.model.layers[index], group.degree),
+                name,
+                request.compute_type,
+                request.served_speculation,
+            )
             for index, name in zip(part.layers, formats, strict=True)
         )
         tables = pricer.table_bytes(group, embedding=place == 0, head=head)

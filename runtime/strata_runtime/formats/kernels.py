@@ -28,6 +28,7 @@ from strata_runtime.formats.rounded import channel_kernels, group_kernels
 from strata_runtime.formats.static8 import static_kernels
 from strata_runtime.formats.static8.static_weight import StaticWeight
 from strata_runtime.formats.weights import ChannelWeight, GroupWeight, PlanesWeight
+from strata_runtime.kernels import native_dense
 
 Arithmetic = Literal["16-bit activations", "8-bit activations"]
 W = TypeVar("W", ChannelWeight, GroupWeight, PlanesWeight, Float8Weight, BlockFloat8Weight, StaticWeight, GptqWeight)
@@ -147,14 +148,18 @@ def select(kernels: tuple[Kernel[W], ...], format_name: FormatName, tokens: Tens
 
 
 def packed_rows(dtype: torch.dtype, threads: int) -> dict[FormatName, int]:
-    """Up to how many tokens this processor multiplies weights as they are stored, by kernels that keep no memory; formats that were measured here alone.
+    """Up to how many tokens this processor multiplies weights as they are stored, by kernels that keep no memory; of formats with a choice, those that
+    were measured here alone.
 
     Those are the kernels with limits of their own. Beyond, weights are brought back to `dtype` for oneDNN, which keeps a kernel for every number of rows.
     """
+    dense: dict[FormatName, int] = {"dense": ANY_TOKENS} if native_dense.takes(dtype, torch.device("cpu")) else {}
     tables: tuple[tuple[Kernel[Any], ...], ...] = (CHANNEL_KERNELS, GROUP_KERNELS, PLANE_KERNELS)
     limited = [kernel for table in tables for kernel in table if kernel.most_tokens < ANY_TOKENS]
     steps, names = measured.steps_on_cpu(dtype, threads), {kernel.name for kernel in limited}
-    return {name: _most_tokens(steps[name], names) for name in {kernel.format for kernel in limited} if name in steps}
+    return dense | {
+        name: _most_tokens(steps[name], names) for name in {kernel.format for kernel in limited} if name in steps
+    }
 
 
 def _most_tokens(steps: measured.Steps, names: set[str]) -> int:

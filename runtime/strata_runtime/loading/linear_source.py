@@ -4,7 +4,7 @@ Made by `load_stage`; kept by the StageModel for whoever changes a linear's prec
 and tables from the any-precision copy, where the model has one. Every answer is memory of its own, on the CPU. Safe for several threads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 import torch
@@ -37,10 +37,15 @@ class LinearSource:
 
     def dense(self, key: str) -> Tensor:
         """[N, K] in the compute type. Raises InputError where the checkpoint has no such weight."""
-        if key not in self._weights:
-            raise InputError(f"{self.folder} has no dense weight of '{key}': it stays at the precision it has")
-        name = self._weights[key]
-        return self._checkpoint.read([name], self._dtype, _CPU)[name]
+        return self._read(key, self._dtype)
+
+    def stored(self, key: str) -> Tensor:
+        """[N, K] in the checkpoint's own type. Raises as `dense`."""
+        return self._read(key, None)
+
+    def in_order(self, keys: Container[str]) -> list[str]:
+        """Those of the keys that have a dense weight, as a load stores them one after the other."""
+        return [key for key in self._weights if key in keys]
 
     def planes(self, key: str, bits: int) -> PlanesWeight:
         """The model of `bits` bits. Raises InputError where there is no any-precision copy, or none of that width."""
@@ -58,6 +63,12 @@ class LinearSource:
         """How the inputs of a linear are rounded. Raises NotCalibratedError."""
         assert self.activations is not None
         return self.activations.entry(key)
+
+    def _read(self, key: str, dtype: torch.dtype | None) -> Tensor:
+        if key not in self._weights:
+            raise InputError(f"{self.folder} has no dense weight of '{key}': it stays at the precision it has")
+        name = self._weights[key]
+        return self._checkpoint.read([name], dtype, _CPU)[name]
 
     def _copy(self, key: str) -> Artefact:
         if self.artefact is None:

@@ -9,7 +9,7 @@ of that only the planes that the format needs; what a load quantizes itself it k
 import contextlib
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from strata_planner.contract.architectures import check_formats
+from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, STORED_FORMATS, FormatName
 from strata_planner.contract.roles import Role
 from strata_runtime.allocator import freed_at_once
@@ -32,9 +33,10 @@ from strata_runtime.formats.static8.activation_file import activations_of
 from strata_runtime.formats.static8.static_linear import static_linear
 from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import Artefact, DamagedError, find_artefact
-from strata_runtime.loading.blocked import can_block, dense_linear
+from strata_runtime.loading.blocked import blocked_pair, can_block, dense_linear
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
+from strata_runtime.loading.drafts import add_drafts
 from strata_runtime.loading.expert_loader import ExpertLoader
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.load_cache import RECIPE, LoadCache
@@ -111,7 +113,8 @@ def _load(
     ]
     plain = [unit for unit in units if isinstance(unit, Unit)]
     weights = {unit.key: unit.tensors["weight"] for unit in plain if unit.key}
-    artefact, cache = _copies(formats, model_path, stage, plain, config.num_hidden_layers, keep=keep)
+    wanted = [layer for layer, name in formats.items() if name in ANY_FORMATS or has_draft(name, role.speculation)]
+    artefact, cache = _copies(wanted, model_path, stage, plain, config.num_hidden_layers, keep=keep)
     source = LinearSource(checkpoint, artefact, weights, dtype)
     if "w8a8_static" in role.format:
         source.activations = activations_of(model_path, model_digest(model_path))
@@ -123,9 +126,11 @@ def _load(
         for layers in loader.stream(units):
             progress(layers, last - first + 1)
         stage.finish()
+        model = StageModel(stage, num_layers=last - first + 1, device=device, source=source)
+        add_drafts(model, role, cache, lambda: progress(last - first + 1, last - first + 1))
     if source.artefact is not None and not source.artefact.manifest.files:
         source.artefact = None
-    return StageModel(stage, num_layers=last - first + 1, device=device, source=source)
+    return model
 
 
 @contextlib.contextmanager
@@ -168,7 +173,7 @@ class _Piece:
 
 
 def _copies(
-    formats: Mapping[int, FormatName],
+    wanted: Sequence[int],
     model_path: Path,
     stage: ModelSlice,
     units: Sequence[Unit],
@@ -176,11 +181,10 @@ def _copies(
     *,
     keep: bool,
 ) -> tuple[Artefact | None, LoadCache | None]:
-    """The model's any-precision copy; where a layer will be read from it, its file is found whole first. Without one, what loads of this node keep.
+    """The model's any-precision copy; where a layer is wanted of it, its file is found whole first. Without one, what loads of this node keep.
 
     A copy that cannot be used is refused by name, unless no layer needs it.
     """
-    wanted = [layer for layer, name in formats.items() if name in ANY_FORMATS]
     try:
         artefact = find_artefact(model_path)
         if artefact is not None:
@@ -341,6 +345,7 @@ class _Loader:
         self._stage.tie()
         for parent, attribute, head in self._stage.own_head():
             self._replace(parent, attribute, head, "dense", attribute)
+        self._stage.share_table(blocked_pair)
 
     def _store_filled(self, unit: Unit) -> None:
         """The linears whose weights were converted on their way."""

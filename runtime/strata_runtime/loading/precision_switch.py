@@ -12,12 +12,11 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from strata_planner.contract.draft_weights import draft_bytes, kept_bytes
 from strata_planner.contract.formats import (
     ANY_PRECISION,
-    BITS_OF_FORMAT,
     ComputeType,
     FormatName,
-    plane_columns,
     stored_bytes,
 )
 from strata_planner.contract.roles import Role
@@ -29,6 +28,7 @@ from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import find_artefact
 from strata_runtime.loading.artefact_manifest import read_manifest
 from strata_runtime.loading.blocked import can_block, dense_linear
+from strata_runtime.loading.drafts import draft_of, moved
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.load_cache import kept_by_loads
 from strata_runtime.loading.stage_model import StageModel
@@ -74,6 +74,7 @@ class Change:
     read_seconds: float
     stored: dict[str, PlanesWeight]  # key -> what a linear of planes, which stays in its place, will store
     modules: dict[str, nn.Module]  # key -> what takes a linear's place
+    drafts: dict[str, AnyLinear | None]  # key -> what it drafts with from then on
     _let_go: list[object] = field(default_factory=list)
 
     def apply(self) -> None:
@@ -86,6 +87,9 @@ class Change:
             self._let_go.append(linear.store(weight))
         for key, module in self.modules.items():
             self.model.replace(self.layer, key, module)
+        for key, draft in self.drafts.items():
+            self._let_go.append(self.model.draft(self.layer, key))
+            self.model.set_draft(self.layer, key, draft)
 
     def release(self) -> None:
         """Give the memory of what was before back to the system. Steps may run."""
@@ -93,6 +97,7 @@ class Change:
             self._let_go.clear()
             self.stored.clear()
             self.modules.clear()
+            self.drafts.clear()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()  # torch would keep what was freed for itself
 
@@ -144,20 +149,25 @@ def read_change(model: StageModel, layer: int, bits: int) -> Change:
     check_change(model, layer, bits)
     started = time.perf_counter()
     growth = growth_of(model, layer, bits)
-    change = Change(model, layer, bits, growth, 0.0, {}, {})
+    change = Change(model, layer, bits, growth, 0.0, {}, {}, {})
     source = _source(model)
     with freed_at_once(), torch.inference_mode():
         for key, module in model.linears(layer).items():
             if bits == 16 and not isinstance(module, AnyLinear):
                 continue
+            planes = None
             if bits == 16:
                 change.modules[key] = dense_linear(source.dense(key).to(model.device), _bias(module))
             elif isinstance(module, AnyLinear):
                 missing = source.missing_planes(key, module.bits, bits) if bits > module.bits else ()
                 table = source.table(key, bits).to(model.device)
-                change.stored[key] = module.with_bits(bits, table, [plane.to(model.device) for plane in missing])
+                planes = change.stored[key] = module.with_bits(
+                    bits, table, [plane.to(model.device) for plane in missing]
+                )
             else:
-                change.modules[key] = AnyLinear(_on(source.planes(key, bits), model.device), _bias(module))
+                planes = moved(source.planes(key, bits), model.device)
+                change.modules[key] = AnyLinear(planes, _bias(module))
+            change.drafts[key] = draft_of(model, layer, key, module, FORMAT_OF_BITS[bits], planes)
     change.read_seconds = time.perf_counter() - started
     return change
 
@@ -188,14 +198,16 @@ def _growth(module: nn.Module, after: FormatName, model: StageModel) -> Growth:
     shape: tuple[int, int] = (module.out_features, module.in_features)  # type: ignore[assignment]  # of every linear
     if before == after:
         return Growth()
-    compute_type = _COMPUTE_TYPES[model.dtype]
-    wanted, held = (stored_bytes(name, *shape, compute_type) for name in (after, before))
-    if after == "dense":
-        return Growth(wanted, held, wanted if can_block(model.dtype, model.device) else 0)
-    kept = 0
-    if isinstance(module, AnyLinear):
-        kept = min(module.bits, BITS_OF_FORMAT[after]) * shape[0] * plane_columns(shape[1]) // 8
-    return Growth(wanted - kept, held - kept)
+    compute_type, wish = _COMPUTE_TYPES[model.dtype], model.speculation
+    wanted, held = (
+        stored_bytes(name, *shape, compute_type) + draft_bytes(name, *shape, compute_type, wish)
+        for name in (after, before)
+    )
+    kept = kept_bytes(before, after, shape, compute_type, wish)
+    passing = (
+        stored_bytes(after, *shape, compute_type) if after == "dense" and can_block(model.dtype, model.device) else 0
+    )
+    return Growth(wanted - kept, held - kept, passing)
 
 
 def _sum(parts: Iterable[Growth]) -> Growth:
@@ -219,7 +231,3 @@ def _source(model: StageModel) -> LinearSource:
 def _bias(module: nn.Module) -> Tensor | None:
     bias = module.bias
     return bias.detach() if isinstance(bias, Tensor) else None
-
-
-def _on(weight: PlanesWeight, device: torch.device) -> PlanesWeight:
-    return PlanesWeight(tuple(plane.to(device) for plane in weight.planes), weight.table.to(device), weight.in_features)

@@ -8,7 +8,10 @@ from torch import nn
 
 from strata_planner.contract.architectures import check_formats
 from strata_planner.contract.formats import FormatName
+from strata_planner.contract.plan import NO_SPECULATION
 from strata_planner.contract.sequence_state import keeps_state
+from strata_runtime.formats.draft_linear import DraftLinear, DraftSwitch, target_of
+from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.cached_heads import cached_heads
@@ -37,6 +40,8 @@ class StageModel:
         self.device = device
         self.layers = stage.own_layers()
         self.source = source
+        self.speculation = NO_SPECULATION  # for which its linears have draft weights
+        self._drafting = DraftSwitch()
         self._stage = stage
 
     def linears(self, layer: int) -> dict[str, nn.Module]:
@@ -44,7 +49,24 @@ class StageModel:
 
         With the key `source` finds the planes, tables and dense weights of the same linear.
         """
-        return {key: getattr(parent, name) for key, (parent, name) in self._stage.places(layer).items()}
+        return {key: target_of(getattr(parent, name)) for key, (parent, name) in self._stage.places(layer).items()}
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether any of its linears has a draft weight."""
+        return any(isinstance(module, DraftLinear) for layer in self.layers for module in layer.modules())
+
+    def draft(self, layer: int, key: str) -> AnyLinear | None:
+        """What a linear drafts with beside its own weight."""
+        parent, name = self._stage.places(layer)[key]
+        held = getattr(parent, name)
+        return held.draft if isinstance(held, DraftLinear) else None
+
+    def set_draft(self, layer: int, key: str, draft: AnyLinear | None) -> None:
+        """From the next step on; None: with its own weight."""
+        parent, name = self._stage.places(layer)[key]
+        target = target_of(getattr(parent, name))
+        setattr(parent, name, target if draft is None else DraftLinear(target, draft, self._drafting))
 
     def check_format(self, name: FormatName) -> None:
         """Raises UnsupportedModelError for a format that layers of this model cannot be stored in."""
@@ -52,18 +74,21 @@ class StageModel:
 
     def replace(self, layer: int, key: str, module: nn.Module) -> None:
         """Put another module in a linear's place, between two steps: for changes that its format does not make in place."""
+        draft = self.draft(layer, key)
         parent, name = self._stage.places(layer)[key]
         setattr(parent, name, module)
+        self.set_draft(layer, key, draft)
 
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""
         return self._stage.kernel_sizes(batch)
 
-    def forward(self, inputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, batch: Batch, *, draft: bool = False) -> torch.Tensor:
         """inputs: token ids [tokens] int64 where the stage embeds, else hidden states [tokens, hidden].
 
         Returns hidden states [tokens, hidden]; where the stage has the head, logits [rows, vocab] float32 of
-        `batch.sample_rows`. The keys and values of all tokens are stored either way.
+        `batch.sample_rows`. The keys and values of all tokens are stored either way. `draft`: with draft weights, where linears have some.
         """
+        self._drafting.is_on = draft
         with torch.inference_mode():
             return self._stage.compute(inputs, batch)

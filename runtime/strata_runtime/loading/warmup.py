@@ -6,6 +6,7 @@ process that forks others, which would inherit a used thread pool.
 """
 
 import importlib
+import threading
 
 import torch
 
@@ -17,7 +18,17 @@ _TOKENS = (4, 64)  # on either side of where kernels change
 
 
 def warm_up() -> None:
-    """One small product in every format, one attention, the modules that every architecture shares."""
+    """One small product in every format, one attention, the modules that every architecture shares.
+
+    In a thread that ends: libgomp keeps a team for every thread that has multiplied, and with more teams than cores its threads no longer wait for
+    their next loop awake, so that each loop of a step would begin with a wake-up.
+    """
+    thread = threading.Thread(target=_multiply, name="warm up")
+    thread.start()
+    thread.join()
+
+
+def _multiply() -> None:
     importlib.import_module("transformers.models.llama.modeling_llama")
     weight = torch.eye(_SIZE, dtype=torch.bfloat16)
     linears = [make_linear(weight, None, name, torch.bfloat16) for name in MAKERS]

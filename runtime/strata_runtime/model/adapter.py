@@ -8,7 +8,7 @@ import contextlib
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +246,16 @@ class ModelSlice:
         if type(head) is not nn.Linear or head.weight is getattr(table, "weight", None):
             return []
         return [(self.module, name, child) for name, child in self.module.named_children() if child is head]
+
+    def share_table(self, pair_of: Callable[[nn.Linear, nn.Embedding], tuple[nn.Module, nn.Module] | None]) -> None:
+        """Where head and embedding of this stage have one weight: what `pair_of` makes of them, if anything, takes their places."""
+        head, table = self.module.get_output_embeddings(), self.module.get_input_embeddings()
+        if type(head) is not nn.Linear or not isinstance(table, nn.Embedding) or head.weight is not table.weight:
+            return
+        pair = pair_of(head, table)
+        if pair is not None:
+            self.module.set_output_embeddings(pair[0])
+            self.module.set_input_embeddings(pair[1])
 
     def finish(self) -> None:
         """Switch to inference. Raises InputError if a parameter was never filled."""

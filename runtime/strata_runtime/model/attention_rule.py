@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from strata_runtime.kernels.native_attention import Scores
 from strata_runtime.model.kv.batch import Reach
 
 
@@ -24,6 +25,12 @@ class AttentionRule:
     @property
     def reach(self) -> Reach:
         return Reach(self.window, self.chunk)
+
+    @property
+    def native(self) -> Scores:
+        """As the native library takes it."""
+        slopes, sinks = (None if each is None else each.float().contiguous() for each in (self.slopes, self.sinks))
+        return Scores(self.scale, self.window, self.chunk, self.soft_cap, slopes, sinks)
 
     @property
     def written_out(self) -> bool:

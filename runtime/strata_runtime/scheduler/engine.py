@@ -23,18 +23,19 @@ from strata_planner.contract.frames import (
     TokenEvent,
 )
 from strata_runtime.errors import RequestRefusedError, StepError
-from strata_runtime.scheduler.scheduler import Limits, Scheduler
+from strata_runtime.scheduler.scheduler import EMPTY, Limits, Scheduler
 from strata_runtime.scheduler.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the stages do next: operations first, then the segments with the token ids stage 0 embeds (packed)."""
+    """What the stages do next: operations first, then the segments with the token ids stage 0 embeds (packed). `draft`: with draft weights."""
 
     step: int
     segments: list[Segment]
     operations: list[KvOperation]
     token_ids: list[int]
+    draft: bool = False
 
 
 class _Asked(NamedTuple):
@@ -44,6 +45,7 @@ class _Asked(NamedTuple):
     rows: int
     prompt_tokens: int
     tokens: tuple[tuple[int, int], ...]
+    draft: bool
 
 
 class Engine:
@@ -99,24 +101,23 @@ class Engine:
     def next_step(self) -> Step | None:
         """The next micro-batch if the pipeline has room, or KV operations alone, or None."""
         scheduler, has_room = self.scheduler, self.in_flight < self.scheduler.limits.under_way
-        chosen, decoding = scheduler.next_segments(self._next_step) if has_room else ([], 0)
-        if not chosen and not scheduler.dropped:
+        batch = scheduler.next_batch(self._next_step) if has_room else EMPTY
+        if not batch.segments and not scheduler.dropped:
             return None
         operations: list[KvOperation] = [Free(number) for number in scheduler.dropped]
         scheduler.dropped.clear()
         token_ids: list[int] = []
-        for sequence, segment in chosen:
+        for sequence, segment in batch.segments:
             if not sequence.opened:
                 sequence.opened = True
                 operations.append(sequence.open())
-            token_ids.extend(sequence.tokens[segment.start : segment.start + segment.length])
-            token_ids.extend(sequence.drafted)
-        step = Step(self._next_step, [segment for _, segment in chosen], operations, token_ids)
+            token_ids.extend(sequence.inputs(segment))
+        step = Step(self._next_step, [segment for _, segment in batch.segments], operations, token_ids, batch.draft)
         self._next_step += 1
-        if chosen:
-            rows = sum(segment.length for _, segment in chosen[:decoding])
+        if batch.segments:
+            rows = sum(segment.length for _, segment in batch.segments[: batch.decoding])
             wanted = tuple((segment.sequence, position) for segment in step.segments for position in segment.sampled)
-            self._under_way.append(_Asked(step.step, rows, len(token_ids) - rows, wanted))
+            self._under_way.append(_Asked(step.step, rows, len(token_ids) - rows, wanted, batch.draft))
         return step
 
     def take(self, result: StepResult) -> list[TokenEvent]:
@@ -130,7 +131,8 @@ class Engine:
                 f"the result of step {result.step} has {len(result.tokens)} tokens {got[1][:4]}...; step {asked.step} was to be answered "
                 f"with {len(asked.tokens)} tokens {asked.tokens[:4]}... (sequence, position)"
             )
-        self.scheduler.pace.learn(asked.rows, asked.prompt_tokens, result.seconds)
+        pace = self.scheduler.speculation.draft_pace if asked.draft else self.scheduler.pace
+        pace.learn(asked.rows, asked.prompt_tokens, result.seconds)
         if result.weights != self._weights:
             if self._weights is not None:
                 self._weights_changed(result.step)
@@ -138,7 +140,11 @@ class Engine:
         events: list[TokenEvent] = []
         for number, group in groupby(result.tokens, lambda each: each.sequence):
             sequence = self._by_number.get(number)
-            if sequence is not None:  # else aborted while its token was on the way
+            if sequence is None:  # aborted while its token was on the way
+                continue
+            if asked.draft:
+                self._take_draft(sequence, next(group).token)
+            else:
                 events.extend(self._take(sequence, list(group)))
         return events
 
@@ -176,6 +182,13 @@ class Engine:
                 return events
         self.scheduler.ready_again(sequence)
         return events
+
+    def _take_draft(self, sequence: Sequence, token: int) -> None:
+        """Of a step with draft weights: a guess and no more, also for whom gave its blocks back meanwhile."""
+        sequence.awaited = sequence.unwanted = False
+        assert sequence.guesses is not None
+        sequence.guesses.draft(token, ends=token in sequence.stop_tokens)
+        self.scheduler.ready_again(sequence)
 
     def _once_more(self, sequence: Sequence) -> None:
         """For a token that could not be drawn yet, unless it has no blocks any more."""

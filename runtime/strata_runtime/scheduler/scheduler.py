@@ -5,7 +5,8 @@ yet, best rank first; nothing is kept free for answers. A decoding sequence take
 one that came last gives all of its own back and is computed again later: the first in rank never does, so that every sequence ends.
 Blocks whose tokens were computed before, for whomever, are shared. Decode micro-batches are cut so that as many as the plan says are under
 way, one per stage as a rule; prompts are cut into chunks that fill the step up to the plan's token limit. A sequence that is suspected
-of having failed a step computes its prompt in steps of its own, so that it can fail nobody else's. Knows no tensors and no sockets.
+of having failed a step computes its prompt in steps of its own, so that it can fail nobody else's. Where tokens are drafted by the model's own
+weights at fewer bits, they are in steps that carry nothing else, and only while no prompt is to be computed. Knows no tensors and no sockets.
 """
 
 import math
@@ -13,6 +14,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from strata_planner.contract.frames import Segment
 from strata_planner.contract.plan import NO_SPECULATION, MicroBatch
@@ -20,7 +22,6 @@ from strata_planner.contract.plan import Speculation as Wish
 from strata_planner.contract.steps import DRAFT_ROWS, WATERMARK, Pace, chunk_of, part_of_the_oldest, prompts_of_a_step
 from strata_runtime.errors import RequestRefusedError
 from strata_runtime.scheduler.blocks import BlockPool
-from strata_runtime.scheduler.drafts import Text
 from strata_runtime.scheduler.sequence import Sequence
 from strata_runtime.scheduler.speculation import Guesses, Speculation
 
@@ -39,6 +40,7 @@ class Limits:
     vocabulary: int = 2**31  # rows of the model's embedding
     sharing: bool = True
     speculation: Wish = NO_SPECULATION
+    drafts: bool = False  # the replica has weights of fewer bits to draft with
     state_slots: int = 0
 
     def pages(self, tokens: int) -> int:
@@ -48,6 +50,17 @@ class Limits:
     def most_tokens(self) -> int:
         """Prompt plus answer of the longest request that can ever run."""
         return min(self.max_model_len, self.page_budget * self.page_tokens)
+
+
+class Batch(NamedTuple):
+    """A micro-batch: `decoding` of its segments decode, which come first. `draft`: all of them, with draft weights."""
+
+    segments: list[tuple[Sequence, Segment]]
+    decoding: int = 0
+    draft: bool = False
+
+
+EMPTY = Batch([])
 
 
 class Scheduler:
@@ -66,7 +79,7 @@ class Scheduler:
         self._was_apart = False  # the step before was one of theirs
         self.pace = Pace()
         most_rows = min(max(limits.micro_batch.decode, DRAFT_ROWS), limits.micro_batch.max_step_tokens)
-        self.speculation = Speculation(limits.speculation, most_rows, self.pace)
+        self.speculation = Speculation(limits.speculation, most_rows, self.pace, drafts=limits.drafts)
         self._ready: deque[Sequence] = deque()  # decoding, nothing in flight
         self._step = 0
 
@@ -116,19 +129,23 @@ class Scheduler:
         if sequence.sequence in self.running:
             self._ready.append(sequence)
 
-    def next_segments(self, step: int) -> tuple[list[tuple[Sequence, Segment]], int]:
-        """The micro-batch of step number `step`, and how many of it decode, which come first; empty if nothing is ready."""
+    def next_batch(self, step: int) -> Batch:
+        """The micro-batch of step number `step`; empty if nothing is ready."""
         self._step = step
         self._admit()
         if self._apart and not (self._was_apart and (self._ready or self._prefilling)):  # others get their turns
             self._was_apart = True
-            return self._apart_segments(), 0
+            return Batch(self._apart_segments())
         self._was_apart = False
-        decoding = self._decode_segments()
+        picked = self._picked()
+        if drafting := self._drafting(picked):
+            self._ready.extendleft(sequence for sequence in reversed(picked) if sequence not in drafting)
+            return Batch([self._advance_draft(sequence) for sequence in drafting], len(drafting), draft=True)
+        decoding = [self._advance(sequence, 1) for sequence in picked]
         rows = sum(segment.length for _, segment in decoding)
         most = self.limits.micro_batch.most_prompts(rows)
         prompts = self._prefill_segments(self._prompt_budget(rows), most)
-        return decoding + prompts, len(decoding)
+        return Batch(decoding + prompts, len(decoding))
 
     def _wait(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=lambda each: each.rank)
@@ -192,45 +209,84 @@ class Scheduler:
         sequence.promised -= kept
         self._promised -= kept
 
-    def _decode_segments(self) -> list[tuple[Sequence, Segment]]:
+    def _picked(self) -> list[Sequence]:
+        """The decoding sequences of a step. Each has the block that its next token lies in, or there is a free one for it."""
         decoding = len(self.running) - len(self._prefilling) - len(self._apart)
         share = -(-decoding // self.limits.under_way)
         count = min(len(self._ready), self.limits.micro_batch.decode, max(share, 1))
         picked = [self._ready.popleft() for _ in range(count)]
-        while sum(map(self._lacks_a_block, picked)) > self.blocks.free - self._promised:
+        while self._lacked(picked) > self.blocks.free - self._promised:
             last = max(self.running.values(), key=lambda each: each.rank)
             if last in picked:
                 picked.remove(last)
             self.preemptions += 1
             self.start_again(last)
         if self._ready and not picked:  # what was picked gave its own blocks back: others have their turn now
-            return self._decode_segments()
-        if self.speculation.is_on:
-            self._draft(picked)
-        return [self._advance(sequence, 1) for sequence in picked]
+            return self._picked()
+        return picked
 
-    def _draft(self, picked: list[Sequence]) -> None:
-        """What each sequence verifies beside its own token, in blocks that nobody else needs."""
-        if not self.speculation.room(len(picked)):
-            return
-        guesses = []
-        for sequence in picked:
-            if sequence.guesses is None:
-                sequence.guesses = Guesses(Text(sequence.tokens), shares=not sequence.salt)
-            self.speculation.guess(sequence.guesses, sequence.max_tokens - sequence.answered - 1)
-            guesses.append(sequence.guesses)
+    def _drafting(self, picked: list[Sequence]) -> list[Sequence]:
+        """Those of them whose next token is drafted first; none: it is settled what each verifies beside its own token.
+
+        Blocks for what is guessed are those that nobody else needs.
+        """
+        if not self.speculation.is_on or not self.speculation.room(len(picked)):
+            return []
+        guesses = [self._guesses_of(sequence) for sequence in picked]
+        beginning = [
+            (each, self._most_drafts(sequence))
+            for sequence, each in zip(picked, guesses, strict=True)
+            if each.is_undecided
+        ]
+        may_draft = not self._prefilling and not self._apart
+        self.speculation.begin(beginning, may_draft=may_draft)
+        spare = self.blocks.free - self._promised - self._lacked(picked)
+        drafting = []
+        for sequence, own in zip(picked, guesses, strict=True):
+            more = self._further_blocks(sequence, len(own.next))
+            if own.is_drafting and may_draft and more <= spare:
+                drafting.append(sequence)
+                spare -= more
+            else:
+                own.end_drafting()
+        if not drafting:
+            self._choose(picked, guesses)
+        return drafting
+
+    def _choose(self, picked: list[Sequence], guesses: list[Guesses]) -> None:
+        """What each of them verifies beside its own token."""
         self.speculation.choose(guesses)
-        spare = self.blocks.free - self._promised - sum(map(self._lacks_a_block, picked))
+        spare = self.blocks.free - self._promised - self._lacked(picked)
         for sequence, own in zip(picked, guesses, strict=True):
             more = self._further_blocks(sequence, own.taken)
             if more > spare:
                 own.taken, more = 0, 0
             spare -= more
 
+    def _guesses_of(self, sequence: Sequence) -> Guesses:
+        if sequence.guesses is None:
+            sequence.guesses = self.speculation.guesses(sequence.tokens, shares=not sequence.salt)
+        return sequence.guesses
+
+    def _most_drafts(self, sequence: Sequence) -> int:
+        """Tokens that may be verified beside its own. None where its own position lies in a block with a name, which is computed once more for a
+        token that could not be drawn: others may hold that block.
+        """
+        has_name = sequence.named * self.limits.page_tokens > sequence.computed
+        return 0 if has_name or sequence.wants_scores else sequence.max_tokens - sequence.answered - 1
+
     def _further_blocks(self, sequence: Sequence, drafts: int) -> int:
-        """For drafts behind the sequence's own next token."""
+        """That it lacks for drafts behind its own next token."""
         end = sequence.computed + 1
-        return self.limits.pages(end + drafts) - self.limits.pages(end)
+        return self._lacks(sequence, end + drafts) - self._lacks(sequence, end)
+
+    def _lacks(self, sequence: Sequence, end: int) -> int:
+        """Blocks for its positions before `end`."""
+        return max(0, self.limits.pages(end) - len(sequence.blocks))
+
+    def _lacked(self, picked: list[Sequence]) -> int:
+        """Blocks that their own next tokens need."""
+        return sum(self._lacks(sequence, sequence.computed + 1) for sequence in picked)
 
     def _prompt_budget(self, rows: int) -> int:
         """Tokens of prompts beside so many rows that decode; bounded for the streams' sake if there are any, also in other steps under way."""
@@ -240,9 +296,6 @@ class Scheduler:
             return budget
         allowed = self.pace.tokens(max(rows, 1), first_tokens + len(self.waiting))
         return int(min(budget, max(self.limits.page_tokens, allowed)))
-
-    def _lacks_a_block(self, sequence: Sequence) -> bool:
-        return len(sequence.blocks) * self.limits.page_tokens == sequence.computed
 
     def _apart_segments(self) -> list[tuple[Sequence, Segment]]:
         sequence = self._apart[0]
@@ -276,16 +329,21 @@ class Scheduler:
     def _advance(self, sequence: Sequence, length: int) -> tuple[Sequence, Segment]:
         size, start = self.limits.page_tokens, sequence.computed
         sequence.computed += length
-        drafts = len(sequence.drafted)
-        missing = self.limits.pages(sequence.computed + drafts) - len(sequence.blocks)
-        self._append(sequence, self.blocks.take(max(0, missing)))
+        drafts = sequence.drafted
+        self._append(sequence, self.blocks.take(self._lacks(sequence, sequence.computed + drafts)))
         if self.limits.sharing and sequence.shares:
             for place in range(sequence.named, sequence.computed // size):
                 self.blocks.name(sequence.blocks[place], sequence.name(place, size))
         sequence.named = sequence.computed // size
         if sequence.first_step < 0:
             sequence.first_step = self._step
-        told, sequence.told = sequence.told, len(sequence.blocks)
         sequence.awaited = sequence.remaining == 0
         sampled = length if sequence.wants_scores else drafts + sequence.awaited
-        return sequence, Segment(sequence.sequence, start, length + drafts, sampled, tuple(sequence.blocks[told:]))
+        return sequence, Segment(sequence.sequence, start, length + drafts, sampled, sequence.untold_blocks())
+
+    def _advance_draft(self, sequence: Sequence) -> tuple[Sequence, Segment]:
+        """One token more is drafted. Nothing of it is computed for good: its positions are written over, and have no names before."""
+        start = sequence.computed + len(self._guesses_of(sequence).next)
+        self._append(sequence, self.blocks.take(self._lacks(sequence, start + 1)))
+        sequence.awaited = True
+        return sequence, Segment(sequence.sequence, start, 1, 1, sequence.untold_blocks())

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from strata_planner.contract.frames import FinishReason, Open, PromptScore, SampledToken, Sampling, Submit
+from strata_planner.contract.frames import FinishReason, Open, PromptScore, SampledToken, Sampling, Segment, Submit
 from strata_runtime.scheduler.blocks import name_of, root_of
 from strata_runtime.scheduler.speculation import Guesses
 
@@ -91,9 +91,18 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
-    def drafted(self) -> list[int]:
+    def drafted(self) -> int:
         """Guessed tokens that the step under way verifies."""
-        return [] if self.guesses is None else self.guesses.next[: self.guesses.taken]
+        return 0 if self.guesses is None else self.guesses.taken
+
+    def inputs(self, segment: Segment) -> list[int]:
+        """The token ids of a segment: the sequence's own, behind them what is guessed to follow."""
+        own = self.tokens[segment.start : segment.start + segment.length]
+        missing = segment.length - len(own)
+        if not missing or self.guesses is None:
+            return own
+        first = segment.start + len(own) - len(self.tokens)
+        return own + self.guesses.next[first : first + missing]
 
     def open(self) -> Open:
         """What the last stage is told of it; its tokens where what is drawn depends on them."""
@@ -108,6 +117,11 @@ class Sequence:
             start = len(names) * page_tokens
             names.append(name_of(names[-1] if names else root_of(self.salt), self.tokens[start : start + page_tokens]))
         return names[place]
+
+    def untold_blocks(self) -> tuple[int, ...]:
+        """Those that the stages do not know yet; now they do."""
+        told, self.told = self.told, len(self.blocks)
+        return tuple(self.blocks[told:])
 
     def start_again(self) -> list[int]:
         """Nothing of it is computed any more. Returns the blocks that it held."""

@@ -3,6 +3,9 @@
 Exact by construction: a draw is a function of (seed, position) and of the logits there, so that a draft is accepted while it equals what is drawn,
 and the first draw that differs is the next token itself. The text is that without speculation, at any temperature.
 
+Drafts are looked up in texts, or drafted one after the other by the model's own weights at fewer bits: in steps of their own, of which the
+sequences of a round go together and are verified together. A sequence's round ends with its verification.
+
 What it costs is known from `Pace`, by rows; what it brings from each sequence's own guesses, which are compared with what is drawn whether or
 not they were computed. `auto` takes the number of drafts with the most tokens a second that it expects, which is none where guesses are bad or
 rows are dear. Now and then it takes none, or one more, so that what it knows of their cost does not grow old.
@@ -21,6 +24,8 @@ _SELDOM, _SELDOM_STEPS = 0.1, 4  # a sequence whose guesses are so bad is looked
 _LONGEST_REST = 16  # steps without a look, after looks that found nothing: 1, 2, 4, ...
 _PLAIN_STEPS, _CURIOUS_STEPS = 64, 50  # one in so many steps has no drafts; one has one more, where guesses are good
 MARGIN = 1.15  # as much more must be expected of drafts than of none
+_FIRST_AGREEMENT = 0.7  # of tokens that coarser weights draft, before any was verified
+_UNDECIDED = -1
 
 
 @dataclass(slots=True)
@@ -35,16 +40,49 @@ class Guesses:
     shares: bool = True  # with recent answers: reads them, and becomes one
     rest: int = 0  # steps until the next look
     misses: int = 0  # looks that found nothing since one did
+    agreed: float = _FIRST_AGREEMENT  # share of right ones among those that coarser weights drafted
+    goal: int = (
+        _UNDECIDED  # of `next`, in this round: so many are drafted by coarser weights; 0: none, they were looked up
+    )
+
+    @property
+    def is_undecided(self) -> bool:
+        """Its round has not begun."""
+        return self.goal == _UNDECIDED
+
+    @property
+    def is_drafted(self) -> bool:
+        return self.goal > 0
+
+    @property
+    def is_drafting(self) -> bool:
+        return len(self.next) < self.goal
+
+    def draft(self, token: int, *, ends: bool) -> None:
+        """Coarser weights have drawn this. Drafting is over where nothing can be drawn, or nothing follows."""
+        if token >= 0:
+            self.next.append(token)
+        if token < 0 or ends:
+            self.end_drafting()
+
+    def end_drafting(self) -> None:
+        """What there is goes to its verification."""
+        self.goal = min(self.goal, len(self.next))
 
     def seen(self, drawn: Listed[int]) -> None:
-        """Tokens that came next, of which the last was not guessed or not verified."""
+        """Tokens that came next, of which the last was not guessed or not verified: the round is over."""
+        share = self.agreed if self.is_drafted else self.right
         for guessed, token in zip(self.next, drawn, strict=False):
             hit = guessed == token
-            self.right += _NEWEST * (hit - self.right)
+            share += _NEWEST * (hit - share)
             if not hit:
                 break
+        if self.is_drafted:
+            self.agreed = share
+        else:
+            self.right = share
         self.text.extend(drawn)
-        self.next, self.taken = [], 0
+        self.next, self.taken, self.goal = [], 0, _UNDECIDED
 
 
 @dataclass
@@ -57,41 +95,51 @@ class Counts:
 
 
 class Speculation:
-    """`most_rows`: of a step's sequences and drafts. `pace`: what steps take by their rows."""
+    """`most_rows`: of a step's sequences and drafts. `pace`: what steps take by their rows. `drafts`: there are coarser weights to draft with."""
 
-    def __init__(self, wish: Wish, most_rows: int, pace: Pace) -> None:
+    def __init__(self, wish: Wish, most_rows: int, pace: Pace, *, drafts: bool = False) -> None:
         self.counts = Counts()
-        self._wish = wish
         self.most_rows = most_rows
+        self.draft_pace = Pace()  # of steps that draft
+        self._wish = wish
+        self._drafts = drafts
         self._recent = Recent()
         self._pace = pace
         self._steps = 0
+        self._rounds = 0
+        self._agreed = _FIRST_AGREEMENT  # over all sequences: what a new one starts with
 
     @property
     def is_on(self) -> bool:
         return self._wish.mode != "none"
 
+    def guesses(self, tokens: Listed[int], *, shares: bool) -> Guesses:
+        """Of a sequence that has none yet."""
+        return Guesses(Text(tokens), shares=shares, agreed=self._agreed)
+
     def room(self, sequences: int) -> int:
         """For drafts in a step of so many sequences."""
         return max(0, self.most_rows - sequences)
 
-    def guess(self, guesses: Guesses, most: int) -> None:
-        """Look for what may come next; `most` tokens of it may be verified."""
-        guesses.steps += 1
-        guesses.rest -= 1
-        if most <= 0 or guesses.rest > 0 or (guesses.right < _SELDOM and guesses.steps % _SELDOM_STEPS):
-            return
-        others = (self._recent.text,) if self._wish.mode != "ngram" and guesses.shares else ()
-        guesses.next = lookup(guesses.text, others, min(most, self._wish.tokens))
-        guesses.misses = 0 if guesses.next else min(guesses.misses + 1, _LONGEST_REST)
-        guesses.rest = min(_LONGEST_REST, (1 << guesses.misses) >> 1)
+    def begin(self, sequences: Listed[tuple[Guesses, int]], *, may_draft: bool) -> None:
+        """A round of each: what may come next, or how much of it coarser weights are to draft. With how many tokens of it may be verified."""
+        for guesses, most in sequences:
+            guesses.goal = 0
+            if self._wish.mode != "selfPrecision":
+                self._look_up(guesses, most)
+        if self._drafts and may_draft and sequences:
+            count = self._draft_count([guesses for guesses, most in sequences])
+            for guesses, most in sequences:
+                if (goal := min(count, most)) > 0:
+                    guesses.goal, guesses.next = goal, []
 
     def choose(self, sequences: Listed[Guesses]) -> None:
-        """How many of its guesses each sequence has verified in a step of all of them."""
+        """How many of its guesses each sequence has verified in a step of all of them: of what was drafted for it all that there is room for."""
         room = self.room(len(sequences))
-        count = self._best(sequences, room) if self._wish.mode == "auto" else self._wish.tokens
+        looked_up = [each for each in sequences if not each.is_drafted]
+        count = self._best(looked_up, room) if self._wish.mode == "auto" and looked_up else self._wish.tokens
         for each in sequences:
-            each.taken = min(count, len(each.next), room)
+            each.taken = min(each.goal if each.is_drafted else count, len(each.next), room)
             room -= each.taken
 
     def accepted(self, guesses: Guesses, drawn: Listed[int]) -> int:
@@ -103,6 +151,8 @@ class Speculation:
             self.counts.drafts += 1
             self.counts.draft_tokens += guesses.taken
             self.counts.accepted_tokens += count - 1
+            if guesses.is_drafted:
+                self._agreed += _NEWEST * ((count - 1) / min(count, guesses.taken) - self._agreed)
         return count
 
     def ended(self, guesses: Guesses | None, answer: Listed[int]) -> None:
@@ -110,13 +160,50 @@ class Speculation:
         if self._wish.mode in {"auto", "suffix"} and (guesses is None or guesses.shares):
             self._recent.add(answer)
 
+    def _look_up(self, guesses: Guesses, most: int) -> None:
+        guesses.steps += 1
+        guesses.rest -= 1
+        if most <= 0 or guesses.rest > 0 or (guesses.right < _SELDOM and guesses.steps % _SELDOM_STEPS):
+            return
+        others = (self._recent.text,) if self._wish.mode != "ngram" and guesses.shares else ()
+        guesses.next = lookup(guesses.text, others, min(most, self._wish.tokens))
+        guesses.misses = 0 if guesses.next else min(guesses.misses + 1, _LONGEST_REST)
+        guesses.rest = min(_LONGEST_REST, (1 << guesses.misses) >> 1)
+
+    def _draft_count(self, sequences: Listed[Guesses]) -> int:
+        """Tokens that coarser weights draft for each of these sequences."""
+        rows = len(sequences)
+        most = min(self._wish.tokens, self.room(rows) // rows)
+        if self._wish.mode == "selfPrecision":
+            return most
+        self._rounds += 1
+        is_odd = self._rounds % _PLAIN_STEPS == 0  # what is not done else: so that its cost stays known
+        if not self._pace.knows(rows) or not most:
+            return 0
+        if not self.draft_pace.knows(rows):
+            return 1
+        chosen, best = 0, self._most_by_look_up(sequences, self.room(rows))[1]
+        for count in range(1, most + 1):
+            tokens = sum(_expected(each.agreed, count) for each in sequences)
+            seconds = count * self.draft_pace.decoding(rows) + self._pace.decoding(rows * (1 + count))
+            if (rate := tokens / seconds) > best:
+                chosen, best = count, rate
+        return int(not chosen) if is_odd else chosen
+
     def _best(self, sequences: Listed[Guesses], room: int) -> int:
-        """The number of drafts a sequence with the most expected tokens a second."""
+        """The number of guesses that were looked up a sequence, with the most expected tokens a second."""
         self._steps += 1
         rows = len(sequences)
-        most = max((len(each.next) for each in sequences), default=0)
-        if self._steps % _PLAIN_STEPS == 0 or not self._pace.knows(rows) or not most:
+        if self._steps % _PLAIN_STEPS == 0 or not self._pace.knows(rows) or not any(each.next for each in sequences):
             return 0
+        chosen, _ = self._most_by_look_up(sequences, room)
+        is_good = sum(each.right for each in sequences) >= _FIRST_SHARE * rows
+        return chosen + (is_good and self._steps % _CURIOUS_STEPS == 0)
+
+    def _most_by_look_up(self, sequences: Listed[Guesses], room: int) -> tuple[int, float]:
+        """Guesses a sequence, and the tokens a second that are expected of them; of none as many more as drafts must bring."""
+        rows = len(sequences)
+        most = max((len(each.next) for each in sequences), default=0)
         chosen, best = 0, rows / self._pace.decoding(rows) * MARGIN
         for count in range(1, most + 1):
             more = sum(min(count, len(each.next)) for each in sequences)
@@ -125,8 +212,7 @@ class Speculation:
             tokens = sum(_expected(each.right, min(count, len(each.next))) for each in sequences)
             if (rate := tokens / self._pace.decoding(rows + more)) > best:
                 chosen, best = count, rate
-        is_good = sum(each.right for each in sequences) >= _FIRST_SHARE * rows
-        return chosen + (is_good and self._steps % _CURIOUS_STEPS == 0)
+        return chosen, best
 
 
 def _expected(right: float, drafts: int) -> float:

@@ -35,6 +35,7 @@ def limits_of(role: Role, vocabulary: int) -> Limits:
         vocabulary=vocabulary,
         sharing=role.prefix_caching,
         speculation=role.speculation,
+        drafts=role.drafts,
         state_slots=role.state_slots,
     )
 
@@ -135,7 +136,15 @@ class LeaderWorker:
     def _header(self, step: Step) -> FrameHeader:
         replica = self.executor.role.replica
         return FrameHeader(
-            replica, self._epoch, step.step, "", step.segments, step.operations, self._dtype, self._hidden
+            replica,
+            self._epoch,
+            step.step,
+            "",
+            step.segments,
+            step.operations,
+            self._dtype,
+            self._hidden,
+            draft=step.draft,
         )
 
     def _deliver(self, result: StepResult) -> None:

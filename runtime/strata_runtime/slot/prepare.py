@@ -16,8 +16,10 @@ import msgspec
 import torch
 
 from strata_planner.contract.control import Prepare, PrepareState
+from strata_planner.contract.draft_weights import draft_wish, has_draft
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError, RuntimeFaultError, reason_of
+from strata_runtime.loading.drafts import check_drafts
 from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.precision_switch import formats_after, read_change, role_after
 from strata_runtime.loading.stage_model import StageModel
@@ -37,12 +39,13 @@ def same_weights(one: Role, other: Role) -> bool:
 
 
 def _holding(role: Role) -> tuple[object, ...]:
-    return (role.format, *_place(role))
+    drafting = tuple(has_draft(name, role.speculation) for name in role.format)
+    return (role.format, drafting, any(drafting) and role.speculation.draft_bits, *_place(role))
 
 
 def differ_in_bits(one: Role, other: Role) -> bool:
     """Whether a slot that holds `one` holds what `other` needs, at other bits."""
-    return _place(one) == _place(other)
+    return _place(one) == _place(other) and draft_wish(one.speculation) == draft_wish(other.speculation)
 
 
 def _place(role: Role) -> tuple[object, ...]:
@@ -152,10 +155,12 @@ class Loading:
         return [each for each in held if any(fits(each.role, role) for role in roles)]
 
     def _load(self, role: Role) -> LoadedRole:
+        check_drafts(role)
         count = role.layers[1] - role.layers[0] + 1
         for held in self._held:
             if same_weights(held.role, role):
                 self._held.remove(held)
+                held.model.speculation = role.speculation
                 self._progress(count)
                 return LoadedRole(role, held.model, held.cache)
         moved = self._move(role) if self._idle else None

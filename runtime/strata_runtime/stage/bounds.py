@@ -114,6 +114,8 @@ class FrameBounds:
             raise StepError(f"step {step}: hidden states of {kind}; this stage computes with {ours}")
         self._at_most(step, "characters of weights", len(header.weights), _WEIGHTS_CHARACTERS)
         tokens = sum(_length(step, segment, role.max_model_len) for segment in header.segments)
+        if header.draft and not all(segment.length == segment.sample == 1 for segment in header.segments):
+            raise StepError(f"step {step} drafts: it has one token of each sequence, and samples behind it")
         self._at_most(step, "tokens", tokens, self.most_tokens)
         self._at_most(step, "blocks", sum(len(segment.blocks) for segment in header.segments), self.most_blocks)
         self._at_most(step, "KV operations", len(header.operations), self.most_operations)

@@ -102,7 +102,7 @@ class StageExecutor:
             self._weights = self._own_weights
             batch = self._cache.plan(header.segments)
             with self._first_times.step(self.model.kernel_sizes(batch)):
-                return self.model.forward(inputs.to(self.model.device), batch)
+                return self.model.forward(inputs.to(self.model.device), batch, draft=header.draft)
 
     def switch(self, change: Change) -> tuple[int, float]:
         """Give a layer its new weights between two steps; from any thread, while another one runs the steps.
@@ -139,7 +139,7 @@ class StageExecutor:
     def _count(self, header: FrameHeader, seconds: float) -> None:
         self.work.steps += 1
         self.work.busy_seconds += seconds
-        for segment in header.segments:
+        for segment in () if header.draft else header.segments:  # what is drafted is no token yet
             if segment.length == 1 or segment.sample > 1:  # drafts that are verified are no prompt
                 self.work.decode_tokens += 1
             else:

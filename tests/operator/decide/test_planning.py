@@ -33,6 +33,16 @@ REACHES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "timeLimitSeconds": ({"planning": {"timeLimitSeconds": 9}}, "time_limit_seconds", 9),
     "prefixCaching": ({"runtime": {"prefixCaching": False}}, "prefix_caching", False),
     "speculation": ({"runtime": {"speculation": {"mode": "auto"}}}, "speculation", Speculation("auto", 4)),
+    "draftBits": (
+        {"runtime": {"speculation": {"mode": "selfPrecision", "tokens": 6, "draftBits": 3}}},
+        "speculation",
+        Speculation("selfPrecision", 6, 3),
+    ),
+    "formats that draft": (
+        {"precision": {"allowed": [8]}, "runtime": {"speculation": {"mode": "selfPrecision"}}},
+        "formats",
+        {8: ("any8",)},
+    ),
     "computeType": ({"runtime": {"computeType": "float32"}}, "compute_type", "float32"),
 }
 

@@ -3,6 +3,7 @@
 import pytest
 
 from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.plan import Speculation, SpeculationMode
 from strata_planner.costs.memory import (
     embedding_bytes,
     kv_bytes_per_token,
@@ -27,6 +28,26 @@ BYTES: dict[FormatName, int] = {
 @pytest.mark.parametrize(("name", "expected"), BYTES.items())
 def test_layer_weights(name: FormatName, expected: int) -> None:
     assert layer_weights_bytes(a_model().layers[0], name, "bfloat16") == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "bits", "expected"),
+    [
+        ("selfPrecision", "any8", 4, OUTPUTS * 2**4 * 2),
+        ("selfPrecision", "any5", 3, OUTPUTS * 2**3 * 2),
+        ("selfPrecision", "dense", 4, WEIGHTS * 4 // 8 + OUTPUTS * 2**4 * 2),
+        ("selfPrecision", "any4", 4, 0),
+        ("selfPrecision", "int8", 4, 0),
+        ("auto", "any8", 4, OUTPUTS * 2**4 * 2),
+        ("auto", "dense", 4, 0),
+        ("suffix", "any8", 4, 0),
+        ("none", "dense", 4, 0),
+    ],
+)
+def test_what_linears_draft_with(mode: SpeculationMode, name: FormatName, bits: int, expected: int) -> None:
+    layer = a_model().layers[0]
+    more = layer_weights_bytes(layer, name, "bfloat16", Speculation(mode, 4, bits))
+    assert more - layer_weights_bytes(layer, name, "bfloat16") == expected
 
 
 def test_biases_stay_in_the_compute_type() -> None:

@@ -78,6 +78,16 @@ def test_a_devices_own_limits_of_packed_rows_count() -> None:
     assert of("int4", step=step, packed_rows={"int4": 1 << 62, "int8": 0}).kernels == 0
 
 
+def test_packed_16_bit_weights_keep_no_kernels_and_attention_gathers_nothing() -> None:
+    packed = of("dense", head=True, packed_rows={"dense": 1 << 62})
+    assert packed.kernels == 0
+    assert packed.layer < of("dense", head=True).layer
+    assert (
+        of("dense", compute_type="float16", packed_rows={"dense": 1 << 62}).layer
+        == of("dense", compute_type="float16").layer
+    )
+
+
 def test_a_stage_packs_as_its_devices_profile_says() -> None:
     given = {"packedRows": {"int4": 32}}
     (device,) = Cluster((Node("a", (Device("cpu", profile=given),)),)).accelerators()
@@ -185,6 +195,14 @@ def test_products_of_routers_and_of_experts_leave_kernels_for_their_numbers_of_r
         many - few == (row_numbers(1, 256) - 1) * KERNEL_BYTES
     )  # the router's alone: experts are multiplied as they are stored
     assert of("w8a8", model=plain, step=StepShape(256, 1, 64)).kernels == 0
+
+
+def test_what_says_how_fast_states_decay_keeps_kernels_whatever_is_packed() -> None:
+    kinds = ["linear_attention", "full_attention"] * 3
+    stateful = a_model(model_type="qwen3_next", layer_types=kinds, num_experts=0, head_dim=32)
+    step = StepShape(256, 1, 64)
+    assert of("w8a8", model=stateful, step=step).kernels == row_numbers(1, 256) * KERNEL_BYTES
+    assert of("w8a8", model=a_model(model_type="lfm2", layer_types=["conv"] * 6), step=step).kernels == 0
 
 
 def test_float8_is_decoded_a_million_weights_at_a_time() -> None:

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from strata_planner.contract.formats import Method
 from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.contract.roles import roles_of
 from strata_planner.contract.values import ContractError, to_json
+from strata_planner.costs.memory import layer_weights_bytes
 from strata_planner.question.request import Solver
 from strata_planner.question.workload import Workload
 from strata_planner.search.assembly import combined
@@ -40,6 +42,22 @@ def test_what_the_runtime_is_asked_for_reaches_its_roles(solver: Solver) -> None
     assert {(role.prefix_caching, role.speculation) for role in roles} == {(False, wish)}
     plain = [role for listed in roles_of(a_plan(64, concurrency=8)).values() for role in listed]
     assert b"prefixCaching" not in to_json(plain[0]), "slots of an earlier release take the rest"
+
+
+@pytest.mark.parametrize("method", ["anyPrecision", "roundToNearest"])
+def test_what_layers_draft_with_counts_as_weights(method: Method) -> None:
+    """Of a plan that has room for it, and one that is given less for it."""
+    wish = Speculation("selfPrecision", 4)
+    plain, drafting = (
+        a_plan(64, concurrency=8, method=method, allowed_bits=(8,), speculation=each) for each in (Speculation(), wish)
+    )
+    (stage,), (other,) = plain.stages, drafting.stages
+    layer = a_request().model.layers[0]
+    more = [layer_weights_bytes(layer, name, "bfloat16", wish) for name in other.format]
+    less = [layer_weights_bytes(layer, name, "bfloat16") for name in stage.format]
+    assert other.memory.weights_bytes - stage.memory.weights_bytes == sum(more) - sum(less)
+    assert [role.drafts for listed in roles_of(drafting).values() for role in listed] == [method == "anyPrecision"]
+    assert (sum(more) > sum(less)) == (method == "anyPrecision")
 
 
 def test_one_replica_stays_what_it_is() -> None:

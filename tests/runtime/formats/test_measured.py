@@ -18,6 +18,7 @@ from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, PLANE
 from strata_runtime.formats.measured import TOKEN_COUNTS, steps_of
 from strata_runtime.formats.rounded.rounded_linear import GroupLinear
 from strata_runtime.formats.weights import PlanesWeight
+from strata_runtime.kernels import native_dense
 
 times = st.fixed_dictionaries(dict.fromkeys(TOKEN_COUNTS, st.floats(1e-6, 1.0)))
 
@@ -57,7 +58,9 @@ def test_what_was_kept_chooses_and_only_among_kernels_that_run() -> None:
 
 
 def test_a_processor_packs_rows_up_to_where_what_was_measured_brings_weights_back() -> None:
-    assert kernels.packed_rows(torch.bfloat16, torch.get_num_threads()) == {}
+    packs = native_dense.takes(torch.bfloat16, torch.device("cpu"))
+    always: dict[FormatName, int] = {"dense": kernels.ANY_TOKENS} if packs else {}
+    assert kernels.packed_rows(torch.bfloat16, torch.get_num_threads()) == always
     steps: dict[FormatName, measured.Steps] = {
         "int8": ((256, "int8-converted"),),
         "int4": ((32, "int4-packed"), (256, "int4-dequantized")),
@@ -65,7 +68,7 @@ def test_a_processor_packs_rows_up_to_where_what_was_measured_brings_weights_bac
         "w8a8": ((256, "w8a8-native"),),  # has no limit of its own
     }
     measured.save(steps, torch.bfloat16)
-    expected = {"int8": 0, "int4": 32, "any4": kernels.ANY_TOKENS}
+    expected = always | {"int8": 0, "int4": 32, "any4": kernels.ANY_TOKENS}
     assert kernels.packed_rows(torch.bfloat16, torch.get_num_threads()) == expected
     assert kernels.packed_rows(torch.float32, torch.get_num_threads()) == {}
 

@@ -19,6 +19,7 @@ from strata_planner.contract.frames import Segment
 from strata_planner.question.model import Model
 from strata_runtime.errors import InputError
 from strata_runtime.formats import QuantLinear
+from strata_runtime.kernels import native_dense
 from strata_runtime.loading import load as load_module
 from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
@@ -279,6 +280,22 @@ def test_random_models_are_the_same_for_the_same_seed(tmp_path: Path) -> None:
     )
     read = [(folder / "model.safetensors").read_bytes() for folder in (one, two, other)]
     assert read[0] == read[1] != read[2]
+
+
+@pytest.mark.skipif(not native_dense.takes(torch.bfloat16, CPU), reason="this CPU packs no weights")
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_a_table_that_head_and_embedding_share_is_held_once(tmp_path: Path, model_type: str) -> None:
+    model = make_tiny_model(tmp_path, model_type, tie_word_embeddings=True)
+    stage = load(roles(model, 1, compute_type="bfloat16")[0], model)
+    module = stage._stage.module
+    head, table = module.get_output_embeddings(), module.get_input_embeddings()
+    weight = Checkpoint(model).read(["model.embed_tokens.weight"], torch.bfloat16, CPU)["model.embed_tokens.weight"]
+    scale = torch.tensor(module.config.hidden_size**0.5).bfloat16() if model_type == "gemma2" else 1
+    ids = torch.tensor([[0, 5, len(weight) - 1]])
+    assert torch.equal(table(ids), weight[ids] * scale)
+    states = torch.randn(2, weight.shape[1]).bfloat16()
+    torch.testing.assert_close(head(states), states @ weight.T, atol=1e-2, rtol=2**-7)
+    assert not list(head.parameters()) + list(table.parameters())
 
 
 @pytest.mark.skipif(not can_block(torch.bfloat16, CPU), reason="this CPU does not multiply bfloat16")

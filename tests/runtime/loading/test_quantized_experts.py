@@ -15,6 +15,7 @@ from strata_planner.question.model import Model
 from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, QuantLinear, make_linear, stored_bytes_of
 from strata_runtime.formats.expert_stack import ExpertProjection
+from strata_runtime.loading.blocked import BlockedLinear
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.padding import padded
 from tests.laws import swept
@@ -114,14 +115,14 @@ def test_layers_take_the_bytes_that_the_planner_counts(name: str, compute_type: 
     counted = [layer_weights_bytes(*each, compute_type) for each in zip(shapes, formats, strict=True)]
     dtype = COMPUTE_DTYPES[compute_type]
     blocked = [
-        each.blocked.nbytes for each in _blocked(stage)
+        2 * each.in_features * each.out_features for each in _blocked(stage)
     ]  # the shared expert's gate in bfloat16, which is no buffer
     assert sum(stored_bytes_of(layer) for layer in stage.layers) + sum(blocked) == sum(counted)
     assert dtype is stage.dtype
 
 
-def _blocked(stage: StageModel) -> Iterator[torch.nn.Module]:
-    return (each for layer in stage.layers for each in layer.modules() if hasattr(each, "blocked"))
+def _blocked(stage: StageModel) -> Iterator[BlockedLinear]:
+    return (each for layer in stage.layers for each in layer.modules() if isinstance(each, BlockedLinear))
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])

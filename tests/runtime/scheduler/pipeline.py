@@ -2,6 +2,9 @@
 
 What a token leaves in its position is a digest of all tokens up to it, as read from the blocks of its sequence's table. A token is
 sampled from that digest: a block that is shared, freed or written at the wrong time changes the text. Results come back in order.
+
+Draft weights leave another digest, and draw what the others would most of the time: what is taken from their keys and values, or left of
+them in a block that somebody reads, changes the text.
 """
 
 from collections import deque
@@ -40,6 +43,12 @@ def digest(before: bytes, token: int) -> bytes:
 def sampled(state: bytes) -> int:
     number = int.from_bytes(state, "little")
     return STOP if number % 16 == 0 else WORDS[number % len(WORDS)]
+
+
+def drafted(likely: bytes) -> int:
+    """What draft weights draw: right three times in four."""
+    number = int.from_bytes(likely, "little")
+    return WORDS[(number // 4 + 1) % len(WORDS)] if number % 4 == 0 else sampled(likely)
 
 
 def score_of(state: bytes) -> float:
@@ -88,10 +97,11 @@ def submit(name: str, prompt: Sequence[int], answer: int, *, delivered: int = 0,
 
 @dataclass(frozen=True)
 class Entry:
-    """What one position of a block holds: the digest of all tokens up to it, and the weights that computed these."""
+    """What one position of a block holds: the digest of all tokens up to it, the weights that computed these, and the digest of the tokens alone."""
 
     state: bytes = b""
     weights: frozenset[int] = frozenset()
+    likely: bytes = b""
 
 
 @dataclass
@@ -114,7 +124,9 @@ class Pipeline:
         default_factory=dict
     )  # of each open sequence with a grammar: steps until it is compiled
     tokens_run: int = 0
+    draft_steps: int = 0
     fixed_seconds: float = 0.01  # of a step
+    draft_seconds: float = 0.003  # of one with draft weights
     row_seconds: float = 0.001
 
     def accept(self, step: Step) -> None:
@@ -129,17 +141,12 @@ class Pipeline:
                 self.first_weights[operation.sequence] = self.weights
                 self._open(operation)
             if isinstance(operation, Free):
-                del self.tables[operation.sequence]
-                if (
-                    not limits.state_slots
-                ):  # else it starts again until its grammar is there, which goes on being compiled
-                    self.waited.pop(operation.sequence, None)
-        assert not limits.state_slots or len(self.tables) <= limits.state_slots, "more sequences than states"
+                self._free(operation)
+        self._check_states(step)
         ids = iter(step.token_ids)
         results = []
         written: set[tuple[int, int]] = set()
         for segment in step.segments:
-            assert not limits.state_slots or segment.start == self.ends[segment.sequence], "its state is somewhere else"
             table = self.tables[segment.sequence]
             table.extend(segment.blocks)
             end = self.ends[segment.sequence] = max(self.ends[segment.sequence], segment.start + segment.length)
@@ -149,12 +156,13 @@ class Pipeline:
                 place = self._place(table, position)
                 assert place not in written, "two tokens of one step at one place"
                 written.add(place)
-                state = digest(before.state, next(ids))
-                self.blocks[place] = Entry(state, before.weights | {self.weights})
+                token = next(ids)
+                state = digest(b"draft" * step.draft + before.state, token)
+                self.blocks[place] = Entry(state, before.weights | {self.weights}, digest(before.likely, token))
             for position in range(segment.start + segment.length - segment.sample, segment.start + segment.length):
                 last = self._read(table, position)
                 own = self._own(segment.sequence, position)
-                token = self._drawn(segment, position, last) if own is None else own
+                token = self._drawn(segment, position, last, draft=step.draft) if own is None else own
                 score = 0.0 if own is None else score_of(last.state)
                 results.append(SampledToken(segment.sequence, position, token, score, []))
                 if min(last.weights) < self.first_weights[segment.sequence]:
@@ -162,8 +170,12 @@ class Pipeline:
         assert next(ids, None) is None
         assert len(step.token_ids) <= limits.micro_batch.max_step_tokens
         self.tokens_run += len(step.token_ids)
+        self.draft_steps += step.draft
+        if step.draft:
+            assert all((segment.length, segment.sample) == (1, 1) for segment in step.segments)
         if step.segments:
-            seconds = self.fixed_seconds + self.row_seconds * len(step.token_ids)
+            fixed = self.draft_seconds if step.draft else self.fixed_seconds
+            seconds = fixed + self.row_seconds * len(step.token_ids)
             self.in_flight.append(StepResult(0, 1, step.step, results, str(self.weights), seconds))
             assert len(self.in_flight) <= limits.under_way
 
@@ -206,19 +218,32 @@ class Pipeline:
         assert list(operation.tokens) == self.engine._by_number[operation.sequence].tokens
         self.waited.setdefault(operation.sequence, int(rules.grammar.text.split()[0]))
 
+    def _free(self, operation: Free) -> None:
+        del self.tables[operation.sequence]
+        if not self.engine.scheduler.limits.state_slots:  # else it starts again, and its grammar goes on being compiled
+            self.waited.pop(operation.sequence, None)
+
+    def _check_states(self, step: Step) -> None:
+        """As stages do where sequences keep state."""
+        if most := self.engine.scheduler.limits.state_slots:
+            assert len(self.tables) <= most, "more sequences than states"
+            assert all(each.start == self.ends[each.sequence] for each in step.segments), "its state is somewhere else"
+
     def _own(self, sequence: int, position: int) -> int | None:
         """The prompt's token, where it is to be scored."""
         opened = self.opened[sequence]
         wants = opened.sampling.prompt_logprobs >= 0 and position + 1 < opened.prompt_length
         return opened.tokens[position + 1] if wants else None
 
-    def _drawn(self, segment: Segment, position: int, last: Entry) -> int:
+    def _drawn(self, segment: Segment, position: int, last: Entry, *, draft: bool) -> int:
         opened = self.opened[segment.sequence]
         if self.waited.get(segment.sequence, 0):
             self.waited[segment.sequence] -= position == segment.sampled[-1]
             return NOT_YET
         is_over = opened.sampling.rules and position + 1 - opened.prompt_length >= allowed(opened.sampling)
-        return NEVER if is_over else sampled(last.state)
+        if is_over:
+            return NEVER
+        return drafted(last.likely) if draft else sampled(last.state)
 
     def _place(self, table: list[int], position: int) -> tuple[int, int]:
         size = self.engine.scheduler.limits.page_tokens

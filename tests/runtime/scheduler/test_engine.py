@@ -49,6 +49,7 @@ def limits(speculation: Speculation = NO_SPECULATION, **changes: int) -> Limits:
         max_model_len=values["max_model_len"],
         sharing=bool(values.get("sharing", 1)),
         speculation=speculation,
+        drafts=speculation.mode in {"auto", "selfPrecision"},
         state_slots=values.get("state_slots", 0),
     )
 
@@ -68,7 +69,9 @@ class EngineMachine(RuleBasedStateMachine):
         prefill=st.integers(1, 3),
         pages=st.integers(8, 20),
         sharing=st.booleans(),
-        speculation=st.builds(Speculation, st.sampled_from(["none", "auto", "ngram", "suffix"]), st.integers(1, 5)),
+        speculation=st.builds(
+            Speculation, st.sampled_from(["none", "auto", "ngram", "suffix", *["selfPrecision"] * 3]), st.integers(1, 5)
+        ),
         state_slots=st.sampled_from([0, 0, 1, 2, 4]),
     )
     def start(
@@ -104,6 +107,16 @@ class EngineMachine(RuleBasedStateMachine):
         asked = submit(f"r{len(self.submitted)}", prompt(kind, length), answer, **fields)
         self.submitted.append(asked)
         self.engine.submit(asked)
+
+    @rule(number=st.integers(0, 5), answer=st.integers(1, 8))
+    def ask_further(self, number: int, answer: int) -> None:
+        """As who goes on with a text that is being written: what is guessed of it may be right."""
+        running = list(self.engine.scheduler.running.values())
+        if number < len(running):
+            known = [*running[number].tokens, *(running[number].guesses.next if running[number].guesses else ())]
+            asked = submit(f"r{len(self.submitted)}", [*known[: 31 - answer], 200], answer)
+            self.submitted.append(asked)
+            self.engine.submit(asked)
 
     @rule(number=st.integers(0, 20))
     def abort(self, number: int) -> None:
@@ -172,10 +185,19 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers
 
 
 @settings(max_examples=share(80), deadline=None)
-@given(requests=REQUESTS, stages=st.integers(1, 3), pages=st.integers(8, 20), step=st.integers(5, 24))
-def test_nobody_starves(requests: list[tuple[int, int, int]], stages: int, pages: int, step: int) -> None:
-    """A request ends within the steps that it and those before it would take one after the other, each in all its positions' turns."""
-    engine = Engine(limits(stages=stages, page_budget=pages, step=step, max_model_len=32))
+@given(
+    requests=REQUESTS,
+    stages=st.integers(1, 3),
+    pages=st.integers(8, 20),
+    step=st.integers(5, 24),
+    drafts=st.integers(0, 3),
+)
+def test_nobody_starves(requests: list[tuple[int, int, int]], stages: int, pages: int, step: int, drafts: int) -> None:
+    """A request ends within the steps that it and those before it would take one after the other, each in all its positions' turns, and each
+    token with as many drafts before it as a round has.
+    """
+    wish = Speculation("selfPrecision", drafts) if drafts else NO_SPECULATION
+    engine = Engine(limits(wish, stages=stages, page_budget=pages, step=step, max_model_len=32))
     pipeline = Pipeline(engine)
     for number, (kind, length, answer) in enumerate(requests):
         engine.submit(submit(f"r{number}", prompt(kind, length), answer))
@@ -185,7 +207,7 @@ def test_nobody_starves(requests: list[tuple[int, int, int]], stages: int, pages
             ended |= {event.request: pipeline.steps for event in pipeline.result() if event.finish}
     bound = 0
     for number, (_, length, answer) in enumerate(requests):
-        bound += (length + answer) * (stages + len(requests))
+        bound += (length + answer) * (stages + len(requests)) * (1 + drafts)
         assert ended[f"r{number}"] <= bound
 
 

@@ -177,6 +177,7 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
         [encode(structs.replace(GOOD, segments=[Segment(7, 0, 2, 1, (0,) * 200)])), hidden(2)],
         "200 blocks; 96 at most",
     ),
+    "drafts of two tokens": ([encode(structs.replace(GOOD, draft=True)), hidden(2)], "step 0 drafts: it has one token"),
     "too few rows": ([encode(GOOD), hidden(1)], "its 2 tokens are one of 512"),
     "no rows": ([encode(GOOD)], r"frames of \[\] bytes follow the header"),
     "another width": ([encode(structs.replace(GOOD, hidden=1)), hidden(2)], r"hidden states of \('float32', 1\)"),

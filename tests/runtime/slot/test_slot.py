@@ -10,10 +10,12 @@ from msgspec import structs
 from transformers import AutoModelForCausalLM
 
 from strata_planner.contract.control import Commit, Prepare
-from strata_planner.contract.frames import Abort, Hello, Sampling, Submit, Tokens
+from strata_planner.contract.formats import FormatName
+from strata_planner.contract.frames import Abort, Grammar, Hello, LogitRules, Sampling, Submit, Tokens
 from strata_planner.contract.plan import Speculation
 from strata_planner.contract.roles import roles_of
-from strata_runtime.errors import InputError, RequestRefusedError
+from strata_planner.question.model import Model
+from strata_runtime.errors import InputError, RequestRefusedError, RuntimeFaultError
 from strata_runtime.wire.client import LeaderClient, greedy
 from strata_runtime.wire.transport import Keys, listen
 from tests.laws import swept
@@ -22,6 +24,8 @@ from tests.runtime.slot.harness import PipelineHarness, SlotThread
 
 PROMPTS = {"a": [1, 5, 9, 2, 6], "b": [3] * 30, "c": [7, 8], "d": list(range(20, 45))}
 ANSWER = 12
+LAYERS = 6
+STRATA_TINY = Path(__file__).parents[3] / "examples" / "models" / "strata-tiny"
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +95,70 @@ def test_speculation_changes_no_text(tiny_llama: Path, stages: int) -> None:
                 pass
             assert mode == "auto" or 0 < hello.accepted_tokens <= hello.draft_tokens
             assert hello.kv_usage == 0
+
+
+@pytest.mark.parametrize("stages", swept([1, 3], [1, 3]))
+@pytest.mark.parametrize("name", ["any8", "dense"])
+def test_drafts_of_four_bits_change_no_text(tiny_llama: Path, name: FormatName, stages: int) -> None:
+    """Greedy, drawn and with penalties, in blocks that are too few for all: what was drafted is never what others or the text go on from."""
+    names = [f"s{place}" for place in range(stages)]
+    plan = even_plan(tiny_llama, names, formats=[name] * LAYERS)
+    penalties = LogitRules(frequency_penalty=0.6, repetition_penalty=1.2)
+    asked = [
+        Submit(
+            f"r{number}",
+            [*range(9, 15)] * 2 + [number],
+            [],
+            40,
+            [],
+            Sampling(0.9 * (number % 2), top_k=3, seed=number, rules=penalties if number > 3 else None),
+        )
+        for number in range(6)
+    ]
+    with PipelineHarness(names) as pipeline:
+        expected = pipeline.serve(plan).generate(asked)
+        scarce = even_plan(tiny_llama, names, formats=[name] * LAYERS, pages=12)
+        for each in (plan, scarce):
+            leader = pipeline.serve(structs.replace(each, speculation=Speculation("selfPrecision", 4)))
+            assert leader.generate(asked) == expected
+            while (hello := leader.hello()).running:
+                pass
+            assert 0 < hello.accepted_tokens < hello.draft_tokens, "other weights draft than those that verify"
+            assert (hello.preemptions > 0) == (each is scarce)
+            assert hello.kv_usage == 0
+
+
+def test_forms_are_kept_by_drafts_of_fewer_bits() -> None:
+    """Over a model that knows its language, each answer in the midst of others that compile and end."""
+    plan = even_plan(
+        STRATA_TINY, ["s0"], formats=["any8"] * 2 + ["int8"] * (Model.from_folder(STRATA_TINY).num_layers - 2)
+    )
+    form = Grammar("regex", "(yes|no|perhaps)( and (yes|no|perhaps)){6}", (3,))
+    asked = [
+        Submit(
+            f"r{number}",
+            [number, *range(50, 60)],
+            [],
+            40,
+            [3],
+            Sampling(0.8 * (number % 2), seed=number, rules=LogitRules(grammar=form) if number < 3 else None),
+        )
+        for number in range(5)
+    ]
+    with PipelineHarness(["s0"]) as pipeline:
+        expected = pipeline.serve(plan).generate(asked)
+        leader = pipeline.serve(structs.replace(plan, speculation=Speculation("selfPrecision", 4)))
+        assert leader.generate(asked) == expected
+        assert leader.hello().accepted_tokens > 0
+
+
+def test_who_asks_for_drafts_and_has_no_fewer_bits_is_told_so(tiny_llama: Path) -> None:
+    with PipelineHarness(["s0"]) as pipeline:
+        plan = even_plan(tiny_llama, ["s0"], formats=["int8"] * LAYERS)
+        with pytest.raises(
+            RuntimeFaultError, match=r"no layer of replica 0 has planes of more bits \(this stage: int8\)"
+        ):
+            pipeline.serve(structs.replace(plan, speculation=Speculation("selfPrecision", 4)))
 
 
 def test_a_lost_slot_is_named_and_a_new_epoch_goes_on_with_the_same_tokens(

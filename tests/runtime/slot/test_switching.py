@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from strata_planner.contract.control import SWITCH_OVER, Commit, GetStatus, LayerSwitch, SetBits, SlotStatus
 from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName
 from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER
-from strata_planner.contract.plan import Plan
+from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
 from strata_runtime.formats import QuantLinear
@@ -92,6 +92,30 @@ class Reference:
 @pytest.fixture(scope="module")
 def reference(model: Path) -> Reference:
     return Reference(model)
+
+
+def test_bits_move_while_tokens_are_drafted(model: Path, reference: Reference) -> None:
+    """Down below the drafts' bits, up again and to 16: what is asked then has the text of the weights that are there, whatever drafts it."""
+    names = ["s0", "s1"]
+    plan = msgspec.structs.replace(any_plan(model, names), speculation=Speculation("selfPrecision", 4))
+    with PipelineHarness(names) as pipeline:
+        leader = pipeline.serve(plan)
+        leader.send(greedy("a", PROMPT, ANSWER))
+        tokens = [event.token for event in leader.events()]
+        states = [
+            pipeline.slots["s0"].set_bits(SetBits(epoch=pipeline.epoch, replica=0, stage=0, bits=bits))
+            for bits in ({0: 3, 1: 4, 2: 16}, {0: 8, 1: 16})
+        ]
+        tokens += leader.collect(["a"])["a"]
+        later = leader.generate([greedy("b", PROMPT, ANSWER)])["b"]
+        while (hello := leader.hello()).running:
+            pass
+    assert [state.phase for state in states] == ["switched"] * 2
+    assert len(tokens) == ANSWER
+    switches = [msgspec.structs.replace(switch, before_step=0) for state in states for switch in state.done]
+    assert later == reference.answer(PROMPT, ANSWER, switches)
+    assert hello.accepted_tokens > 0
+    assert hello.kv_usage == 0
 
 
 @pytest.mark.parametrize("stages", swept([1, 2], [2]))

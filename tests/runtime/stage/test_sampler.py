@@ -45,8 +45,8 @@ def answer_of(
     cuts: Random | None = None,
     vocabulary: int = WORDS,
 ) -> list[int]:
-    """Text as a sampler draws it. `cuts`: verify drafts, some of them right, in segments of several rows; the tokens that were
-    drawn behind a wrong one are dropped, as the engine does.
+    """Text as a sampler draws it. `cuts`: verify drafts, some of them right, in segments of several rows, given or drawn by it in steps that draft;
+    the tokens that were drawn behind a wrong one are dropped, as the engine does.
     """
     whole = [] if not delivered and cuts is None else answer_of(sampling, prompt, length, vocabulary=vocabulary)
     tokens = prompt + whole[:delivered]
@@ -57,6 +57,8 @@ def answer_of(
         if cuts is not None:
             right = whole[len(tokens) - len(prompt) :][: cuts.randrange(4)]
             drafts = [token if cuts.random() < 0.7 else cuts.randrange(vocabulary) for token in right]
+            if cuts.random() < 0.5:
+                drafts = drafted_by(sampler, tokens, cuts, vocabulary)
         rows = torch.stack([logits_behind(tokens + drafts[:count], vocabulary) for count in range(len(drafts) + 1)])
         segment = Segment(SEQUENCE, len(tokens) - 1, len(rows), len(rows))
         for sampled, drafted in zip(sampler.sample([segment], rows), [*drafts, None], strict=True):
@@ -68,6 +70,18 @@ def answer_of(
         if tokens[-1] in (END, NEVER):
             break
     return tokens[len(prompt) : len(prompt) + length]
+
+
+def drafted_by(sampler: Sampler, tokens: list[int], cuts: Random, vocabulary: int) -> list[int]:
+    """What a model that reads fewer of the tokens draws one after the other."""
+    drafts: list[int] = []
+    for count in range(cuts.randrange(5)):
+        row = logits_behind(tokens + drafts, vocabulary) + (cuts.random() < 0.4) * logits_behind(drafts, vocabulary)
+        (sampled,) = sampler.sample([Segment(SEQUENCE, len(tokens) - 1 + count, 1, 1)], row[None])
+        if sampled.token < 0:
+            break
+        drafts.append(sampled.token)
+    return drafts
 
 
 rules = st.builds(

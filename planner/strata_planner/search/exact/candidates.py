@@ -237,7 +237,9 @@ class Pricer:
         request, layers = self.request, self._shards(run, degree)
         return {
             bits: max(
-                sum(layer_weights_bytes(each, name, request.compute_type) for each in layers)
+                sum(
+                    layer_weights_bytes(each, name, request.compute_type, request.served_speculation) for each in layers
+                )
                 for name in request.formats[bits]
             )
             for bits in request.bits

@@ -6,10 +6,12 @@ pages they gather, what is masked) are the same for all layers with the same win
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
+from strata_runtime.kernels.native_attention import Spans
 from strata_runtime.model.kv.pool import LayerPool
 from strata_runtime.model.kv.states import LayerState, StateRun
 
@@ -110,6 +112,11 @@ class Batch:
     @property
     def tokens(self) -> int:
         return int(self.positions.shape[0])
+
+    @cached_property
+    def native_spans(self) -> Spans:
+        """The same for the native library, which needs no parts."""
+        return Spans.of([(span.row, span.start, span.length, span.pages) for span in self.spans])
 
     def parts(self, reach: Reach = ALL) -> list[Part]:
         """How attention is computed in layers whose tokens see so far back."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from strata_runtime.kernels import native_pages
+from strata_runtime.kernels.native_attention import Entries
 from strata_runtime.model.kv.rounding import SCALE_TYPE, restore, round_entries
 
 
@@ -34,6 +35,8 @@ class PoolShape:
 class LayerPool(ABC):
     """One layer's part of the pool. A place is page * page_tokens + position in the page."""
 
+    entries: Entries | None = None  # where the native library finds them; None: it does not read such a pool
+
     def __init__(self, shape: PoolShape) -> None:
         self.shape = shape
 
@@ -52,6 +55,7 @@ class PlainPool(LayerPool):
     def __init__(self, shape: PoolShape, storage: Tensor) -> None:
         super().__init__(shape)
         self._keys, self._values = storage[0], storage[1]
+        self.entries = Entries(self._keys, self._values)
         self._pages = _by_page(storage, shape)
 
     def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,6 +78,7 @@ class RoundedPool(LayerPool):
     def __init__(self, shape: PoolShape, codes: Tensor, scales: Tensor) -> None:
         super().__init__(shape)
         self._codes, self._scales = codes, scales
+        self.entries = Entries(codes[0], codes[1], (scales[0], scales[1]))
         self._scale_pages = scales.view(2, shape.kv_heads, shape.pages, shape.page_tokens)
         self._code_pages = codes.view(*self._scale_pages.shape, shape.head_dim)
         self._native = native_pages.takes(shape.device)

@@ -1,0 +1,83 @@
+"""Products with packed 16-bit weights: those of the weight itself, for any shape, and the same for a token whatever stands beside it."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata_runtime.kernels import native_dense
+from strata_runtime.kernels.native_dense import dense_linear, pack
+from tests.laws import share
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(
+    not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor does not multiply bfloat16"
+)
+
+
+def drawn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@settings(max_examples=share(60), deadline=None)
+@given(
+    st.integers(1, 100),
+    st.integers(1, 700),
+    st.integers(1, 40),
+    st.sampled_from([0, 1]),
+    st.integers(1, 2),
+    st.integers(0, 9),
+)
+def test_products_are_those_of_the_weight(
+    rows: int, columns: int, count: int, biases: int, threads: int, seed: int
+) -> None:
+    weight, tokens = drawn(seed, rows, columns), drawn(seed + 1, count, columns)
+    bias = drawn(seed + 2, rows) if biases else None
+    expected = tokens.double() @ weight.double().T + (0 if bias is None else bias.double())
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = dense_linear(tokens, pack(weight), bias)
+    finally:
+        torch.set_num_threads(before)
+    size = (tokens.double().abs() @ weight.double().abs().T) + 1
+    assert ((found.double() - expected).abs() <= 2**-8 * expected.abs() + 1e-5 * size).all()
+
+
+@settings(max_examples=share(30), deadline=None)
+@given(st.integers(1, 90), st.integers(1, 1200), st.integers(2, 300), st.data())
+def test_what_a_token_gets_does_not_depend_on_those_beside_it(
+    rows: int, columns: int, count: int, data: st.DataObject
+) -> None:
+    weight, tokens = pack(drawn(0, rows, columns)), drawn(1, count, columns)
+    start = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(start + 1, count))
+    assert torch.equal(dense_linear(tokens, weight)[start:stop], dense_linear(tokens[start:stop], weight))
+
+
+def test_a_token_that_is_not_finite_reaches_itself_alone() -> None:
+    weight, tokens = pack(drawn(0, 33, 65)), drawn(1, 9, 65)
+    expected = dense_linear(tokens, weight)
+    tokens[4, 7] = torch.nan
+    found = dense_linear(tokens, weight)
+    assert found[4].isnan().all()
+    others = torch.arange(9) != 4
+    assert torch.equal(found[others], expected[others])
+
+
+def test_views_are_read_where_they_lie() -> None:
+    wide, tokens = drawn(0, 64, 200), drawn(1, 7, 200)
+    weight, part = wide[3:50, 10:131], tokens[:, 10:131]
+    assert torch.equal(dense_linear(part, pack(weight)), dense_linear(part.contiguous(), pack(weight.contiguous())))
+    across = drawn(2, 121, 5).T
+    assert torch.equal(dense_linear(across, pack(weight)), dense_linear(across.contiguous(), pack(weight)))
+
+
+def test_no_tokens_are_no_products() -> None:
+    assert dense_linear(drawn(0, 0, 64), pack(drawn(1, 32, 64))).shape == (0, 32)
+
+
+@pytest.mark.parametrize("tokens", [drawn(0, 3, 63), drawn(0, 3, 64).float()], ids=["width", "type"])
+def test_tokens_that_do_not_fit_are_refused(tokens: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"must be bfloat16 \[M, 64\]"):
+        dense_linear(tokens, pack(drawn(1, 32, 64)))
