@@ -18,7 +18,13 @@ from strata_planner.costs.communication import (
     sampled_tokens_seconds,
 )
 from strata_planner.costs.latency import Latencies
-from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
+from strata_planner.costs.memory import (
+    PAGE_TOKENS,
+    embedding_bytes,
+    kv_bytes_per_token,
+    layer_weights_bytes,
+    state_bytes_per_sequence,
+)
 from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Rates, decode_phase, prefill_phase
 from strata_planner.costs.working import StepShape, Storage, working_memory
@@ -137,6 +143,7 @@ def _free_bytes(request: PlanRequest, given: Assignment, j: int) -> int:
         shape = sharded(model.layers[layer], group.degree)
         weights += layer_weights_bytes(shape, format_of[bits], request.compute_type)
         kv += request.kv_pages * PAGE_TOKENS * kv_bytes_per_token(shape, request.kv_bits, request.compute_type)
+        kv += request.workload.concurrency * state_bytes_per_sequence(shape, request.compute_type)
     tables = embedding_bytes(model, embedding=j == 0, head=head, compute_type=request.compute_type)
     prompts = min(given.prefill * request.workload.prompt_tokens, MAX_CHUNK_TOKENS)
     tokens = given.step_tokens or prompts + given.decode

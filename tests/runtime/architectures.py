@@ -62,6 +62,14 @@ _LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 6,
 } | _ROUTED
+_GATED_DELTA: dict[str, Any] = _HEADS | {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2,
+}
 _FALCON = _TIED | {"ffn_hidden_size": 48, "intermediate_size": None, "num_key_value_heads": None}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -93,6 +101,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "embedding_multiplier": 3.0},
     "helium": _HEADS,
     "hunyuan_v1_dense": _HEADS,
+    "lfm2_moe": _EXPERTS | {"num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"] * 2},
+    "lfm2": {"conv_L_cache": 4, "block_multiple_of": 16, "layer_types": ["conv", "full_attention", "conv"] * 2},
     "llama": {},
     "llama4_text": _HEADS
     | {
@@ -118,13 +128,21 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": _TIED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3},
     "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 24, "decoder_sparse_step": 2},
     "qwen3": _HEADS,
+    "qwen3_5_moe_text": _GATED_DELTA | _EXPERTS | {"shared_expert_intermediate_size": 24},
+    "qwen3_5_text": _GATED_DELTA,
     "qwen3_moe": _HEADS | _EXPERTS,
+    "qwen3_next": _GATED_DELTA | _EXPERTS | {"shared_expert_intermediate_size": 24, "decoder_sparse_step": 2},
     "seed_oss": _HEADS,
     "smollm3": {"no_rope_layer_interval": 2},
     "stablelm": {"qk_layernorm": True, "use_qkv_bias": True},
     "starcoder2": {"sliding_window": 5},
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2-bias": (
+        "lfm2",
+        {"conv_bias": True, "block_auto_adjust_ff_dim": False, "layer_types": ["conv"] * 5 + ["full_attention"]}
+        | _TIED,
+    ),
     "llama-tied-bias": ("llama", _TIED | {"attention_bias": True, "mlp_bias": True}),
     "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
     "llama3-rope": (
@@ -162,10 +180,12 @@ WITH_VISION: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", _HEADS | _TIED | _WINDOW),
     "llama4": ("llama4", _HEADS | {"num_local_experts": 4, "num_experts_per_tok": 1, "attention_chunk_size": 5}),
     "mistral3": ("mistral3", {"sliding_window": None}),
+    "qwen3_5": ("qwen3_5", _GATED_DELTA),
+    "qwen3_5_moe": ("qwen3_5_moe", _GATED_DELTA | _EXPERTS | {"shared_expert_intermediate_size": 24}),
 }
 _VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-# One of each kind: plain; soft caps, windows and a tied head; learned positions; experts; fused projections; a parallel block; a scaled head; multipliers.
-REPRESENTATIVE = ("llama", "gemma2", "opt", "qwen2_moe", "phi3", "gpt_neox", "cohere2", "granite")
+# One of each kind: plain; soft caps, windows and a tied head; learned positions; experts; fused projections; a parallel block; a scaled head; multipliers; state.
+REPRESENTATIVE = ("llama", "gemma2", "opt", "qwen2_moe", "phi3", "gpt_neox", "cohere2", "granite", "qwen3_next")
 ALL = MODELS | WITH_VISION
 SWEEP = swept(ALL, REPRESENTATIVE)
 

@@ -50,7 +50,8 @@ def even_plan(
     kv_bits: int = 16,
 ) -> Plan:
     """Layers shared out evenly over `slots`, one stage each; `formats` per layer overrides `bits`."""
-    layers = Model.from_folder(model).num_layers
+    read = Model.from_folder(model)
+    layers = read.num_layers
     chosen = list(formats or [DEFAULT_FORMAT_OF_BITS[bits]] * layers)
     cuts = [layers * place // len(slots) for place in range(len(slots) + 1)]
     stages = tuple(
@@ -60,13 +61,14 @@ def even_plan(
     return Plan(
         version=PLAN_VERSION,
         model_uri=str(model),
-        architecture="test",
+        architecture=read.architecture,
         num_layers=layers,
         compute_type=compute_type,
         max_model_len=max_model_len,
         page_tokens=PAGE_TOKENS,
         replicas=(Replica(0, stages, MicroBatch(*micro_batch), concurrency=4),),
         prediction=_PREDICTION,
+        prefix_caching=not read.keeps_state,
     )
 
 

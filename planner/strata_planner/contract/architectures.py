@@ -22,12 +22,14 @@ class Architecture:
     """What varies between the decoder-only models that the engine runs.
 
     `windows`, `chunks`: its attention layers take a sliding window, or see their own chunk of positions. `fused_experts`: the experts of a layer are 3-D parameters,
-    which have no form in the formats of `WITHOUT_EXPERTS`.
+    which have no form in the formats of `WITHOUT_EXPERTS`. `mixer`: the type, among `layer_types`, of layers that are no attention and keep
+    state of a sequence (`sequence_state`).
     """
 
     windows: bool = False
     chunks: bool = False
     fused_experts: bool = False
+    mixer: str = ""
 
 
 ROUTING = ("shared_expert_gate",)  # linears that weigh experts: their weights stay in the compute type
@@ -60,6 +62,8 @@ SUPPORTED: dict[str, Architecture] = {
     "granitemoe": _EXPERTS,
     "helium": _PLAIN,
     "hunyuan_v1_dense": _PLAIN,
+    "lfm2": Architecture(mixer="conv"),
+    "lfm2_moe": Architecture(fused_experts=True, mixer="conv"),
     "llama": _PLAIN,
     "llama4_text": Architecture(chunks=True, fused_experts=True),
     "ministral": _WINDOWS,
@@ -77,7 +81,10 @@ SUPPORTED: dict[str, Architecture] = {
     "qwen2": _WINDOWS,
     "qwen2_moe": _EXPERTS,
     "qwen3": _WINDOWS,
+    "qwen3_5_moe_text": Architecture(fused_experts=True, mixer="linear_attention"),
+    "qwen3_5_text": Architecture(mixer="linear_attention"),
     "qwen3_moe": Architecture(windows=True, fused_experts=True),
+    "qwen3_next": Architecture(fused_experts=True, mixer="linear_attention"),
     "seed_oss": _PLAIN,
     "smollm3": _WINDOWS,
     "stablelm": _PLAIN,
@@ -91,14 +98,12 @@ _LACKING: dict[str, tuple[str, str]] = {
     "falcon_mamba": ("state-space layers", "falcon"),
     "gptj": ("attention outside transformers' attention interface", "gpt_neox"),
     "jamba": ("state-space layers", "mixtral"),
-    "kimi_linear": ("linear attention", "deepseek_v3"),
-    "lfm2": ("short convolutions between tokens", "llama"),
+    "kimi_linear": ("linear attention other than Gated DeltaNet's", "qwen3_next"),
     "mamba": ("state-space layers", "llama"),
     "mamba2": ("state-space layers", "llama"),
-    "minimax": ("linear attention", "mixtral"),
+    "minimax": ("linear attention other than Gated DeltaNet's", "qwen3_next"),
     "mpt": ("ALiBi position biases", "bloom"),
-    "qwen3_5_text": ("linear attention", "qwen3"),
-    "qwen3_next": ("linear attention", "qwen3_moe"),
+    "olmo_hybrid": ("a tested adapter for its linear attention", "qwen3_next"),
     "recurrent_gemma": ("recurrent layers", "gemma"),
     "rwkv": ("recurrent layers", "llama"),
     "zamba2": ("state-space layers", "llama"),
@@ -153,6 +158,11 @@ def layer_formats(config: dict[str, Any], formats: tuple[FormatName, ...]) -> tu
     return tuple(name for name in formats if not (architecture.fused_experts and name in WITHOUT_EXPERTS))
 
 
+def mixer_of(model_type: str) -> str:
+    """What `layer_types` calls the layers of this model that are no attention and keep state of a sequence; empty: it has none."""
+    return SUPPORTED.get(model_type, _PLAIN).mixer
+
+
 def _nearest(model_type: str) -> str:
     """The supported type to try in its place, as the end of a sentence; empty where none is like it."""
     if model_type in _LACKING:
@@ -183,6 +193,7 @@ def _lacking_attention(model_type: str, config: dict[str, Any]) -> list[str]:
     types = set(config.get("layer_types") or ())
     architecture = SUPPORTED.get(model_type)
     known = {*_LAYER_TYPES, *(("chunked_attention",) if architecture and architecture.chunks else ())}
+    known |= {architecture.mixer} if architecture else set()
     lacking += [f"layers of type '{name}'" for name in sorted(types - known)]
     if architecture and not architecture.windows and _uses_window(config, types):
         lacking.append(f"sliding windows in this architecture (sliding_window {config.get('sliding_window')})")

@@ -30,7 +30,7 @@ class StageMemory(Value, frozen=True):
 
     weights_bytes: int
     embedding_bytes: int  # embedding tables, final norm and head, where they sit on this stage
-    kv_bytes: int
+    kv_bytes: int  # keys and values, and what sequences keep in layers without them
     temporary_bytes: int
     overhead_bytes: int  # the framework: context, libraries; what an idle slot holds too
     total_bytes: int

@@ -6,6 +6,7 @@
 from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.plan import NO_SPECULATION, DeviceRef, MicroBatch, Plan, Replica, Speculation, Stage
+from strata_planner.contract.sequence_state import keeps_state
 from strata_planner.contract.values import Value
 
 
@@ -44,6 +45,9 @@ class Role(Value, frozen=True, omit_defaults=True):
     prefix_caching: bool = True
     speculation: Speculation = NO_SPECULATION
     drafts: bool = False  # some layer of the replica has weights of fewer bits to draft with
+    state_slots: int = (
+        0  # sequences that may run at once, since each keeps state beside its KV; 0: this model's keep none
+    )
 
 
 def roles_of(plan: Plan) -> dict[str, tuple[Role, ...]]:
@@ -96,4 +100,5 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         prefix_caching=plan.prefix_caching,
         speculation=plan.speculation,
         drafts=any(has_draft(name, plan.speculation) for other in replica.stages for name in other.format),
+        state_slots=replica.concurrency if keeps_state(plan.architecture) else 0,
     )

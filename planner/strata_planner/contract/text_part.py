@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 # Models of which the text part runs -> the type of that part, where its own fields do not say.
-TEXT_PARTS: dict[str, str] = {"gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral"}
+TEXT_PARTS: dict[str, str] = {
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 # What the whole model says of its language model too.
 _OF_THE_WHOLE = ("tie_word_embeddings",)
 # Its tensors' names, as they are stored -> in the language model by itself.

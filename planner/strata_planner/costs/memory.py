@@ -1,4 +1,4 @@
-"""What a stage stores, byte for byte: weights, KV, embedding and head. What it needs beside is in `working`.
+"""What a stage stores, byte for byte: weights, KV, state of sequences, embedding and head. What it needs beside is in `working`.
 
 Called by the search for every stage it considers. Weights count by contract.formats, which the runtime allocates by.
 Source of the model: LLM-PQ (arXiv 2403.01136) section 4.1, with real shapes in place of OPT's.
@@ -8,7 +8,8 @@ from strata_planner.contract.draft_weights import draft_bytes
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
 from strata_planner.contract.kv import kv_token_bytes
 from strata_planner.contract.plan import NO_SPECULATION, Speculation
-from strata_planner.question.model import LayerShape, Linear, Model
+from strata_planner.question.linear import Linear
+from strata_planner.question.model import LayerShape, Model
 
 PAGE_TOKENS = 16
 
@@ -34,8 +35,13 @@ def _draft_bytes(linear: Linear, layer_format: FormatName, compute_type: Compute
 
 
 def kv_bytes_per_token(layer: LayerShape, kv_bits: int, compute_type: ComputeType) -> int:
-    """Keys and values of one token in one layer, with their scales; 16 bits mean the compute type."""
+    """Keys and values of one token in one layer, with their scales; 16 bits mean the compute type. 0: the layer is no attention."""
     return kv_token_bytes(kv_bits, layer.kv_heads, layer.head_dim, compute_type, latent=layer.latent)
+
+
+def state_bytes_per_sequence(layer: LayerShape, compute_type: ComputeType) -> int:
+    """What a sequence keeps in one layer that is no attention, however long it is."""
+    return layer.state.bytes(compute_type) if layer.state else 0
 
 
 def embedding_bytes(model: Model, *, embedding: bool, head: bool, compute_type: ComputeType) -> int:

@@ -43,7 +43,8 @@ from strata_planner.costs.operator_data import (
 from strata_planner.costs.roofline import linear_seconds
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.question.catalogue import catalogue
-from strata_planner.question.model import LayerShape, Linear, Model
+from strata_planner.question.linear import Linear
+from strata_planner.question.model import LayerShape, Model
 
 PACKAGE = "aiconfigurator-core"
 # Catalogue name -> the package's system. An A800 computes as an A100, an A100-40GB exchanges as one.
@@ -101,7 +102,7 @@ class OperatorTables:
 
     def layer(self, layer: LayerShape, format_name: FormatName, rates: Rates, phase: Phase) -> Timed | None:
         system = self._system(rates)
-        if system is None or any(each.copies > 1 or not each.quantizable for each in layer.linears):
+        if system is None or layer.state or any(each.copies > 1 or not each.quantizable for each in layer.linears):
             return None
         linears, attention = self._linears(layer, format_name, rates, phase), self._attention(layer, rates, phase)
         if linears is None or attention is None:

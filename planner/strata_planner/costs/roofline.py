@@ -2,7 +2,8 @@
 
 A linear takes max(operations / rate, bytes / bandwidth), on a processor of as many rows as steps are padded to, and so does each expert
 that a step's tokens are sent to (`routing`). Many rows unpack weights of few bits first, and pass all that is no product (norms,
-activations, copies). Attention reads its keys and values and multiplies them; each layer adds the time to launch it and the attention
+activations, copies). Attention reads its keys and values and multiplies them; what keeps state instead passes over it as often as the
+runtime does, or multiplies a chunk of tokens with itself and with it (Gated DeltaNet, arXiv 2412.06464, section 3.3). Each layer adds the time to launch it and the attention
 of each sequence, each step what its batch takes to plan. What is asked about without keys has no attention.
 """
 
@@ -13,9 +14,13 @@ from strata_planner.contract.rows import padded_rows
 from strata_planner.costs.memory import kv_bytes_per_token
 from strata_planner.costs.routing import spread
 from strata_planner.costs.source import Phase, Rates, Timed
-from strata_planner.costs.working import PACKED_ROWS
+from strata_planner.costs.working import PACKED_ROWS, STATE_CHUNK
 from strata_planner.question.catalogue import CPU
-from strata_planner.question.model import LayerShape, Linear, Model
+from strata_planner.question.linear import Linear
+from strata_planner.question.model import LayerShape, Model
+
+# Passes over the state of a sequence that decodes: gathered, decayed, read, added to, read, put back; a processor's cache holds it meanwhile.
+STATE_PASSES, STATE_PASSES_ON_CPU = 10, 4
 
 
 class Roofline:
@@ -27,7 +32,8 @@ class Roofline:
             linear_seconds(linear, linear.format_in(format_name), rates, phase.total_tokens) for linear in layer.linears
         )
         beside = rates.profile.layer_overhead_seconds + _passing_seconds(layer, rates, phase)
-        return _timed(linears + _attention_seconds(layer, rates, phase) + beside, rates)
+        mixing = _state_seconds if layer.state else _attention_seconds
+        return _timed(linears + mixing(layer, rates, phase) + beside, rates)
 
     def head(self, model: Model, rates: Rates, sequences: int) -> Timed:
         head = Linear("lm_head", model.vocab_size, model.embedding_size)
@@ -75,6 +81,21 @@ def _passing_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:
 def row_values(layer: LayerShape) -> int:
     """Inputs and outputs of all linears that a token passes."""
     return sum((each.in_features + each.out_features) * min(each.copies, each.active) for each in layer.linears)
+
+
+def _state_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:
+    """In float32, whatever the compute type is: of a sequence that decodes one row, of a prompt chunk after chunk."""
+    state, profile = layer.state, rates.profile
+    if state is None or not phase.context:
+        return 0.0
+    launched = phase.sequences * profile.sequence_layer_seconds
+    reading = profile.bandwidth_bytes_per_second * profile.decode_efficiency["dense"]
+    if phase.decoding:
+        passes = STATE_PASSES_ON_CPU if rates.name == CPU else STATE_PASSES
+        return launched + phase.sequences * passes * state.bytes(rates.compute_type) / reading
+    within = STATE_CHUNK * (5 * state.key_dim + 3 * state.value_dim)
+    operations = phase.total_tokens * state.heads * (within + 6 * state.key_dim * state.value_dim)
+    return launched + operations / (profile.float32_flops_per_second * profile.prefill_efficiency["dense"])
 
 
 def _attention_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:

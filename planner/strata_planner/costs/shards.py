@@ -8,7 +8,8 @@ from functools import cache
 
 import msgspec
 
-from strata_planner.question.model import LayerShape, Linear, Model
+from strata_planner.question.linear import Linear
+from strata_planner.question.model import LayerShape, Model
 
 _BY_INPUTS = ("o_proj", "down_proj", "experts.down", "shared_expert.down_proj")
 
@@ -33,10 +34,11 @@ def sharded(layer: LayerShape, degree: int) -> LayerShape:
 
 
 def divisible(model: Model, degree: int) -> bool:
-    """Whether whole heads can be dealt to `degree` devices; keys and values may be held more than once, latents are not cut."""
-    return all(
+    """Whether whole heads can be dealt to `degree` devices; keys and values may be held more than once, latents and states are not cut."""
+    return degree == 1 or all(
         layer.heads % degree == 0
-        and (degree == 1 or not layer.latent)
+        and not layer.latent
+        and not layer.state
         and (layer.kv_heads % degree == 0 or degree % layer.kv_heads == 0)
         for layer in set(model.layers)
     )

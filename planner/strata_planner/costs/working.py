@@ -8,11 +8,14 @@ fitted to a model or a slice; constants are measured on single products or the r
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
+from strata_planner.contract.architectures import ROUTING
 from strata_planner.contract.formats import ANY_PRECISION, COMPUTE_TYPE_BYTES, FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.rows import FEW_ROWS, MANY_ROWS, padded_rows
+from strata_planner.contract.sequence_state import SequenceState
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import Accelerator
-from strata_planner.question.model import MLP_IN, LayerShape, Linear, Model
+from strata_planner.question.linear import Linear
+from strata_planner.question.model import MLP_IN, LayerShape, Model
 
 # Of the libraries. A role's modules take 1.3 MiB in a process; sockets and threads of an epoch are assumed to take the
 # rest. What oneDNN keeps for every pair of a weight's shape and a number of rows in 16-bit types is the growth of glibc's
@@ -23,7 +26,7 @@ FLOAT32_BUFFER_BYTES = 5 << 20
 FRAMES_UNDER_WAY = 3  # of hidden states: the one that is computed, the next one, and its copy while it is encrypted
 
 # The runtime's own: keys and values (cache.batch), scores written out and a mask's rows in the compute type (cache.attention) at
-# once; rows of an expert at once (loading.experts); weights brought back to the compute type at once, in so many bytes each (precision).
+# once; rows of an expert at once (loading.experts); tokens of a sequence that pass a state at once (model.mixers); weights brought back to the compute type at once, in so many bytes each (precision).
 GATHERED_BYTES = 16 << 20
 SCORES_BYTES = 8 << 20
 MASK_BYTES, MASK_ROWS = 4 << 20, 256
@@ -34,6 +37,7 @@ HEAD_LANES, WIDEST_HEAD = (
     256,
 )  # widths of a head that the native library attends with, on processors for which it packs 16-bit weights
 EXPERT_ROWS = 128
+STATE_TOKENS = 256  # of one sequence that pass a layer with state at once (model.mixers)
 CONVERTED_AT_A_TIME = 1 << 21
 CONVERTED_AT_A_TIME_ON_CUDA = 1 << 26
 FLOAT8 = frozenset({"fp8_e4m3", "fp8_a8", "fp8_block"})
@@ -52,6 +56,7 @@ PACKED_ROWS: dict[FormatName, int] = {
     "int3": 48,
 }
 _FLOAT32 = 4
+STATE_CHUNK = 64  # tokens of a prompt that are multiplied with each other
 _ATTENTION_PRODUCTS = 2  # scores, and what they weigh
 _FEW_ROWS = 2  # numbers of rows below the fewest keys: 16 and 32
 
@@ -155,17 +160,26 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
     """Once for each shape of a weight and each number of rows: what a slot that serves any requests ends up with."""
     if storage.item == _FLOAT32:
         return 0
-    linears = {linear for layer in set(model.layers) for linear in layer.linears}
+    decays = _decays(model)
+    linears = {linear for layer in set(model.layers) for linear in layer.linears} - decays
     packed_rows = PACKED_ROWS | dict(storage.packed_rows)
     kernels = head * row_numbers(packed_rows["dense"] + 1, step.sampled) + _product_kernels(
         linears, step, packed_rows, storage
     )
     if any(layer.latent for layer in model.layers):  # queries into the latents' width, and values out of it
         kernels += 2 * row_numbers(1, step.tokens)
-    kernels += row_numbers(1, step.tokens) * any(each.copies > 1 for each in linears)  # the router's
+    kernels += row_numbers(1, step.tokens) * (
+        len(decays) + any(each.copies > 1 for each in linears)
+    )  # and the router's
     if model.architecture in WRITTEN_OUT and not all(map(storage.attends_in_place, model.layers)):
         kernels += _ATTENTION_PRODUCTS * (_FEW_ROWS + _key_numbers(step.tokens) + _key_numbers(step.context))
     return kernels * KERNEL_BYTES
+
+
+def _decays(model: Model) -> set[Linear]:
+    """What says how fast states decay: plain weights to the runtime, multiplied by torch's own product."""
+    layers = (layer for layer in set(model.layers) if layer.state)
+    return {each for layer in layers for each in layer.linears if not each.quantizable and each.name not in ROUTING}
 
 
 def _product_kernels(
@@ -259,7 +273,8 @@ class _Layer:
     @property
     def worst(self) -> int:
         mlp = self._experts(self._routed) if self._routed else self._mlp()
-        return max(self._norm() + self._hole, self._attention() + self._hole, mlp)
+        mixing = self._mixing(self._layer.state) if self._layer.state else self._attention()
+        return max(self._norm() + self._hole, mixing + self._hole, mlp)
 
     @property
     def _plain(self) -> list[Linear]:
@@ -288,6 +303,24 @@ class _Layer:
         attending = (3 * queries + 2 * keys + rounded) * self._row + self._gathered() + self._mask() + self._scores()
         projecting = (2 * queries + 2 * keys + self._hidden) * self._row + self._brought_back(self._plain, self._tokens)
         return whole + max(rotating, attending, projecting)
+
+    def _mixing(self, state: SequenceState) -> int:
+        """Of a layer with state: what is projected and its copy by rows, and what is made of it; of some tokens of a sequence, or of all that
+        decode, copies in float32 and of the state; then normalised in float32; then projected.
+        """
+        values = state.heads * state.value_dim or state.channels
+        projected = 3 * (state.channels + values) * self._row
+        multiplied = state.heads * (5 * state.key_dim + 5 * state.value_dim + 4 * STATE_CHUNK)
+        rows = max(4 * state.channels, state.channels + multiplied)
+        passing = (min(self._tokens, STATE_TOKENS) * rows + 4 * state.matrix_values) * _FLOAT32
+        window = state.channels * ((2 * state.inputs + 1) * self._storage.item + 2 * _FLOAT32)
+        gathered = (
+            2 * state.matrix_values * _FLOAT32 * (not self._storage.on_cpu)
+        )  # a processor moves states where they lie
+        decoding = self._step.sampled * (window + gathered)
+        normalising = 4 * self._tokens * values * _FLOAT32 * bool(state.heads)
+        projecting = self._hidden * self._row + self._brought_back(self._plain, self._tokens)
+        return projected + max(passing, decoding, normalising, projecting)
 
     def _gathered(self) -> int:
         """Pages of the pool: of a chunk with a past, or of a group of decoding sequences; at 8 bits as codes first."""

@@ -11,7 +11,8 @@ from typing import Literal
 
 from strata_planner.errors import ModelError
 from strata_planner.partition.polynomial import Polynomial, constant, symbol
-from strata_planner.question.model import LayerShape, Linear
+from strata_planner.question.linear import Linear
+from strata_planner.question.model import LayerShape
 
 WeightName = Literal["qkv", "w0", "w1", "w2"]
 WEIGHTS: tuple[WeightName, ...] = ("qkv", "w0", "w1", "w2")

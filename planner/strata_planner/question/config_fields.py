@@ -12,6 +12,7 @@ from strata_planner.errors import ModelError
 _LIMIT = 1 << 31  # products of a few such numbers stay far within a float
 _MOST_LAYERS = 4096  # the longest known has 126
 _MOST_EXPERTS = 65_536
+_MOST_HEADS = 65_536  # of a linear attention, and values of one
 
 WHOLE_NUMBERS: dict[str, int] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), _MOST_LAYERS),
@@ -24,12 +25,29 @@ WHOLE_NUMBERS: dict[str, int] = {
     **dict.fromkeys(("num_experts_per_tok", "moe_top_k"), _MOST_EXPERTS),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp"), _LIMIT),
     **dict.fromkeys(
-        ("decoder_sparse_step", "interleave_moe_layer_step", "first_k_dense_replace", "num_ln_in_parallel_attn"),
+        ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"), _MOST_HEADS
+    ),
+    **dict.fromkeys(("linear_conv_kernel_dim", "conv_L_cache", "block_multiple_of"), _MOST_HEADS),
+    **dict.fromkeys(
+        (
+            "full_attention_interval",
+            "decoder_sparse_step",
+            "interleave_moe_layer_step",
+            "first_k_dense_replace",
+            "num_dense_layers",
+            "num_ln_in_parallel_attn",
+        ),
         _MOST_LAYERS,
     ),
 }
 OBJECTS = ("rope_scaling", "rope_parameters", "quantization_config")
-LISTS: dict[str, type] = {"layer_types": str, "mlp_layer_types": str, "mlp_only_layers": int, "moe_layers": int}
+LISTS: dict[str, type] = {
+    "layer_types": str,
+    "mlp_layer_types": str,
+    "mlp_only_layers": int,
+    "moe_layers": int,
+    "full_attn_idxs": int,
+}
 TEXTS = ("model_type",)
 
 

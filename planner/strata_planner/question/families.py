@@ -5,7 +5,7 @@ transformers builds (tests/planner/question/test_model_shapes.py, tests/planner/
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Flag = bool | tuple[str, bool]  # a constant, or a config key with its default
@@ -26,6 +26,7 @@ class Family:
     """Biases, norms and fused projections of one family. `grouped_queries` False: a key head per query head, whatever
     config.json says. `norms`: vectors of the hidden size in each layer, one less where `shares_norm` of config.json.
 
+    `gated_attention`: queries come with a gate for what they attend to.
     `sinks`: a score of each head that no key has. `expert_bias`: experts and what routes to them have biases.
 
     `latent`: keys and values are projections of one entry, which is kept. `routing_bias`: a float32 value of each expert.
@@ -46,10 +47,11 @@ class Family:
     shares_norm: Callable[[Mapping[str, Any]], bool] | None = None
     norm_bias: bool = False
     affine_norm: bool = True
+    gated_attention: bool = False
     sinks: bool = False
     latent: bool = False
     shares_expert: bool = False
-    routing_bias: bool = False
+    routing_bias: Flag = False
     expert_bias: bool = False  # of routers too
     qk_norm: Literal["", "head", "full", "heads"] = ""
     qk_norm_key: str = ""
@@ -62,6 +64,8 @@ class Family:
 _LLAMA = Family()
 _DEEPSEEK = Family(latent=True, shares_expert=True, routing_bias=True)
 _GEMMA = Family(tied=True)
+_GATED_QUERIES = Family(mlp_bias=False, qk_norm="head", gated_attention=True)
+_SHORT_CONVOLUTIONS = Family(qkv_bias=False, out_bias=False, mlp_bias=False, qk_norm="head", tied=True)
 _FULL_NORMS = Family(qk_norm="full")
 
 FAMILIES: dict[str, Family] = {
@@ -128,6 +132,8 @@ FAMILIES: dict[str, Family] = {
         norm_bias=True,
     ),
     "hunyuan_v1_dense": Family(qk_norm="head"),
+    "lfm2": _SHORT_CONVOLUTIONS,
+    "lfm2_moe": replace(_SHORT_CONVOLUTIONS, routing_bias=("use_expert_bias", True)),
     "llama4_text": Family(shares_expert=True),
     "nemotron": Family(gated=False, norm_bias=True),
     "olmo": Family(affine_norm=False),
@@ -170,7 +176,10 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(qkv_bias=True, out_bias=False, mlp_bias=False),
     "qwen2_moe": Family(qkv_bias=("qkv_bias", True), out_bias=False, mlp_bias=False),
     "qwen3": Family(qk_norm="head"),
+    "qwen3_5_moe_text": _GATED_QUERIES,
+    "qwen3_5_text": _GATED_QUERIES,
     "qwen3_moe": Family(qk_norm="head"),
+    "qwen3_next": _GATED_QUERIES,
     "seed_oss": Family(qkv_bias=("attention_bias", True), out_bias=("attention_out_bias", False)),
     "smollm3": Family(tied=True),
     "stablelm": Family(
@@ -196,6 +205,9 @@ FAMILIES: dict[str, Family] = {
 _UNSAID: dict[str, dict[str, int]] = {
     "glm4_moe_lite": {"first_k_dense_replace": 1},
     "falcon": {"max_position_embeddings": 2048},
+    "qwen3_next": {"head_dim": 256, "num_key_value_heads": 2},
+    "qwen3_5_moe_text": {"head_dim": 256, "num_key_value_heads": 2},
+    "qwen3_5_text": {"head_dim": 256, "num_key_value_heads": 4},
     "gemma3_text": {
         "vocab_size": 262_208,
         "num_attention_heads": 8,
@@ -209,6 +221,7 @@ _DECODER_LAYERS = {
     "gpt_neox": "gpt_neox.layers",
     "opt": "model.decoder.layers",
 }
+_MIXER = ("in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj", "out_proj")
 _ATTENTION = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
     *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
@@ -216,6 +229,11 @@ _ATTENTION = (
 _GATED = ("gate_proj", "up_proj", "down_proj")
 _NEOX_MLP = {"up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h"}
 _BLOOM = {"qkv_proj": "self_attention.query_key_value", "o_proj": "self_attention.dense"} | _NEOX_MLP
+_LFM2 = {
+    "o_proj": "self_attn.out_proj",
+    **{name: f"conv.{name}" for name in ("in_proj", "out_proj")},
+    **{name: f"feed_forward.{w}" for name, w in zip(_GATED, ("w1", "w3", "w2"), strict=True)},
+}
 _SHARED_EXPERTS = {f"shared_expert.{name}": f"mlp.shared_experts.{name}" for name in _GATED}
 # Where families call their linears otherwise than Llama: our name -> path in the layer.
 _PATHS: dict[str, dict[str, str]] = {
@@ -225,6 +243,7 @@ _PATHS: dict[str, dict[str, str]] = {
     "gpt2": {"qkv_proj": "attn.c_attn", "o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
     "gpt_neox": {"qkv_proj": "attention.query_key_value", "o_proj": "attention.dense"} | _NEOX_MLP,
     "llama4_text": {name: f"feed_forward.{name}" for name in (*_GATED, *(f"shared_expert.{each}" for each in _GATED))},
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
     "opt": {"o_proj": "self_attn.out_proj", "up_proj": "fc1", "down_proj": "fc2"},
     "persimmon": {"qkv_proj": "self_attn.query_key_value", "o_proj": "self_attn.dense"} | _NEOX_MLP,
     "phi": {"o_proj": "self_attn.dense", "up_proj": "mlp.fc1", "down_proj": "mlp.fc2"},
@@ -234,7 +253,7 @@ _PATHS: dict[str, dict[str, str]] = {
 
 def linear_path(model_type: str, layer: int, name: str) -> str:
     """The path of a linear in the model that transformers builds, as `model.layers.0.self_attn.q_proj`: what checkpoints name it by."""
-    part = "self_attn" if name in _ATTENTION else "mlp"
+    part = "self_attn" if name in _ATTENTION else "linear_attn" if name in _MIXER else "mlp"
     within = _PATHS.get(model_type, {}).get(name, f"{part}.{name}")
     return f"{_DECODER_LAYERS.get(model_type, 'model.layers')}.{layer}.{within}"
 

@@ -14,65 +14,29 @@ import msgspec
 from strata_planner.contract.architectures import ROUTING, check_architecture
 from strata_planner.contract.formats import (
     BITS_OF_FORMAT,
-    GPTQ,
-    GPTQ_GROUP,
-    STORED_FORMATS,
-    ComputeType,
     FormatName,
-    block_float8_bytes,
-    stored_bytes,
 )
 from strata_planner.contract.kv import has_one_key_head
 from strata_planner.contract.quantization import (
     BlockFloat8,
-    ModuleQuantization,
     Quantization,
     read_quantization,
     with_old_description,
     without_description,
 )
+from strata_planner.contract.sequence_state import SequenceState
 from strata_planner.contract.text_part import text_part
 from strata_planner.contract.values import Value
 from strata_planner.errors import ModelError
 from strata_planner.question.config_fields import check_fields
 from strata_planner.question.families import Family, expert_path, family_of, flag, linear_path, unsaid
-
-
-class Linear(Value, frozen=True):
-    """`copies` equal weights [out_features, in_features], `active` of which a token passes (experts).
-
-    `quantizable`: it has formats below 16 bits (what routes has none). `stored`: how the checkpoint holds it, where it is quantized already.
-    """
-
-    name: str
-    out_features: int
-    in_features: int
-    bias: bool = False
-    copies: int = 1
-    active: int = 1
-    quantizable: bool = True
-    stored: ModuleQuantization | None = None
-
-    @property
-    def parameters(self) -> int:
-        return self.copies * (self.out_features * self.in_features + self.out_features * self.bias)
-
-    def format_in(self, layer_format: FormatName) -> FormatName:
-        """The format of this linear in a layer of `layer_format`: `gptq*` and `fp8_block` leave each linear as its checkpoint holds it."""
-        if layer_format in STORED_FORMATS:
-            return self.stored.format if self.stored else "dense"
-        return layer_format if self.quantizable else "dense"
-
-    def weight_bytes(self, layer_format: FormatName, compute_type: ComputeType) -> int:
-        """Of one copy, in a layer of `layer_format`, with scales, zeros, tables and order; the bias is apart."""
-        name = self.format_in(layer_format)
-        if self.stored and self.stored.block and name == self.stored.format:
-            return block_float8_bytes(self.out_features, self.in_features, self.stored.block)
-        group, ordered = GPTQ_GROUP, False
-        if self.stored and name in GPTQ.values():
-            group = self.stored.group or self.in_features
-            ordered = self.stored.ordered and group < self.in_features  # one group has no order
-        return stored_bytes(name, self.out_features, self.in_features, compute_type, group=group, ordered=ordered)
+from strata_planner.question.linear import Linear
+from strata_planner.question.mixers import (
+    convolution_mlp_width,
+    other_parameters,
+    projections,
+    read_states,
+)
 
 
 class LayerShape(Value, frozen=True):
@@ -85,6 +49,7 @@ class LayerShape(Value, frozen=True):
     other_parameters: int  # norms, routers
     float32_values: int = 0  # that no compute type rounds: what experts are chosen by
     latent: bool = False  # keys and values of all heads come of one entry of `head_dim` values
+    state: SequenceState | None = None  # in place of keys and values: the layer is no attention, and has no heads
 
     @property
     def parameters(self) -> int:
@@ -130,6 +95,11 @@ class Model(Value, frozen=True):
     @property
     def has_experts(self) -> bool:
         return any(linear.copies > 1 for layer in set(self.layers) for linear in layer.linears)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Of sequences, beside keys and values: such state cannot be shared, and nobody can go back in it."""
+        return any(layer.state for layer in set(self.layers))
 
     @property
     def stored_formats(self) -> tuple[FormatName | None, ...]:
@@ -234,6 +204,7 @@ class _Reader:
         unbounded = 0 if self.model_type == "bloom" else None
         names = ("n_positions", "max_position_embeddings") if learned else ("max_position_embeddings", "n_positions")
         self.max_positions = self.number(*names, default=unbounded)
+        self._states = read_states(self._config | {"num_hidden_layers": self.num_layers})
 
     def number(self, *names: str, default: int | None = None) -> int:
         """The first of `names` that config.json gives; raises ModelError unless it is a whole number of at least 1."""
@@ -243,9 +214,14 @@ class _Reader:
         return value
 
     def layer(self, index: int) -> LayerShape:
-        linears = tuple(self._as_stored(index, linear) for linear in (*self._attention(), *self._mlp(index)))
+        state = self._states[index]
+        mixing = self._attention() if state is None else projections(self._config, state, self.hidden)
+        linears = tuple(self._as_stored(index, linear) for linear in (*mixing, *self._mlp(index)))
         others = self._norms() + self._router(index)
-        biases = self._experts(index) * self.family.routing_bias
+        biases = self._experts(index) * flag(self._config, self.family.routing_bias)
+        if state is not None:
+            others += other_parameters(self._config, state) - self._norms_of_heads()
+            return LayerShape(0, 0, 0, linears, others, biases, state=state)
         return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, others, biases, self.family.latent)
 
     def _as_stored(self, index: int, linear: Linear) -> Linear:
@@ -299,7 +275,7 @@ class _Reader:
         if family.fused_qkv:
             return (Linear("qkv_proj", queries + 2 * keys, self.hidden, bias), out)
         return (
-            Linear("q_proj", queries, self.hidden, bias),
+            Linear("q_proj", queries * (1 + family.gated_attention), self.hidden, bias),
             Linear("k_proj", keys, self.hidden, bias),
             Linear("v_proj", keys, self.hidden, bias),
             out,
@@ -310,6 +286,8 @@ class _Reader:
         if experts:
             return self._expert_mlp(experts)
         width = self.number(*_MLP_WIDTHS, default=4 * self.hidden)
+        if self.model_type == "lfm2":
+            width = convolution_mlp_width(self._config, width)
         bias = flag(self._config, self.family.mlp_bias)
         down = Linear("down_proj", self.hidden, width, bias)
         if not self.family.gated:
@@ -330,7 +308,7 @@ class _Reader:
         step = int(config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1)
         if listed is None and (index in (config.get("mlp_only_layers") or ()) or (index + 1) % step):
             return 0
-        if index < int(config.get("first_k_dense_replace") or 0):
+        if index < int(config.get("first_k_dense_replace") or config.get("num_dense_layers") or 0):
             return 0
         return self.number("num_local_experts", "num_experts", "n_routed_experts", default=0)
 
@@ -375,11 +353,16 @@ class _Reader:
         total += self.heads * family.sinks
         if family.latent:
             total += self.number("kv_lora_rank") + self._query_middle()
+        return total + self._norms_of_heads()
+
+    def _norms_of_heads(self) -> int:
+        """Of an attention's queries and keys."""
+        family = self.family
         if not family.qk_norm or (family.qk_norm_key and not self._config.get(family.qk_norm_key)):
-            return total
+            return 0
         if family.qk_norm == "head":
-            return total + 2 * self._norm(self.head_dim)
-        return total + (self.heads + self.kv_heads) * self.head_dim
+            return 2 * self._norm(self.head_dim)
+        return (self.heads + self.kv_heads) * self.head_dim
 
     def embedding_other(self) -> int:
         """Positions, projection into the hidden size, norm of the embedding."""

@@ -140,6 +140,16 @@ class PlanRequest:
         return self.sensitivity.completed(self.bits) if self.sensitivity else prior(self.model, self.bits)
 
     @property
+    def served_prefix_caching(self) -> bool:
+        """What is wished, where the model can: state of sequences is of one position, and no block of a prefix has it."""
+        return self.prefix_caching and not self.model.keeps_state
+
+    @property
+    def served_speculation(self) -> Speculation:
+        """Likewise: nobody can go back in such state behind a guess that was wrong."""
+        return NO_SPECULATION if self.model.keeps_state else self.speculation
+
+    @property
     def kv_pages(self) -> int:
         """Pages that every stage must hold: the whole batch at its full length, and one sequence of `max_model_len`."""
         tokens = min(self.max_model_len, self.workload.held_tokens)
@@ -181,6 +191,11 @@ class PlanRequest:
 
     def _check_objective(self) -> None:
         self.objective.check()
+        if self.model.keeps_state and self.speculation.mode not in {"none", "auto"}:
+            raise WorkloadError(
+                f"speculation {self.speculation.mode}: sequences of '{self.model.architecture}' keep state that cannot go back behind "
+                "a guess that was wrong; take the mode none, or auto, which guesses nothing here"
+            )
         if not self.tensor_parallel or any(degree not in {1, 2, 4, 8} for degree in self.tensor_parallel):
             raise WorkloadError(f"tensorParallel {list(self.tensor_parallel)}: choose from [1, 2, 4, 8]")
         wished = self.objective.goal != "throughput" or self.tensor_parallel != (1,)

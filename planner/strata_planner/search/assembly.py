@@ -21,7 +21,12 @@ from strata_planner.contract.plan import (
     StageTimes,
 )
 from strata_planner.contract.values import ContractError
-from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, layer_weights_bytes
+from strata_planner.costs.memory import (
+    PAGE_TOKENS,
+    kv_bytes_per_token,
+    layer_weights_bytes,
+    state_bytes_per_sequence,
+)
 from strata_planner.costs.shards import sharded
 from strata_planner.naming import slot_name
 from strata_planner.question.request import PlanRequest
@@ -84,7 +89,9 @@ def assemble(
     pages = _page_budget(request, found, pricer, slices)
     memories = _memories(request, found, pricer, slices, pages)
     steps = steps_of(pricer, found)
-    stages = tuple(_stage(found, pricer, steps, part, memory) for part, memory in zip(slices, memories, strict=True))
+    stages = tuple(
+        _stage(found, pricer, steps, part, pages, memory) for part, memory in zip(slices, memories, strict=True)
+    )
     micro_batch = MicroBatch(
         prefill=found.candidate.prefill,
         decode=found.candidate.decode,
@@ -101,8 +108,8 @@ def assemble(
         page_tokens=PAGE_TOKENS,
         replicas=(Replica(0, stages, micro_batch, request.workload.concurrency),),
         prediction=predict(pricer, found),
-        prefix_caching=request.prefix_caching,
-        speculation=request.speculation,
+        prefix_caching=request.served_prefix_caching,
+        speculation=request.served_speculation,
     )
 
 
@@ -138,12 +145,15 @@ def _memories(
         formats = [pricer.formats(group)[bits] for bits in part.bits]
         weights = sum(
             layer_weights_bytes(
-                sharded(request.model.layers[index], group.degree), name, request.compute_type, request.speculation
+                sharded(request.model.layers[index], group.degree),
+                name,
+                request.compute_type,
+                request.served_speculation,
             )
             for index, name in zip(part.layers, formats, strict=True)
         )
         tables = pricer.table_bytes(group, embedding=place == 0, head=head)
-        kv = pages * _page_bytes(request, part, group.degree)
+        kv = pages * _page_bytes(request, part, group.degree) + _state_bytes(request, part)
         working = pricer.working(found.candidate, place, formats).peak(kv)
         overhead = group.leader.overhead_bytes
         memories.append(StageMemory(weights, tables, kv, working, overhead, weights + tables + kv + working))
@@ -155,26 +165,32 @@ def _page_bytes(request: PlanRequest, part: _Slice, degree: int) -> int:
     return PAGE_TOKENS * sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
 
 
+def _state_bytes(request: PlanRequest, part: _Slice) -> int:
+    """Of all sequences that run at once; layers with state are never cut."""
+    layers = (request.model.layers[index] for index in part.layers)
+    return request.workload.concurrency * sum(state_bytes_per_sequence(each, request.compute_type) for each in layers)
+
+
 def _page_budget(request: PlanRequest, found: Found, pricer: Pricer, slices: list[_Slice]) -> int:
     """Pages of every stage: what the workload needs, and what the stage with least room left can add to it, up to the whole
     batch at `max_model_len`. The leader admits by the smallest stage, so more pages elsewhere would lie idle.
     """
     least = _memories(request, found, pricer, slices, request.kv_pages)
-    more = min(
-        (group.usable_bytes - memory.total_bytes) // _page_bytes(request, part, group.degree)
+    spare = [
+        (group.usable_bytes - memory.total_bytes, _page_bytes(request, part, group.degree))
         for group, memory, part in zip(found.candidate.order, least, slices, strict=True)
-    )
-    assert more >= 0, "the solver keeps every stage within its memory"
+    ]
+    assert min(left for left, _ in spare) >= 0, "the solver keeps every stage within its memory"
+    more = min((left // page for left, page in spare if page), default=0)  # some stages have no keys and values
     return min(request.kv_pages + more, request.largest_kv_pages)
 
 
-def _stage(found: Found, pricer: Pricer, steps: Problem, part: _Slice, memory: StageMemory) -> Stage:
+def _stage(found: Found, pricer: Pricer, steps: Problem, part: _Slice, pages: int, memory: StageMemory) -> Stage:
     """`steps`: the candidate's, with the phases of a pipeline that is never empty."""
     place, request = part.stage, pricer.request
     group = found.candidate.order[place]
     prompts, decode = steps.stage_seconds(found.solution.counts, place)
     send_prompts, send = steps.stages[place].transfer_seconds
-    pages = memory.kv_bytes // _page_bytes(request, part, group.degree)
     sources = pricer.sources(part.bits, found.candidate, place)
     return Stage(
         stage=place,

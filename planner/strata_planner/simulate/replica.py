@@ -9,6 +9,7 @@ from typing import Self
 
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.plan import MicroBatch, Plan, Replica, Stage
+from strata_planner.contract.sequence_state import keeps_state
 from strata_planner.costs.latency import Latencies
 from strata_planner.errors import ClusterError
 from strata_planner.question.cluster import Cluster, DeviceGroup
@@ -19,12 +20,13 @@ from strata_planner.simulate.stage import StageModel
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a plan allows a replica. `page_budget`: of its smallest stage."""
+    """What a plan allows a replica. `page_budget`: of its smallest stage. `state_slots`: sequences that run at once, 0: as many as have blocks."""
 
     micro_batch: MicroBatch
     page_tokens: int
     page_budget: int
     max_model_len: int
+    state_slots: int = 0
 
     def pages(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
@@ -59,7 +61,8 @@ class ReplicaModel:
             for place, (stage, group) in enumerate(zip(replica.stages, groups, strict=True))
         )
         budget = min(stage.kv_page_budget for stage in replica.stages)
-        limits = Limits(replica.micro_batch, plan.page_tokens, budget, plan.max_model_len)
+        slots = replica.concurrency if keeps_state(plan.architecture) else 0
+        limits = Limits(replica.micro_batch, plan.page_tokens, budget, plan.max_model_len, slots)
         return cls(stages, limits, replica.decode_rate)
 
 

@@ -6,6 +6,7 @@ limit, the last to come computed again where no block is left. Requests here hav
 are equally important. Knows no clock.
 """
 
+import math
 from bisect import insort
 from collections import deque
 
@@ -119,7 +120,8 @@ class Scheduler:
         sequence.blocks = sequence.promised = sequence.computed = 0
 
     def _admit(self) -> None:
-        while self.waiting and not self.waiting[0].awaited:
+        most = self._limits.state_slots or math.inf
+        while self.waiting and not self.waiting[0].awaited and len(self._running) < most:
             pages = self._limits.pages(self.waiting[0].remaining)
             spare = self._free - self._promised - pages
             if self._running and spare < WATERMARK * self._limits.page_budget:

@@ -9,6 +9,7 @@ from torch import nn
 from strata_planner.contract.architectures import check_formats
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.plan import NO_SPECULATION
+from strata_planner.contract.sequence_state import keeps_state
 from strata_runtime.formats.draft_linear import DraftLinear, DraftSwitch, target_of
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.loading.linear_source import LinearSource
@@ -20,6 +21,8 @@ from strata_runtime.model.kv.batch import Batch
 class StageModel:
     """One stage of one model. Not for two threads at once.
 
+    `states`: what sequences keep in its layers without keys and values, by the layers' numbers; `keeps_state`: whether any layer of the model does.
+
     `source`: where its linears' weights lie, at any precision; None where the stage was not loaded from a folder by `load_stage`.
     """
 
@@ -30,6 +33,8 @@ class StageModel:
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
         self.num_kv_heads, self.head_dim, self.latent = cached_heads(config)
+        self.states = stage.states
+        self.keeps_state = keeps_state(config.model_type)
         self.num_layers = num_layers
         self.dtype = stage.dtype
         self.device = device

@@ -29,6 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_planner.contract.architectures import check_architecture
 from strata_planner.contract.rows import padded_rows
+from strata_planner.contract.sequence_state import SequenceState, states_of
 from strata_planner.contract.text_part import PREFIXES, text_part
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.model.attention import kernel_sizes
@@ -215,6 +216,13 @@ class ModelSlice:
     def type_of(self, checkpoint_key: str) -> torch.dtype:
         """That a tensor outside the linears is read in: some values are never rounded."""
         return next((each for name, each in self._kept_types.items() if name in checkpoint_key), self.dtype)
+
+    @property
+    def states(self) -> dict[int, SequenceState]:
+        """What sequences keep in those of this stage's layers that are no attention."""
+        first, last = self._layers
+        every = enumerate(states_of(self._config.to_dict()))
+        return {layer: state for layer, state in every if state is not None and first <= layer <= last}
 
     def own_layers(self) -> list[nn.Module]:
         """This stage's decoder layers, in order."""

@@ -26,7 +26,7 @@ def attend(
 
     query: [heads, tokens, head_dim]; key, value: [kv_heads, tokens, head_dim]. Returns [tokens, heads, head_dim].
     """
-    pool = batch.layers[layer - batch.first_layer]
+    pool = batch.layers[layer]
     key, value = pool.store(batch.places, key, value)
     if pool.entries is not None and native_attention.takes(query.dtype, query.device, query.shape[2]):
         return native_attention.attend(query, pool.entries, batch.native_spans, batch.page_tokens, rule.native)

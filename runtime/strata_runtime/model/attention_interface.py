@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from strata_runtime.model.attention import attend
 from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.batch import Batch
+from strata_runtime.model.mixers import own_mixer
 from strata_runtime.model.own_attention import own_forward
 
 ATTENTION = "strata"
@@ -28,12 +29,14 @@ class Step:
 
 
 def use_attention_of_pages(model: Any) -> None:
-    """Every attention layer of a transformers model calls `attention`; those that know no interface are given a forward that does."""
+    """Every attention layer of a transformers model calls `attention`; those that know no interface are given a forward that does, and layers that
+    keep state one that keeps it for each sequence.
+    """
     if model._can_set_attn_implementation():  # noqa: SLF001, else the setter warns and does nothing
         model.set_attn_implementation(ATTENTION)
     model.config._attn_implementation_internal = ATTENTION  # noqa: SLF001, so that the model makes no masks
     for module in model.modules():
-        forward = own_forward(module, attention)
+        forward = own_forward(module, attention) or own_mixer(module)
         if forward is not None:
             module.forward = forward
 

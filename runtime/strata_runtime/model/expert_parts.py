@@ -42,5 +42,5 @@ def fused_parameters(layer: nn.Module, path: str) -> dict[str, tuple[nn.Module, 
         f"{path}.{within}.{name}": (module, name)
         for within, module in layer.named_modules()
         for name, parameter in module.named_parameters(recurse=False)
-        if parameter.ndim == _EXPERTS_FIRST
+        if parameter.ndim == _EXPERTS_FIRST and not isinstance(module, nn.Conv1d)
     }

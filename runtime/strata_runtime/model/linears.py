@@ -12,7 +12,11 @@ from transformers.pytorch_utils import Conv1D
 
 _EXPERTS_FIRST = 3  # dimensions of a parameter that holds all experts of a layer
 _TRANSPOSED = frozenset({"Llama4TextExperts"})  # experts that do not say so themselves
-_IN_PARTS = dict.fromkeys(("DeepseekV3Attention", "Glm4MoeLiteAttention"), ("kv_b_proj",))
+_KEPT: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("DeepseekV3Attention", "Glm4MoeLiteAttention"), ("kv_b_proj",)),
+    "Qwen3NextGatedDeltaNet": ("in_proj_ba",),
+    **dict.fromkeys(("Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"), ("in_proj_b", "in_proj_a")),
+}
 _LIKE_LINEAR = frozenset({"FalconLinear"})  # the bias is added after the product is rounded
 
 
@@ -20,8 +24,8 @@ def use_plain_linears(model: nn.Module) -> frozenset[str]:
     """Replaces them in place. Returns the paths of those that checkpoints hold as [in, out]: linears, and parameters of experts."""
     transposed: set[str] = set()
     for path, module in list(model.named_modules()):
-        for name in _IN_PARTS.get(type(module).__name__, ()):
-            setattr(module, name, PartedWeight(getattr(module, name).weight))
+        for name in _KEPT.get(type(module).__name__, ()):
+            setattr(module, name, KeptWeight(getattr(module, name).weight))
         if getattr(module, "is_transposed", type(module).__name__ in _TRANSPOSED):
             transposed |= {f"{path}.{name}" for name in _turn_experts(module)}
         for name, child in list(module.named_children()):
@@ -33,8 +37,8 @@ def use_plain_linears(model: nn.Module) -> frozenset[str]:
     return frozenset(transposed)
 
 
-class PartedWeight(nn.Module):
-    """A weight that is multiplied in parts: it has no format below 16 bits."""
+class KeptWeight(nn.Module):
+    """A weight without a format below 16 bits: it is multiplied in parts, or what it makes decides how fast a state decays."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()

@@ -13,7 +13,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from strata_runtime.model.adapter import quiet
 
-_ROUTING_BIAS = ".e_score_correction_bias"  # all zero where nobody trains it
+_DECAY = ".A_log"  # how fast a state decays, as a logarithm: where an architecture starts it is drawn, and not by our generator
+_USUAL_DECAY = -2.0  # a state reaches back some ten tokens
+_ROUTING_BIAS = (".e_score_correction_bias", ".expert_bias")  # all zero where nobody trains it
 
 
 def make_random_model(
@@ -34,7 +36,9 @@ def make_random_model(
     model = whole_model_class(settings).from_config(settings, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for _, parameter in sorted(model.named_parameters()):
+        for name, parameter in sorted(model.named_parameters()):
+            if name.endswith(_DECAY):
+                parameter.fill_(_USUAL_DECAY)
             _draw(parameter, generator)
         for name, buffer in sorted(model.named_buffers()):
             if name.endswith(_ROUTING_BIAS):

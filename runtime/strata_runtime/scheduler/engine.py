@@ -191,10 +191,9 @@ class Engine:
         self.scheduler.ready_again(sequence)
 
     def _once_more(self, sequence: Sequence) -> None:
-        """Its last position is computed again for a token that could not be drawn yet, unless it has no blocks any more."""
+        """For a token that could not be drawn yet, unless it has no blocks any more."""
         if sequence.sequence in self.scheduler.running:
-            sequence.computed -= 1
-            self.scheduler.ready_again(sequence)
+            self.scheduler.once_more(sequence)
 
     def _weights_changed(self, step: int) -> None:
         """From this step on the stages compute with others: nothing from before is shared with what is computed since.

@@ -9,6 +9,7 @@ of having failed a step computes its prompt in steps of its own, so that it can 
 weights at fewer bits, they are in steps that carry nothing else, and only while no prompt is to be computed. Knows no tensors and no sockets.
 """
 
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ from strata_runtime.scheduler.speculation import Guesses, Speculation
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the plan allows the replica: from the leader's role. `under_way`: micro-batches, at most. `sharing`: of blocks with equal tokens."""
+    """What the plan allows the replica: from the leader's role. `under_way`: micro-batches, at most. `sharing`: of blocks with equal tokens.
+    `state_slots`: sequences that run at once, since each keeps state of its last position alone; 0: none keeps any, and as many run as have blocks.
+    """
 
     under_way: int
     micro_batch: MicroBatch
@@ -38,6 +41,7 @@ class Limits:
     sharing: bool = True
     speculation: Wish = NO_SPECULATION
     drafts: bool = False  # the replica has weights of fewer bits to draft with
+    state_slots: int = 0
 
     def pages(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
@@ -107,6 +111,14 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
+    def once_more(self, sequence: Sequence) -> None:
+        """Its last position is computed again; where nobody can go back in its state, all of them."""
+        if self.limits.state_slots:
+            self.start_again(sequence)
+        else:
+            sequence.computed -= 1
+            self.ready_again(sequence)
+
     def start_again(self, sequence: Sequence) -> None:
         """Take its blocks from a running sequence, which waits to be computed anew."""
         self._stop(sequence)
@@ -150,7 +162,8 @@ class Scheduler:
         self.blocks.give_back(sequence.start_again())
 
     def _admit(self) -> None:
-        while self.waiting:
+        most = self.limits.state_slots or math.inf
+        while self.waiting and len(self.running) < most:
             sequence = self.waiting[0]
             if sequence.awaited:  # its newest token is not known yet
                 return

@@ -36,6 +36,7 @@ def limits_of(role: Role, vocabulary: int) -> Limits:
         sharing=role.prefix_caching,
         speculation=role.speculation,
         drafts=role.drafts,
+        state_slots=role.state_slots,
     )
 
 

@@ -49,7 +49,7 @@ def differ_in_bits(one: Role, other: Role) -> bool:
 
 
 def _place(role: Role) -> tuple[object, ...]:
-    pages = (role.kv_bits, role.kv_page_budget, role.page_tokens)
+    pages = (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots)
     return (role.layers, role.embedding, role.head, role.model_uri, role.compute_type, role.devices, pages)
 
 
@@ -241,6 +241,12 @@ def _device(role: Role) -> torch.device:
 
 
 def cache_of(role: Role, model: StageModel) -> PagedKvCache:
+    """Raises InputError for a role that asks of a model with state what nobody can do with it."""
+    if model.keeps_state and not _goes_forward(role):
+        raise InputError(
+            f"this model keeps state of sequences, and its role has stateSlots {role.state_slots}, prefixCaching {role.prefix_caching} and "
+            f"speculation {role.speculation.mode}: such state has a slot for each sequence, and is neither shared nor gone back in; plan again"
+        )
     return PagedKvCache(
         num_layers=model.num_layers,
         first_layer=role.layers[0],
@@ -252,4 +258,11 @@ def cache_of(role: Role, model: StageModel) -> PagedKvCache:
         dtype=model.dtype,
         device=model.device,
         kv_bits=role.kv_bits,
+        states=model.states,
+        state_slots=role.state_slots,
     )
+
+
+def _goes_forward(role: Role) -> bool:
+    """Every sequence that runs has a state of its own, and computes each position once."""
+    return role.state_slots > 0 and not role.prefix_caching and role.speculation.mode == "none"

@@ -16,10 +16,17 @@ from strata_planner.contract.formats import FormatName
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "linear attention": (
-        {"model_type": "qwen3_next"},
-        "'qwen3_next' is not supported: the engine lacks linear attention",
+        {"model_type": "kimi_linear"},
+        "'kimi_linear' is not supported: the engine lacks linear attention other than Gated DeltaNet's",
     ),
-    "convolutions": ({"model_type": "lfm2"}, "short convolutions"),
+    "linear attention without its adapter": (
+        {"model_type": "olmo_hybrid"},
+        "a tested adapter for its linear attention.* nearest that runs is qwen3_next",
+    ),
+    "state of another kind": (
+        {"model_type": "lfm2", "layer_types": ["conv", "linear_attention"]},
+        "layers of type 'linear_attention'",
+    ),
     "state space": ({"model_type": "mamba2"}, "state-space layers"),
     "latent attention": (
         {"model_type": "deepseek_v2", "kv_lora_rank": 512},
@@ -63,6 +70,8 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "mistral window": {"model_type": "mistral", "sliding_window": 4096},
     "gemma 2": {"model_type": "gemma2", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "qwen without its window": {"model_type": "qwen2_moe", "use_sliding_window": False, "sliding_window": 4096},
+    "linear attention": {"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]},
+    "convolutions": {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
     "nulls": {"model_type": "llama", "rope_scaling": None, "layer_types": None, "quantization_config": None},
 }
 
@@ -84,7 +93,9 @@ def test_every_supported_type_passes_with_defaults(model_type: str) -> None:
 
 
 def test_several_reasons_are_all_named() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"linear attention, rope type 'dynamic', reading weights"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"linear attention other than .*, rope type 'dynamic', reading weights"
+    ):
         check_architecture(
             {
                 "model_type": "minimax",

@@ -197,6 +197,14 @@ def test_products_of_routers_and_of_experts_leave_kernels_for_their_numbers_of_r
     assert of("w8a8", model=plain, step=StepShape(256, 1, 64)).kernels == 0
 
 
+def test_what_says_how_fast_states_decay_keeps_kernels_whatever_is_packed() -> None:
+    kinds = ["linear_attention", "full_attention"] * 3
+    stateful = a_model(model_type="qwen3_next", layer_types=kinds, num_experts=0, head_dim=32)
+    step = StepShape(256, 1, 64)
+    assert of("w8a8", model=stateful, step=step).kernels == row_numbers(1, 256) * KERNEL_BYTES
+    assert of("w8a8", model=a_model(model_type="lfm2", layer_types=["conv"] * 6), step=step).kernels == 0
+
+
 def test_float8_is_decoded_a_million_weights_at_a_time() -> None:
     sizes = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
     stored = a_model(**sizes, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})

@@ -53,7 +53,13 @@ def test_linears_are_those_that_the_runtime_quantizes(name: str) -> None:
     model = Model.from_config(config.to_dict(), for_serving=False)
     for shape, layer in zip(model.layers, _layers(module), strict=True):
         real = {path: child for path, child in layer.named_modules() if type(child) is nn.Linear}
-        fused = [tuple(each.shape[1:]) for each in layer.parameters() if each.ndim == 3 for _ in range(len(each))]
+        parameters = [
+            each
+            for module in layer.modules()
+            if not isinstance(module, nn.Conv1d)
+            for each in module.parameters(recurse=False)
+        ]
+        fused = [tuple(each.shape[1:]) for each in parameters if each.ndim == 3 for _ in range(len(each))]
         plain = [tuple(each.weight.shape) for path, each in real.items() if not path.endswith(ROUTING)]
         ours = [
             (each.out_features, each.in_features)

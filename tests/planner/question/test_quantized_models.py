@@ -12,7 +12,7 @@ from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import stored_bytes
 from strata_planner.question.families import linear_path
 from strata_planner.question.model import Model
-from strata_runtime.model.linears import PartedWeight
+from strata_runtime.model.linears import KeptWeight
 from tests.runtime.architectures import MODELS, on_meta, tiny_config
 
 SIZES: dict[str, Any] = {
@@ -38,7 +38,7 @@ def test_linears_are_named_as_in_the_model_that_transformers_builds(name: str) -
     model_type, fields = tiny_config(name)
     config = CONFIG_MAPPING[model_type](**fields)
     module = on_meta(config)
-    kinds = (nn.Linear, PartedWeight)
+    kinds = (nn.Linear, KeptWeight)
     real = {path: tuple(child.weight.shape) for path, child in module.named_modules() if isinstance(child, kinds)}
     for index, layer in enumerate(Model.from_config(config.to_dict(), for_serving=False).layers):
         for linear in layer.linears:

@@ -26,9 +26,11 @@ STOP = 2
 class Pair:
     """An engine and the simulator's scheduler, given the same requests and the same results."""
 
-    def __init__(self, micro_batch: MicroBatch, stages: int, pages: int) -> None:
-        self.engine = Engine(EngineLimits(stages, micro_batch, 16, pages, 10_000, sharing=False))
-        self.scheduler = Scheduler(Limits(micro_batch, 16, pages, 10_000), stages)
+    def __init__(self, micro_batch: MicroBatch, stages: int, pages: int, state_slots: int) -> None:
+        self.engine = Engine(
+            EngineLimits(stages, micro_batch, 16, pages, 10_000, sharing=False, state_slots=state_slots)
+        )
+        self.scheduler = Scheduler(Limits(micro_batch, 16, pages, 10_000, state_slots), stages)
         self.flight: deque[tuple[StepResult, Batch, list[Sequence]]] = deque()
         self.stages = stages
         self.finished = 0
@@ -84,19 +86,22 @@ class Pair:
 
 
 # The only one that is picked gives its own blocks back: another that is ready has its turn.
-@example([Request(0.0, 43, 8, 0), Request(0.0, 13, 6, 0), Request(0.0, 47, 3, 0)], 1, 1, 1, 16, [])
+@example([Request(0.0, 43, 8, 0), Request(0.0, 13, 6, 0), Request(0.0, 47, 3, 0)], 1, 1, 1, 16, 0, [])
+# Two would fit where one may run.
+@example([Request(0.0, 20, 3, 0)] * 2, 1, 2, 2, 40, 1, ["submit", "submit", "step"])
 @given(
     requests,
     st.integers(1, 3),
     st.integers(1, 4),
     st.integers(1, 6),
     st.integers(6, 40),
+    st.sampled_from([0, 0, 1, 3]),
     st.lists(st.sampled_from(["submit", "step", "take"]), max_size=60),
 )
 def test_steps_are_the_engines(
-    listed: list[Request], stages: int, prefill: int, decode: int, tokens: int, order: list[str]
+    listed: list[Request], stages: int, prefill: int, decode: int, tokens: int, state_slots: int, order: list[str]
 ) -> None:
-    pair = Pair(MicroBatch(prefill, decode, tokens), stages, pages=9)
+    pair = Pair(MicroBatch(prefill, decode, tokens), stages, 9, state_slots)
     waiting = deque(enumerate(listed))
     for what in order:
         if what == "submit" and waiting:

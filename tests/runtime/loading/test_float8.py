@@ -24,7 +24,19 @@ torch.set_num_threads(1)
 LAYERS = 6
 DENSE: tuple[FormatName, ...] = ("dense",) * LAYERS
 FLOAT8: tuple[FormatName, ...] = ("fp8_block",) * LAYERS
-MODELS = ["llama", "qwen2", "opt", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"]
+MODELS = [
+    "llama",
+    "qwen2",
+    "opt",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5_text",
+    "lfm2",
+]
 
 
 @pytest.mark.parametrize("name", swept(MODELS, ["llama", "mixtral", "qwen2_moe", "qwen3_moe"]))

@@ -44,6 +44,10 @@ FUSED_EXPERTS = (
     "olmoe",
     "qwen2_moe",
     "qwen3_moe",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "qwen3_next",
+    "lfm2_moe",
 )
 
 
@@ -90,8 +94,10 @@ def test_a_tied_head_is_read_where_it_is_needed(tmp_path: Path, keys_read: list[
 def test_a_stage_keeps_no_meta_parameter_and_nothing_of_others(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, name)
     middle = load(roles(model, 3)[1], model)
-    planned = Model.from_folder(model).layers[2]
+    layers = Model.from_folder(model).layers
+    planned = next(each for each in layers if not each.state)
     assert (middle.num_kv_heads, middle.head_dim) == (planned.kv_heads, planned.head_dim)
+    assert middle.states == {layer: state for layer in (2, 3) if (state := layers[layer].state)}
     module = middle._stage.module
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     assert not [key for key, tensor in tensors.items() if tensor.is_meta]
@@ -103,13 +109,15 @@ def test_a_stage_keeps_no_meta_parameter_and_nothing_of_others(name: str, tmp_pa
 
 @pytest.mark.parametrize("name", SWEEP)
 def test_a_ragged_batch_over_three_stages_equals_the_unsliced_model(name: str, tmp_path: Path) -> None:
-    difference, _ = parity(name, tmp_path)
-    assert difference <= 1e-5
+    difference, largest = parity(name, tmp_path)
+    assert difference <= 1e-5 * max(1.0, largest)
 
 
 @pytest.mark.parametrize("name", SWEEP)
 def test_a_bfloat16_stage_computes_in_bfloat16(name: str, tmp_path: Path) -> None:
-    """Hidden states agree with transformers' own bfloat16 ones; routers may send a token to another expert."""
+    """Hidden states agree with transformers' own bfloat16 ones; routers may send a token to another expert, and what the first tokens read of a
+    linear attention is normalised however small it is.
+    """
     model = make_tiny_model(tmp_path, name)
     first = Stages(model, roles(model, 2, compute_type="bfloat16")[:1])
     tokens = torch.tensor([5, 17, 3, 60, 22, 9, 41])
@@ -119,7 +127,7 @@ def test_a_bfloat16_stage_computes_in_bfloat16(name: str, tmp_path: Path) -> Non
         expected = whole(tokens[None], output_hidden_states=True).hidden_states[3][0]
     assert hidden.dtype is torch.bfloat16
     error = (hidden.float() - expected.float()).norm() / expected.float().norm()
-    assert error < (0.3 if name in FUSED_EXPERTS else 0.03)
+    assert error < (0.3 if name in FUSED_EXPERTS else 0.1 if Model.from_folder(model).keeps_state else 0.03)
 
 
 @pytest.mark.parametrize("name", swept(sorted(ARCHITECTURES), REPRESENTATIVE))

@@ -17,7 +17,8 @@ from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, For
 from strata_planner.contract.values import from_json
 from strata_planner.costs.roofline import linear_seconds, row_values
 from strata_planner.costs.source import Rates
-from strata_planner.question.model import Linear, Model
+from strata_planner.question.linear import Linear
+from strata_planner.question.model import Model
 from strata_runtime import device
 from strata_runtime.errors import InputError
 from strata_runtime.formats import MAKERS, measured

@@ -132,6 +132,7 @@ class Pipeline:
     def accept(self, step: Step) -> None:
         assert step.step == self.steps
         self.steps += 1
+        limits = self.engine.scheduler.limits
         for operation in step.operations:
             if isinstance(operation, Open):
                 assert operation.sequence not in self.tables, "opened twice"
@@ -140,9 +141,8 @@ class Pipeline:
                 self.first_weights[operation.sequence] = self.weights
                 self._open(operation)
             if isinstance(operation, Free):
-                del self.tables[operation.sequence]
-                self.waited.pop(operation.sequence, None)
-        limits = self.engine.scheduler.limits
+                self._free(operation)
+        self._check_states(step)
         ids = iter(step.token_ids)
         results = []
         written: set[tuple[int, int]] = set()
@@ -216,7 +216,18 @@ class Pipeline:
             return
         assert rules.grammar is not None
         assert list(operation.tokens) == self.engine._by_number[operation.sequence].tokens
-        self.waited[operation.sequence] = int(rules.grammar.text.split()[0])
+        self.waited.setdefault(operation.sequence, int(rules.grammar.text.split()[0]))
+
+    def _free(self, operation: Free) -> None:
+        del self.tables[operation.sequence]
+        if not self.engine.scheduler.limits.state_slots:  # else it starts again, and its grammar goes on being compiled
+            self.waited.pop(operation.sequence, None)
+
+    def _check_states(self, step: Step) -> None:
+        """As stages do where sequences keep state."""
+        if most := self.engine.scheduler.limits.state_slots:
+            assert len(self.tables) <= most, "more sequences than states"
+            assert all(each.start == self.ends[each.sequence] for each in step.segments), "its state is somewhere else"
 
     def _own(self, sequence: int, position: int) -> int | None:
         """The prompt's token, where it is to be scored."""

@@ -50,6 +50,7 @@ def limits(speculation: Speculation = NO_SPECULATION, **changes: int) -> Limits:
         sharing=bool(values.get("sharing", 1)),
         speculation=speculation,
         drafts=speculation.mode in {"auto", "selfPrecision"},
+        state_slots=values.get("state_slots", 0),
     )
 
 
@@ -71,6 +72,7 @@ class EngineMachine(RuleBasedStateMachine):
         speculation=st.builds(
             Speculation, st.sampled_from(["none", "auto", "ngram", "suffix", *["selfPrecision"] * 3]), st.integers(1, 5)
         ),
+        state_slots=st.sampled_from([0, 0, 1, 2, 4]),
     )
     def start(
         self,
@@ -81,8 +83,11 @@ class EngineMachine(RuleBasedStateMachine):
         pages: int,
         sharing: bool,  # noqa: FBT001
         speculation: Speculation,
+        state_slots: int,
     ) -> None:
         changes = {"stages": stages, "step": step, "decode": decode, "prefill": prefill, "page_budget": pages}
+        if state_slots:  # as a plan has it for models whose sequences keep state
+            changes, sharing, speculation = changes | {"state_slots": state_slots}, False, NO_SPECULATION
         self.engine = Engine(limits(speculation, **changes, sharing=sharing, max_model_len=32))
         self.pipeline = Pipeline(self.engine)
         self.submitted: list[Submit] = []
@@ -204,6 +209,26 @@ def test_nobody_starves(requests: list[tuple[int, int, int]], stages: int, pages
     for number, (_, length, answer) in enumerate(requests):
         bound += (length + answer) * (stages + len(requests)) * (1 + drafts)
         assert ended[f"r{number}"] <= bound
+
+
+def test_as_many_run_as_there_are_states() -> None:
+    engine = Engine(limits(page_budget=64, sharing=0, state_slots=2, step=64, decode=8, prefill=8))
+    pipeline = Pipeline(engine)
+    for number in range(5):
+        engine.submit(submit(f"r{number}", prompt(number, 3), 12))
+    pipeline.step()
+    assert (engine.running, engine.waiting) == (2, 3)
+    assert sorted(event.request for event in pipeline.drain() if event.finish) == [f"r{number}" for number in range(5)]
+
+
+def test_where_nobody_can_go_back_a_token_that_could_not_be_drawn_is_computed_from_the_start() -> None:
+    engine = Engine(limits(sharing=0, state_slots=2))
+    pipeline = Pipeline(engine)
+    asked = submit("r0", prompt(0, 9), 4, sampling=grammar(2, 20))
+    engine.submit(asked)
+    events = pipeline.drain()
+    assert [event.token for event in events] == text_of(asked)
+    assert pipeline.tokens_run == 3 * 9 + len(events) - 1
 
 
 def test_a_request_that_can_never_run_is_refused_with_its_numbers() -> None:

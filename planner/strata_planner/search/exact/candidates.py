@@ -16,7 +16,13 @@ from strata_planner.contract.formats import FormatName
 from strata_planner.contract.steps import DRAFT_ROWS
 from strata_planner.costs.communication import Exchange, hidden_states_bytes, layer_collectives
 from strata_planner.costs.latency import Latencies
-from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
+from strata_planner.costs.memory import (
+    PAGE_TOKENS,
+    embedding_bytes,
+    kv_bytes_per_token,
+    layer_weights_bytes,
+    state_bytes_per_sequence,
+)
 from strata_planner.costs.prompts import Prompts
 from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
@@ -231,18 +237,20 @@ class Pricer:
         request, layers = self.request, self._shards(run, degree)
         return {
             bits: max(
-                sum(layer_weights_bytes(each, name, request.compute_type, request.speculation) for each in layers)
+                sum(
+                    layer_weights_bytes(each, name, request.compute_type, request.served_speculation) for each in layers
+                )
                 for name in request.formats[bits]
             )
             for bits in request.bits
         }
 
     def _kv_bytes(self, run: LayerRun, degree: int) -> int:
-        request = self.request
-        per_token = sum(
-            kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in self._shards(run, degree)
-        )
-        return per_token * request.kv_pages * PAGE_TOKENS
+        """Of all pages, and of the state of all sequences."""
+        request, layers = self.request, self._shards(run, degree)
+        per_token = sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
+        per_sequence = sum(state_bytes_per_sequence(each, request.compute_type) for each in layers)
+        return per_token * request.kv_pages * PAGE_TOKENS + per_sequence * request.workload.concurrency
 
     def unit_bytes(self, degree: int) -> tuple[dict[int, int], ...]:
         """Per run, bits -> bytes of a unit with its KV on each device of a group."""

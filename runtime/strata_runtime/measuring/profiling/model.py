@@ -15,6 +15,7 @@ from strata_planner.contract.formats import ComputeType, FormatName, stored_byte
 from strata_planner.contract.kv import kv_token_bytes
 from strata_planner.contract.latencies import LinearShape, ProfiledModel
 from strata_planner.contract.quantization import without_description
+from strata_planner.contract.sequence_state import keeps_state
 from strata_runtime.errors import InputError
 from strata_runtime.formats import QuantLinear
 from strata_runtime.loading.blocked import BlockedLinear
@@ -66,7 +67,11 @@ class Sizes:
 
 
 def make_shallow(fields: Mapping[str, Any], layers: int, folder: Path) -> Path:
-    """A model of the same shapes with so many layers; lists with one entry per layer follow."""
+    """A model of the same shapes with so many layers; lists with one entry per layer follow. Raises InputError for models with state."""
+    if keeps_state(str(fields.get("model_type"))):
+        raise InputError(
+            f"a profile knows no '{fields['model_type']}': its layers are of two kinds, of which one keeps state; plan it without one"
+        )
     depth = depth_of(fields)
     shallow: dict[str, Any] = {
         name: (value + value[-1:] * layers)[:layers] if isinstance(value, list) and len(value) == depth else value

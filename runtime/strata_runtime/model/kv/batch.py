@@ -4,7 +4,7 @@ Made by PagedKvCache.plan once per step, read by every layer. The parts of the a
 pages they gather, what is masked) are the same for all layers with the same window, so they are made once per window.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import torch
 
 from strata_runtime.kernels.native_attention import Spans
 from strata_runtime.model.kv.pool import LayerPool
+from strata_runtime.model.kv.states import LayerState, StateRun
 
 DECODE_GROUP_BYTES = 16 << 20  # of keys and values gathered at once: stays in cache and bounds the temporaries
 _GROUP_PADDING = 0.75  # sequences at least this long, relative to the longest, share a padded batch
@@ -94,7 +95,8 @@ Part = DecodePart | ChunkPart
 class Batch:
     """A planned step. positions, places: [tokens] int64; places is where each token's keys and values go in the pool.
 
-    sample_rows: [rows] int64, rows of the batch whose logits are wanted. layers: the pool, from layer `first_layer` on.
+    sample_rows: [rows] int64, rows of the batch whose logits are wanted. layers: the pool of each layer with keys and values, by its number in the
+    whole model; states: likewise of each layer that keeps state instead, which rows pass as `state_runs` say.
     """
 
     positions: torch.Tensor
@@ -102,8 +104,9 @@ class Batch:
     sample_rows: torch.Tensor
     spans: tuple[Span, ...]
     page_tokens: int
-    first_layer: int
-    layers: tuple[LayerPool, ...]
+    layers: Mapping[int, LayerPool]
+    states: Mapping[int, LayerState] = field(default_factory=dict)
+    state_runs: tuple[StateRun, ...] = ()
     _parts: dict[Reach, list[Part]] = field(default_factory=dict)
 
     @property
@@ -133,7 +136,7 @@ class Batch:
         """Sequences of similar length together, each group within DECODE_GROUP_BYTES; batch order kept if all fit."""
         if not spans:
             return []
-        most_pages = max(1, DECODE_GROUP_BYTES // self.layers[0].shape.gathered_page_bytes)
+        most_pages = max(1, DECODE_GROUP_BYTES // next(iter(self.layers.values())).shape.gathered_page_bytes)
         longest = max(len(span.pages) for span in spans)
         even = longest <= _SHORT_PAGES or min(len(span.pages) for span in spans) >= _GROUP_PADDING * longest
         if even and longest * len(spans) <= most_pages:

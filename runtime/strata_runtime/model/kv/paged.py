@@ -1,22 +1,27 @@
-"""The KV cache of one role: a pool of pages allocated once, and the plan of each step over it.
+"""The KV cache of one role: a pool of pages and of states allocated once, and the plan of each step over it.
 
 Called by the stage executor: KV operations first, then `plan`, whose Batch the layers read. Knows no model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from strata_planner.contract.frames import Segment
+from strata_planner.contract.sequence_state import SequenceState
 from strata_runtime.model.kv.batch import Batch, Span
 from strata_runtime.model.kv.pages import PageTables
 from strata_runtime.model.kv.pool import PoolShape, make_pool
+from strata_runtime.model.kv.states import StatePool
 
 
 class PagedKvCache:
     """Keys and values of `num_layers` layers, the first with global number `first_layer`, at 16 or 8 bits. `latent`: one entry for both.
 
-    Memory is layers * pages * page_tokens times what `contract.kv.kv_token_bytes` counts, taken and touched at construction.
+    `states`: what sequences keep in those of the layers that have no keys and values, by their global numbers, for `state_slots` sequences.
+
+    Memory is layers with keys * pages * page_tokens times what `contract.kv.kv_token_bytes` counts, and
+    `state_slots` times what `contract.sequence_state` does, taken and touched at construction.
     """
 
     def __init__(  # noqa: PLR0913, the shape of the pool
@@ -32,21 +37,26 @@ class PagedKvCache:
         device: torch.device,
         kv_bits: int = 16,
         latent: bool = False,
+        states: Mapping[int, SequenceState] | None = None,
+        state_slots: int = 0,
     ) -> None:
         self._tables = PageTables(pages, page_tokens)
-        self._first_layer = first_layer
         self._device = device
-        shape = PoolShape(num_layers, pages, page_tokens, kv_heads, head_dim, dtype, device)
+        self._states = StatePool(states or {}, state_slots, dtype, device)
+        layers = [layer for layer in range(first_layer, first_layer + num_layers) if layer not in self._states.layers]
+        shape = PoolShape(len(layers), pages, page_tokens, kv_heads, head_dim, dtype, device)
         self._pool = make_pool(shape, kv_bits, latent=latent)
+        self._layers = dict(zip(layers, self._pool.layers, strict=True))
 
     @property
     def bytes(self) -> int:
-        return self._pool.bytes
+        return self._pool.bytes + self._states.bytes
 
     def plan(self, segments: Sequence[Segment]) -> Batch:
         """Lay out the step in the blocks that its segments bring. The segments' rows are packed in their order.
 
-        Raises StepError for segments that their sequences' tables do not hold; then the step must not run.
+        Raises StepError for segments that their sequences' tables do not hold, or that do not go on from their sequences' states; then the step
+        must not run.
         """
         spans: list[Span] = []
         positions: list[int] = []
@@ -69,14 +79,17 @@ class PagedKvCache:
             sample_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
             spans=tuple(spans),
             page_tokens=size,
-            first_layer=self._first_layer,
-            layers=self._pool.layers,
+            layers=self._layers,
+            states=self._states.layers,
+            state_runs=self._states.plan(segments),
         )
 
     def free(self, sequence: int) -> None:
         """The sequence is over; one that has no pages yet is no error."""
         self._tables.free(sequence)
+        self._states.free(sequence)
 
     def reset(self) -> None:
         """Forget every sequence: a new epoch starts with an empty cache."""
         self._tables.clear()
+        self._states.clear()

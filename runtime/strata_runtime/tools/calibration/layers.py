@@ -65,7 +65,7 @@ class Piece:
     def differentiable(self, window: torch.Tensor) -> torch.Tensor:
         """What `run` gives of one window of at least two, with its graph: for gradients by the input and by weights that require them."""
         batch = self._cache(len(window)).plan([_whole(window)])
-        batch = replace(batch, layers=tuple(_PassingPool(pool.shape) for pool in batch.layers))
+        batch = replace(batch, layers={layer: _PassingPool(pool.shape) for layer, pool in batch.layers.items()})
         return self._slice.compute(window.to(self._model.device), batch)
 
     @property
@@ -109,6 +109,8 @@ class Piece:
             latent=self._model.latent,
             dtype=self._model.dtype,
             device=self._model.device,
+            states=self._model.states,
+            state_slots=1,
         )
 
 

@@ -198,6 +198,11 @@ def test_sizes_are_read_under_every_architectures_names() -> None:
         read_fields(Path("nowhere"))
 
 
+def test_models_with_state_are_planned_without_a_profile(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a profile knows no 'lfm2': its layers are of two kinds"):
+        make_shallow({"model_type": "lfm2", "num_hidden_layers": 4}, 2, tmp_path)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

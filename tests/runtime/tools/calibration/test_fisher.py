@@ -15,7 +15,10 @@ from tests.runtime.architectures import make_tiny_model
 
 torch.set_num_threads(1)
 # Windows, soft caps, another attention and norm, experts, biases, a parallel layer: what gradients may stumble on.
-MODELS = swept(("llama", "gemma2", "opt", "qwen2_moe", "phi3", "stablelm-parallel"), ("gemma2", "opt", "qwen2_moe"))
+MODELS = swept(
+    ("llama", "gemma2", "opt", "qwen2_moe", "phi3", "stablelm-parallel", "lfm2", "qwen3_5_text"),
+    ("gemma2", "opt", "qwen2_moe"),
+)
 WINDOWS = [torch.arange(3, 27), torch.arange(60, 18, -3)]
 
 
