@@ -33,9 +33,10 @@ from strata_planner.contract.sequence_state import SequenceState, states_of
 from strata_planner.contract.text_part import PREFIXES, text_part
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.model.attention import kernel_sizes
-from strata_runtime.model.attention_interface import Step, use_attention_of_pages
+from strata_runtime.model.attention_interface import Step, attention, use_attention_of_pages
 from strata_runtime.model.embedding_side import EMBEDDING_SIDE, without_embedding_side
 from strata_runtime.model.expert_parts import ExpertPart, expert_part, fused_parameters
+from strata_runtime.model.fused_forwards import fuse
 from strata_runtime.model.kv.batch import Batch
 from strata_runtime.model.layer_paths import LAYER_LISTS
 from strata_runtime.model.linears import use_plain_linears
@@ -264,6 +265,8 @@ class ModelSlice:
             raise InputError(f"{len(empty)} parameters were not filled, for instance {empty[0]}: report this model")
         self.module.requires_grad_(requires_grad=False)
         self.module.eval()
+        if all(parameter.device.type == "cpu" for parameter in self.module.parameters()):
+            fuse(self.module, attention)
 
     def compute(self, inputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """inputs: token ids [tokens] where the slice embeds, else hidden states [tokens, hidden].

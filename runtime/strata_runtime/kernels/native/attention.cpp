@@ -2,7 +2,7 @@
 // together, with the softmax taken along (FlashAttention, arXiv 2205.14135, section 3.1). AVX-512 with BF16 alone; elsewhere torch's own attention is taken.
 #include <cmath>
 
-#include "avx512.h"
+#include "vectors.h"
 
 using namespace strata;
 
@@ -29,7 +29,6 @@ constexpr int kKeys = 128;       // at once
 constexpr int kRows = 96;        // queries at once
 constexpr int kTogether = 6;     // queries whose sums are held in registers, for 64 keys or 64 columns
 constexpr int kVectors = 4;
-constexpr int kLanes = 16;
 constexpr int kApart = 32;       // items between queries, so that they do not meet in one set of the cache
 constexpr int kWidest = 256;
 
@@ -55,21 +54,6 @@ STRATA_INLINE __m512i pair_at(const uint16_t* items) {
   int32_t pair;
   __builtin_memcpy(&pair, items, 4);
   return _mm512_set1_epi32(pair);
-}
-
-// e^x for x <= 0: 2^n of the whole part, a polynomial of the rest.
-STRATA_INLINE __m512 exponential(__m512 x) {
-  const __m512 scaled = _mm512_mul_ps(_mm512_max_ps(x, _mm512_set1_ps(-104.0f)), _mm512_set1_ps(1.44269504088896341f));
-  const __m512 whole = _mm512_roundscale_ps(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 rest = _mm512_sub_ps(scaled, whole);
-  __m512 value = _mm512_set1_ps(1.5403530393381606e-4f);
-  value = _mm512_fmadd_ps(value, rest, _mm512_set1_ps(1.3333558146428443e-3f));
-  value = _mm512_fmadd_ps(value, rest, _mm512_set1_ps(9.6181291076284772e-3f));
-  value = _mm512_fmadd_ps(value, rest, _mm512_set1_ps(5.5504108664821580e-2f));
-  value = _mm512_fmadd_ps(value, rest, _mm512_set1_ps(2.4022650695910071e-1f));
-  value = _mm512_fmadd_ps(value, rest, _mm512_set1_ps(6.9314718055994531e-1f));
-  value = _mm512_fmadd_ps(value, rest, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(value, whole);
 }
 
 // 16 x 16 numbers of 32 bits, rows for columns.

@@ -1,0 +1,133 @@
+"""Forwards that take one native call where transformers' own take many: of norms, gated MLPs and rotary attention in bfloat16 on processors.
+
+Used by the adapter. A module gets one if its own forward is, instruction for instruction, one of those that transformers copies into most models: Llama's,
+Mistral's, Qwen's. One that computes otherwise keeps its own, and what the native library does not take goes the module's own way.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import CodeType
+from typing import Any
+
+import torch
+from transformers.activations import SiLUActivation
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.mistral import modeling_mistral as mistral
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+from strata_runtime.kernels import native_dense, native_rowwise
+
+Attention = Callable[..., tuple[torch.Tensor, None]]
+
+
+def fuse(model: torch.nn.Module, attention: Attention) -> None:
+    """Give the modules of a model such forwards, where this processor has any use for them."""
+    if not native_dense.multiplies(torch.bfloat16, torch.device("cpu")):
+        return
+    for module in model.modules():
+        for known, fused in _FORWARDS:
+            if _is_the_same(type(module).forward, known.forward) and fused.suits(module):
+                module.forward = partial(fused.forward, module, module.forward, attention)
+
+
+class _Norm:
+    @staticmethod
+    def suits(module: Any) -> bool:
+        return module.weight.dtype is torch.bfloat16
+
+    @staticmethod
+    def forward(module: Any, own: Callable[..., Any], _attention: Attention, rows: torch.Tensor) -> Any:
+        weight = module.weight
+        if not native_rowwise.takes(rows, weight):
+            return own(rows)
+        return native_rowwise.rms_norm(rows, weight, module.variance_epsilon)
+
+
+class _GatedMlp:
+    @staticmethod
+    def suits(module: Any) -> bool:
+        return isinstance(module.act_fn, (torch.nn.SiLU, SiLUActivation))
+
+    @staticmethod
+    def forward(module: Any, own: Callable[..., Any], _attention: Attention, rows: torch.Tensor) -> Any:
+        if not native_rowwise.takes(rows):
+            return own(rows)
+        gate, up = module.gate_proj(rows), module.up_proj(rows)
+        return module.down_proj(native_rowwise.gated(gate, up))
+
+
+class _RotaryAttention:
+    """`window`: where the module finds how far back it sees; None: it sees all."""
+
+    def __init__(self, window: Callable[[Any], int | None], *, norms: bool = False) -> None:
+        self._window, self._norms = window, norms
+
+    def suits(self, module: Any) -> bool:
+        names = vars(sys.modules[type(module).__module__])
+        return all(
+            _is_the_same(names.get(each.__name__), each) for each in (llama.apply_rotary_pos_emb, llama.rotate_half)
+        )
+
+    def forward(
+        self,
+        module: Any,
+        own: Callable[..., Any],
+        attention: Attention,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        **given: Any,
+    ) -> Any:
+        cos, sin = position_embeddings
+        if not native_rowwise.takes(hidden_states, cos, sin) or cos.shape[-1] != module.head_dim:
+            return own(hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **given)
+        shape = (*hidden_states.shape[:-1], -1, module.head_dim)
+        query, key = module.q_proj(hidden_states).view(shape), module.k_proj(hidden_states).view(shape)
+        value = module.v_proj(hidden_states).view(shape).transpose(1, 2)
+        if self._norms:
+            query, key = module.q_norm(query), module.k_norm(key)
+        query, key = query.transpose(1, 2), key.transpose(1, 2)
+        for each in (query, key):
+            native_rowwise.rotate(each[0], cos[0], sin[0])
+        window = self._window(module)
+        attended, _ = attention(
+            module, query, key, value, attention_mask, scaling=module.scaling, sliding_window=window, **given
+        )
+        return module.o_proj(attended.flatten(2)), None
+
+
+def _all(_module: Any) -> None:
+    return None
+
+
+def _of_layer(module: Any) -> int | None:
+    window: int | None = module.sliding_window
+    return window
+
+
+def _of_model(module: Any) -> int | None:
+    window: int | None = getattr(module.config, "sliding_window", None)
+    return window
+
+
+_FORWARDS: tuple[tuple[Any, Any], ...] = (
+    (llama.LlamaRMSNorm, _Norm),
+    (llama.LlamaMLP, _GatedMlp),
+    (llama.LlamaAttention, _RotaryAttention(_all)),
+    (mistral.MistralAttention, _RotaryAttention(_of_model)),
+    (qwen2.Qwen2Attention, _RotaryAttention(_of_layer)),
+    (qwen3.Qwen3Attention, _RotaryAttention(_of_layer, norms=True)),
+)
+
+
+def _is_the_same(one: Any, other: Any) -> bool:
+    """Whether two functions do the same with the same names."""
+    code = getattr(one, "__code__", None)
+    return code is not None and _instructions(code, one.__doc__) == _instructions(other.__code__, other.__doc__)
+
+
+def _instructions(code: CodeType, about: str | None) -> tuple[object, ...]:
+    constants = tuple(each for each in code.co_consts if each != about)
+    return code.co_code, code.co_names, code.co_varnames, constants

@@ -1,0 +1,73 @@
+"""Norms, rotary positions and gates in the native library: what transformers' own forwards compute, rounded where they round."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from transformers.models.llama import modeling_llama as llama
+
+from strata_runtime.kernels import native_dense, native_rowwise
+from tests.laws import share
+
+pytestmark = pytest.mark.skipif(
+    not native_dense.multiplies(torch.bfloat16, torch.device("cpu")), reason="this processor does not multiply bfloat16"
+)
+ULP = 2.0**-7  # the step between neighbouring values of bfloat16, relative
+
+
+def drawn(seed: int, *shape: int) -> torch.Tensor:
+    return (3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
+
+
+def assert_as_rounded(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Sums of another order may round one value in some hundred to its neighbour."""
+    torch.testing.assert_close(found, expected, rtol=ULP, atol=1e-6)
+    assert (found != expected).float().mean() < 0.02 or found.numel() < 500
+
+
+@settings(max_examples=share(40), deadline=None)
+@given(st.integers(1, 40), st.integers(1, 700), st.integers(0, 99))
+def test_norms(count: int, width: int, seed: int) -> None:
+    norm = llama.LlamaRMSNorm(width, eps=1e-5).bfloat16()
+    norm.weight.data = drawn(seed, width)
+    rows = drawn(seed + 1, 1, count, width)
+    with torch.inference_mode():
+        assert_as_rounded(native_rowwise.rms_norm(rows, norm.weight, 1e-5), norm(rows))
+
+
+@settings(max_examples=share(40), deadline=None)
+@given(st.integers(1, 5), st.integers(1, 40), st.sampled_from([2, 16, 20, 64, 96, 128]), st.integers(0, 99))
+def test_rotary_positions_to_the_bit(heads: int, tokens: int, width: int, seed: int) -> None:
+    query, key = drawn(seed, 1, tokens, heads, width).transpose(1, 2), drawn(seed + 1, 1, heads, tokens, width)
+    angles = torch.randn(1, tokens, width, generator=torch.Generator().manual_seed(seed)) * 9
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+    expected = llama.apply_rotary_pos_emb(query, key, cos, sin)
+    for each in (query, key):
+        native_rowwise.rotate(each[0], cos[0], sin[0])
+    assert torch.equal(query, expected[0])
+    assert torch.equal(key, expected[1])
+
+
+@settings(max_examples=share(40), deadline=None)
+@given(st.integers(1, 40), st.integers(1, 700), st.integers(0, 99))
+def test_gates(count: int, width: int, seed: int) -> None:
+    gate, up = drawn(seed, 1, count, width), drawn(seed + 1, 1, count, width)
+    assert_as_rounded(native_rowwise.gated(gate, up)[None], functional.silu(gate) * up)
+
+
+def test_gates_far_from_zero_neither_overflow_nor_lose_what_is_not_a_number() -> None:
+    gate = torch.tensor([[-3e38, -200.0, -0.0, 200.0, 3e38, torch.inf, -torch.inf, torch.nan]]).bfloat16()
+    found, expected = native_rowwise.gated(gate, torch.ones_like(gate)), functional.silu(gate)
+    torch.testing.assert_close(found[:, :6], expected[:, :6], rtol=ULP, atol=1e-6)
+    assert found[0, 7].isnan()
+
+
+def test_a_row_that_is_not_finite_reaches_itself_alone() -> None:
+    rows, weight = drawn(0, 5, 70), drawn(1, 70)
+    expected = native_rowwise.rms_norm(rows, weight, 1e-6)
+    rows[2, 3] = torch.nan
+    found = native_rowwise.rms_norm(rows, weight, 1e-6)
+    assert found[2].isnan().all()
+    others = torch.arange(5) != 2
+    assert torch.equal(found[others], expected[others])
