@@ -20,14 +20,15 @@ _OUTPUTS = 32  # of a block
 
 
 @cache
-def _runs() -> bool:
+def runs() -> bool:
+    """Whether this processor has what the library multiplies bfloat16 with."""
     found = library()
     return found is not None and bool(found.strata_dense_runs())
 
 
 def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the library has bfloat16 products for this processor."""
-    return device.type == "cpu" and dtype is torch.bfloat16 and _runs()
+    return device.type == "cpu" and dtype is torch.bfloat16 and runs()
 
 
 def takes(dtype: torch.dtype, device: torch.device) -> bool:

@@ -16,12 +16,11 @@ from strata_runtime.kernels.native import library
 
 _NORM = struct.Struct("6qdq")  # `NormCall` of kernels/native/rowwise.cpp
 _ROTATE = struct.Struct("10q")
-_GATE = struct.Struct("7q")
 
 
-def takes(*tensors: Tensor) -> bool:
-    """Whether all are of a kind that the library works on, the items of a row next to each other."""
-    return all(native_dense.multiplies(each.dtype, each.device) and each.stride(-1) == 1 for each in tensors)
+def takes(rows: Tensor) -> bool:
+    """Whether rows are of a kind that the library works on, the items of a row next to each other."""
+    return rows.dtype is torch.bfloat16 and rows.is_cpu and rows.stride(-1) == 1 and native_dense.runs()
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -61,25 +60,6 @@ def rotate(items: Tensor, cos: Tensor, sin: Tensor) -> None:
             torch.get_num_threads(),
         )
     )
-
-
-def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, both [..., width] and of one layout."""
-    width = gate.shape[-1]
-    gate, up = gate.reshape(-1, width), up.reshape(-1, width)
-    out = up.new_empty(up.shape)
-    _function("strata_gate")(
-        _GATE.pack(
-            gate.data_ptr(),
-            up.data_ptr(),
-            out.data_ptr(),
-            up.shape[0],
-            width,
-            up.stride(0),
-            torch.get_num_threads(),
-        )
-    )
-    return out
 
 
 @cache

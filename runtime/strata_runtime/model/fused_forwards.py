@@ -1,4 +1,4 @@
-"""Forwards that take one native call where transformers' own take many: of norms, gated MLPs and rotary attention in bfloat16 on processors.
+"""Forwards that take one native call where transformers' own take many: of norms and rotary attention in bfloat16 on processors.
 
 Used by the adapter. A module gets one if its own forward is, instruction for instruction, one of those that transformers copies into most models: Llama's,
 Mistral's, Qwen's. One that computes otherwise keeps its own, and what the native library does not take goes the module's own way.
@@ -11,7 +11,6 @@ from types import CodeType
 from typing import Any
 
 import torch
-from transformers.activations import SiLUActivation
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
@@ -24,7 +23,7 @@ Attention = Callable[..., tuple[torch.Tensor, None]]
 
 def fuse(model: torch.nn.Module, attention: Attention) -> None:
     """Give the modules of a model such forwards, where this processor has any use for them."""
-    if not native_dense.multiplies(torch.bfloat16, torch.device("cpu")):
+    if not native_dense.runs():
         return
     for module in model.modules():
         for known, fused in _FORWARDS:
@@ -39,23 +38,9 @@ class _Norm:
 
     @staticmethod
     def forward(module: Any, own: Callable[..., Any], _attention: Attention, rows: torch.Tensor) -> Any:
-        weight = module.weight
-        if not native_rowwise.takes(rows, weight):
-            return own(rows)
-        return native_rowwise.rms_norm(rows, weight, module.variance_epsilon)
-
-
-class _GatedMlp:
-    @staticmethod
-    def suits(module: Any) -> bool:
-        return isinstance(module.act_fn, (torch.nn.SiLU, SiLUActivation))
-
-    @staticmethod
-    def forward(module: Any, own: Callable[..., Any], _attention: Attention, rows: torch.Tensor) -> Any:
         if not native_rowwise.takes(rows):
             return own(rows)
-        gate, up = module.gate_proj(rows), module.up_proj(rows)
-        return module.down_proj(native_rowwise.gated(gate, up))
+        return native_rowwise.rms_norm(rows, module.weight, module.variance_epsilon)
 
 
 class _RotaryAttention:
@@ -81,7 +66,11 @@ class _RotaryAttention:
         **given: Any,
     ) -> Any:
         cos, sin = position_embeddings
-        if not native_rowwise.takes(hidden_states, cos, sin) or cos.shape[-1] != module.head_dim:
+        if (
+            not native_rowwise.takes(hidden_states)
+            or cos.dtype is not torch.bfloat16
+            or cos.shape[-1] != module.head_dim
+        ):
             return own(hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **given)
         shape = (*hidden_states.shape[:-1], -1, module.head_dim)
         query, key = module.q_proj(hidden_states).view(shape), module.k_proj(hidden_states).view(shape)
@@ -114,7 +103,6 @@ def _of_model(module: Any) -> int | None:
 
 _FORWARDS: tuple[tuple[Any, Any], ...] = (
     (llama.LlamaRMSNorm, _Norm),
-    (llama.LlamaMLP, _GatedMlp),
     (llama.LlamaAttention, _RotaryAttention(_all)),
     (mistral.MistralAttention, _RotaryAttention(_of_model)),
     (qwen2.Qwen2Attention, _RotaryAttention(_of_layer)),

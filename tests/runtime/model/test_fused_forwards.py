@@ -17,12 +17,11 @@ pytestmark = pytest.mark.skipif(
     not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor does not multiply bfloat16"
 )
 FUSED = {  # kinds of modules
-    "llama": {"LlamaRMSNorm", "LlamaMLP", "LlamaAttention"},
-    "mistral": {"MistralRMSNorm", "MistralMLP", "MistralAttention"},
-    "qwen2": {"Qwen2RMSNorm", "Qwen2MLP", "Qwen2Attention"},
-    "qwen3": {"Qwen3RMSNorm", "Qwen3MLP", "Qwen3Attention"},
-    "gemma": {"GemmaAttention"},  # gates by gelu, and its norms add one to their weights
-    "olmo2": {"Olmo2MLP"},
+    "llama": {"LlamaRMSNorm", "LlamaAttention"},
+    "mistral": {"MistralRMSNorm", "MistralAttention"},
+    "qwen2": {"Qwen2RMSNorm", "Qwen2Attention"},
+    "qwen3": {"Qwen3RMSNorm", "Qwen3Attention"},
+    "gemma": {"GemmaAttention"},  # its norms add one to their weights
     "opt": set(),
 }
 

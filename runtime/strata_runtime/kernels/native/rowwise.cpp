@@ -1,5 +1,5 @@
-// What a layer does with each row beside its products (kernels/native_rowwise.py), in bfloat16 with float32 between: root mean square norms, rotary positions,
-// gated activations. Each rounds where transformers' own forward does. AVX-512 with BF16 alone.
+// What a layer does with each row beside its products (kernels/native_rowwise.py), in bfloat16 with float32 between: root mean square norms and rotary
+// positions. Each rounds where transformers' own forward does. AVX-512 with BF16 alone.
 #include <cmath>
 
 #include "vectors.h"
@@ -20,11 +20,6 @@ struct NormCall {
 struct RotateCall {
   int64_t items, heads, tokens, width, head_stride, token_stride;  // bfloat16 [heads, tokens, width], turned in place
   int64_t cos, sin, stride;                                        // bfloat16 [tokens, width]
-  int64_t threads;
-};
-
-struct GateCall {
-  int64_t gate, up, out, rows, width, stride;  // bfloat16 [rows, width]; gate and up of one stride
   int64_t threads;
 };
 
@@ -68,23 +63,6 @@ STRATA_AVX512 void rotate(uint16_t* items, const uint16_t* cos, const uint16_t* 
     store_at(high, mask, _mm512_add_ps(times(b, cos, half + column), times(a, sin, half + column)));
   }
 }
-
-// silu(gate) * up.
-STRATA_AVX512 void gate(const GateCall& call, int64_t row) {
-  const uint16_t *gates = pointer<const uint16_t>(call.gate) + row * call.stride, *ups = pointer<const uint16_t>(call.up) + row * call.stride;
-  uint16_t* to = pointer<uint16_t>(call.out) + row * call.width;
-  const __m512 one = _mm512_set1_ps(1.0f);
-  for (int64_t column = 0; column < call.width; column += kLanes) {
-    const __mmask16 mask = first_floats(call.width - column);
-    const __m512 values = floats_at(gates + column, mask);
-    // 1 / (1 + e^-x), by e^-|x|, which does not overflow.
-    const __m512 small = exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(values)));
-    const __mmask16 negative = _mm512_cmp_ps_mask(values, _mm512_setzero_ps(), _CMP_LT_OQ);
-    const __m512 share = _mm512_div_ps(_mm512_mask_mov_ps(one, negative, small), _mm512_add_ps(one, small));
-    const __m512 activated = rounded(_mm512_mul_ps(values, share));
-    store_at(to + column, mask, _mm512_mul_ps(activated, floats_at(ups + column, mask)));
-  }
-}
 #endif
 
 }  // namespace
@@ -107,16 +85,6 @@ STRATA_API void strata_rotate(const RotateCall* call) {
       for (int64_t head = 0; head < call->heads; ++head)
         rotate(pointer<uint16_t>(call->items) + head * call->head_stride + token * call->token_stride, pointer<const uint16_t>(call->cos) + token * call->stride,
                pointer<const uint16_t>(call->sin) + token * call->stride, call->width);
-  });
-#else
-  (void)call;
-#endif
-}
-
-STRATA_API void strata_gate(const GateCall* call) {
-#if STRATA_X86
-  parallel_for(static_cast<int>(call->threads), call->rows, kRowsAtOnce, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) gate(*call, row);
   });
 #else
   (void)call;
