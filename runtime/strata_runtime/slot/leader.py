@@ -20,12 +20,13 @@ from strata_planner.contract.roles import Role
 from strata_runtime.errors import RequestRefusedError, StepError
 from strata_runtime.scheduler.engine import Engine, Step
 from strata_runtime.scheduler.scheduler import Limits
+from strata_runtime.slot.drafter import Drafter
 from strata_runtime.slot.reception import Gateways, Gone
 from strata_runtime.stage.executor import StageExecutor
-from strata_runtime.stage.worker import Inlet, Outlet, failure_of
+from strata_runtime.stage.worker import Inlet, Outlet, failure_of, words_of
 
 
-def limits_of(role: Role, vocabulary: int) -> Limits:
+def limits_of(role: Role, vocabulary: int, draft_positions: int = 0) -> Limits:
     return Limits(
         under_way=role.micro_batch.under_way(role.stages),
         micro_batch=role.micro_batch,
@@ -36,17 +37,25 @@ def limits_of(role: Role, vocabulary: int) -> Limits:
         sharing=role.prefix_caching,
         speculation=role.speculation,
         drafts=role.drafts,
+        draft_positions=draft_positions,
     )
 
 
 class LeaderWorker:
-    """Stage 0 of a replica. Without other stages (`links` is None) it samples its own tokens."""
+    """Stage 0 of a replica. Without other stages (`links` is None) it samples its own tokens. `drafter`: a small model that guesses them first."""
 
     def __init__(
-        self, executor: StageExecutor, epoch: int, hidden: int, gateways: Gateways, links: tuple[Inlet, Outlet] | None
+        self,
+        executor: StageExecutor,
+        epoch: int,
+        hidden: int,
+        gateways: Gateways,
+        links: tuple[Inlet, Outlet] | None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.executor = executor
-        self.engine = Engine(limits_of(executor.role, executor.vocabulary))
+        limits = limits_of(executor.role, executor.vocabulary, drafter.positions if drafter else 0)
+        self.engine = Engine(limits, drafter.draft if drafter else None)
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
         self._epoch = epoch
         self._hidden = hidden
@@ -117,7 +126,7 @@ class LeaderWorker:
 
     def _step(self) -> bool:
         """Run stage 0 on the engine's next step; False if there is none."""
-        step = None if self._failed else self.engine.next_step()
+        step = None if self._failed else self._next_step()
         if step is None:
             return False
         header = self._header(step)
@@ -131,6 +140,14 @@ class LeaderWorker:
         elif self._outlet is not None:
             self._outlet.frame(*(output or (header, None)))
         return True
+
+    def _next_step(self) -> Step | None:
+        try:
+            return self.engine.next_step()
+        except Exception as error:  # of the drafter: the engine itself has none
+            role = self.executor.role
+            self._fail(StepFailed(role.replica, self._epoch, 0, [], f"stage {role.stage}, drafting: {words_of(error)}"))
+            raise
 
     def _header(self, step: Step) -> FrameHeader:
         replica = self.executor.role.replica
