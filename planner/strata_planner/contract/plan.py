@@ -25,7 +25,7 @@ class DeviceRef(Value, frozen=True):
     usable_bytes: int
 
 
-class StageMemory(Value, frozen=True):
+class StageMemory(Value, frozen=True, omit_defaults=True):
     """Predicted bytes of one stage on each of its devices. `total_bytes` <= the device's usable bytes: both without the overhead."""
 
     weights_bytes: int
@@ -34,6 +34,7 @@ class StageMemory(Value, frozen=True):
     temporary_bytes: int
     overhead_bytes: int  # the framework: context, libraries; what an idle slot holds too
     total_bytes: int
+    draft_bytes: int = 0  # the small model that drafts, where this stage leads: weights and what its steps take; its KV is in `kv_bytes`
 
 
 class StageTimes(Value, frozen=True):
