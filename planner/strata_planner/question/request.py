@@ -201,9 +201,11 @@ class PlanRequest:
             )
 
     def _check_draft_model(self) -> None:
-        if (self.draft_model is None) != (not self.speculation.draft_uri):
-            raise ModelError("a draft model is planned with its shapes: give both draftModel.uri and its config.json")
-        small = self.draft_model
+        small, wish = self.draft_model, self.speculation
+        if (small is None) != (not wish.draft_uri) or (wish.mode == "draft" and small is None):
+            raise ModelError(
+                f"speculation mode {wish.mode} with the draft model '{wish.draft_uri}': drafts are planned with a model's uri and its shapes; give both"
+            )
         if small is not None and abs(small.vocab_size - self.model.vocab_size) > MOST_PADDED_ROWS:
             raise ModelError(
                 f"draft model {self.speculation.draft_uri}: it has {small.vocab_size} tokens, the model that it drafts for "

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from strata_operator.act.planner_call import Question, answer_to
-from strata_operator.decide.planning import request_for, with_margin
+from strata_operator.decide.planning import request_for, with_draft_model, with_margin
+from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan, Speculation
+from strata_planner.errors import ModelError
 from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.question.model import Model
 from tests.operator.builders import a_deployment
 
 CONFIG = json.loads((Path(__file__).parents[3] / "examples/models/strata-tiny/config.json").read_text(encoding="utf-8"))
@@ -97,3 +100,23 @@ def test_the_plan_in_force_is_kept_where_another_gains_less_than_min_gain(tmp_pa
     assert planned((slow, same), running) == running
     better = planned((slow, fast), running)
     assert {stage.node for stage in better.stages} == {"b"}
+
+
+DRAFTING = {"runtime": {"speculation": {"mode": "draft", "tokens": 6, "draftModel": {"uri": "hf://a/small"}}}}
+
+
+def test_a_draft_model_reaches_the_planner() -> None:
+    short = {"workload": {"promptTokens": 64, "outputTokens": 32}}
+    deployment = a_deployment().with_spec(**short).with_spec(**DRAFTING).build()
+    request = request_for(deployment, CLUSTER, CONFIG)
+    with pytest.raises(ModelError, match="speculation mode draft with the draft model ''"):
+        request.check()
+    small = CONFIG | {"num_hidden_layers": 1}
+    found = with_draft_model(request, small, "hf://a/small@0123")
+    found.check()
+    assert found.speculation == Speculation("draft", 6, draft_uri="hf://a/small@0123")
+    assert found.draft_model == Model.from_config(small)
+    with pytest.raises(ModelError, match=r"draft model hf://a/other: it has 9999 tokens, .* the same tokenizer"):
+        with_draft_model(request, CONFIG | {"vocab_size": 9999}, "hf://a/other").check()
+    with pytest.raises(UnsupportedModelError, match=r"draft model hf://a/odd: .*no-such-model"):
+        with_draft_model(request, CONFIG | {"model_type": "no-such-model"}, "hf://a/odd")
