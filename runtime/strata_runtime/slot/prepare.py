@@ -23,7 +23,7 @@ from strata_runtime.loading.drafts import check_drafts
 from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.precision_switch import formats_after, read_change, role_after
 from strata_runtime.loading.uri import resolve_model
-from strata_runtime.slot.drafter_loading import load_drafter
+from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
 from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.slot.switching import moves_within
@@ -169,6 +169,9 @@ class Loading:
             return moved
         before = self._done
         folder = resolve_model(role.model_uri, lambda: self._step(role))
+        drafts = role.leader and bool(role.speculation.draft_uri)
+        if drafts:
+            check_draft_model(role, folder, lambda: self._step(role))
         model = load_stage(
             role,
             folder,
@@ -178,8 +181,8 @@ class Loading:
             verify=self._verify,
         )
         drafter = None
-        if role.leader and role.speculation.draft_uri:
-            drafter = load_drafter(role, folder, model.vocab_size, _device(role), lambda: self._step(role))
+        if drafts:
+            drafter = load_drafter(role, model.vocab_size, model.device, lambda: self._step(role))
         return LoadedRole(role, model, cache_of(role, model), drafter)
 
     def _move(self, role: Role) -> LoadedRole | None:

@@ -120,3 +120,22 @@ def test_a_draft_model_reaches_the_planner() -> None:
         with_draft_model(request, CONFIG | {"vocab_size": 9999}, "hf://a/other").check()
     with pytest.raises(UnsupportedModelError, match=r"draft model hf://a/odd: .*no-such-model"):
         with_draft_model(request, CONFIG | {"model_type": "no-such-model"}, "hf://a/odd")
+
+
+def test_the_operators_planner_reads_the_draft_model_where_the_plan_in_force_has_it(tmp_path: Path) -> None:
+    """And says which of the two models is missing."""
+    for name, layers in (("large", CONFIG["num_hidden_layers"]), ("small", 1), ("newer", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers}))
+    speculation = {"mode": "draft", "draftModel": {"uri": f"file://{tmp_path}/newer"}}
+    spec = {"model": {"uri": f"file://{tmp_path}/large", "maxModelLen": 128}, "runtime": {"speculation": speculation}}
+    load = {"promptTokens": 32, "outputTokens": 32}
+    deployment = a_deployment().with_spec(workload=load, **spec).build()
+    thing = deployment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"status"})
+    for asked, expected in (("", "newer"), (f"file://{tmp_path}/small", "small")):
+        plan = answer_to(Question(thing, CLUSTER, draft_uri=asked)).plan
+        assert plan is not None
+        assert plan.speculation == Speculation("draft", 4, draft_uri=f"file://{tmp_path}/{expected}")
+    answer = answer_to(Question(thing, CLUSTER, draft_uri=f"file://{tmp_path}/gone"))
+    assert answer.reason == "InvalidInput"
+    assert f"{tmp_path}/gone" in answer.message

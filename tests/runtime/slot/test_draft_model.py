@@ -9,6 +9,8 @@ from msgspec import structs
 
 from strata_planner.contract.frames import Abort, Grammar, LeaderHello, LogitRules, Sampling, Submit
 from strata_planner.contract.plan import Plan, Speculation
+from strata_planner.costs.draft_model import draft_page_bytes, draft_weights_bytes
+from strata_planner.question.model import Model
 from strata_runtime.errors import RuntimeFaultError
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.wire.client import LeaderClient, greedy
@@ -163,6 +165,19 @@ def test_a_slot_keeps_its_drafter_over_epochs_and_lets_go_of_it(tiny_llama: Path
         assert held[2] is None
 
 
+def test_a_small_model_takes_the_bytes_that_plans_count(tiny_llama: Path, small: Path) -> None:
+    with PipelineHarness(["s0"]) as pipeline:
+        pipeline.serve(drafting(even_plan(tiny_llama, ["s0"]), small))
+        running = pipeline.threads["s0"].slot._running
+        assert running is not None
+        drafter, shapes = running.prepared.loaded[0].drafter, Model.from_folder(small)
+        assert drafter is not None
+        assert drafter._cache.bytes == 32 * draft_page_bytes(shapes, 16, "float32")
+        module = drafter._model._stage.module
+        held = {tensor.data_ptr(): tensor.nbytes for tensor in module.parameters()}
+        assert sum(held.values()) == draft_weights_bytes(shapes, "float32")
+
+
 def with_tokens(folder: Path, model: Path, tokens: dict[str, int]) -> Path:
     shutil.copytree(model, folder)
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": tokens, "merges": []}}))
@@ -174,9 +189,13 @@ def test_who_means_something_else_by_a_token_is_refused(tiny_llama: Path, small:
     alike = with_tokens(tmp_path / "alike", small, {"a": 0, "b": 1})
     other = with_tokens(tmp_path / "other", small, {"a": 0, "c": 1, "b": 2})
     larger = make_random_model(tmp_path / "larger", "llama", vocab_size=160, num_hidden_layers=1, **SHAPES)
+    odd = with_tokens(tmp_path / "odd", small, {"a": 0, "b": 1})
+    (odd / "config.json").write_text(json.dumps({"model_type": "no-such-model", "vocab_size": 128}))
     with PipelineHarness(["s0"]) as pipeline:
         plan = even_plan(target, ["s0"])
         pipeline.serve(drafting(plan, alike))
+        with pytest.raises(RuntimeFaultError, match=r"draft model .*odd: .*no-such-model"):
+            pipeline.serve(drafting(plan, odd))
         with pytest.raises(
             RuntimeFaultError,
             match=r"other: token 1 is 'c', for the model that it drafts for 'b', and 1 more differ.*family",
