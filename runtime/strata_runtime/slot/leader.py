@@ -3,6 +3,8 @@
 Made by the slot at commit. The engine decides; this thread moves messages and runs stage 0's own layers.
 """
 
+import logging
+
 import torch
 import zmq
 
@@ -18,12 +20,15 @@ from strata_planner.contract.frames import (
 )
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import RequestRefusedError, StepError
+from strata_runtime.scheduler.draft_round import Drafted, DraftRound
 from strata_runtime.scheduler.engine import Engine, Step
 from strata_runtime.scheduler.scheduler import Limits
 from strata_runtime.slot.drafter import Drafter
 from strata_runtime.slot.reception import Gateways, Gone
 from strata_runtime.stage.executor import StageExecutor
-from strata_runtime.stage.worker import Inlet, Outlet, failure_of, words_of
+from strata_runtime.stage.worker import Inlet, Outlet, failure_of
+
+log = logging.getLogger(__name__)
 
 
 def limits_of(role: Role, vocabulary: int, draft_positions: int = 0) -> Limits:
@@ -55,7 +60,8 @@ class LeaderWorker:
     ) -> None:
         self.executor = executor
         limits = limits_of(executor.role, executor.vocabulary, drafter.positions if drafter else 0)
-        self.engine = Engine(limits, drafter.draft if drafter else None)
+        self.engine = Engine(limits, self._draft)
+        self._drafter = drafter
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
         self._epoch = epoch
         self._hidden = hidden
@@ -126,7 +132,7 @@ class LeaderWorker:
 
     def _step(self) -> bool:
         """Run stage 0 on the engine's next step; False if there is none."""
-        step = None if self._failed else self._next_step()
+        step = None if self._failed else self.engine.next_step()
         if step is None:
             return False
         header = self._header(step)
@@ -141,13 +147,15 @@ class LeaderWorker:
             self._outlet.frame(*(output or (header, None)))
         return True
 
-    def _next_step(self) -> Step | None:
-        try:
-            return self.engine.next_step()
-        except Exception as error:  # of the drafter: the engine itself has none
-            role = self.executor.role
-            self._fail(StepFailed(role.replica, self._epoch, 0, [], f"stage {role.stage}, drafting: {words_of(error)}"))
-            raise
+    def _draft(self, tasks: DraftRound) -> Drafted:
+        """Guesses alone are lost where the small model fails: steps go on without it."""
+        if self._drafter is not None:
+            try:
+                return self._drafter.draft(tasks)
+            except Exception:
+                log.exception("the draft model has failed: nothing is drafted until the next epoch")
+                self._drafter = None
+        return Drafted([[] for _ in tasks], 0.0)
 
     def _header(self, step: Step) -> FrameHeader:
         replica = self.executor.role.replica

@@ -123,11 +123,10 @@ class Follower:
 def failure_of(header: FrameHeader, stage: int, error: Exception) -> StepFailed:
     """What a stage says of a step that it could not compute. No sequence is suspected where the frame itself was wrong."""
     sequences = [] if isinstance(error, StepError) else [segment.sequence for segment in header.segments]
-    return StepFailed(header.replica, header.epoch, header.step, sequences, f"stage {stage}: {words_of(error)}")
+    return StepFailed(header.replica, header.epoch, header.step, sequences, f"stage {stage}: {_words(error)}")
 
 
-def words_of(error: Exception) -> str:
-    """For those who only learn that a step failed."""
+def _words(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= MOST_WORDS else text[: MOST_WORDS - 3] + "..."
 

@@ -13,6 +13,7 @@ from strata_planner.costs.draft_model import draft_page_bytes, draft_weights_byt
 from strata_planner.question.model import Model
 from strata_runtime.errors import RuntimeFaultError
 from strata_runtime.model.random_model import make_random_model
+from strata_runtime.slot.drafter import Drafter
 from strata_runtime.wire.client import LeaderClient, greedy
 from tests.laws import swept
 from tests.runtime.plans import even_plan
@@ -128,6 +129,24 @@ def test_a_replay_and_an_abort_in_the_midst_of_others(tiny_llama: Path, small: P
         rest = leader.generate([structs.replace(each, delivered=got[each.request]) for each in asked()[1:]])
         for each in asked()[1:]:
             assert got[each.request] + rest[each.request] == expected[each.request]
+
+
+def test_where_the_small_model_fails_steps_go_on(
+    tiny_llama: Path, small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its guesses are lost, and nothing else."""
+    with PipelineHarness(["s0"]) as pipeline:
+        plan = even_plan(tiny_llama, ["s0"])
+        expected = pipeline.serve(plan).generate(asked())
+        leader = pipeline.serve(drafting(plan, small))
+        monkeypatch.setattr(Drafter, "_drawn", lambda *_: 1 / 0)
+        assert leader.generate(asked()) == expected
+        assert idle(leader).draft_tokens == 0
+        monkeypatch.undo()
+        assert "nothing is drafted until the next epoch" in caplog.text
+        leader = pipeline.serve(drafting(plan, small))
+        assert leader.generate(asked()) == expected
+        assert idle(leader).draft_tokens > 0
 
 
 def test_forms_are_kept(tmp_path: Path) -> None:
