@@ -15,7 +15,7 @@ from strata_planner.question.request import Solver
 from strata_planner.question.workload import Workload
 from strata_planner.search.assembly import combined
 from strata_planner.search.planning import make_plan
-from tests.planner.builders import a_cluster, a_model, a_request
+from tests.planner.builders import MIB, a_cluster, a_model, a_request
 
 
 def a_plan(*memory_mib: float, concurrency: int, **changes: object) -> Plan:
@@ -88,6 +88,19 @@ def test_a_small_model_that_does_not_fit_is_told() -> None:
     large = a_model(num_hidden_layers=8)
     with pytest.raises(InfeasibleError):
         a_plan(5, concurrency=1, allowed_bits=(8,), speculation=DRAFT, draft_model=large)
+
+
+@pytest.mark.parametrize("memory", range(4, 16))
+def test_what_a_small_model_keeps_of_long_texts_is_within_memory(memory: int) -> None:
+    """Its KV is more than the model's own here: a plan has room for it, or there is none."""
+    small = a_model(num_hidden_layers=12, intermediate_size=128)
+    changes = {"max_model_len": 512, "allowed_bits": (8,), "speculation": DRAFT, "draft_model": small}
+    try:
+        (stage,) = a_plan(memory, concurrency=4, **changes).stages
+    except InfeasibleError:
+        assert memory < 12
+    else:
+        assert stage.memory.total_bytes <= memory * MIB
 
 
 def test_one_replica_stays_what_it_is() -> None:
