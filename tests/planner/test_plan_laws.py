@@ -10,7 +10,7 @@ from msgspec import structs
 
 from strata_planner.contract.formats import BITS_OF_FORMAT, Method
 from strata_planner.contract.kv import KV_BITS
-from strata_planner.contract.plan import Plan
+from strata_planner.contract.plan import NO_SPECULATION, Plan, Speculation
 from strata_planner.errors import InfeasibleError, PlannerError
 from strata_planner.question.request import PlanRequest, Solver
 from strata_planner.question.workload import Workload
@@ -19,7 +19,7 @@ from strata_planner.search.layouts.stages import with_concurrency
 from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import PlanOutcome, make_plan
 from tests.laws import share
-from tests.planner.builders import a_cluster, a_request, a_wide_model
+from tests.planner.builders import a_cluster, a_model, a_request, a_wide_model
 
 laws = settings(
     max_examples=share(12, 8), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -39,6 +39,7 @@ def requests(draw: st.DrawFn) -> PlanRequest:
     speeds = tuple(draw(st.sampled_from([0.5, 1.0, 4.0])) for _ in memory)
     method: Method = draw(st.sampled_from(sorted(ALLOWED)))
     workload = Workload(draw(st.integers(1, 60)), draw(st.integers(1, 40)), draw(st.integers(1, 9)))
+    drafts = draw(st.sampled_from([False, False, True]))
     return a_request(
         a_cluster(*memory, speeds=speeds),
         workload=workload,
@@ -51,6 +52,8 @@ def requests(draw: st.DrawFn) -> PlanRequest:
         kv_bits=draw(st.sampled_from(KV_BITS)),
         min_stages=draw(st.integers(1, len(memory))),
         solver=draw(SOLVERS),
+        speculation=Speculation("draft", 4, draft_uri="file:///models/smaller") if drafts else NO_SPECULATION,
+        draft_model=a_model(num_hidden_layers=1) if drafts else None,
     )
 
 
@@ -82,7 +85,8 @@ def test_a_plan_is_whole_and_within_memory(request: PlanRequest) -> None:
         for stage in stages:
             memory = stage.memory
             parts = memory.weights_bytes + memory.embedding_bytes + memory.kv_bytes + memory.temporary_bytes
-            assert memory.total_bytes == parts <= stage.devices[0].usable_bytes
+            assert memory.total_bytes == parts + memory.draft_bytes <= stage.devices[0].usable_bytes
+            assert (memory.draft_bytes > 0) == (stage.leader and request.draft_model is not None)
             assert stage.kv_page_budget >= with_concurrency(request, replica.concurrency).kv_pages
             assert set(stage.bits) <= set(request.allowed_bits)
             assert [BITS_OF_FORMAT[name] for name in stage.format] == list(stage.bits)

@@ -253,6 +253,7 @@ class Hands:
             refused=refused,
             running=newest.epoch.plan if newest and (wish.without or wish.optional) else None,
             model_uri=newest.epoch.plan.model_uri if newest and same_spec else "",
+            draft_uri=newest.epoch.plan.speculation.draft_uri if newest and same_spec else "",
             token=await self._token(deployment),
             reason=wish.reason,
         )

@@ -7,7 +7,7 @@ Whatever goes wrong is an answer too, with a reason for status; `passing`: askin
 from typing import Any
 
 from strata_operator.api import deployment_from_object
-from strata_operator.decide.planning import request_for
+from strata_operator.decide.planning import request_for, with_draft_model
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.observe.model_files import check_shards, read_beside, read_model
 from strata_planner.answer.alternatives import with_alternatives
@@ -21,7 +21,7 @@ from strata_planner.search.planning import PlanRequest, make_plan
 
 
 class Question(Value, frozen=True):
-    """`deployment`: the Kubernetes object. `model_uri`: where the model is read, if not as in its spec. `token`: for the hub.
+    """`deployment`: the Kubernetes object. `model_uri`, `draft_uri`: where the models are read, if not as in its spec. `token`: for the hub.
     `refused`: why nodes were left out, for the answer's message. `running`: what devices hold by now; of plans about as good the
     one that moves least is taken. `time_limit_seconds`: the administrator's, over the deployment's own.
     """
@@ -34,6 +34,7 @@ class Question(Value, frozen=True):
     token: str = ""
     time_limit_seconds: float = 3600.0
     reason: str = ""  # why it is asked, in CamelCase: for logs
+    draft_uri: str = ""
 
 
 class Answer(Value, frozen=True):
@@ -86,6 +87,10 @@ def _plan(question: Question) -> Plan:
     check_shards(uri)
     found = read_beside(uri, model.config)
     request = request_for(deployment, question.cluster, model.config, model.uri, beside=found)
+    if (small := deployment.spec.runtime.speculation.draft_model) is not None:
+        draft = read_model(question.draft_uri or small.uri, token=question.token)
+        check_shards(draft.uri)
+        request = with_draft_model(request, draft.config, draft.uri)
     return _best(request, question.running, deployment.spec.replanning.min_gain)
 
 

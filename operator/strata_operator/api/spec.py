@@ -51,6 +51,30 @@ class ModelCache(ApiType):
     """An existing claim, writable by the pods of all nodes used: a new plan does not download again."""
 
 
+_URI_RULES = (
+    Rule(
+        cel=f"!self.uri.matches('{UNSUPPORTED_URI_PATTERN}')",
+        message="s3:// and oci:// are not supported yet; copy the model into a volume and use pvc://claim/path",
+        holds=lambda place: not re.match(UNSUPPORTED_URI_PATTERN, place.uri),
+        path="uri",
+    ),
+    Rule(
+        cel=f"self.uri.matches('{URI_PATTERN}') || self.uri.matches('{UNSUPPORTED_URI_PATTERN}')",
+        message="must be hf://owner/name[@revision], pvc://claim/path or file:///path; write the model's place so",
+        holds=lambda place: (
+            re.match(URI_PATTERN, place.uri) is not None or re.match(UNSUPPORTED_URI_PATTERN, place.uri) is not None
+        ),
+        path="uri",
+    ),
+    Rule(
+        cel="!self.uri.matches('(^|/)[.][.](/|$)')",
+        message="must not step upwards with '..'; write the path in full",
+        holds=lambda place: not re.search(r"(^|/)[.][.](/|$)", place.uri),
+        path="uri",
+    ),
+)
+
+
 class ModelSpec(ApiType):
     uri: Annotated[str, Field(min_length=1, max_length=1024)]
     """`hf://owner/name[@revision]`, `pvc://claim/path`, or `file:///path` (in a volume of `runtime.pod.volumes`)."""
@@ -62,26 +86,7 @@ class ModelSpec(ApiType):
     """Most tokens of one request, prompt and answer together; by default the model's own limit."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel=f"!self.uri.matches('{UNSUPPORTED_URI_PATTERN}')",
-            message="s3:// and oci:// are not supported yet; copy the model into a volume and use pvc://claim/path",
-            holds=lambda model: not re.match(UNSUPPORTED_URI_PATTERN, model.uri),
-            path="uri",
-        ),
-        Rule(
-            cel=f"self.uri.matches('{URI_PATTERN}') || self.uri.matches('{UNSUPPORTED_URI_PATTERN}')",
-            message="must be hf://owner/name[@revision], pvc://claim/path or file:///path; write the model's place so",
-            holds=lambda model: (
-                re.match(URI_PATTERN, model.uri) is not None or re.match(UNSUPPORTED_URI_PATTERN, model.uri) is not None
-            ),
-            path="uri",
-        ),
-        Rule(
-            cel="!self.uri.matches('(^|/)[.][.](/|$)')",
-            message="must not step upwards with '..'; write the path in full",
-            holds=lambda model: not re.search(r"(^|/)[.][.](/|$)", model.uri),
-            path="uri",
-        ),
+        *_URI_RULES,
         Rule(
             cel="!has(self.tokenSecretRef) || self.uri.startsWith('hf://')",
             message="only hf:// models use a token; remove it or use an hf:// uri",
@@ -239,17 +244,44 @@ class ReplanningSpec(ApiType):
     planned without."""
 
 
+class DraftModelSpec(ApiType):
+    """A small model that drafts, beside the leader's own layers."""
+
+    uri: Annotated[str, Field(min_length=1, max_length=1024)]
+    """A model of the same tokenizer, named as `model.uri` is. The hub's token and cache are those of `model`."""
+
+    rules: ClassVar[tuple[Rule, ...]] = _URI_RULES
+
+
 class SpeculationSpec(ApiType):
     """Tokens that are guessed and verified in one step. No text changes by it, at any temperature."""
 
-    mode: Literal["none", "auto", "ngram", "suffix", "selfPrecision"] = "none"
+    mode: Literal["none", "auto", "ngram", "suffix", "selfPrecision", "draft"] = "none"
     """`ngram` guesses from the request's own prompt and answer, `suffix` from recent answers too; `selfPrecision` drafts with the model's own weights
-    at fewer bits, for which layers need 16 bits or any-precision formats of more; `auto` is `suffix`, or drafts with planes that layers hold anyway,
-    as far as it makes more tokens a second."""
+    at fewer bits, for which layers need 16 bits or any-precision formats of more; `draft` with a small model; `auto` is `suffix`, or drafts with the
+    small model if one is given, else with planes that layers hold anyway, as far as it makes more tokens a second."""
     tokens: Annotated[int, Field(ge=1, le=15)] = 4
     """Tokens of one guess, at most."""
     draft_bits: Literal[3, 4] = 4
     """Bits of the weights that draft."""
+    draft_model: DraftModelSpec | None = None
+    """The small model of the modes `draft` and `auto`."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            # The API server checks the default of the object, {}, before it fills in the fields' defaults.
+            cel="!has(self.mode) || self.mode != 'draft' || has(self.draftModel)",
+            message="the mode draft needs a small model of the same tokenizer; give draftModel.uri",
+            holds=lambda wish: wish.mode != "draft" or wish.draft_model is not None,
+            path="draftModel",
+        ),
+        Rule(
+            cel="!has(self.draftModel) || (has(self.mode) && self.mode in ['draft', 'auto'])",
+            message="only the modes draft and auto use a draft model; remove it or choose one of these",
+            holds=lambda wish: wish.draft_model is None or wish.mode in {"draft", "auto"},
+            path="draftModel",
+        ),
+    )
 
 
 class RuntimeSpec(ApiType):

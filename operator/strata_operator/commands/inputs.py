@@ -6,7 +6,7 @@ from pathlib import Path
 
 from strata_operator.api import LLMDeployment, load_deployment
 from strata_operator.api.load import read_text
-from strata_operator.decide.planning import corrected, request_for
+from strata_operator.decide.planning import corrected, request_for, with_draft_model
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.machine import check_threads, this_machine, with_measured_rates, with_threads
 from strata_operator.observe.model_files import beside, read_beside, read_model
@@ -38,9 +38,12 @@ def read_question(
     model = read_model(uri)
     cluster = with_threads(given or this_machine(deployment.spec.placement.min_stages))
     found = read_beside(uri, model.config)
+    small = deployment.spec.runtime.speculation.draft_model
+    draft = None if small is None else read_model(beside(small.uri, deployment_file))
 
     def asked() -> PlanRequest:
-        return request_for(deployment, cluster, model.config, model.uri, for_serving=not shapes_only, beside=found)
+        request = request_for(deployment, cluster, model.config, model.uri, for_serving=not shapes_only, beside=found)
+        return request if draft is None else with_draft_model(request, draft.config, draft.uri)
 
     asked().check()
     if measure:

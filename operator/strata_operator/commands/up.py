@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -114,13 +115,14 @@ def _serve(local: LocalOptions, plan: Plan, console: Console, progress: Progress
 
 def _checks(options: UpOptions, question: Question, held: contextlib.ExitStack) -> list[Check]:
     """What can be told before anything is measured. The name stays claimed as long as `held` is."""
-    uri, cluster = question.request.model_uri, question.cluster
-    folder = local_folder(uri) if uri.startswith("file://") else None
+    cluster, wish = question.cluster, question.request.speculation
+    uris = (question.request.model_uri, wish.draft_uri)
+    folders = [local_folder(uri) for uri in uris if uri.startswith("file://")]
     return [
         Check("name", lambda: held.enter_context(claimed(question.deployment.name))),
         Check("logs", lambda: _check_logs(options.logs)),
         Check("keys", lambda: _check_keys(options, question.deployment)),
-        Check("shards", lambda: check_shards(folder) if folder else None),
+        *(Check("shards", partial(check_shards, folder)) for folder in folders),
         Check("driver", lambda: check_driver(cluster, gpu_count()) if options.cluster else None),
         Check("threads", lambda: check_threads(cluster)),
     ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from strata_operator.api import LLMDeployment
-from strata_operator.render.pods import claim_of
+from strata_operator.render.pods import claim_of, draft_uri
 from strata_planner.contract.plan import Plan
 
 MANY_NODES = {"ReadWriteMany", "ReadOnlyMany"}
@@ -33,6 +33,8 @@ def _claims(deployment: LLMDeployment) -> Iterator[tuple[str, str]]:
         yield "spec.model.cache", model.cache.persistent_volume_claim
     if (claim := claim_of(model.uri)) is not None:
         yield "spec.model.uri", claim
+    if (claim := claim_of(draft_uri(deployment))) is not None:
+        yield "spec.runtime.speculation.draftModel.uri", claim
     for volume in pod.volumes:
         source = volume.get("persistentVolumeClaim")
         if isinstance(source, Mapping) and source.get("claimName"):

@@ -3,12 +3,13 @@
 Pure: reads no file and asks no API; whoever calls it has read the model's config.json.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from strata_operator.api import LLMDeployment
+from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import Calibration
 from strata_planner.contract.formats import ComputeType, Method
 from strata_planner.contract.plan import Speculation
@@ -90,6 +91,16 @@ def request_for(
         objective=_objective(deployment),
         tensor_parallel=_degrees(deployment, for_serving=for_serving),
     )
+
+
+def with_draft_model(request: PlanRequest, config: dict[str, Any], uri: str) -> PlanRequest:
+    """With the small model that drafts: its config.json, and where slots find it. Raises the planner's InputError and UnsupportedModelError."""
+    try:
+        small = Model.from_config(config)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"draft model {uri}: {error}") from error
+    wish = msgspec.structs.replace(request.speculation, draft_uri=uri)
+    return replace(request, draft_model=small, speculation=wish)
 
 
 def _method(deployment: LLMDeployment, *, prequantized: bool) -> Method:

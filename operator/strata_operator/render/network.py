@@ -23,6 +23,7 @@ from strata_operator.render.names import (
     slots_service,
 )
 from strata_operator.render.objects import Object, RenderOptions, metadata
+from strata_operator.render.pods import downloads
 
 _DNS: Object = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 _HUB: Object = {"ports": [{"protocol": "TCP", "port": 443}]}
@@ -96,8 +97,8 @@ def _policy(deployment: LLMDeployment, component: str, ingress: list[Object], eg
 
 
 def _common_egress(deployment: LLMDeployment) -> list[Object]:
-    """Names, and the model's source; claims are mounted by the node and need no connection of the pod."""
-    return [_DNS, _HUB] if deployment.spec.model.uri.startswith("hf://") else [_DNS]
+    """Names, and the models' source; claims are mounted by the node and need no connection of the pod."""
+    return [_DNS, _HUB] if downloads(deployment) else [_DNS]
 
 
 def _disruption_budget(deployment: LLMDeployment) -> Object:

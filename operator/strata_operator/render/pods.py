@@ -15,6 +15,7 @@ MODELS_FOLDER = "/models"
 CACHE_FOLDER = "/cache"
 _SCRATCH = "strata-scratch"
 _MODEL = "strata-model"
+_DRAFT_MODEL = "strata-draft-model"
 _CACHE = "strata-cache"
 
 POD_SECURITY: Object = {
@@ -83,7 +84,7 @@ def _environment(deployment: LLMDeployment, process: str, own: Mapping[str, str]
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         *({"name": name, "value": value} for name, value in own.items()),
     ]
-    if model.uri.startswith("hf://"):
+    if downloads(deployment):
         # Beside the download, what slots keep of the layers that they quantize; for other models it lies below HOME.
         ours += [{"name": name, "value": CACHE_FOLDER} for name in ("HF_HOME", "XDG_CACHE_HOME")]
     if model.token_secret_ref is not None:
@@ -99,28 +100,45 @@ def _secret_key(name: str, key: str) -> Object:
 
 
 def _volumes(deployment: LLMDeployment) -> list[Object]:
-    model = deployment.spec.model
+    cache = deployment.spec.model.cache
     volumes: list[Object] = [{"name": _SCRATCH, "emptyDir": {}}]
-    if (claim := claim_of(model.uri)) is not None:
-        volumes.append({"name": _MODEL, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
-    if model.uri.startswith("hf://"):
+    for name, claim in _claims(deployment).items():
+        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    if downloads(deployment):
         kept: Any = (
             {"emptyDir": {}}
-            if model.cache is None
-            else {"persistentVolumeClaim": {"claimName": model.cache.persistent_volume_claim}}
+            if cache is None
+            else {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim}}
         )
         volumes.append({"name": _CACHE, **kept})
     return volumes
 
 
 def _mounts(deployment: LLMDeployment) -> list[Object]:
-    uri = deployment.spec.model.uri
     mounts: list[Object] = [{"name": _SCRATCH, "mountPath": "/tmp"}]  # noqa: S108  inside the pod
-    if (claim := claim_of(uri)) is not None:
-        mounts.append({"name": _MODEL, "mountPath": f"{MODELS_FOLDER}/{claim}", "readOnly": True})
-    if uri.startswith("hf://"):
+    for name, claim in _claims(deployment).items():
+        mounts.append({"name": name, "mountPath": f"{MODELS_FOLDER}/{claim}", "readOnly": True})
+    if downloads(deployment):
         mounts.append({"name": _CACHE, "mountPath": CACHE_FOLDER})
     return mounts
+
+
+def _claims(deployment: LLMDeployment) -> dict[str, str]:
+    """Volume -> claim, each claim once."""
+    model, draft = claim_of(deployment.spec.model.uri), claim_of(draft_uri(deployment))
+    found = {_MODEL: model, _DRAFT_MODEL: None if draft == model else draft}
+    return {name: claim for name, claim in found.items() if claim is not None}
+
+
+def draft_uri(deployment: LLMDeployment) -> str:
+    """Of the small model that drafts; empty: there is none."""
+    small = deployment.spec.runtime.speculation.draft_model
+    return "" if small is None else small.uri
+
+
+def downloads(deployment: LLMDeployment) -> bool:
+    """Whether pods fetch a model from the hub."""
+    return any(uri.startswith("hf://") for uri in (deployment.spec.model.uri, draft_uri(deployment)))
 
 
 def claim_of(uri: str) -> str | None:

@@ -15,7 +15,7 @@ from strata_operator.render.names import (
     slots_service,
 )
 from strata_operator.render.objects import Object, RenderOptions, metadata
-from strata_operator.render.pods import claim_of, container, pod_spec, tolerations
+from strata_operator.render.pods import claim_of, container, downloads, draft_uri, pod_spec, tolerations
 from strata_operator.render.requests import MEMORY
 from strata_operator.render.slots import Slot, device_requests, encode_asked, encode_device
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
@@ -65,9 +65,11 @@ def _template(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> 
         "tolerations": [each.model_dump(exclude_defaults=True) for each in deployment.spec.placement.tolerations],
         "token": model.token_secret_ref and model.token_secret_ref.model_dump(),
         "cache": model.cache and model.cache.model_dump(),
-        "downloads": model.uri.startswith("hf://"),
+        "downloads": downloads(deployment),
         "claim": claim_of(model.uri),
     }
+    if (claim := claim_of(draft_uri(deployment))) is not None:
+        asked["draftClaim"] = claim
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 

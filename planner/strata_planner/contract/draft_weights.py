@@ -22,7 +22,8 @@ _OF_PLANES = frozenset(ANY_PRECISION.values())
 def draft_wish(wish: Speculation) -> tuple[int, bool]:
     """What of it decides which layers draft: the bits, 0 for none, and whether 16-bit layers do too."""
     is_named = wish.mode == "selfPrecision"
-    return (wish.draft_bits if is_named or wish.mode == "auto" else 0, is_named)
+    is_auto = wish.mode == "auto" and not wish.draft_uri
+    return (wish.draft_bits if is_named or is_auto else 0, is_named)
 
 
 def has_draft(name: FormatName, wish: Speculation) -> bool:

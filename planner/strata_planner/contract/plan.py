@@ -25,7 +25,7 @@ class DeviceRef(Value, frozen=True):
     usable_bytes: int
 
 
-class StageMemory(Value, frozen=True):
+class StageMemory(Value, frozen=True, omit_defaults=True):
     """Predicted bytes of one stage on each of its devices. `total_bytes` <= the device's usable bytes: both without the overhead."""
 
     weights_bytes: int
@@ -34,6 +34,7 @@ class StageMemory(Value, frozen=True):
     temporary_bytes: int
     overhead_bytes: int  # the framework: context, libraries; what an idle slot holds too
     total_bytes: int
+    draft_bytes: int = 0  # the small model that drafts, where this stage leads: weights and what its steps take; its KV is in `kv_bytes`
 
 
 class StageTimes(Value, frozen=True):
@@ -97,17 +98,19 @@ class MicroBatch(Value, frozen=True, omit_defaults=True):
         return steps_under_way(self.count, stages)
 
 
-SpeculationMode = Literal["none", "auto", "ngram", "suffix", "selfPrecision"]
+SpeculationMode = Literal["none", "auto", "ngram", "suffix", "selfPrecision", "draft"]
 
 
 class Speculation(Value, frozen=True, omit_defaults=True):
     """Tokens that are guessed and verified in one step: from the request's own text (`ngram`), from recent answers too (`suffix`), drafted by the
-    model's own weights at `draft_bits` (`selfPrecision`), or the best of these where it pays (`auto`). `tokens`: of one verification, at most.
+    model's own weights at `draft_bits` (`selfPrecision`) or by a small model of the same tokens beside the leader (`draft`), or the best of these
+    where it pays (`auto`). `tokens`: of one verification, at most. `draft_uri`: the small model, empty: none; `auto` takes it in place of fewer bits.
     """
 
     mode: SpeculationMode = "none"
     tokens: int = 4
     draft_bits: int = 4
+    draft_uri: str = ""
 
 
 NO_SPECULATION = Speculation()

@@ -18,6 +18,7 @@ from strata_planner.contract.formats import (
 )
 from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.plan import NO_SPECULATION, Speculation
+from strata_planner.costs.draft_model import draft_page_bytes
 from strata_planner.costs.memory import PAGE_TOKENS
 from strata_planner.costs.source import LatencySource
 from strata_planner.errors import InfeasibleError, ModelError, WorkloadError
@@ -31,6 +32,7 @@ REFERENCES = {"exact", "transfer"}  # LLM-PQ's own methods
 ONE_PIPELINE = {"pipeline", *REFERENCES}
 GoalName = Literal["throughput", "latency", "slo", "cost"]
 QUANTIZED_ALREADY = "none: the checkpoint is quantized already"
+MOST_PADDED_ROWS = 1024  # by which the tables of two models of one tokenizer differ
 MAX_CHUNK_TOKENS = 2048  # longer prefills are cut into steps of this many tokens
 
 
@@ -64,7 +66,7 @@ class PlanRequest:
     `tensor_parallel`. One pipeline of single devices, the least by LLM-PQ's objective: "pipeline" proves it, "exact" does so by
     the ILP of LLM-PQ, "transfer" is its heuristic. `method`: how weights become fewer bits. `activation_bits`: 8 among them lets products round activations too, where a format for it exists and a device is faster by it.
     `static_activations`: the ranges of this model's activations were calibrated. `chunk_tokens`: of prompts in one step, at most; None: as many as
-    are best.
+    are best. `draft_model`: the shapes of what lies at `speculation.draft_uri`.
     """
 
     deployment: str
@@ -93,6 +95,7 @@ class PlanRequest:
     chunk_tokens: int | None = None
     prefix_caching: bool = True
     speculation: Speculation = NO_SPECULATION
+    draft_model: Model | None = None
 
     @cached_property
     def formats(self) -> dict[int, tuple[FormatName, ...]]:
@@ -155,6 +158,12 @@ class PlanRequest:
         tokens = min(self.max_model_len, self.workload.held_tokens)
         return max(self.workload.concurrency * _pages(tokens), _pages(self.max_model_len))
 
+    @cached_property
+    def draft_page_bytes(self) -> int:
+        """Of a page of the small model that drafts."""
+        small = self.draft_model
+        return 0 if small is None else draft_page_bytes(small, self.kv_bits, self.compute_type)
+
     @property
     def largest_kv_pages(self) -> int:
         """More than this is never of use: every sequence of the batch at `max_model_len`."""
@@ -186,6 +195,7 @@ class PlanRequest:
                 [f"minStages {self.min_stages}: the model has {self.model.num_layers} layers, at least one per stage"]
             )
         self._check_objective()
+        self._check_draft_model()
         if self.sensitivity:
             self.omega.check(self.model, self.bits)
 
@@ -203,6 +213,18 @@ class PlanRequest:
             raise WorkloadError(
                 f"solver '{self.solver}' plans one pipeline of single devices for throughput: leave goal "
                 f"'{self.objective.goal}' and tensorParallel {list(self.tensor_parallel)} to the solvers auto and layout"
+            )
+
+    def _check_draft_model(self) -> None:
+        small, wish = self.draft_model, self.speculation
+        if (small is None) != (not wish.draft_uri) or (wish.mode == "draft" and small is None):
+            raise ModelError(
+                f"speculation mode {wish.mode} with the draft model '{wish.draft_uri}': drafts are planned with a model's uri and its shapes; give both"
+            )
+        if small is not None and abs(small.vocab_size - self.model.vocab_size) > MOST_PADDED_ROWS:
+            raise ModelError(
+                f"draft model {self.speculation.draft_uri}: it has {small.vocab_size} tokens, the model that it drafts for "
+                f"{self.model.vocab_size}: a draft model has the same tokenizer (tables may differ by {MOST_PADDED_ROWS} padded rows); take one of its family"
             )
 
     def _check_lengths(self) -> None:

@@ -104,8 +104,8 @@ def steps(running: Plan | None, plan: Plan, model: Model, *, serving: bool) -> t
 
 
 def _working_bytes(stage: Stage) -> int:
-    """KV and temporaries of a stage that serves."""
-    return stage.memory.kv_bytes + stage.memory.temporary_bytes
+    """KV and temporaries of a stage that serves, and the small model that drafts: it comes and goes with them."""
+    return stage.memory.kv_bytes + stage.memory.temporary_bytes + stage.memory.draft_bytes
 
 
 @dataclass(frozen=True)

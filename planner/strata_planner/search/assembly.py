@@ -156,13 +156,17 @@ def _memories(
         kv = pages * _page_bytes(request, part, group.degree) + _state_bytes(request, part)
         working = pricer.working(found.candidate, place, formats).peak(kv)
         overhead = group.leader.overhead_bytes
-        memories.append(StageMemory(weights, tables, kv, working, overhead, weights + tables + kv + working))
+        draft = 0 if place else pricer.draft_bytes(group, found.candidate.pair)
+        total = weights + tables + kv + working + draft
+        memories.append(StageMemory(weights, tables, kv, working, overhead, total, draft))
     return memories
 
 
 def _page_bytes(request: PlanRequest, part: _Slice, degree: int) -> int:
+    """Of all its layers; of the stage that leads, of the small model's too."""
     layers = (sharded(request.model.layers[index], degree) for index in part.layers)
-    return PAGE_TOKENS * sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
+    own = PAGE_TOKENS * sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
+    return own + (0 if part.stage else request.draft_page_bytes)
 
 
 def _state_bytes(request: PlanRequest, part: _Slice) -> int:

@@ -37,6 +37,7 @@ class BlockPool:
         self._kept: dict[int, None] = {}  # free ones with a name, longest free first
         self._names: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}
+        self.drafted: set[int] = set()  # blocks that are full in the pool of the model that drafts, too
 
     @property
     def free(self) -> int:
@@ -60,6 +61,7 @@ class BlockPool:
                 del self._kept[block]
                 del self._blocks[self._names.pop(block)]
             self._held[block] = 1
+            self.drafted.discard(block)
             taken.append(block)
         return taken
 

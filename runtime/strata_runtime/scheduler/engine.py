@@ -1,7 +1,8 @@
 """The engine of a replica: requests in, steps out, sampled tokens in, token events out.
 
 The leader's worker calls it in this order: `submit` / `abort` for what gateways ask, `next_step` while the pipeline has
-room, `take` for every result that comes back. It is a function of those calls alone: no clock, no sockets, no tensors.
+room, `take` for every result that comes back. It is a function of those calls alone, and of what a small model drafts where there is one: no clock,
+no sockets, no tensors.
 """
 
 import math
@@ -23,8 +24,13 @@ from strata_planner.contract.frames import (
     TokenEvent,
 )
 from strata_runtime.errors import RequestRefusedError, StepError
+from strata_runtime.scheduler.draft_round import Draft, DraftRound
 from strata_runtime.scheduler.scheduler import EMPTY, Limits, Scheduler
 from strata_runtime.scheduler.sequence import Sequence
+
+_NEXT_TOKENS = (
+    2  # that a small model computes first where it has kept up: the last token, and a draft before it that was right
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +57,10 @@ class _Asked(NamedTuple):
 class Engine:
     """Continuous batching for one replica."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, draft: Draft | None = None) -> None:
+        """`draft`: where `limits.draft_positions` tells of a small model; called by `next_step`."""
         self.scheduler = Scheduler(limits)
+        self._draft = draft
         self._under_way: deque[_Asked] = deque()  # steps whose result has not come back
         self._sequences: dict[str, Sequence] = {}
         self._by_number: dict[int, Sequence] = {}
@@ -102,6 +110,9 @@ class Engine:
         """The next micro-batch if the pipeline has room, or KV operations alone, or None."""
         scheduler, has_room = self.scheduler, self.in_flight < self.scheduler.limits.under_way
         batch = scheduler.next_batch(self._next_step) if has_room else EMPTY
+        while batch.round:
+            self._draft_round(batch.round)
+            batch = scheduler.next_batch(self._next_step)
         if not batch.segments and not scheduler.dropped:
             return None
         operations: list[KvOperation] = [Free(number) for number in scheduler.dropped]
@@ -161,12 +172,13 @@ class Engine:
         if sequence.guesses is not None:
             drawn = [each.token for each in sampled]
             sampled = sampled[: self.scheduler.speculation.accepted(sequence.guesses, drawn)]
+        if sequence.sequence in self.scheduler.running:
+            self.scheduler.verified(sequence, len(sampled) - 1)
+        if sequence.guesses is not None:
             sequence.guesses.seen([] if is_unwanted else [token for token in drawn[: len(sampled)] if token != NEVER])
         if is_unwanted:
             self._once_more(sequence)
             return []
-        if sequence.sequence in self.scheduler.running:
-            sequence.computed += len(sampled) - 1  # what was drafted and is right
         events = []
         for each in sampled:
             if each.token == NEVER:
@@ -189,6 +201,15 @@ class Engine:
         assert sequence.guesses is not None
         sequence.guesses.draft(token, ends=token in sequence.stop_tokens)
         self.scheduler.ready_again(sequence)
+
+    def _draft_round(self, tasks: DraftRound) -> None:
+        assert self._draft is not None
+        drafted, seconds = self._draft(tasks)
+        for task, tokens in zip(tasks, drafted, strict=True):
+            self.scheduler.drafted(self._by_number[task.sequence], task, tokens)
+        counts = {task.count for task in tasks}
+        if len(counts) == 1 and all(len(task.tokens) <= _NEXT_TOKENS for task in tasks) and (count := counts.pop()):
+            self.scheduler.speculation.draft_pace.learn(len(tasks), 0, seconds / count)
 
     def _once_more(self, sequence: Sequence) -> None:
         """For a token that could not be drawn yet, unless it has no blocks any more."""

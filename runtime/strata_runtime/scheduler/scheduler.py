@@ -6,7 +6,8 @@ one that came last gives all of its own back and is computed again later: the fi
 Blocks whose tokens were computed before, for whomever, are shared. Decode micro-batches are cut so that as many as the plan says are under
 way, one per stage as a rule; prompts are cut into chunks that fill the step up to the plan's token limit. A sequence that is suspected
 of having failed a step computes its prompt in steps of its own, so that it can fail nobody else's. Where tokens are drafted by the model's own
-weights at fewer bits, they are in steps that carry nothing else, and only while no prompt is to be computed. Knows no tensors and no sockets.
+weights at fewer bits, they are in steps that carry nothing else; a small model beside the leader drafts before the step that verifies. Either only
+while no prompt is to be computed. Knows no tensors and no sockets.
 """
 
 import math
@@ -22,6 +23,7 @@ from strata_planner.contract.plan import Speculation as Wish
 from strata_planner.contract.steps import DRAFT_ROWS, WATERMARK, Pace, chunk_of, part_of_the_oldest, prompts_of_a_step
 from strata_runtime.errors import RequestRefusedError
 from strata_runtime.scheduler.blocks import BlockPool
+from strata_runtime.scheduler.draft_round import DraftRound, DraftTask, draft_start, know, lengths
 from strata_runtime.scheduler.sequence import Sequence
 from strata_runtime.scheduler.speculation import Guesses, Speculation
 
@@ -42,6 +44,7 @@ class Limits:
     speculation: Wish = NO_SPECULATION
     drafts: bool = False  # the replica has weights of fewer bits to draft with
     state_slots: int = 0
+    draft_positions: int = 0  # of the small model beside the leader, which drafts in their place; 0: there is none
 
     def pages(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
@@ -53,11 +56,12 @@ class Limits:
 
 
 class Batch(NamedTuple):
-    """A micro-batch: `decoding` of its segments decode, which come first. `draft`: all of them, with draft weights."""
+    """A micro-batch: `decoding` of its segments decode, which come first. `draft`: all of them, with draft weights. Or what the small model drafts first."""
 
     segments: list[tuple[Sequence, Segment]]
     decoding: int = 0
     draft: bool = False
+    round: DraftRound = ()
 
 
 EMPTY = Batch([])
@@ -79,7 +83,8 @@ class Scheduler:
         self._was_apart = False  # the step before was one of theirs
         self.pace = Pace()
         most_rows = min(max(limits.micro_batch.decode, DRAFT_ROWS), limits.micro_batch.max_step_tokens)
-        self.speculation = Speculation(limits.speculation, most_rows, self.pace, drafts=limits.drafts)
+        self._beside = limits.draft_positions > 0
+        self.speculation = Speculation(limits.speculation, most_rows, self.pace, drafts=limits.drafts or self._beside)
         self._ready: deque[Sequence] = deque()  # decoding, nothing in flight
         self._step = 0
 
@@ -138,7 +143,11 @@ class Scheduler:
             return Batch(self._apart_segments())
         self._was_apart = False
         picked = self._picked()
-        if drafting := self._drafting(picked):
+        drafting = self._drafting(picked)
+        if drafting and self._beside:
+            self._ready.extendleft(reversed(picked))
+            return Batch([], round=self._draft_round(drafting))
+        if drafting:
             self._ready.extendleft(sequence for sequence in reversed(picked) if sequence not in drafting)
             return Batch([self._advance_draft(sequence) for sequence in drafting], len(drafting), draft=True)
         decoding = [self._advance(sequence, 1) for sequence in picked]
@@ -243,7 +252,9 @@ class Scheduler:
         spare = self.blocks.free - self._promised - self._lacked(picked)
         drafting = []
         for sequence, own in zip(picked, guesses, strict=True):
-            more = self._further_blocks(sequence, len(own.next))
+            if self._beside and len(sequence.tokens) + own.goal > self.limits.draft_positions:
+                own.end_drafting()
+            more = self._further_blocks(sequence, own.goal if self._beside else len(own.next))
             if own.is_drafting and may_draft and more <= spare:
                 drafting.append(sequence)
                 spare -= more
@@ -252,6 +263,38 @@ class Scheduler:
         if not drafting:
             self._choose(picked, guesses)
         return drafting
+
+    def _draft_round(self, drafting: list[Sequence]) -> DraftRound:
+        """What the small model computes: of each what it lacks, as much as a step carries in all, and drafts where nothing is lacking then."""
+        size = self.limits.page_tokens
+        starts = [(sequence, draft_start(sequence, self.blocks, size)) for sequence in drafting]
+        tasks = []
+        for sequence, start, length in lengths(starts, self.limits.micro_batch.max_step_tokens):
+            own, tokens = self._guesses_of(sequence), sequence.tokens[start : start + length]
+            if start + length < len(sequence.tokens):
+                own.end_drafting()
+            self._append(sequence, self.blocks.take(self._lacks(sequence, sequence.computed + 1 + own.goal)))
+            if tokens:
+                tasks.append(
+                    DraftTask(sequence.sequence, start, tokens, own.goal, tuple(sequence.blocks), sequence.sampling)
+                )
+        return tuple(tasks)
+
+    def drafted(self, sequence: Sequence, task: DraftTask, tokens: list[int]) -> None:
+        """The small model has run a task of this sequence, which runs."""
+        know(sequence, task.end, self.blocks, self.limits.page_tokens)
+        own = self._guesses_of(sequence)
+        for token in tokens:
+            if own.is_drafting:
+                own.draft(token, ends=token in sequence.stop_tokens)
+        own.end_drafting()
+
+    def verified(self, sequence: Sequence, right: int) -> None:
+        """So many guesses of a running sequence were right: they are computed, by the small model too as far as it went on from them."""
+        sequence.computed += right
+        if self._beside and sequence.guesses is not None:
+            more = sequence.guesses.drafted_from(right)
+            know(sequence, sequence.draft_computed + more, self.blocks, self.limits.page_tokens)
 
     def _choose(self, picked: list[Sequence], guesses: list[Guesses]) -> None:
         """What each of them verifies beside its own token."""

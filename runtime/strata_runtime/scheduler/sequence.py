@@ -42,6 +42,7 @@ class Sequence:
         default_factory=dict
     )  # of the prompt's tokens, by position: computed again, it is told again
     guesses: Guesses | None = None  # what may come next; None: nothing is drafted
+    draft_computed: int = 0  # positions whose KV the model that drafts has
     _names: list[bytes] = field(default_factory=list)
 
     @classmethod
@@ -126,7 +127,7 @@ class Sequence:
     def start_again(self) -> list[int]:
         """Nothing of it is computed any more. Returns the blocks that it held."""
         held, self.blocks = self.blocks, []
-        self.computed = self.told = self.promised = self.found = self.named = 0
+        self.computed = self.told = self.promised = self.found = self.named = self.draft_computed = 0
         self.first_step = -1
         self.shares, self.opened = True, False
         return held

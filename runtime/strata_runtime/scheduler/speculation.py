@@ -3,8 +3,8 @@
 Exact by construction: a draw is a function of (seed, position) and of the logits there, so that a draft is accepted while it equals what is drawn,
 and the first draw that differs is the next token itself. The text is that without speculation, at any temperature.
 
-Drafts are looked up in texts, or drafted one after the other by the model's own weights at fewer bits: in steps of their own, of which the
-sequences of a round go together and are verified together. A sequence's round ends with its verification.
+Drafts are looked up in texts, or drafted one after the other: by the model's own weights at fewer bits, in steps of their own, or by a small model
+beside the leader, all at once. The sequences of a round are drafted together and verified together. A sequence's round ends with its verification.
 
 What it costs is known from `Pace`, by rows; what it brings from each sequence's own guesses, which are compared with what is drawn whether or
 not they were computed. `auto` takes the number of drafts with the most tokens a second that it expects, which is none where guesses are bad or
@@ -24,8 +24,9 @@ _SELDOM, _SELDOM_STEPS = 0.1, 4  # a sequence whose guesses are so bad is looked
 _LONGEST_REST = 16  # steps without a look, after looks that found nothing: 1, 2, 4, ...
 _PLAIN_STEPS, _CURIOUS_STEPS = 64, 50  # one in so many steps has no drafts; one has one more, where guesses are good
 MARGIN = 1.15  # as much more must be expected of drafts than of none
-_FIRST_AGREEMENT = 0.7  # of tokens that coarser weights draft, before any was verified
+_FIRST_AGREEMENT = 0.7  # of tokens that other weights draft, before any was verified
 _UNDECIDED = -1
+_DRAFTED = frozenset({"selfPrecision", "draft"})  # modes that look nothing up
 
 
 @dataclass(slots=True)
@@ -40,9 +41,9 @@ class Guesses:
     shares: bool = True  # with recent answers: reads them, and becomes one
     rest: int = 0  # steps until the next look
     misses: int = 0  # looks that found nothing since one did
-    agreed: float = _FIRST_AGREEMENT  # share of right ones among those that coarser weights drafted
+    agreed: float = _FIRST_AGREEMENT  # share of right ones among those that other weights drafted
     goal: int = (
-        _UNDECIDED  # of `next`, in this round: so many are drafted by coarser weights; 0: none, they were looked up
+        _UNDECIDED  # of `next`, in this round: so many are drafted by other weights; 0: none, they were looked up
     )
 
     @property
@@ -59,7 +60,7 @@ class Guesses:
         return len(self.next) < self.goal
 
     def draft(self, token: int, *, ends: bool) -> None:
-        """Coarser weights have drawn this. Drafting is over where nothing can be drawn, or nothing follows."""
+        """Other weights have drawn this. Drafting is over where nothing can be drawn, or nothing follows."""
         if token >= 0:
             self.next.append(token)
         if token < 0 or ends:
@@ -68,6 +69,10 @@ class Guesses:
     def end_drafting(self) -> None:
         """What there is goes to its verification."""
         self.goal = min(self.goal, len(self.next))
+
+    def drafted_from(self, right: int) -> int:
+        """Tokens of this round that the next ones were drafted from and that were right, if so many guesses were: the last one has no KV yet."""
+        return min(right, len(self.next) - 1) if self.is_drafted else 0
 
     def seen(self, drawn: Listed[int]) -> None:
         """Tokens that came next, of which the last was not guessed or not verified: the round is over."""
@@ -95,12 +100,12 @@ class Counts:
 
 
 class Speculation:
-    """`most_rows`: of a step's sequences and drafts. `pace`: what steps take by their rows. `drafts`: there are coarser weights to draft with."""
+    """`most_rows`: of a step's sequences and drafts. `pace`: what steps take by their rows. `drafts`: there are other weights to draft with."""
 
     def __init__(self, wish: Wish, most_rows: int, pace: Pace, *, drafts: bool = False) -> None:
         self.counts = Counts()
         self.most_rows = most_rows
-        self.draft_pace = Pace()  # of steps that draft
+        self.draft_pace = Pace()  # of steps that draft a token of each sequence
         self._wish = wish
         self._drafts = drafts
         self._recent = Recent()
@@ -122,10 +127,10 @@ class Speculation:
         return max(0, self.most_rows - sequences)
 
     def begin(self, sequences: Listed[tuple[Guesses, int]], *, may_draft: bool) -> None:
-        """A round of each: what may come next, or how much of it coarser weights are to draft. With how many tokens of it may be verified."""
+        """A round of each: what may come next, or how much of it other weights are to draft. With how many tokens of it may be verified."""
         for guesses, most in sequences:
             guesses.goal = 0
-            if self._wish.mode != "selfPrecision":
+            if self._wish.mode not in _DRAFTED:
                 self._look_up(guesses, most)
         if self._drafts and may_draft and sequences:
             count = self._draft_count([guesses for guesses, most in sequences])
@@ -171,10 +176,10 @@ class Speculation:
         guesses.rest = min(_LONGEST_REST, (1 << guesses.misses) >> 1)
 
     def _draft_count(self, sequences: Listed[Guesses]) -> int:
-        """Tokens that coarser weights draft for each of these sequences."""
+        """Tokens that other weights draft for each of these sequences."""
         rows = len(sequences)
         most = min(self._wish.tokens, self.room(rows) // rows)
-        if self._wish.mode == "selfPrecision":
+        if self._wish.mode in _DRAFTED:
             return most
         self._rounds += 1
         is_odd = self._rounds % _PLAIN_STEPS == 0  # what is not done else: so that its cost stays known

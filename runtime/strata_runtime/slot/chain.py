@@ -14,7 +14,7 @@ from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import Role, roles_of
 from strata_runtime.loading.load import load_stage
 from strata_runtime.scheduler.blocks import OwnBlocks
-from strata_runtime.slot.prepare import cache_of
+from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.tensors import from_bytes, to_bytes
 

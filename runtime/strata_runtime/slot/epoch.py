@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import zmq
@@ -13,6 +13,7 @@ from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
+from strata_runtime.slot.drafter import Drafter
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
@@ -27,11 +28,12 @@ CONNECT_PATIENCE_SECONDS = 10.0  # neighbours commit one after the other
 
 @dataclass(frozen=True, slots=True)
 class LoadedRole:
-    """A role with its weights in memory and its KV pages allocated."""
+    """A role with its weights in memory and its KV pages allocated; of a leader, the small model that drafts."""
 
     role: Role
     model: StageModel
     cache: PagedKvCache
+    drafter: Drafter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class RunningEpoch:
     def held(self) -> tuple[LoadedRole, ...]:
         """The roles with the bits that their layers have now. They stay so if `keep_bits` was called."""
         pairs = zip(self._workers, self.prepared.loaded, strict=True)
-        return tuple(LoadedRole(worker.executor.role, loaded.model, loaded.cache) for worker, loaded in pairs)
+        return tuple(replace(loaded, role=worker.executor.role) for worker, loaded in pairs)
 
     def keep_bits(self, reason: str) -> None:
         """No layer changes its bits any more, until `move_bits`."""
@@ -122,7 +124,7 @@ class RunningEpoch:
             endpoint = f"tcp://{self._bind}:{self._address(self._slot).request_port + place}"
             listen(socket, endpoint, self._request_keys, largest_request(role.max_model_len))
             gateways = Gateways(socket, self.epoch, self._incarnation)
-            return LeaderWorker(executor, self.epoch, loaded.model.hidden_size, gateways, links)
+            return LeaderWorker(executor, self.epoch, loaded.model.hidden_size, gateways, links, loaded.drafter)
         assert links is not None
         return Follower(executor, *links)
 

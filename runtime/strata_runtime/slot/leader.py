@@ -3,6 +3,8 @@
 Made by the slot at commit. The engine decides; this thread moves messages and runs stage 0's own layers.
 """
 
+import logging
+
 import torch
 import zmq
 
@@ -18,14 +20,18 @@ from strata_planner.contract.frames import (
 )
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import RequestRefusedError, StepError
+from strata_runtime.scheduler.draft_round import Drafted, DraftRound
 from strata_runtime.scheduler.engine import Engine, Step
 from strata_runtime.scheduler.scheduler import Limits
+from strata_runtime.slot.drafter import Drafter
 from strata_runtime.slot.reception import Gateways, Gone
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.worker import Inlet, Outlet, failure_of
 
+log = logging.getLogger(__name__)
 
-def limits_of(role: Role, vocabulary: int) -> Limits:
+
+def limits_of(role: Role, vocabulary: int, draft_positions: int = 0) -> Limits:
     return Limits(
         under_way=role.micro_batch.under_way(role.stages),
         micro_batch=role.micro_batch,
@@ -37,17 +43,26 @@ def limits_of(role: Role, vocabulary: int) -> Limits:
         speculation=role.speculation,
         drafts=role.drafts,
         state_slots=role.state_slots,
+        draft_positions=draft_positions,
     )
 
 
 class LeaderWorker:
-    """Stage 0 of a replica. Without other stages (`links` is None) it samples its own tokens."""
+    """Stage 0 of a replica. Without other stages (`links` is None) it samples its own tokens. `drafter`: a small model that guesses them first."""
 
     def __init__(
-        self, executor: StageExecutor, epoch: int, hidden: int, gateways: Gateways, links: tuple[Inlet, Outlet] | None
+        self,
+        executor: StageExecutor,
+        epoch: int,
+        hidden: int,
+        gateways: Gateways,
+        links: tuple[Inlet, Outlet] | None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.executor = executor
-        self.engine = Engine(limits_of(executor.role, executor.vocabulary))
+        limits = limits_of(executor.role, executor.vocabulary, drafter.positions if drafter else 0)
+        self.engine = Engine(limits, self._draft)
+        self._drafter = drafter
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
         self._epoch = epoch
         self._hidden = hidden
@@ -132,6 +147,16 @@ class LeaderWorker:
         elif self._outlet is not None:
             self._outlet.frame(*(output or (header, None)))
         return True
+
+    def _draft(self, tasks: DraftRound) -> Drafted:
+        """Guesses alone are lost where the small model fails: steps go on without it."""
+        if self._drafter is not None:
+            try:
+                return self._drafter.draft(tasks)
+            except Exception:
+                log.exception("the draft model has failed: nothing is drafted until the next epoch")
+                self._drafter = None
+        return Drafted([[] for _ in tasks], 0.0)
 
     def _header(self, step: Step) -> FrameHeader:
         replica = self.executor.role.replica

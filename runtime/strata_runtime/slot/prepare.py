@@ -8,7 +8,7 @@ A prepare that supersedes another takes over what that has loaded and is wanted 
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from weakref import WeakSet
 
@@ -22,10 +22,10 @@ from strata_runtime.errors import InputError, RuntimeFaultError, reason_of
 from strata_runtime.loading.drafts import check_drafts
 from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.precision_switch import formats_after, read_change, role_after
-from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.uri import resolve_model
-from strata_runtime.model.kv import PagedKvCache
+from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
+from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.slot.switching import moves_within
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,8 @@ def differ_in_bits(one: Role, other: Role) -> bool:
 
 def _place(role: Role) -> tuple[object, ...]:
     pages = (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots)
-    return (role.layers, role.embedding, role.head, role.model_uri, role.compute_type, role.devices, pages)
+    drafts_with = role.speculation.draft_uri if role.leader else ""
+    return (role.layers, role.embedding, role.head, role.model_uri, role.compute_type, role.devices, pages, drafts_with)
 
 
 class SupersededError(RuntimeFaultError):
@@ -162,20 +163,27 @@ class Loading:
                 self._held.remove(held)
                 held.model.speculation = role.speculation
                 self._progress(count)
-                return LoadedRole(role, held.model, held.cache)
+                return replace(held, role=role)
         moved = self._move(role) if self._idle else None
         if moved is not None:
             return moved
         before = self._done
+        folder = resolve_model(role.model_uri, lambda: self._step(role))
+        drafts = role.leader and bool(role.speculation.draft_uri)
+        if drafts:
+            check_draft_model(role, folder, lambda: self._step(role))
         model = load_stage(
             role,
-            resolve_model(role.model_uri, lambda: self._step(role)),
+            folder,
             lambda done, _: self._stored(role, before + done),
             _device(role),
             keep=True,
             verify=self._verify,
         )
-        return LoadedRole(role, model, cache_of(role, model))
+        drafter = None
+        if drafts:
+            drafter = load_drafter(role, model.vocab_size, model.device, lambda: self._step(role))
+        return LoadedRole(role, model, cache_of(role, model), drafter)
 
     def _move(self, role: Role) -> LoadedRole | None:
         """A held role at other bits becomes this one; None if there is none, or one whose layers cannot move."""
@@ -193,10 +201,10 @@ class Loading:
             for layer, bits in moves:
                 change = read_change(held.model, layer, bits)
                 change.apply()
-                held = LoadedRole(role_after(held.role, change), held.model, held.cache)  # noqa: PLW2901  it is that now
+                held = replace(held, role=role_after(held.role, change))  # noqa: PLW2901  it is that now
                 change.release()
                 self._moved(role, held)
-            return LoadedRole(role, held.model, held.cache)
+            return replace(held, role=role)
         return None
 
     def _moved(self, role: Role, held: LoadedRole) -> None:
@@ -238,31 +246,3 @@ def _device(role: Role) -> torch.device:
     """Where the role's (one) device is; a slot sees only its own GPUs, in the order of their indices."""
     device = role.devices[0]
     return torch.device("cpu") if device.type.lower().startswith("cpu") else torch.device("cuda", device.index)
-
-
-def cache_of(role: Role, model: StageModel) -> PagedKvCache:
-    """Raises InputError for a role that asks of a model with state what nobody can do with it."""
-    if model.keeps_state and not _goes_forward(role):
-        raise InputError(
-            f"this model keeps state of sequences, and its role has stateSlots {role.state_slots}, prefixCaching {role.prefix_caching} and "
-            f"speculation {role.speculation.mode}: such state has a slot for each sequence, and is neither shared nor gone back in; plan again"
-        )
-    return PagedKvCache(
-        num_layers=model.num_layers,
-        first_layer=role.layers[0],
-        pages=role.kv_page_budget,
-        page_tokens=role.page_tokens,
-        kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        latent=model.latent,
-        dtype=model.dtype,
-        device=model.device,
-        kv_bits=role.kv_bits,
-        states=model.states,
-        state_slots=role.state_slots,
-    )
-
-
-def _goes_forward(role: Role) -> bool:
-    """Every sequence that runs has a state of its own, and computes each position once."""
-    return role.state_slots > 0 and not role.prefix_caching and role.speculation.mode == "none"

@@ -112,6 +112,18 @@ SENTENCES = {
         {"model": {"uri": "pvc://claim/m", "cache": {"persistentVolumeClaim": "c"}}},
         ["spec.model.cache: {"],
     ),
+    "drafts of no model": (
+        {"runtime": {"speculation": {"mode": "draft"}}},
+        ["spec.runtime.speculation.draftModel: the mode draft needs a small model of the same tokenizer"],
+    ),
+    "a draft model nobody uses": (
+        {"runtime": {"speculation": {"mode": "suffix", "draftModel": {"uri": "hf://owner/small"}}}},
+        ["spec.runtime.speculation.draftModel: {"],
+    ),
+    "a draft model from nowhere": (
+        {"runtime": {"speculation": {"mode": "draft", "draftModel": {"uri": "owner/small"}}}},
+        ['spec.runtime.speculation.draftModel.uri: "owner/small": must be hf://'],
+    ),
     "stages that cross": (
         {"placement": {"minStages": 3, "maxStages": 2}},
         ["spec.placement.minStages: 3: minStages is more than maxStages"],

@@ -31,3 +31,11 @@ def test_a_cache_that_one_node_alone_may_mount_is_refused_for_slots_on_two(
     assert bool(sentence) is refused
     if refused:
         assert re.match(r"spec.model.cache: the claim models is ReadWriteOnce.* 2 nodes \(a, b\)", sentence)
+
+
+def test_the_claim_of_a_draft_model_likewise() -> None:
+    speculation = {"mode": "draft", "draftModel": {"uri": "pvc://small/1b"}}
+    deployment = a_deployment("chat").with_spec(runtime={"speculation": speculation}).build()
+    claim = {"metadata": {"name": "small", "namespace": "default"}, "status": {"accessModes": ["ReadWriteOnce"]}}
+    sentence = unshared_claim(deployment, a_plan("a", "b"), [claim])
+    assert sentence.startswith("spec.runtime.speculation.draftModel.uri: the claim small is ReadWriteOnce")

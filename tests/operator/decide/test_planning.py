@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from strata_operator.act.planner_call import Question, answer_to
-from strata_operator.decide.planning import request_for, with_margin
+from strata_operator.decide.planning import request_for, with_draft_model, with_margin
+from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan, Speculation
+from strata_planner.errors import ModelError
 from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.question.model import Model
 from tests.operator.builders import a_deployment
 
 CONFIG = json.loads((Path(__file__).parents[3] / "examples/models/strata-tiny/config.json").read_text(encoding="utf-8"))
@@ -97,3 +100,42 @@ def test_the_plan_in_force_is_kept_where_another_gains_less_than_min_gain(tmp_pa
     assert planned((slow, same), running) == running
     better = planned((slow, fast), running)
     assert {stage.node for stage in better.stages} == {"b"}
+
+
+DRAFTING = {"runtime": {"speculation": {"mode": "draft", "tokens": 6, "draftModel": {"uri": "hf://a/small"}}}}
+
+
+def test_a_draft_model_reaches_the_planner() -> None:
+    short = {"workload": {"promptTokens": 64, "outputTokens": 32}}
+    deployment = a_deployment().with_spec(**short).with_spec(**DRAFTING).build()
+    request = request_for(deployment, CLUSTER, CONFIG)
+    with pytest.raises(ModelError, match="speculation mode draft with the draft model ''"):
+        request.check()
+    small = CONFIG | {"num_hidden_layers": 1}
+    found = with_draft_model(request, small, "hf://a/small@0123")
+    found.check()
+    assert found.speculation == Speculation("draft", 6, draft_uri="hf://a/small@0123")
+    assert found.draft_model == Model.from_config(small)
+    with pytest.raises(ModelError, match=r"draft model hf://a/other: it has 9999 tokens, .* the same tokenizer"):
+        with_draft_model(request, CONFIG | {"vocab_size": 9999}, "hf://a/other").check()
+    with pytest.raises(UnsupportedModelError, match=r"draft model hf://a/odd: .*no-such-model"):
+        with_draft_model(request, CONFIG | {"model_type": "no-such-model"}, "hf://a/odd")
+
+
+def test_the_operators_planner_reads_the_draft_model_where_the_plan_in_force_has_it(tmp_path: Path) -> None:
+    """And says which of the two models is missing."""
+    for name, layers in (("large", CONFIG["num_hidden_layers"]), ("small", 1), ("newer", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers}))
+    speculation = {"mode": "draft", "draftModel": {"uri": f"file://{tmp_path}/newer"}}
+    spec = {"model": {"uri": f"file://{tmp_path}/large", "maxModelLen": 128}, "runtime": {"speculation": speculation}}
+    load = {"promptTokens": 32, "outputTokens": 32}
+    deployment = a_deployment().with_spec(workload=load, **spec).build()
+    thing = deployment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"status"})
+    for asked, expected in (("", "newer"), (f"file://{tmp_path}/small", "small")):
+        plan = answer_to(Question(thing, CLUSTER, draft_uri=asked)).plan
+        assert plan is not None
+        assert plan.speculation == Speculation("draft", 4, draft_uri=f"file://{tmp_path}/{expected}")
+    answer = answer_to(Question(thing, CLUSTER, draft_uri=f"file://{tmp_path}/gone"))
+    assert answer.reason == "InvalidInput"
+    assert f"{tmp_path}/gone" in answer.message

@@ -257,6 +257,27 @@ def test_the_model_is_mounted(uri: str) -> None:
         assert mount.get("readOnly", False) == ("persistentVolumeClaim" in source)
 
 
+@pytest.mark.parametrize(
+    ("model", "draft", "claims"),
+    [
+        ("pvc://models/8b", "pvc://models/1b", {"/models/models": "models"}),
+        ("pvc://models/8b", "pvc://small/1b", {"/models/models": "models", "/models/small": "small"}),
+        ("pvc://models/8b", "hf://owner/small", {"/models/models": "models", "/cache": None}),
+        ("hf://owner/large", "pvc://small/1b", {"/models/small": "small", "/cache": None}),
+        ("hf://owner/large", "hf://owner/small", {"/cache": None}),
+    ],
+)
+def test_the_draft_model_is_mounted_beside_the_model(model: str, draft: str, claims: dict[str, str | None]) -> None:
+    """Each claim once; what is downloaded lies in one cache."""
+    speculation = {"mode": "draft", "draftModel": {"uri": draft}}
+    for pod in pods(a_deployment().with_spec(model={"uri": model}, runtime={"speculation": speculation}).build()):
+        volumes = {each["name"]: each.get("persistentVolumeClaim", {}).get("claimName") for each in pod["volumes"]}
+        mounts = {each["mountPath"]: volumes[each["name"]] for each in pod["containers"][0]["volumeMounts"]}
+        assert mounts == claims | {"/tmp": None}
+        named = {each["name"] for each in pod["containers"][0]["env"]}
+        assert ("HF_HOME" in named) == ("/cache" in claims)
+
+
 @everywhere
 def test_what_slots_keep_lies_in_a_volume_that_can_be_written(deployment: LLMDeployment) -> None:
     """Where the model is downloaded to, so that a claim for downloads keeps it too; else in the pod's own scratch."""

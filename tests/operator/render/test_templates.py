@@ -36,6 +36,9 @@ def template_of(slot: Slot = GPU_SLOT, image: str = "runtime:1", **spec: Any) ->
         pytest.param({"model": {"tokenSecretRef": {"name": "hub", "key": "token"}}}, id="token"),
         pytest.param({"model": {"cache": {"persistentVolumeClaim": "models"}}}, id="cache"),
         pytest.param(
+            {"runtime": {"speculation": {"mode": "draft", "draftModel": {"uri": "pvc://small/1b"}}}}, id="draft-model"
+        ),
+        pytest.param(
             {"slot": replace(GPU_SLOT, device=msgspec.structs.replace(GPU_SLOT.device, count=7))}, id="devices"
         ),
     ],

@@ -8,12 +8,14 @@ from strata_planner.contract.formats import Method
 from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.contract.roles import roles_of
 from strata_planner.contract.values import ContractError, to_json
-from strata_planner.costs.memory import layer_weights_bytes
+from strata_planner.costs.draft_model import draft_weights_bytes
+from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, layer_weights_bytes
+from strata_planner.errors import InfeasibleError
 from strata_planner.question.request import Solver
 from strata_planner.question.workload import Workload
 from strata_planner.search.assembly import combined
 from strata_planner.search.planning import make_plan
-from tests.planner.builders import a_cluster, a_request
+from tests.planner.builders import MIB, a_cluster, a_model, a_request
 
 
 def a_plan(*memory_mib: float, concurrency: int, **changes: object) -> Plan:
@@ -58,6 +60,47 @@ def test_what_layers_draft_with_counts_as_weights(method: Method) -> None:
     assert other.memory.weights_bytes - stage.memory.weights_bytes == sum(more) - sum(less)
     assert [role.drafts for listed in roles_of(drafting).values() for role in listed] == [method == "anyPrecision"]
     assert (sum(more) > sum(less)) == (method == "anyPrecision")
+
+
+SMALL = a_model(num_hidden_layers=2)
+DRAFT = Speculation("draft", 4, draft_uri="file:///models/smaller")
+
+
+@pytest.mark.parametrize("solver", ["auto", "pipeline", "exact", "layout"])
+def test_a_small_model_counts_where_the_leader_is(solver: Solver) -> None:
+    """Its weights and what it works with, and its KV in every page; nowhere else."""
+    plan = a_plan(16, 16, concurrency=4, solver=solver, min_stages=2, speculation=DRAFT, draft_model=SMALL)
+    assert Plan.decode(plan.encode()) == plan
+    for stage in plan.stages:
+        layers = a_request().model.layers[stage.layers[0] : stage.layers[1] + 1]
+        pages = [*layers, *(SMALL.layers if stage.leader else ())]
+        kv = sum(kv_bytes_per_token(each, 16, "bfloat16") for each in pages)
+        assert stage.memory.kv_bytes == stage.kv_page_budget * PAGE_TOKENS * kv
+        assert (stage.memory.draft_bytes > draft_weights_bytes(SMALL, "bfloat16")) == stage.leader
+    (leader,) = (role for listed in roles_of(plan).values() for role in listed if role.leader)
+    assert leader.speculation == DRAFT
+    assert leader.predicted_bytes == plan.stages[0].memory.total_bytes
+
+
+def test_a_small_model_that_does_not_fit_is_told() -> None:
+    """A device that the model alone fits on."""
+    assert a_plan(5, concurrency=1, allowed_bits=(8,)).stages
+    large = a_model(num_hidden_layers=8)
+    with pytest.raises(InfeasibleError):
+        a_plan(5, concurrency=1, allowed_bits=(8,), speculation=DRAFT, draft_model=large)
+
+
+@pytest.mark.parametrize("memory", range(4, 16))
+def test_what_a_small_model_keeps_of_long_texts_is_within_memory(memory: int) -> None:
+    """Its KV is more than the model's own here: a plan has room for it, or there is none."""
+    small = a_model(num_hidden_layers=12, intermediate_size=128)
+    changes = {"max_model_len": 512, "allowed_bits": (8,), "speculation": DRAFT, "draft_model": small}
+    try:
+        (stage,) = a_plan(memory, concurrency=4, **changes).stages
+    except InfeasibleError:
+        assert memory < 12
+    else:
+        assert stage.memory.total_bytes <= memory * MIB
 
 
 def test_one_replica_stays_what_it_is() -> None:

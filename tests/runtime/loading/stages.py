@@ -11,7 +11,7 @@ from strata_planner.contract.roles import Role, roles_of
 from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.scheduler.blocks import OwnBlocks
-from strata_runtime.slot.prepare import cache_of
+from strata_runtime.slot.role_cache import cache_of
 from tests.runtime.plans import even_plan
 
 CPU = torch.device("cpu")

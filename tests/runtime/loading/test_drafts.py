@@ -21,7 +21,8 @@ from strata_runtime.loading.drafts import check_drafts
 from strata_runtime.loading.precision_switch import FORMAT_OF_BITS, growth_of, read_change
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.scheduler.blocks import OwnBlocks
-from strata_runtime.slot.prepare import cache_of, differ_in_bits, same_weights
+from strata_runtime.slot.prepare import differ_in_bits, same_weights
+from strata_runtime.slot.role_cache import cache_of
 from tests.laws import share, swept
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.artefacts import write_artefact

@@ -19,7 +19,7 @@ from strata_planner.costs.working import StepShape, Storage, working_memory
 from strata_planner.question.model import Model
 from strata_runtime.model.kv import states
 from strata_runtime.scheduler.blocks import OwnBlocks
-from strata_runtime.slot.prepare import cache_of
+from strata_runtime.slot.role_cache import cache_of
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.stages import load
 from tests.runtime.plans import even_plan

@@ -4,12 +4,14 @@ What a token leaves in its position is a digest of all tokens up to it, as read 
 sampled from that digest: a block that is shared, freed or written at the wrong time changes the text. Results come back in order.
 
 Draft weights leave another digest, and draw what the others would most of the time: what is taken from their keys and values, or left of
-them in a block that somebody reads, changes the text.
+them in a block that somebody reads, changes the text. A small model beside the leader has blocks of its own under the same numbers: whatever it
+goes on from must be what it computed of that very text.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from hashlib import blake2b
 from typing import Any
 
@@ -30,7 +32,9 @@ from strata_planner.contract.frames import (
     Submit,
     TokenEvent,
 )
+from strata_runtime.scheduler.draft_round import Drafted, DraftRound, DraftTask
 from strata_runtime.scheduler.engine import Engine, Step
+from strata_runtime.scheduler.scheduler import Limits
 
 STOP = 7
 WORDS = (100, 101, 102)  # that texts are made of: few, so that what was guessed is right at times
@@ -49,6 +53,11 @@ def drafted(likely: bytes) -> int:
     """What draft weights draw: right three times in four."""
     number = int.from_bytes(likely, "little")
     return WORDS[(number // 4 + 1) % len(WORDS)] if number % 4 == 0 else sampled(likely)
+
+
+def wrong(likely: bytes) -> int:
+    """Never what the weights draw."""
+    return WORDS[(WORDS.index(right) + 1) % len(WORDS)] if (right := sampled(likely)) in WORDS else WORDS[0]
 
 
 def score_of(state: bytes) -> float:
@@ -105,6 +114,47 @@ class Entry:
 
 
 @dataclass
+class SmallModel:
+    """Drafts from what lies in its own blocks. `draw`: from the digest of a text; `sampled` would always be right."""
+
+    draw: Callable[[bytes], int] = drafted
+    seconds: float = 0.001  # of a token of each sequence
+    engine: Engine | None = None
+    blocks: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    tasks: list[DraftRound] = field(default_factory=list)  # of each round
+    computed: int = 0  # tokens in all
+
+    @property
+    def rounds(self) -> int:
+        return len(self.tasks)
+
+    def draft(self, tasks: DraftRound) -> Drafted:
+        assert self.engine is not None
+        limits = self.engine.scheduler.limits
+        self.tasks.append(tasks)
+        self.computed += sum(len(task.tokens) + max(task.count - 1, 0) for task in tasks)
+        assert tasks
+        assert sum(len(task.tokens) for task in tasks) <= limits.micro_batch.max_step_tokens
+        assert all(task.end + task.count <= limits.draft_positions for task in tasks if task.count)
+        return Drafted([self._run(task) for task in tasks], self.seconds * max(task.count for task in tasks))
+
+    def _run(self, task: DraftTask) -> list[int]:
+        assert self.engine is not None
+        size = self.engine.scheduler.limits.page_tokens
+        text = self.engine._by_number[task.sequence].tokens
+        assert text[task.start : task.end] == task.tokens
+        state = self.blocks[task.blocks[(task.start - 1) // size], (task.start - 1) % size] if task.start else b""
+        assert state == reduce(digest, text[: task.start], b""), "it goes on from another text"
+        guesses: list[int] = []
+        for position in range(task.start, task.end + max(task.count - 1, 0)):
+            if position >= task.end:
+                guesses.append(self.draw(state))
+            state = digest(state, text[position] if position < task.end else guesses[-1])
+            self.blocks[task.blocks[position // size], position % size] = state
+        return [*guesses, self.draw(state)] if task.count else []
+
+
+@dataclass
 class Pipeline:
     """Checks every step as the stages would. `weights`: their number, from the next step that is accepted."""
 
@@ -128,6 +178,13 @@ class Pipeline:
     fixed_seconds: float = 0.01  # of a step
     draft_seconds: float = 0.003  # of one with draft weights
     row_seconds: float = 0.001
+    drafter: "SmallModel | None" = None
+
+    @classmethod
+    def beside(cls, limits: Limits, small: SmallModel, **fields: Any) -> "Pipeline":
+        """Of an engine with a small model that drafts."""
+        small.engine = Engine(limits, small.draft)
+        return cls(small.engine, drafter=small, **fields)
 
     def accept(self, step: Step) -> None:
         assert step.step == self.steps
@@ -150,7 +207,8 @@ class Pipeline:
             table = self.tables[segment.sequence]
             table.extend(segment.blocks)
             end = self.ends[segment.sequence] = max(self.ends[segment.sequence], segment.start + segment.length)
-            assert len(table) == limits.pages(end), "a table is as long as its sequence, drafts included"
+            longest = limits.pages(end + limits.speculation.tokens * (limits.draft_positions > 0))
+            assert limits.pages(end) <= len(table) <= longest, "a table is as long as its sequence, drafts included"
             for position in range(segment.start, segment.start + segment.length):
                 before = self._read(table, position - 1)
                 place = self._place(table, position)

@@ -24,7 +24,7 @@ from strata_runtime.errors import RequestRefusedError, StepError
 from strata_runtime.scheduler.engine import Engine
 from strata_runtime.scheduler.scheduler import Limits
 from tests.laws import share
-from tests.runtime.scheduler.pipeline import STOP, Pipeline, allowed, grammar, scores_of, submit, text_of
+from tests.runtime.scheduler.pipeline import STOP, Pipeline, SmallModel, allowed, grammar, scores_of, submit, text_of
 
 GREEDY = Sampling(temperature=0)
 SCORED = Sampling(temperature=0, prompt_logprobs=0)
@@ -39,6 +39,7 @@ def limits(speculation: Speculation = NO_SPECULATION, **changes: int) -> Limits:
         "page_tokens": 4,
         "page_budget": 16,
         "max_model_len": 48,
+        "draft_positions": 0,
     }
     values |= changes
     return Limits(
@@ -51,6 +52,7 @@ def limits(speculation: Speculation = NO_SPECULATION, **changes: int) -> Limits:
         speculation=speculation,
         drafts=speculation.mode in {"auto", "selfPrecision"},
         state_slots=values.get("state_slots", 0),
+        draft_positions=values["draft_positions"],
     )
 
 
@@ -70,9 +72,12 @@ class EngineMachine(RuleBasedStateMachine):
         pages=st.integers(8, 20),
         sharing=st.booleans(),
         speculation=st.builds(
-            Speculation, st.sampled_from(["none", "auto", "ngram", "suffix", *["selfPrecision"] * 3]), st.integers(1, 5)
+            Speculation,
+            st.sampled_from(["none", "auto", "ngram", "suffix", *["selfPrecision"] * 3, *["draft"] * 3]),
+            st.integers(1, 5),
         ),
         state_slots=st.sampled_from([0, 0, 1, 2, 4]),
+        small=st.sampled_from([0, 14, 1000]),
     )
     def start(
         self,
@@ -84,12 +89,17 @@ class EngineMachine(RuleBasedStateMachine):
         sharing: bool,  # noqa: FBT001
         speculation: Speculation,
         state_slots: int,
+        small: int,
     ) -> None:
+        """`small`: positions of a small model, where one drafts."""
         changes = {"stages": stages, "step": step, "decode": decode, "prefill": prefill, "page_budget": pages}
         if state_slots:  # as a plan has it for models whose sequences keep state
             changes, sharing, speculation = changes | {"state_slots": state_slots}, False, NO_SPECULATION
-        self.engine = Engine(limits(speculation, **changes, sharing=sharing, max_model_len=32))
-        self.pipeline = Pipeline(self.engine)
+        if speculation.mode in {"auto", "draft"}:
+            changes["draft_positions"] = small or 1000 * (speculation.mode == "draft")
+        asked = limits(speculation, **changes, sharing=sharing, max_model_len=32)
+        self.pipeline = Pipeline.beside(asked, SmallModel())
+        self.engine = self.pipeline.engine
         self.submitted: list[Submit] = []
         self.aborted: set[str] = set()
         self.events: list[TokenEvent] = []

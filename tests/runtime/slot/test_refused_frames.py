@@ -31,7 +31,7 @@ from strata_runtime.errors import StepError
 from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
-from strata_runtime.slot.prepare import cache_of
+from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.stage.bounds import FrameBounds
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.worker import Follower, Inlet, Outlet

@@ -10,7 +10,7 @@ from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import roles_of
 from strata_runtime.loading.load import load_stage
 from strata_runtime.slot.chain import StageChain
-from strata_runtime.slot.prepare import cache_of
+from strata_runtime.slot.role_cache import cache_of
 from tests.runtime.plans import even_plan
 
 NAMES = ("s0", "s1", "s2")

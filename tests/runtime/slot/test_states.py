@@ -15,7 +15,7 @@ from strata_planner.search.planning import make_plan
 from strata_runtime.errors import InputError
 from strata_runtime.formats import stored_bytes_of
 from strata_runtime.loading.load import load_stage
-from strata_runtime.slot.prepare import cache_of
+from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.wire.client import greedy
 from tests.laws import swept
 from tests.planner.builders import a_cluster, a_request

@@ -23,7 +23,7 @@ from strata_runtime.formats import QuantLinear
 from strata_runtime.loading import load_cache
 from strata_runtime.loading.precision_switch import FORMAT_OF_BITS, format_of, growth_of
 from strata_runtime.loading.stage_model import StageModel
-from strata_runtime.slot.prepare import cache_of
+from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.slot.switching import Switches, moves_within
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.wire.client import greedy

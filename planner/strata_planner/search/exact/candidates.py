@@ -15,6 +15,7 @@ import msgspec
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.steps import DRAFT_ROWS
 from strata_planner.costs.communication import Exchange, hidden_states_bytes, layer_collectives
+from strata_planner.costs.draft_model import draft_weights_bytes, draft_working_bytes
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.memory import (
     PAGE_TOKENS,
@@ -76,6 +77,7 @@ class Pricer:
         self._stages: dict[tuple[object, ...], StageCosts] = {}
         self._seconds: dict[tuple[object, ...], float] = {}
         self._working: dict[tuple[StepShape, Storage, bool, int], WorkingMemory] = {}
+        self._drafts: dict[tuple[str, tuple[bytes, int], Pair], int] = {}
         self._profiles: dict[tuple[str, str, int], bytes] = {}
         self._formats: dict[tuple[bytes, int], Mapping[int, FormatName]] = {}
         self._unit_sizes: dict[int, tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]] = {}
@@ -114,9 +116,7 @@ class Pricer:
     def _working_memory(
         self, group: DeviceGroup, pair: Pair, formats: frozenset[FormatName], *, head: bool
     ) -> WorkingMemory:
-        request = self.request
-        sampled = max(pair.decode, DRAFT_ROWS)
-        step = StepShape(self.max_step_tokens(pair), sampled, request.max_model_len)
+        request, step = self.request, self._step_shape(pair)
         storage = Storage.on(group.leader, formats, request.compute_type, request.kv_bits)
         key = (step, storage, head, group.degree)
         if key not in self._working:
@@ -124,6 +124,22 @@ class Pricer:
             model = msgspec.structs.replace(request.model, layers=tuple(shapes))
             self._working[key] = working_memory(model, step, storage, head=head)
         return self._working[key]
+
+    def _step_shape(self, pair: Pair) -> StepShape:
+        sampled = max(pair.decode, DRAFT_ROWS)
+        return StepShape(self.max_step_tokens(pair), sampled, self.request.max_model_len)
+
+    def draft_bytes(self, group: DeviceGroup, pair: Pair) -> int:
+        """Of the small model that drafts beside a leading stage on these devices, without its KV."""
+        request, small = self.request, self.request.draft_model
+        if small is None:
+            return 0
+        key = (group.leader.name, self._profile_key(group), pair)
+        if key not in self._drafts:
+            step = self._step_shape(pair)
+            working = draft_working_bytes(small, group.leader, step, request.compute_type, request.kv_bits)
+            self._drafts[key] = draft_weights_bytes(small, request.compute_type) + working
+        return self._drafts[key]
 
     def problem(self, candidate: Candidate) -> Problem:
         """Raises nothing: a stage that cannot hold even its fixed parts has a negative capacity."""
@@ -278,12 +294,13 @@ class Pricer:
         low = [name for bits, name in self.formats(group).items() if bits < 16]
         formats: tuple[list[FormatName], ...] = (["dense"], low or ["dense"], ["dense", *low])
         dense, quantized, mixed = (self._working_memory(group, pair, frozenset(each), head=head) for each in formats)
-        tables = self.table_bytes(group, embedding=first, head=head)
+        tables = self.table_bytes(group, embedding=first, head=head) + first * self.draft_bytes(group, pair)
+        draft_kv = first * self.request.kv_pages * self.request.draft_page_bytes
         sizes, weights = self._sizes(group.degree)
         seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}
         least = min(dense.serving, quantized.serving)
         return StageCosts(
-            capacity_bytes=group.usable_bytes - least - tables,
+            capacity_bytes=group.usable_bytes - least - tables - draft_kv,
             quantized_bytes=quantized.serving - least,
             dense_bytes=dense.serving - least,
             mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),

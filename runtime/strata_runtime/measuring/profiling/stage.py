@@ -47,7 +47,7 @@ from strata_runtime.formats.static8.static_linear import StaticLinear
 from strata_runtime.loading.load import load_stage
 from strata_runtime.measuring.profiling.grid import Work
 from strata_runtime.scheduler.blocks import OwnBlocks
-from strata_runtime.slot.prepare import cache_of
+from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.tensors import from_bytes, to_bytes
 
