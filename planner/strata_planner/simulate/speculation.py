@@ -5,7 +5,8 @@ Called by `strata plan` and `strata up` with what was measured of the model, if 
     a step of c sequences + what c (k + 1) rows take beyond c rows + what attention of k + 1 tokens takes beyond that of one, c times
 
 Guesses that are looked up take no steps of their own. Of loads with prompts only the decoding gets quicker. `auto` is told with as many drafts
-as pay most, up to those that are wished; by its own weights where they draft.
+as pay most, up to those that are wished; by its own weights where they draft. Of texts nobody knows how much more there would be to look up, so
+that the best number is sought among those that are wished.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from strata_planner.contract.formats import ANY_PRECISION, FormatName
 from strata_planner.contract.plan import Plan, Replica, Speculation
 from strata_planner.contract.steps import DRAFT_ROWS
 from strata_planner.costs.latency import Latencies
-from strata_planner.costs.speculation import Guessing, RoundSeconds, best_tokens, speed_up
+from strata_planner.costs.speculation import MOST_TOKENS, Guessing, RoundSeconds, best_tokens, speed_up
 from strata_planner.question.request import PlanRequest
 from strata_planner.simulate.pricing import StagePricer
 from strata_planner.simulate.replica import ReplicaModel
@@ -197,7 +198,7 @@ def _speculated(
     gained = speed_up(guessing, drafts, costs)
     if wish.mode == "auto":
         drafts, gained = best_tokens(guessing, costs, wish.tokens)
-    count, most = best_tokens(guessing, costs)
+    count, most = best_tokens(guessing, costs, MOST_TOKENS if costs.draft else wish.tokens)
     return Speculated(
         sequences=sequences,
         drafts=drafts,

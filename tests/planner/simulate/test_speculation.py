@@ -133,6 +133,12 @@ def test_of_look_ups_the_steps_without_a_guess_count_too() -> None:
     assert 1 < seldom < often
 
 
+def test_of_look_ups_no_more_tokens_are_tried_than_were_wished() -> None:
+    found = told(asked("suffix", tokens=2)).cases[-1]
+    assert found.one_stream.best_tokens == 2
+    assert told(asked("selfPrecision", tokens=2)).cases[-1].one_stream.best_tokens > 2
+
+
 def test_a_plan_with_it_is_read_again_and_one_without_too() -> None:
     request = asked("selfPrecision")
     plan = make_plan(request).plan
@@ -152,7 +158,7 @@ speculation selfPrecision, 4 tokens: how many drafts are right is assumed, and t
   `strata up` with this deployment measures how many are, and keeps it for the next plan"""
 MEASURED_TEXT = """\
 speculation suffix, 4 tokens: a draft is right in 85% of cases, and 40% of steps have drafts (measured over 3,600 drafted tokens on this machine, 2026-11-20)
-  one stream: x 2.00 (2.708 instead of 1.357 tokens/s): it pays, most with 6 tokens (x 2.18)
+  one stream: x 2.00 (2.708 instead of 1.357 tokens/s): it pays, most with 4 tokens
   4 in flight: x 1.10 (2.803 instead of 2.611 tokens/s): it pays, most with 1 token (x 1.16)
   the figures above are without it"""
 
