@@ -132,7 +132,7 @@ class Replica(Value, frozen=True):
         return self.micro_batch.decode / slowest if slowest else 1.0
 
 
-class Prediction(Value, frozen=True):
+class Prediction(Value, frozen=True, omit_defaults=True):
     """What the whole plan should give for the workload it was made for, while as many requests as its replicas' `concurrency` are in
     flight and each is followed by the next as soon as it has its answer. Without speculation: what that brings is told apart.
     """
