@@ -3,15 +3,18 @@
 import os
 from collections.abc import Sequence
 
+from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.control import gateway_request_decoder
 from tests.operator.fake_processes import parse, serve, serve_http
 from tests.operator.fakes import FakeGateway
+
+DRAFTED = DraftCounts(100, 400, 300, 500)
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     gateway = FakeGateway()
-    gateway.incarnation = str(os.getpid())
+    gateway.incarnation, gateway.drafted = str(os.getpid()), DRAFTED
     serve_http(options.port)
     serve(options.control_port, gateway_request_decoder, gateway.handle, lambda: None)
     return 0

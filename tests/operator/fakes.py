@@ -4,6 +4,7 @@ import itertools
 
 import msgspec
 
+from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.control import (
     CONTROL_PROTOCOL,
     Commit,
@@ -119,6 +120,7 @@ class FakeGateway:
         self.incarnation = f"gateway-{next(_INCARNATIONS)}"
         self.route: SetRoute | None = None
         self.lost: set[str] = set()  # leaders
+        self.drafted: DraftCounts | None = None
 
     def status(self) -> GatewayStatus:
         return GatewayStatus(
@@ -126,6 +128,7 @@ class FakeGateway:
             epoch=self.route.epoch if self.route else 0,
             leaders_connected=sum(each.slot not in self.lost for each in self.route.leaders) if self.route else 0,
             running_requests=0,
+            drafted=self.drafted,
         )
 
     def handle(self, message: SetRoute | GetStatus | Watch) -> GatewayStatus:

@@ -30,6 +30,7 @@ from strata_planner.contract.control import (
     SwitchState,
     Watch,
     encode,
+    news_of,
     status_decoder,
 )
 from strata_planner.contract.decoding import decode_message
@@ -243,7 +244,7 @@ class Links:
         before = self.statuses.pop(name, None)
         if status is not None:
             self.statuses[name] = status
-        if status != before:
+        if (status and news_of(status)) != (before and news_of(before)):
             self._changed()
 
 

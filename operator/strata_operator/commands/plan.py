@@ -14,6 +14,7 @@ from strata_operator.commands.inputs import read_question
 from strata_operator.commands.profile import profiles_for
 from strata_operator.commands.studies import Found, Studies, StudyOptions
 from strata_operator.errors import InvalidInputError
+from strata_operator.local.acceptance import kept_acceptance
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
 from strata_operator.local.view import FILE_WIDTH, show_plan
 from strata_planner.answer.explain import render_plan
@@ -24,6 +25,7 @@ from strata_planner.contract.values import ContractError
 from strata_planner.replan.decision import replan
 from strata_planner.replan.table import render_replan
 from strata_planner.search.planning import PlanOutcome, PlanRequest, make_plan
+from strata_planner.simulate.speculation import with_forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ def _run(options: PlanOptions) -> None:
     found = interruptible(lambda: studies.of(plan)) if studies else None
     if found is not None and not options.as_json:
         _show_studies(found, plan)
-    plan = found.plan if found and running is None else plan  # one in force is kept as it was decided
+    if found and running is None and found.plan is not plan:  # one in force is kept as it was decided
+        plan = _forecast(found.plan, request)
     if options.picture is not None:
         _draw(options.picture, plan)
     if options.as_json:
@@ -88,9 +91,14 @@ def _show_studies(found: Found, plan: Plan) -> None:
 
 def _show_anew(request: PlanRequest, options: PlanOptions) -> Plan:
     outcome = interruptible(lambda: explained(request, make_plan(request)))
+    outcome = replace(outcome, plan=_forecast(outcome.plan, request))
     if not options.as_json:
         show_plan(outcome, Console())
     return outcome.plan
+
+
+def _forecast(plan: Plan, request: PlanRequest) -> Plan:
+    return with_forecast(plan, request, kept_acceptance(request.model_uri, plan.speculation))
 
 
 def _show_change(request: PlanRequest, running: Plan, options: PlanOptions) -> Plan:

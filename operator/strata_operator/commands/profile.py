@@ -22,7 +22,8 @@ from strata_operator.local.errors import LocalError
 from strata_operator.local.machine import cores
 from strata_operator.local.run import leave_on_signals, log_to
 from strata_operator.observe.model_files import local_folder, read_config
-from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
+from strata_planner.contract.draft_weights import has_draft
+from strata_planner.contract.formats import ANY_PRECISION, FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.latencies import LatencyProfile
 from strata_planner.contract.quantization import CONFIG_FIELD
@@ -154,8 +155,10 @@ def _say_what_is_lacking(source: FittedLatency, request: PlanRequest) -> None:
 
 
 def _names(request: PlanRequest) -> list[FormatName]:
-    """All formats that a plan may choose from, the widest first."""
+    """All formats that a plan may choose from, and those that its layers draft with, the widest first."""
     wanted = {name for names in request.formats.values() for name in names}
+    wish = request.served_speculation
+    wanted |= {ANY_PRECISION[wish.draft_bits] for name in wanted if has_draft(name, wish)}
     return [name for name in FORMAT_NAMES if name in wanted]
 
 

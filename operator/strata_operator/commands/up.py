@@ -13,6 +13,7 @@ from strata_operator.api.load import read_text
 from strata_operator.commands.inputs import Question, measured, read_question
 from strata_operator.commands.profile import profiles_for
 from strata_operator.errors import InvalidInputError
+from strata_operator.local.acceptance import acceptance_kept, kept_acceptance
 from strata_operator.local.deployment import LocalOptions, Programs
 from strata_operator.local.machine import check_threads, free_memory_bytes, gpu_count, threads_of_slots
 from strata_operator.local.ports import check_port, free_port
@@ -41,6 +42,7 @@ from strata_operator.observe.model_files import local_folder
 from strata_operator.render.gateway import page_flags
 from strata_planner.contract.plan import Plan
 from strata_planner.search.planning import make_plan
+from strata_planner.simulate.speculation import with_forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ def _run(options: UpOptions, console: Console, progress: Progress, held: context
     request = replace(question.request, latency_sources=profiles)
     progress.enter(f"planning, {request.time_limit_seconds:g} s at most")
     outcome = interruptible(lambda: make_plan(request))
+    measured_drafts = kept_acceptance(request.model_uri, outcome.plan.speculation)
+    outcome = replace(outcome, plan=with_forecast(outcome.plan, request, measured_drafts))
     show_plan(outcome, Console())
     progress.enter("looking at the tokenizer and at free memory")
     memory = Check("memory", lambda: check_memory(outcome.plan, question.cluster, free_memory_bytes()))
@@ -108,7 +112,8 @@ def _serve(local: LocalOptions, plan: Plan, console: Console, progress: Progress
                 progress.serving = True
                 sys.stdout.write(f"ready: {local.url}\n")
                 sys.stdout.flush()
-                await deployment.supervise()
+                async with acceptance_kept(plan, lambda: deployment.gateway_status):
+                    await deployment.supervise()
 
     run_until_stopped(body, progress)
 

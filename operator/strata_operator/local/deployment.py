@@ -131,6 +131,11 @@ class LocalDeployment:
         return as_kind(self._links.statuses, SlotStatus)
 
     @property
+    def gateway_status(self) -> GatewayStatus | None:
+        """Of the gateway, while it answers."""
+        return next(iter(as_kind(self._links.statuses, GatewayStatus).values()), None)
+
+    @property
     def slot_endpoints(self) -> dict[str, Endpoint]:
         """Control ports of the slots that run now."""
         return {name: slot.control for name, slot in self._slots.items() if slot.control}

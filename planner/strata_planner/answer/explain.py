@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from strata_planner.answer.speculation import forecast_lines
 from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.plan import Plan, Replica, Stage
 from strata_planner.search.exact.search import SearchStats
@@ -20,7 +21,7 @@ _MOST_NAMES = 4  # of nodes in a line
 
 def render_plan(plan: Plan, outcome: PlanOutcome | None = None) -> RenderableType:
     """Everything a person needs to judge the plan; with the outcome also how it was found."""
-    parts: list[RenderableType] = [stage_table(plan), *map(Text, summary_lines(plan))]
+    parts: list[RenderableType] = [stage_table(plan), *map(Text, [*summary_lines(plan), *forecast_lines(plan)])]
     if outcome is not None:
         parts += [Text(search_line(outcome.stats)), *(Text(f"note: {note}") for note in outcome.notes)]
     parts += map(Text, unused_lines(plan))

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import Value
@@ -170,13 +171,19 @@ class SlotStatus(Value, frozen=True, tag="slot"):
     protocol: int = 0
 
 
-class GatewayStatus(Value, frozen=True, tag="gateway"):
-    """The state of a gateway: the epoch it routes to and the leaders that have said hello in it."""
+class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):
+    """The state of a gateway: the epoch it routes to and the leaders that have said hello in it. `drafted`: since it started; None: nothing was."""
 
     incarnation: str
     epoch: int
     leaders_connected: int
     running_requests: int
+    drafted: DraftCounts | None = None
+
+
+def news_of(status: SlotStatus | GatewayStatus) -> SlotStatus | GatewayStatus:
+    """What watchers are told of at once: counts that grow with every step are no news."""
+    return msgspec.structs.replace(status, drafted=None) if isinstance(status, GatewayStatus) else status
 
 
 Status = SlotStatus | GatewayStatus

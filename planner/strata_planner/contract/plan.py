@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from strata_planner.contract.forecast import SpeculationForecast
 from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatName
 from strata_planner.contract.steps import FEWEST_PROMPTS
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
@@ -134,9 +135,9 @@ class Replica(Value, frozen=True):
         return self.micro_batch.decode / slowest if slowest else 1.0
 
 
-class Prediction(Value, frozen=True):
+class Prediction(Value, frozen=True, omit_defaults=True):
     """What the whole plan should give for the workload it was made for, while as many requests as its replicas' `concurrency` are in
-    flight and each is followed by the next as soon as it has its answer.
+    flight and each is followed by the next as soon as it has its answer. Without speculation: what that brings is told apart.
     """
 
     tokens_per_second: float
@@ -147,6 +148,7 @@ class Prediction(Value, frozen=True):
     sensitivity_source: str
     bound_by: str
     perplexity_increase: float | None = None  # points of perplexity over 16 bits; None: no losses were measured
+    speculation: SpeculationForecast | None = None  # None: not asked for, or nobody worked it out
 
 
 class Alternative(Value, frozen=True):

@@ -16,9 +16,11 @@ from strata_planner.contract.control import (
     LARGEST_CONTROL_BYTES,
     GatewayStatus,
     SetRoute,
+    Status,
     Watch,
     encode,
     gateway_request_decoder,
+    news_of,
 )
 from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.values import ContractError
@@ -47,7 +49,7 @@ class ControlServer:
             raise StartError(f"--control-port {port}: {error}") from error
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._watchers: set[bytes] = set()
-        self._published: GatewayStatus | None = None
+        self._published: Status | None = None
         self._tasks = [
             asyncio.create_task(self._serve(), name="gateway control"),
             asyncio.create_task(self._publish(), name="gateway status"),
@@ -94,8 +96,8 @@ class ControlServer:
             await changed.wait()
             changed.clear()
             status = self._dispatcher.status()
-            if status != self._published:
-                self._published = status
+            if (news := news_of(status)) != self._published:
+                self._published = news
                 for identity in tuple(self._watchers):
                     self._send(identity, status)
             await asyncio.sleep(NEWS_SECONDS)

@@ -9,6 +9,7 @@ from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.frames import LeaderHello
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
@@ -52,6 +53,7 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._model_name = model_name
+        self._drafted, self._tokens = DraftCounts(), 0
         gauge, counter = self._gauge, self._counter
         self._running = gauge("vllm:num_requests_running", "Requests that leaders run.")
         self._waiting = gauge("vllm:num_requests_waiting", "Requests that wait at leaders or are held here.")
@@ -94,11 +96,11 @@ class Metrics:
         self._prompt_tokens.inc(prompt_tokens)
         self._cache_queries.inc(prompt_tokens)
         self._cache_hits.inc(found_tokens)
-        self._generation_tokens.inc()
+        self._delivered()
 
     def next_token(self, seconds: float) -> None:
         self._inter_token.observe(seconds)
-        self._generation_tokens.inc()
+        self._delivered()
 
     def finished(self, reason: str, seconds: float, seconds_per_token: float | None) -> None:
         """`seconds_per_token` is None for answers of fewer than two tokens."""
@@ -113,9 +115,19 @@ class Metrics:
         self._drafts.inc(more.drafts)
         self._draft_tokens.inc(more.draft_tokens)
         self._accepted_tokens.inc(more.accepted_tokens)
+        self._drafted = self._drafted.plus(DraftCounts(more.drafts, more.draft_tokens, more.accepted_tokens))
+
+    @property
+    def drafted(self) -> DraftCounts | None:
+        """Since this process started; None: nothing was drafted."""
+        return self._drafted.plus(DraftCounts(tokens=self._tokens)) if self._drafted.verifications else None
 
     def replayed(self, times: int) -> None:
         self._replays.inc(times)
+
+    def _delivered(self) -> None:
+        self._generation_tokens.inc()
+        self._tokens += 1
 
     def render(self, load: Load) -> bytes:
         """The page that Prometheus scrapes."""

@@ -18,7 +18,9 @@ from strata_operator.act.control_client import (
     set_bits,
     watch,
 )
+from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.control import (
+    GatewayStatus,
     GetStatus,
     Prepare,
     SetBits,
@@ -213,6 +215,25 @@ async def test_only_what_changes_wakes() -> None:
     await all_told.wait()
     await links.close()
     assert woken == [one, None, one, other]
+
+
+async def test_counts_of_drafts_are_kept_and_wake_nobody() -> None:
+    counted = [GatewayStatus("one", 1, 1, 0, DraftCounts(each, each, each, each)) for each in (1, 2)]
+    all_told = asyncio.Event()
+
+    async def tell(_: Endpoint) -> AsyncGenerator[Status | None]:
+        for status in counted:
+            yield status
+        all_told.set()
+        await asyncio.Event().wait()
+
+    woken: list[Status | None] = []
+    links = Links(lambda: woken.append(links.statuses.get("gateway")), Control(watch=tell))
+    links.follow({"gateway": at(1)})
+    await all_told.wait()
+    assert links.statuses["gateway"] == counted[-1]
+    await links.close()
+    assert woken == counted[:1]
 
 
 async def test_what_links_send_comes_back_as_the_new_status() -> None:

@@ -16,9 +16,11 @@ import pytest
 from strata_operator import cli
 from strata_operator.commands.inputs import read_question
 from strata_operator.commands.up import UpOptions, local_options
+from strata_operator.local.acceptance import add, subject_of
 from strata_operator.local.deployment import _gateway_arguments
 from strata_operator.local.run import SIGNALS
-from strata_planner.contract.plan import Plan
+from strata_planner.contract.acceptance import DraftCounts
+from strata_planner.contract.plan import Plan, Speculation
 from tests.operator.fakes import a_plan
 
 Strata = Callable[..., "Ended"]
@@ -117,6 +119,32 @@ def test_plan_for_people_shows_stages_and_prediction(strata: Strata, inputs: Inp
     assert ended.code == 0
     for part in ("cpu #0", "0-5", "6-11", "6x16", "predicted", "tokens/s"):
         assert part in ended.out
+
+
+GUESSES = "placement: {minStages: 2}\n  runtime: {speculation: {mode: suffix, tokens: 3}}"
+
+
+def test_what_speculation_brings_is_told_beside_the_prediction(strata: Strata, inputs: Inputs) -> None:
+    plain, told = strata("plan", *inputs.arguments), strata("plan", *inputs.write(more=GUESSES).arguments)
+    assert "speculation" not in plain.out
+    assert "speculation suffix, 3 tokens: how many drafts are right is assumed" in told.out
+    assert "if 80% are and every step has some: one stream x " in told.out
+
+
+def test_what_was_measured_of_drafts_is_used(
+    strata: Strata, inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    inputs.write(more=GUESSES)
+    subject = subject_of(f"file://{inputs.model}", Speculation("suffix", 3))
+    assert subject is not None
+    add(subject, DraftCounts(1000, 3000, 2000, 3000))
+    plan = Plan.decode(strata("plan", *inputs.arguments, "--json").out)
+    told = plan.prediction.speculation
+    assert told is not None
+    assert (told.measured, told.mode, told.tokens, len(told.cases)) == (True, "suffix", 3, 1)
+    assert told.source.startswith("measured over 3,000 drafted tokens")
+    assert told.cases[0].planned.plain_tokens_per_second == plan.prediction.tokens_per_second
 
 
 @pytest.mark.slow

@@ -140,6 +140,19 @@ def test_a_deployment_says_which_formats_and_kv_bits(
     assert (words["--formats"], words["--kv-bits"]) == ("dense,any8", "8")
 
 
+@pytest.mark.parametrize(
+    ("mode", "formats"), [("selfPrecision", "dense,any3,any8"), ("auto", "dense,any3,any8"), ("suffix", "dense,any8")]
+)
+def test_what_drafts_is_measured_too(
+    mode: str, formats: str, deployment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = "runtime: {computeType: bfloat16"
+    text = deployment.read_text().replace(runtime, f"{runtime}, speculation: {{mode: {mode}, draftBits: 3}}")
+    deployment.write_text(f"{text}  precision: {{method: anyPrecision, allowed: [8, 16]}}\n")
+    asked = options(deployment=deployment, cluster=deployment.with_name("cluster.yaml"))
+    assert words_of(asked, tmp_path, monkeypatch)["--formats"] == formats
+
+
 @pytest.mark.parametrize("old", [True, False])
 def test_a_checkpoint_that_is_quantized_already_is_measured_as_it_is(
     *, old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

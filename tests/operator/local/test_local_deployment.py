@@ -22,6 +22,7 @@ from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import PrepareState, SlotStatus
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from tests.laws import swept
+from tests.operator.fake_gateway_process import DRAFTED
 from tests.operator.fakes import FakeSlot, a_plan
 
 ROOT = Path(__file__).parents[3]
@@ -69,6 +70,13 @@ async def test_slots_have_the_environment_that_memory_is_predicted_for(
     async with running(tmp_path):
         for process in started_since(before):
             assert {**SLOT_ENVIRONMENT, "MKL_DISABLE_FAST_MM": "0"}.items() <= process.environ().items()
+
+
+async def test_what_its_gateway_counts_of_drafts_can_be_asked(tmp_path: Path) -> None:
+    async with running(tmp_path) as deployment:
+        status = deployment.gateway_status
+        assert status is not None
+        assert status.drafted == DRAFTED
 
 
 async def test_it_serves_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.frames import LeaderHello
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader
@@ -33,6 +34,7 @@ async def test_prefixes_that_were_found_preemptions_and_drafts(gateway: Harness,
     assert await gateway.metric("vllm:spec_decode_num_drafts_total") == 5
     assert await gateway.metric("vllm:spec_decode_num_draft_tokens_total") == 16
     assert await gateway.metric("vllm:spec_decode_num_accepted_tokens_total") == 10
+    assert gateway.dispatcher.status().drafted == DraftCounts(5, 16, 10, tokens=2)
 
 
 def _of_leader(gateway: Harness) -> LeaderHello:

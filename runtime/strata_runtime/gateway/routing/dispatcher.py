@@ -175,6 +175,7 @@ class Dispatcher:
             epoch=self._journal.epoch,
             leaders_connected=len(self._hellos()),
             running_requests=len(self._journal),
+            drafted=self._metrics.drafted,
         )
 
     def load(self) -> Load:

@@ -1,0 +1,49 @@
+"""What speculation should bring a plan: seconds of a round's steps, tokens a second with it and without, and how that is known.
+
+Worked out by `simulate.speculation`, part of a plan's prediction, told by `answer.speculation`. Knows no costs.
+"""
+
+from strata_planner.contract.values import Value
+
+
+class Speculated(Value, frozen=True):
+    """With `sequences` in flight. A round drafts `drafts` tokens of each, as many as are wished and there is room for (of `auto` those that pay), and
+    verifies them together.
+
+    `speed_up`: of decoding; `tokens_per_second` with it and `plain_tokens_per_second` without. `best_tokens`: with which `speed_up` would be the
+    most; 0: none pays.
+    """
+
+    sequences: int
+    drafts: int
+    step_seconds: float
+    draft_seconds: float  # of one draft step; 0 where guesses are looked up
+    verification_seconds: float
+    speed_up: float
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    best_tokens: int
+    best_speed_up: float
+
+
+class AtAcceptance(Value, frozen=True):
+    """If a draft is right with the chance `acceptance` where all before it are. `one_stream`: while one sequence decodes alone; `planned`: at the
+    plan's concurrency, prompts included.
+    """
+
+    acceptance: float
+    one_stream: Speculated
+    planned: Speculated
+
+
+class SpeculationForecast(Value, frozen=True):
+    """`cases`: one where it was measured, else one for each assumed acceptance. `source`: how it is known; `guessed`: the share of steps that have
+    something to verify.
+    """
+
+    mode: str
+    tokens: int
+    measured: bool
+    source: str
+    guessed: float
+    cases: tuple[AtAcceptance, ...]
