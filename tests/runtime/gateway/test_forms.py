@@ -195,7 +195,7 @@ def compiler(model_folder: Path, tokenizer: Tokenizer) -> Compiler:
         ("json_schema", '{"type": "string", "pattern": "a*", "maxLength": 3}', "ignoring minLength/maxLength"),
         ("json_schema", '{"oneOf": [{"type": "integer"}, {"type": "number"}]}', None),
         ("regex", r"\A[\p{L}]", r"Escape sequence '\A' is not recognized"),
-        ("regex", r"\A" * 100_000, r"Escape sequence '\A' is not recognized"),
+        pytest.param("regex", r"\A" * 100_000, r"Escape sequence '\A' is not recognized", marks=pytest.mark.slow),
         ("regex", "((((((a{1,100}){1,100}){1,100}){1,100}){1,100}){1,100})", "tokens of a text take too long"),
     ],
 )
@@ -205,6 +205,7 @@ def test_a_trial_says_what_is_wrong(compiler: Compiler, kind: Any, text: str, wo
     assert problem is None or "cpp" not in problem
 
 
+@pytest.mark.slow
 def test_a_trial_is_bounded_in_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "MOST_SECONDS", 1)
     monkeypatch.setattr(trial, "MOST_MEMORY_BYTES", 1 << 26)

@@ -37,7 +37,7 @@ def a_model(folders: Path, name: str) -> Path:
     return folder if folder.exists() else make_tiny_model(folder, name)
 
 
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("stages", swept([1, 3], [3]))
 @pytest.mark.parametrize("name", NAMES)
 def test_more_requests_than_states_in_too_few_blocks_have_their_own_text(folders: Path, name: str, stages: int) -> None:
     """Ten requests, of which four run at once, and now and then one is driven out and computed again."""
