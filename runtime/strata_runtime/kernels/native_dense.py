@@ -15,7 +15,7 @@ from torch import Tensor
 from strata_runtime.kernels.native import library
 
 _PACK_CALL = struct.Struct("6q")  # `PackCall` of kernels/native/dense.cpp
-_CALL = struct.Struct("10q")  # `DenseCall`
+_TOKENS, _WEIGHT, _RESULT = struct.Struct("3q"), struct.Struct("4q"), struct.Struct("3q")  # `DenseCall`
 _OUTPUTS = 32  # of a block
 
 
@@ -61,29 +61,26 @@ def rows(weight: PackedWeight, numbers: Tensor) -> Tensor:
     return found.flatten(1)[:, : weight.in_features]
 
 
-def dense_linear(tokens: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """tokens [M, K], bias [N], bfloat16 -> [M, N]."""
-    tokens = _lined_up(tokens)
-    count, columns = tokens.shape
-    rows = weight.out_features
-    if tokens.dtype is not torch.bfloat16 or columns != weight.in_features:
-        raise ValueError(f"tokens {tokens.dtype} {list(tokens.shape)} must be bfloat16 [M, {weight.in_features}]")
-    out = tokens.new_empty(count, rows)
-    _function("strata_dense_linear")(
-        _CALL.pack(
-            tokens.data_ptr(),
-            count,
-            tokens.stride()[0],
-            weight.values.data_ptr(),
-            rows,
-            columns,
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            rows,
-            torch.get_num_threads(),
-        )
-    )
-    return out
+class PackedProduct:
+    """inputs [..., K] -> [..., N]: by a packed weight, plus `bias` [N] if any, all bfloat16. What names the weight in a call is worked out once."""
+
+    def __init__(self, weight: PackedWeight, bias: Tensor | None = None) -> None:
+        bias = None if bias is None else bias.contiguous()
+        self._held = (weight, bias)
+        self._rows, self._columns = weight.out_features, weight.in_features
+        at_bias = 0 if bias is None else bias.data_ptr()
+        self._weight = _WEIGHT.pack(weight.values.data_ptr(), self._rows, self._columns, at_bias)
+        self._call = _function("strata_dense_linear")
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if inputs.dtype is not torch.bfloat16 or inputs.shape[-1] != self._columns:
+            raise ValueError(f"inputs {inputs.dtype} {list(inputs.shape)} must be bfloat16 [..., {self._columns}]")
+        tokens = _lined_up(inputs.reshape(-1, self._columns))
+        count, rows = tokens.shape[0], self._rows
+        out = tokens.new_empty(count, rows)
+        numbers = _TOKENS.pack(tokens.data_ptr(), count, tokens.stride(0)) + self._weight
+        self._call(numbers + _RESULT.pack(out.data_ptr(), rows, torch.get_num_threads()))
+        return out.view(*inputs.shape[:-1], rows)
 
 
 def _aligned(*shape: int) -> Tensor:

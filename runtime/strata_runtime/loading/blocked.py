@@ -12,7 +12,7 @@ from torch import nn
 
 from strata_runtime.formats import MAKERS
 from strata_runtime.kernels import native_dense
-from strata_runtime.kernels.native_dense import PackedWeight
+from strata_runtime.kernels.native_dense import PackedProduct, PackedWeight
 
 _PLAIN_TABLES: tuple[type[nn.Module], ...] = (nn.Embedding,)
 _TOKENS = 16  # oneDNN's layout is chosen for about a decode step's number of tokens
@@ -42,7 +42,7 @@ class BlockedLinear(nn.Module):
         if isinstance(weight, PackedWeight) or native_dense.takes(weight.dtype, weight.device):
             packed = weight if isinstance(weight, PackedWeight) else native_dense.pack(weight)
             self.out_features, self.in_features = packed.out_features, packed.in_features
-            self._multiply = partial(_native, packed, None if bias is None else bias.contiguous())
+            self._multiply = PackedProduct(packed, bias)
         else:
             self.out_features, self.in_features = weight.shape
             blocked = torch.ops.mkldnn._reorder_linear_weight(weight, _TOKENS)  # noqa: SLF001, see can_block
@@ -78,11 +78,6 @@ def blocked_pair(head: nn.Linear, table: nn.Embedding) -> tuple[BlockedLinear, B
 
 
 Product = Callable[[torch.Tensor], torch.Tensor]  # [..., K] -> [..., N]
-
-
-def _native(weight: PackedWeight, bias: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
-    out = native_dense.dense_linear(inputs.reshape(-1, weight.in_features), weight, bias)
-    return out.view(*inputs.shape[:-1], weight.out_features)
 
 
 def _onednn(weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
