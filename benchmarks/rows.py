@@ -15,6 +15,22 @@ from rich.table import Table
 
 # Rows that were promised, by benchmark: what `run` looks for.
 LISTED: dict[str, tuple[str, ...]] = {
+    "engine": (
+        *(
+            f"{cell}_{bits}_bits{mark}"
+            for mark in ("", "_2_threads")
+            for bits in (16, 8, 4)
+            for cell in ("decode_1", "decode_16", "prefill_512")
+        ),
+        *(f"threads_{cell}_{bits}_bits" for bits in (16, 8, 4) for cell in ("decode_1", "decode_16", "prefill_512")),
+        *(f"bandwidth_share_{bits}_bits{mark}" for mark in ("", "_2_threads") for bits in (16, 8, 4, 3)),
+        *(
+            f"eight_never_slower_{cell}{mark}"
+            for mark in ("", "_2_threads")
+            for cell in ("decode_1", "decode_16", "prefill_512")
+        ),
+        *("gateway_cost_16", "gateway_cost_64", "slot_memory", "deployment_memory"),
+    ),
     "pipeline": (
         "overlap",
         "overlap_ragged",
