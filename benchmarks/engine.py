@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="one round, one thread, fewer cells")
     parser.add_argument("--peers", type=_names, default=tuple(peer.name for peer in PEERS), metavar="NAME,NAME")
     chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    run("engine", partial(measure, chosen.peers, QUICK if chosen.quick else Extent()), rest)
+    run("engine", partial(measure, chosen.peers, QUICK if chosen.quick else Extent()), rest, part=chosen.quick)
 
 
 if __name__ == "__main__":

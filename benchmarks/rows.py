@@ -184,12 +184,14 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     return shown
 
 
-def run(name: str, measure: Callable[[], Sequence[Row]], arguments: Sequence[str] | None = None) -> list[Row]:
-    """The main of a benchmark: measures, prints, writes `--json FILE`."""
+def run(
+    name: str, measure: Callable[[], Sequence[Row]], arguments: Sequence[str] | None = None, *, part: bool = False
+) -> list[Row]:
+    """The main of a benchmark: measures, prints, writes `--json FILE`. `part`: not all that is listed was to be measured."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
     chosen = parser.parse_args(arguments)
-    rows = with_absent(measure(), LISTED.get(name, ()))
+    rows = with_absent(measure(), () if part else LISTED.get(name, ()))
     Console(width=150).print(table(name, rows))
     if chosen.json:
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
