@@ -9,7 +9,6 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import pipeline
-from benchmarks.engine_contenders import SIZES, Contender, Ours, Peers, bytes_a_token, formats, plan
+from benchmarks.engine_contenders import SIZES, Contender, Ours, Peers, bytes_a_token, described, plan
 from benchmarks.engine_rows import BITS, CELLS, LEAST_BITS, MEMORY, THREADS, Measured, rows_of
 from benchmarks.engine_serving import measure_serving
 from benchmarks.peers.environments import PEERS
@@ -60,16 +59,15 @@ class Measuring:
 
     def _format(self, bits: int, threads: int) -> None:
         """Every engine that has this format, in turn; of the least bits ours and the memory alone."""
-        wanted = plan(self.model, bits, threads)
-        self.bytes_a_token[bits] = bytes_a_token(self.model, wanted)
-        held = ", ".join(f"{count} layers {name}" for name, count in formats(wanted).items())
-        _say(f"{bits} bits, threads {threads}: {held}")
-        with ExitStack() as stack:
-            ours = Ours(stack.enter_context(served(wanted, threads)))
-            others = stack.enter_context(self.peers.started(self.model, bits, threads, self.scratch))
+        with self.peers.started(self.model, bits, threads, self.scratch) as others:
             for name in self.extent.cells if bits in BITS else ("decode_1",):
-                taking_part = [ours, *(each for each in others if each.title != MEMORY or name == "decode_1")]
-                self._cell(name, bits, threads, taking_part)
+                wanted = plan(self.model, SIZES[name], bits, threads)
+                _say(f"{name}, {bits} bits, threads {threads}: {described(wanted)}")
+                if name == "decode_1":
+                    self.bytes_a_token[bits] = bytes_a_token(self.model, wanted)
+                taking_part = [each for each in others if each.title != MEMORY or name == "decode_1"]
+                with served(wanted, threads) as ours:
+                    self._cell(name, bits, threads, [Ours(ours), *taking_part])
 
     def _cell(self, name: str, bits: int, threads: int, contenders: Sequence[Contender]) -> None:
         rates: dict[str, list[float]] = {each.title: [] for each in contenders}
@@ -85,7 +83,7 @@ class Measuring:
             for each in contenders
             if each.title in rates
         ]
-        _say("  " + name + ": " + ", ".join(f"{each.engine} {each.rate:.4g}" for each in told))
+        _say("  " + ", ".join(f"{each.engine} {each.rate:.4g}" for each in told))
         self.found += told
 
 

@@ -3,7 +3,7 @@
 import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -23,7 +23,7 @@ from strata_planner.search.planning import PlanRequest, make_plan
 from strata_runtime.measuring.measure import measure as measure_device
 
 STREAM = Peer("stream", MEMORY, "stream_peer", {})
-LONGEST = 1024
+LONGEST = 640
 DEVICE_BYTES = 4 << 30
 ANY_PRECISION_BITS = (3, 4)  # of other bits the plan's default is served
 
@@ -137,15 +137,15 @@ def profile(threads: int) -> DeviceProfile:
     return measure_device("cpu", "cpu", threads=threads, compute_type="bfloat16")
 
 
-def plan(model: Path, bits: int, threads: int) -> Plan:
-    """One stage on one device of so many threads: one plan for all cells."""
+def plan(model: Path, cell: Cell, bits: int, threads: int) -> Plan:
+    """One stage on one device of so many threads, for the load of a cell."""
     device = Device(type="cpu", memory_bytes=DEVICE_BYTES, threads=threads)
     request = PlanRequest(
         deployment="bench",
         model_uri=str(model),
         model=Model.from_folder(model),
         cluster=Cluster(nodes=(Node(name="n0", devices=(device,)),)).with_profile(profile(threads)),
-        workload=Workload(SIZES["prefill_512"].prompt, SIZES["decode_16"].answer, SIZES["decode_16"].sequences),
+        workload=Workload(cell.prompt, cell.answer, cell.sequences),
         max_model_len=LONGEST,
         allowed_bits=(bits,),
         max_stages=1,
@@ -165,7 +165,10 @@ def bytes_a_token(model: Path, made: Plan) -> float:
     return total
 
 
-def formats(made: Plan) -> Mapping[str, int]:
-    """How many layers each format has."""
-    (stage,) = made.replicas[0].stages
-    return {name: stage.format.count(name) for name in dict.fromkeys(stage.format)}
+def described(made: Plan) -> str:
+    """Its formats, and what a step carries."""
+    (replica,) = made.replicas
+    (stage,) = replica.stages
+    held = ", ".join(f"{stage.format.count(name)} layers {name}" for name in dict.fromkeys(stage.format))
+    batch = replica.micro_batch
+    return f"{held}; steps of {batch.decode} sequences and at most {batch.max_step_tokens} tokens"
