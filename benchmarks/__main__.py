@@ -8,6 +8,7 @@ from pathlib import Path
 # pipeline includes recovery and two of plan_clusters; planner the layouts; costs memory and sensitivity
 BENCHMARKS = (
     "pipeline",
+    "engine",  # installs its peers the first time
     "serving",
     "self_drafts",
     "kernels",  # those of GPUs too

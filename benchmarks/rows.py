@@ -15,6 +15,22 @@ from rich.table import Table
 
 # Rows that were promised, by benchmark: what `run` looks for.
 LISTED: dict[str, tuple[str, ...]] = {
+    "engine": (
+        *(
+            f"{cell}_{bits}_bits{mark}"
+            for mark in ("", "_2_threads")
+            for bits in (16, 8, 4)
+            for cell in ("decode_1", "decode_16", "prefill_512")
+        ),
+        *(f"threads_{cell}_{bits}_bits" for bits in (16, 8, 4) for cell in ("decode_1", "decode_16", "prefill_512")),
+        *(f"bandwidth_share_{bits}_bits{mark}" for mark in ("", "_2_threads") for bits in (16, 8, 4, 3)),
+        *(
+            f"eight_never_slower_{cell}{mark}"
+            for mark in ("", "_2_threads")
+            for cell in ("decode_1", "decode_16", "prefill_512")
+        ),
+        *("gateway_cost_16", "gateway_cost_64", "slot_memory", "deployment_memory"),
+    ),
     "pipeline": (
         "overlap",
         "overlap_ragged",
@@ -168,12 +184,14 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     return shown
 
 
-def run(name: str, measure: Callable[[], Sequence[Row]], arguments: Sequence[str] | None = None) -> list[Row]:
-    """The main of a benchmark: measures, prints, writes `--json FILE`."""
+def run(
+    name: str, measure: Callable[[], Sequence[Row]], arguments: Sequence[str] | None = None, *, part: bool = False
+) -> list[Row]:
+    """The main of a benchmark: measures, prints, writes `--json FILE`. `part`: not all that is listed was to be measured."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
     chosen = parser.parse_args(arguments)
-    rows = with_absent(measure(), LISTED.get(name, ()))
+    rows = with_absent(measure(), () if part else LISTED.get(name, ()))
     Console(width=150).print(table(name, rows))
     if chosen.json:
         chosen.json.parent.mkdir(parents=True, exist_ok=True)

@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from strata_planner.contract.control import GetStatus, RoleStats, SlotAddress
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
+from strata_planner.contract.frames import Submit
 from strata_planner.contract.plan import Plan
 from strata_runtime.wire.client import LeaderClient, PipelineClient, SlotClient, greedy
 
@@ -28,16 +29,16 @@ def free_address() -> SlotAddress:
 
 
 class SlotProcess(SlotClient):
-    """A fresh slot in a process of its own, bound to `core` as a pod with whole processors is; None: to none."""
+    """A fresh slot in a process of its own, bound to `cores` as a pod with whole processors is; none: to no one."""
 
-    def __init__(self, name: str, threads: int = 1, core: int | None = None) -> None:
+    def __init__(self, name: str, threads: int = 1, cores: Collection[int] = ()) -> None:
         address = free_address()
         command = [sys.executable, "-m", "strata_runtime.slot", "--name", name, "--threads", str(threads)]
         command += ["--control-port", str(address.control_port)]
         environment = {"STRATA_CONTROL_KEY": _CONTROL_KEY, "OMP_NUM_THREADS": str(threads), "STRATA_LOG_LEVEL": "ERROR"}
         self.process = subprocess.Popen(command, env={**SLOT_ENVIRONMENT, **os.environ, **environment})
-        if core is not None:
-            os.sched_setaffinity(self.process.pid, {core})  # before it starts threads: they inherit it
+        if cores:
+            os.sched_setaffinity(self.process.pid, cores)  # before it starts threads: they inherit it
         super().__init__(name, address, _CONTROL_KEY)
 
     def close(self) -> None:
@@ -55,6 +56,24 @@ class Served:
     busy: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class Heard:
+    """Seconds from the start until each token of each sequence came."""
+
+    moments: Sequence[Sequence[float]]
+
+    @property
+    def prompts_seconds(self) -> float:
+        """Until every sequence had its first token."""
+        return max(came[0] for came in self.moments)
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens a second while all sequences decode: no prompt is computed any more and none has ended yet."""
+        begin, end = self.prompts_seconds, min(came[-1] for came in self.moments)
+        return sum(begin < moment <= end for came in self.moments for moment in came) / (end - begin)
+
+
 class ServedPipeline:
     """A plan in force on slot processes."""
 
@@ -68,13 +87,7 @@ class ServedPipeline:
 
         Ragged: of a quarter to seven quarters of these lengths, the same in every run.
         """
-        self._run += 1
-        names = [f"{self._run}-{number}" for number in range(sequences)]
-        submits = [
-            greedy(name, [(7 * number + place) % _VOCABULARY for place in range(lengths[0])], lengths[1], salt=name)
-            for number, name in enumerate(names)
-            for lengths in [(_ragged(prompt, 5 * number), _ragged(answer, 3 * number)) if ragged else (prompt, answer)]
-        ]
+        submits = self._submits(sequences, prompt, answer, ragged=ragged)
         before = self._stats()
         started = time.perf_counter()
         self._leader.generate(submits)
@@ -82,6 +95,29 @@ class ServedPipeline:
         after = self._stats()
         busy = {name: (after[name].busy_seconds - before[name].busy_seconds) / seconds for name in after}
         return Served(sum(each.max_tokens for each in submits) / seconds, seconds, busy)
+
+    def listen(self, sequences: int, prompt: int, answer: int) -> Heard:
+        """The same, and when every token came."""
+        submits = self._submits(sequences, prompt, answer)
+        moments: dict[str, list[float]] = {each.request: [] for each in submits}
+        started = time.perf_counter()
+        for submit in submits:
+            self._leader.send(submit)
+        while any(len(came) < answer for came in moments.values()):
+            events = self._leader.events()
+            now = time.perf_counter() - started
+            for event in events:
+                moments[event.request].append(now)
+        return Heard(tuple(map(tuple, moments.values())))
+
+    def _submits(self, sequences: int, prompt: int, answer: int, *, ragged: bool = False) -> list[Submit]:
+        self._run += 1
+        names = [f"{self._run}-{number}" for number in range(sequences)]
+        return [
+            greedy(name, [(7 * number + place) % _VOCABULARY for place in range(lengths[0])], lengths[1], salt=name)
+            for number, name in enumerate(names)
+            for lengths in [(_ragged(prompt, 5 * number), _ragged(answer, 3 * number)) if ragged else (prompt, answer)]
+        ]
 
     def _stats(self) -> dict[str, RoleStats]:
         return {name: slot.ask(GetStatus()).roles[0] for name, slot in self._client.slots.items()}
@@ -92,15 +128,16 @@ def _ragged(length: int, number: int) -> int:
 
 
 @contextlib.contextmanager
-def slot_processes(plan: Plan, threads: int = 1) -> Iterator[dict[str, SlotProcess]]:
-    """A fresh process for every slot of the plan, ended on the way out."""
+def slot_processes(plan: Plan, threads: int = 1, *, bound: bool = True) -> Iterator[dict[str, SlotProcess]]:
+    """A fresh process for every slot of the plan, ended on the way out. `bound`: each to processors of its own, where there are enough."""
     names = list(dict.fromkeys(stage.slot for replica in plan.replicas for stage in replica.stages))
     slots: dict[str, SlotProcess] = {}
     try:
         cores = sorted(os.sched_getaffinity(0))
+        enough = len(names) * threads <= len(cores)
         for place, name in enumerate(names):
-            core = cores[place] if threads == 1 and len(names) <= len(cores) else None
-            slots[name] = SlotProcess(name, threads, core)
+            own = cores[place * threads : (place + 1) * threads] if bound and enough else ()
+            slots[name] = SlotProcess(name, threads, own)
         yield slots
     finally:
         for slot in slots.values():
@@ -108,8 +145,8 @@ def slot_processes(plan: Plan, threads: int = 1) -> Iterator[dict[str, SlotProce
 
 
 @contextlib.contextmanager
-def served(plan: Plan, threads: int = 1) -> Iterator[ServedPipeline]:
+def served(plan: Plan, threads: int = 1, *, bound: bool = True) -> Iterator[ServedPipeline]:
     """A plan in force."""
-    with slot_processes(plan, threads) as slots:
+    with slot_processes(plan, threads, bound=bound) as slots:
         client = PipelineClient(slots)
         yield ServedPipeline(client, client.serve(plan))

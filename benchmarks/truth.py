@@ -103,10 +103,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Path, Path | None]]:
 
 def _deployment(folder: Path, model: RandomModel) -> Path:
     folder.mkdir()
-    words = {f"w{number}": number for number in range(model.shape["vocab_size"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))  # noqa: S106 -- no password
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="w0", eos_token="w1").save_pretrained(folder)  # noqa: S106
+    write_tokenizer(folder, model.shape["vocab_size"])
     make_random_model(folder, "llama", dtype=torch.bfloat16, **model.shape)
     wished = {
         "apiVersion": "strata.dev/v1alpha1",
@@ -122,6 +119,14 @@ def _deployment(folder: Path, model: RandomModel) -> Path:
     file = folder / "deployment.yaml"
     file.write_bytes(msgspec.json.encode(wished))  # JSON is YAML
     return file
+
+
+def write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """A word for each token: what a random model needs to be served over HTTP."""
+    words = {f"w{number}": number for number in range(vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))  # noqa: S106 -- no password
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="w0", eos_token="w1").save_pretrained(folder)  # noqa: S106
 
 
 def run_all(runs: int) -> list[Row]:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,26 @@ class Seen:
     firsts: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    seconds: float = 0.0  # of `once`
 
 
 def run(port: int, model: str, clients: int, seconds: float, answer: int) -> Seen:
     """Streams that are under way when the time is over are left."""
     seen, words = Seen(), TEXT.read_text().split()
     asyncio.run(_run(seconds, [_client(port, model, number, words, answer, seen) for number in range(clients)], seen))
+    return seen
+
+
+def once(port: int, bodies: Sequence[Mapping[str, object]]) -> Seen:
+    """All of these streams at once, each to its end."""
+    seen = Seen()
+
+    async def all_at_once() -> None:
+        started = time.perf_counter()
+        await asyncio.gather(*(_stream(port, json.dumps(body).encode(), seen) for body in bodies))
+        seen.seconds = time.perf_counter() - started
+
+    asyncio.run(all_at_once())
     return seen
 
 
