@@ -153,13 +153,12 @@ def packed_rows(dtype: torch.dtype, threads: int) -> dict[FormatName, int]:
 
     Those are the kernels with limits of their own. Beyond, weights are brought back to `dtype` for oneDNN, which keeps a kernel for every number of rows.
     """
-    dense: dict[FormatName, int] = {"dense": ANY_TOKENS} if native_dense.takes(dtype, torch.device("cpu")) else {}
+    packs = native_dense.takes(dtype, torch.device("cpu"))
     tables: tuple[tuple[Kernel[Any], ...], ...] = (CHANNEL_KERNELS, GROUP_KERNELS, PLANE_KERNELS)
     limited = [kernel for table in tables for kernel in table if kernel.most_tokens < ANY_TOKENS]
     steps, names = measured.steps_on_cpu(dtype, threads), {kernel.name for kernel in limited}
-    return dense | {
-        name: _most_tokens(steps[name], names) for name in {kernel.format for kernel in limited} if name in steps
-    }
+    found = {name: _most_tokens(steps[name], names) for name in {kernel.format for kernel in limited} if name in steps}
+    return found | dict.fromkeys(("dense", "int8"), ANY_TOKENS) if packs else found
 
 
 def _most_tokens(steps: measured.Steps, names: set[str]) -> int:

@@ -16,7 +16,7 @@ from strata_runtime.formats.errors import PrecisionError, WeightNotFiniteError
 from strata_runtime.formats.float8.float8 import FLOAT8
 from strata_runtime.formats.float8.float8_linear import Float8Linear
 from strata_runtime.formats.planes.any_linear import AnyLinear
-from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear
+from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear, int8_linear
 
 GROUP_HEADROOM = 4  # the zero of a group may lie so many times beyond its largest value
 COMPUTE_DTYPES: dict[ComputeType, torch.dtype] = {
@@ -72,7 +72,7 @@ Maker = Callable[[Tensor, Tensor | None, FormatName, torch.dtype], nn.Module]
 # The formats that a weight alone can be stored in while it streams in: weight [N, K], bias [N] in the compute type or None -> module.
 MAKERS: dict[FormatName, Maker] = {
     "dense": _dense,
-    "int8": ChannelLinear,
+    "int8": int8_linear,
     "w8a8": ChannelLinear,
     "int4": GroupLinear,
     "int3": GroupLinear,

@@ -1,6 +1,7 @@
-"""Products with 16-bit weights in the native library: packed once, then multiplied at any number of tokens by one kernel.
+"""Products with weights of 16 bits, or of 8 with a scale per output, in the native library: packed once, then multiplied at any number of tokens by one
+kernel.
 
-Called by `loading.blocked`, where `takes`. Knows nothing of modules.
+Called by `loading.blocked` and `formats.rounded`, where `takes`. Knows nothing of modules.
 """
 
 import ctypes
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from strata_runtime.kernels.native import library
 
-_PACK_CALL = struct.Struct("6q")  # `PackCall` of kernels/native/dense.cpp
-_TOKENS, _WEIGHT, _RESULT = struct.Struct("3q"), struct.Struct("4q"), struct.Struct("3q")  # `DenseCall`
-_OUTPUTS = 32  # of a block
+_PACK_CALL = struct.Struct("7q")  # `PackCall` of kernels/native/dense.cpp
+_TOKENS, _WEIGHT, _RESULT = struct.Struct("3q"), struct.Struct("5q"), struct.Struct("3q")  # `DenseCall`
+_OUTPUTS, _LINE_BYTES = 32, 64  # of a block; of a line of the cache
+_PLACES = torch.arange(64).view(4, 2, 8).transpose(0, 1).flatten()  # of a pair's int8 values: `place_of` of dense.cpp
 
 
 @cache
@@ -38,27 +40,34 @@ def takes(dtype: torch.dtype, device: torch.device) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A weight [N, K] as the library multiplies it. `values`: bfloat16 [blocks of 32 outputs, pairs of columns, 32, 2]."""
+    """A weight [N, K] as the library multiplies it. `values`: bfloat16, or int8 with `scales` bfloat16 [N]: [blocks of 32 outputs, pairs of columns, 32, 2]."""
 
     values: Tensor
     out_features: int
     in_features: int
+    scales: Tensor | None = None
 
 
-def pack(weight: Tensor) -> PackedWeight:
-    """weight: bfloat16 [N, K]; its own memory is needed no more."""
+def fills_blocks(weight: Tensor) -> bool:
+    """Whether a weight [N, K] packs into as many values as it has."""
+    return weight.shape[0] % _OUTPUTS == 0 and weight.shape[1] % 2 == 0
+
+
+def pack(weight: Tensor, scales: Tensor | None = None) -> PackedWeight:
+    """weight: bfloat16 [N, K], or int8 with `scales` bfloat16 [N]. Its own memory is needed no more."""
     weight = _lined_up(weight)
     rows, columns = weight.shape
-    values = _aligned(-(-rows // _OUTPUTS), -(-columns // 2), _OUTPUTS, 2)
-    call = (weight.data_ptr(), rows, columns, weight.stride()[0], values.data_ptr(), torch.get_num_threads())
-    _function("strata_dense_pack")(_PACK_CALL.pack(*call))
-    return PackedWeight(values, rows, columns)
+    values = torch.empty(-(-rows // _OUTPUTS), -(-columns // 2), _OUTPUTS, 2, dtype=weight.dtype)
+    assert values.data_ptr() % _LINE_BYTES == 0, "torch's memory begins where a line of the cache does"
+    given = (weight.data_ptr(), rows, columns, weight.stride(0), weight.element_size())
+    _function("strata_dense_pack")(_PACK_CALL.pack(*given, values.data_ptr(), torch.get_num_threads()))
+    return PackedWeight(values, rows, columns, None if scales is None else scales.bfloat16().contiguous())
 
 
 def rows(weight: PackedWeight, numbers: Tensor) -> Tensor:
-    """numbers: int64 [M] of outputs -> their rows of the weight, [M, K]."""
-    found = weight.values[numbers // _OUTPUTS, :, numbers % _OUTPUTS]
-    return found.flatten(1)[:, : weight.in_features]
+    """numbers: int64 [M] of outputs -> their rows of the values, [M, K]."""
+    values = weight.values if weight.scales is None else weight.values.flatten(2)[..., _PLACES].view_as(weight.values)
+    return values[numbers // _OUTPUTS, :, numbers % _OUTPUTS].flatten(1)[:, : weight.in_features]
 
 
 class PackedProduct:
@@ -68,8 +77,8 @@ class PackedProduct:
         bias = None if bias is None else bias.contiguous()
         self._held = (weight, bias)
         self._rows, self._columns = weight.out_features, weight.in_features
-        at_bias = 0 if bias is None else bias.data_ptr()
-        self._weight = _WEIGHT.pack(weight.values.data_ptr(), self._rows, self._columns, at_bias)
+        at_bias, at_scales = (0 if each is None else each.data_ptr() for each in (bias, weight.scales))
+        self._weight = _WEIGHT.pack(weight.values.data_ptr(), self._rows, self._columns, at_bias, at_scales)
         self._call = _function("strata_dense_linear")
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -81,13 +90,6 @@ class PackedProduct:
         numbers = _TOKENS.pack(tokens.data_ptr(), count, tokens.stride(0)) + self._weight
         self._call(numbers + _RESULT.pack(out.data_ptr(), rows, torch.get_num_threads()))
         return out.view(*inputs.shape[:-1], rows)
-
-
-def _aligned(*shape: int) -> Tensor:
-    """Of bfloat16: torch's own memory begins where a line of the cache does."""
-    values = torch.empty(shape, dtype=torch.bfloat16)
-    assert values.data_ptr() % 64 == 0
-    return values
 
 
 def _lined_up(matrix: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def test_what_was_kept_chooses_and_only_among_kernels_that_run() -> None:
 
 def test_a_processor_packs_rows_up_to_where_what_was_measured_brings_weights_back() -> None:
     packs = native_dense.takes(torch.bfloat16, torch.device("cpu"))
-    always: dict[FormatName, int] = {"dense": kernels.ANY_TOKENS} if packs else {}
+    always: dict[FormatName, int] = {"dense": kernels.ANY_TOKENS, "int8": kernels.ANY_TOKENS} if packs else {}
     assert kernels.packed_rows(torch.bfloat16, torch.get_num_threads()) == always
     steps: dict[FormatName, measured.Steps] = {
         "int8": ((256, "int8-converted"),),
@@ -68,7 +68,7 @@ def test_a_processor_packs_rows_up_to_where_what_was_measured_brings_weights_bac
         "w8a8": ((256, "w8a8-native"),),  # has no limit of its own
     }
     measured.save(steps, torch.bfloat16)
-    expected = always | {"int8": 0, "int4": 32, "any4": kernels.ANY_TOKENS}
+    expected = {"int8": 0, "int4": 32, "any4": kernels.ANY_TOKENS} | always
     assert kernels.packed_rows(torch.bfloat16, torch.get_num_threads()) == expected
     assert kernels.packed_rows(torch.float32, torch.get_num_threads()) == {}
 

@@ -48,6 +48,22 @@ def test_products_are_those_of_the_weight(
     assert ((found.double() - expected).abs() <= 2**-8 * expected.abs() + 1e-5 * size).all()
 
 
+@settings(max_examples=share(60), deadline=None)
+@given(st.integers(1, 100), st.integers(1, 700), st.integers(1, 40), st.sampled_from([0, 1]), st.integers(0, 9))
+def test_products_of_8_bits_are_those_of_codes_times_scales(
+    rows: int, columns: int, count: int, biases: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, generator=generator)
+    scales, tokens = drawn(seed + 1, rows).abs(), drawn(seed + 2, count, columns)
+    bias = drawn(seed + 3, rows) if biases else None
+    exact = tokens.double() @ codes.double().T * scales.double() + (0 if bias is None else bias.double())
+    found = dense_linear(tokens, pack(codes, scales), bias)
+    size = tokens.double().abs() @ codes.double().abs().T * scales.double() + 1
+    assert ((found.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-5 * size).all()
+    assert torch.equal(native_dense.rows(pack(codes, scales), torch.arange(rows)), codes)
+
+
 @settings(max_examples=share(30), deadline=None)
 @given(st.integers(1, 90), st.integers(1, 1200), st.integers(2, 300), st.data())
 def test_what_a_token_gets_does_not_depend_on_those_beside_it(

@@ -8,6 +8,7 @@ from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, selec
 from strata_runtime.formats.quant_linear import QuantLinear
 from strata_runtime.formats.quantizers import quantize_channels
 from strata_runtime.formats.weights import ChannelWeight, GroupWeight, store_groups
+from strata_runtime.kernels import native_dense
 
 
 class ChannelLinear(QuantLinear):
@@ -33,6 +34,44 @@ class ChannelLinear(QuantLinear):
 
     def dequantized(self) -> Tensor:
         return self.stored.dequantized()
+
+
+class PackedChannelLinear(QuantLinear):
+    """Format `int8` in the layout of the native library, whose blocks the weight must fill: see `packs`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__((weight.shape[0], weight.shape[1]), "int8", bias)
+        stored = quantize_channels(weight, torch.bfloat16)
+        self._packed = native_dense.pack(stored.codes, stored.scales)
+        self._product = native_dense.PackedProduct(self._packed, bias)
+        self.register_buffer("codes", self._packed.values)
+        self.register_buffer("scales", self._packed.scales)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._product(inputs)
+
+    @property
+    def stored(self) -> ChannelWeight:
+        """The codes in their own order."""
+        assert self._packed.scales is not None
+        return ChannelWeight(native_dense.rows(self._packed, torch.arange(self.out_features)), self._packed.scales)
+
+    def dequantized(self) -> Tensor:
+        return self.stored.dequantized()
+
+
+def packs(weight: Tensor, compute_dtype: torch.dtype) -> bool:
+    """Whether the native library multiplies a weight's codes in its own layout, without a byte more than they have."""
+    return native_dense.takes(compute_dtype, weight.device) and native_dense.fills_blocks(weight)
+
+
+def int8_linear(
+    weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
+) -> ChannelLinear | PackedChannelLinear:
+    """A linear of `int8` as its processor multiplies it fastest."""
+    if packs(weight, compute_dtype):
+        return PackedChannelLinear(weight, bias)
+    return ChannelLinear(weight, bias, format_name, compute_dtype)
 
 
 class GroupLinear(QuantLinear):

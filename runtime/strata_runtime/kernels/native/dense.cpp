@@ -1,5 +1,5 @@
-// Products with 16-bit weights (kernels/native_dense.py): packed once, multiplied at any number of tokens by one kernel, so that nothing is kept for a number.
-// AVX-512 with BF16 alone; elsewhere torch's own product is taken.
+// Products of bfloat16 with weights of 16 bits, or of 8 with a scale per output (kernels/native_dense.py): packed once, multiplied at any number of tokens by
+// one kernel, so that nothing is kept for a number. AVX-512 with BF16 alone; elsewhere torch's own products are taken.
 //
 // Packed: blocks of 32 outputs; in a block, pair after pair of columns, the 32 outputs' pairs next to each other. A vector holds 16 outputs, so that sums
 // need no adding up across it, and a product reads the weight as one stream.
@@ -15,14 +15,16 @@ constexpr int kPairItems = 2 * kOutputs;
 // In the order of native_dense.py. Addresses and sizes; strides in items.
 struct PackCall {
   int64_t weight, rows, columns, stride;
-  int64_t out;  // [blocks, pairs, 32, 2]
+  int64_t item_bytes;  // 2, or 1
+  int64_t out;         // [blocks, pairs, 32, 2]
   int64_t threads;
 };
 
 struct DenseCall {
   int64_t tokens, token_rows, token_stride;
   int64_t packed, rows, columns;
-  int64_t bias;  // bfloat16 [rows], or 0
+  int64_t bias;    // bfloat16 [rows], or 0
+  int64_t scales;  // bfloat16 [rows] where a weight is int8, else 0
   int64_t out, out_stride;
   int64_t threads;
 };
@@ -94,49 +96,100 @@ constexpr Section kSections[] = {nullptr,           section<1, Lines>, section<2
                                  section<7, Lines>, section<8, Lines>, section<9, Lines>, section<10, Lines>, section<11, Lines>, section<12, Lines>};
 
 struct Dense {
-  const uint16_t* packed;
+  const void* packed;
   int64_t rows, columns;
-  const uint16_t* bias;
+  const uint16_t *bias, *scales;
 };
+
+// int8 as bfloat16, which holds each of them exactly: the bytes of magnitudes are looked up, signs put back. Unpacking takes them in the order of `place_of`.
+STRATA_AVX512 void widen_section(const int8_t* codes, int64_t pairs, uint16_t* out) {
+  alignas(64) static const struct Table {
+    uint8_t low[128], high[128];
+    Table() {
+      for (int value = 0; value < 128; ++value) {
+        const uint16_t bits = bfloat16_of_float(static_cast<float>(value));
+        low[value] = static_cast<uint8_t>(bits);
+        high[value] = static_cast<uint8_t>(bits >> 8);
+      }
+    }
+  } table;
+  const __m512i low[2] = {_mm512_loadu_si512(table.low), _mm512_loadu_si512(table.low + 64)};
+  const __m512i high[2] = {_mm512_loadu_si512(table.high), _mm512_loadu_si512(table.high + 64)};
+  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+  for (int64_t pair = 0; pair < pairs; ++pair, codes += kPairItems, out += kPairItems) {
+    const __m512i all = _mm512_load_si512(codes), sizes = _mm512_abs_epi8(all);
+    _mm_prefetch(codes + 4096, _MM_HINT_T0);
+    const __m512i low_bytes = _mm512_permutex2var_epi8(low[0], sizes, low[1]);
+    const __m512i high_bytes = _mm512_ternarylogic_epi32(_mm512_permutex2var_epi8(high[0], sizes, high[1]), all, sign, 0xF8);  // a | (b & c)
+    _mm512_store_si512(out, _mm512_unpacklo_epi8(low_bytes, high_bytes));
+    _mm512_store_si512(out + kOutputs, _mm512_unpackhi_epi8(low_bytes, high_bytes));
+  }
+}
+
+STRATA_INLINE __m512 vector_at(const uint16_t* values, int64_t row, __mmask16 mask) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, values + row)), 16));
+}
 
 STRATA_AVX512 void store(const Dense& dense, int64_t block, const float* sums, int64_t count, uint16_t* out, int64_t out_stride) {
   for (int half = 0; half < 2; ++half) {
     const int64_t row = block * kOutputs + 16 * half;
     if (row >= dense.rows) return;
     const __mmask16 mask = first_floats(dense.rows - row);
-    __m512 bias = _mm512_setzero_ps();
-    if (dense.bias) bias = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, dense.bias + row)), 16));
-    for (int64_t token = 0; token < count; ++token)
-      _mm256_mask_storeu_epi16(out + token * out_stride + row, mask, bfloat16_of(_mm512_add_ps(_mm512_load_ps(sums + token * kOutputs + 16 * half), bias)));
+    const __m512 bias = dense.bias ? vector_at(dense.bias, row, mask) : _mm512_setzero_ps();
+    const __m512 scale = dense.scales ? vector_at(dense.scales, row, mask) : _mm512_set1_ps(1.0f);
+    for (int64_t token = 0; token < count; ++token) {
+      const __m512 sum = _mm512_load_ps(sums + token * kOutputs + 16 * half);
+      _mm256_mask_storeu_epi16(out + token * out_stride + row, mask, bfloat16_of(_mm512_add_ps(_mm512_mul_ps(sum, scale), bias)));
+    }
   }
 }
 
 STRATA_AVX512 void multiply(const Dense& dense, const uint16_t* tokens, int64_t count, uint16_t* out, int64_t out_stride, int64_t begin, int64_t end) {
-  thread_local Scratch scratch;
+  thread_local Scratch scratch, widened;
   float* sums = scratch.of<float>(count * kOutputs);
+  uint16_t* wide = dense.scales ? widened.of<uint16_t>(kSection * kPairItems) : nullptr;
   const int64_t width = width_of(dense.columns), pairs = pairs_of(dense.columns), groups = (count + kMostTogether - 1) / kMostTogether;
+  const int64_t item = dense.scales ? 1 : 2, lines = (groups == 1 ? 2 : 1) * item / 2;  // of what is read next, for a pair: half of it in each of two groups
   for (int64_t block = begin; block < end; ++block) {
-    const uint16_t* weights = dense.packed + block * pairs * kPairItems;
+    const uint8_t* weights = static_cast<const uint8_t*>(dense.packed) + block * pairs * kPairItems * item;
     __builtin_memset(sums, 0, static_cast<size_t>(count) * kOutputs * sizeof(float));
     for (int64_t start = 0; start < pairs; start += kSection) {
       const int64_t here = pairs - start < kSection ? pairs - start : kSection;
-      const uint16_t *at = weights + start * kPairItems, *next = at + here * kPairItems;
+      const uint8_t *at = weights + start * kPairItems * item, *next = at + here * kPairItems * item;
+      if (wide) widen_section(reinterpret_cast<const int8_t*>(at), here, wide);
+      const uint16_t* values = wide ? wide : reinterpret_cast<const uint16_t*>(at);
       for (int64_t group = 0; group < groups; ++group) {
         const int64_t first = count * group / groups, taken = count * (group + 1) / groups - first;
-        const uint16_t* values = tokens + first * width + 2 * start;
-        float* to = sums + first * kOutputs;
-        if (groups == 1)
-          kSections<2>[taken](at, next, values, here, width, to);
-        else if (group < 2)
-          kSections<1>[taken](at, next + group * here * kOutputs, values, here, width, to);
-        else
-          kSections<0>[taken](at, next, values, here, width, to);
+        const Section* sections = group > 1 || lines == 0 ? kSections<0> : lines == 1 ? kSections<1> : kSections<2>;
+        const uint16_t* ahead = reinterpret_cast<const uint16_t*>(next) + (item == 2 ? group * here * kOutputs : 0);
+        sections[taken](values, ahead, tokens + first * width + 2 * start, here, width, sums + first * kOutputs);
       }
     }
     store(dense, block, sums, count, out, out_stride);
   }
 }
 #endif
+
+// Where one of a pair's 64 values lies. Bytes that are unpacked: eight of the first vector, eight of the second, by turns.
+int64_t place_of(int64_t item, int64_t item_bytes) { return item_bytes == 2 ? item : item % 32 / 8 * 16 + item / 32 * 8 + item % 8; }
+
+template <class Item>
+void pack(const PackCall& call) {
+  const int64_t pairs = pairs_of(call.columns);
+  parallel_for(static_cast<int>(call.threads), blocks_of(call.rows), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      Item* out = reinterpret_cast<Item*>(call.out) + block * pairs * kPairItems;
+      for (int64_t output = 0; output < kOutputs; ++output) {
+        const int64_t row = block * kOutputs + output;
+        const Item* weights = reinterpret_cast<const Item*>(call.weight) + row * call.stride;
+        for (int64_t column = 0; column < 2 * pairs; ++column) {
+          const bool is_there = row < call.rows && column < call.columns;
+          out[column / 2 * kPairItems + place_of(2 * output + column % 2, sizeof(Item))] = is_there ? weights[column] : Item{0};
+        }
+      }
+    }
+  });
+}
 
 }  // namespace
 
@@ -151,30 +204,17 @@ STRATA_API int64_t strata_dense_runs() {
 
 // weight [N, K] -> packed, zeros where there are no outputs or columns.
 STRATA_API void strata_dense_pack(const PackCall* call) {
-  const int64_t pairs = pairs_of(call->columns);
-  parallel_for(static_cast<int>(call->threads), blocks_of(call->rows), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      uint32_t* out = reinterpret_cast<uint32_t*>(call->out) + block * pairs * kOutputs;
-      for (int64_t output = 0; output < kOutputs; ++output) {
-        const int64_t row = block * kOutputs + output;
-        const uint16_t* weights = reinterpret_cast<const uint16_t*>(call->weight) + row * call->stride;
-        for (int64_t pair = 0; pair < pairs; ++pair) {
-          uint32_t both = 0;
-          if (row < call->rows) {
-            both = weights[2 * pair];
-            if (2 * pair + 1 < call->columns) both |= static_cast<uint32_t>(weights[2 * pair + 1]) << 16;
-          }
-          out[pair * kOutputs + output] = both;
-        }
-      }
-    }
-  });
+  if (call->item_bytes == 1)
+    pack<uint8_t>(*call);
+  else
+    pack<uint16_t>(*call);
 }
 
 // tokens [M, K] x packed weight + bias -> out [M, N], bfloat16.
 STRATA_API void strata_dense_linear(const DenseCall* call) {
 #if STRATA_X86
-  const Dense dense{reinterpret_cast<const uint16_t*>(call->packed), call->rows, call->columns, reinterpret_cast<const uint16_t*>(call->bias)};
+  const Dense dense{reinterpret_cast<const void*>(call->packed), call->rows, call->columns, reinterpret_cast<const uint16_t*>(call->bias),
+                    reinterpret_cast<const uint16_t*>(call->scales)};
   for (int64_t first = 0; first < call->token_rows; first += kTokensAtOnce) {
     const int64_t count = call->token_rows - first < kTokensAtOnce ? call->token_rows - first : kTokensAtOnce;
     const uint16_t* part = aligned(reinterpret_cast<const uint16_t*>(call->tokens) + first * call->token_stride, count, dense.columns, call->token_stride);

@@ -42,7 +42,7 @@ from strata_runtime.formats.kernels import (
     select,
 )
 from strata_runtime.formats.planes.any_linear import AnyLinear
-from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear
+from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear, PackedChannelLinear
 from strata_runtime.formats.static8.static_linear import StaticLinear
 from strata_runtime.loading.load import load_stage
 from strata_runtime.measuring.profiling.grid import Work
@@ -179,6 +179,8 @@ def _cached(work: Work) -> list[Segment]:
 
 
 def _kernel(linear: QuantLinear, tokens: Tensor) -> str:
+    if isinstance(linear, PackedChannelLinear):
+        return "int8-native"
     if not isinstance(linear, GptqLinear):
         held: Any = linear.stored
         return select(_TABLES[type(linear)], linear.format, tokens, held).name
