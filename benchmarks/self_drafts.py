@@ -25,6 +25,7 @@ from strata_planner.contract.frames import Sampling, Submit
 from strata_planner.contract.plan import NO_SPECULATION, Plan, Speculation
 from strata_planner.question.workload import Workload
 from strata_runtime.model.random_model import make_random_model
+from strata_runtime.tools.quantize.__main__ import main as quantize
 from strata_runtime.wire.client import LeaderClient, PipelineClient
 
 TINY = perplexity.MODEL.resolve()
@@ -113,6 +114,7 @@ def measure(*, tiny_alone: bool = False) -> list[Row]:
         rows = measure_model("tiny", TINY, passage[:PROMPT], 256)
         if not tiny_alone:
             large = make_random_model(Path(name) / "large", "llama", dtype=torch.bfloat16, **LARGE)
+            quantize([str(large)])  # minutes, for which no slot is waited
             rows += measure_model("1b", large, [31 * place % 30_000 for place in range(PROMPT)], 64)
     return rows
 
