@@ -10,6 +10,7 @@ BENCHMARKS = (
     "pipeline",
     "engine",  # installs its peers the first time
     "serving",
+    "scheduling",
     "self_drafts",
     "kernels",  # those of GPUs too
     "format_kernels",
