@@ -5,13 +5,12 @@ Called by `strata plan` and `strata up` with what was measured of the model, if 
     a step of c sequences + what c (k + 1) rows take beyond c rows + what attention of k + 1 tokens takes beyond that of one, c times
 
 Guesses that are looked up take no steps of their own. Of loads with prompts only the decoding gets quicker. `auto` is told with as many drafts
-as pay most, up to those that are wished; by its own weights where they draft. Of texts nobody knows how much more there would be to look up, so
+as pay most, up to those that are wished; by a small model where one is given, else by its own weights where they draft. Of texts nobody knows how much more there would be to look up, so
 that the best number is sought among those that are wished.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import msgspec
 
@@ -19,7 +18,7 @@ from strata_planner.contract.acceptance import AcceptanceRecord
 from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.forecast import AtAcceptance, Speculated, SpeculationForecast
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
-from strata_planner.contract.plan import Plan, Replica, Speculation
+from strata_planner.contract.plan import Plan, Replica, Speculation, Stage
 from strata_planner.contract.steps import DRAFT_ROWS
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.speculation import MOST_TOKENS, Guessing, RoundSeconds, best_tokens, speed_up
@@ -30,7 +29,7 @@ from strata_planner.simulate.stage import Batch, Chunk, StageSeconds
 
 ASSUMED = (0.6, 0.8, 0.95)  # acceptances that are told where none was measured
 _LOOKED_UP = frozenset({"ngram", "suffix"})
-_PRICED = frozenset({*_LOOKED_UP, "selfPrecision", "auto"})
+_PRICED = frozenset({*_LOOKED_UP, "selfPrecision", "draft", "auto"})
 
 
 def forecast(plan: Plan, request: PlanRequest, measured: AcceptanceRecord | None = None) -> SpeculationForecast | None:
@@ -40,7 +39,8 @@ def forecast(plan: Plan, request: PlanRequest, measured: AcceptanceRecord | None
         return None
     pricer = StagePricer(request.model, request.cluster, plan.compute_type, Latencies(request.latency_sources))
     keys = round(request.workload.seen_tokens)
-    replicas = [_Priced(plan, replica, pricer, keys) for replica in plan.replicas]
+    drafting = [_drafting(plan, replica, request, pricer) for replica in plan.replicas]
+    replicas = [_Priced(plan, *each, pricer, keys) for each in zip(plan.replicas, drafting, strict=True)]
     guesses = _guessings(wish, measured, drafts=replicas[0].drafts)
     return SpeculationForecast(
         mode=wish.mode,
@@ -113,24 +113,39 @@ class _Load:
         return cached - fresh
 
 
-class _Priced:
-    """A replica's seconds, with its own weights and with those that draft."""
+def _drafting(plan: Plan, replica: Replica, request: PlanRequest, pricer: StagePricer) -> ReplicaModel | None:
+    """What drafts, as a replica of its own: a small model on the leader's devices, or the stages with fewer bits. None: guesses are looked up."""
+    wish, small, leader = plan.speculation, request.draft_model, replica.stages[0]
+    if wish.mode in _LOOKED_UP:
+        return None
+    if small is not None:
+        layers = len(small.layers)
+        whole = {"layers": (0, layers - 1), "format": ("dense",) * layers, "bits": (16,) * layers, "head": True}
+        stages: tuple[Stage, ...] = (msgspec.structs.replace(leader, **whole),)
+        of_small = StagePricer(small, request.cluster, plan.compute_type, Latencies(request.latency_sources))
+        return ReplicaModel.priced(plan, msgspec.structs.replace(replica, stages=stages), of_small)
+    stages = tuple(
+        msgspec.structs.replace(stage, format=_draft_formats(stage.format, wish)) for stage in replica.stages
+    )
+    if stages == replica.stages:
+        return None
+    return ReplicaModel.priced(plan, msgspec.structs.replace(replica, stages=stages), pricer)
 
-    def __init__(self, plan: Plan, replica: Replica, pricer: StagePricer, keys: int) -> None:
+
+class _Priced:
+    """A replica's seconds, and those of what drafts for it, if anything does."""
+
+    def __init__(
+        self, plan: Plan, replica: Replica, drafting: ReplicaModel | None, pricer: StagePricer, keys: int
+    ) -> None:
         self.replica, self._keys = replica, keys
         self._model = ReplicaModel.priced(plan, replica, pricer)
-        drafting = tuple(
-            msgspec.structs.replace(stage, format=_draft_formats(stage.format, plan.speculation))
-            for stage in replica.stages
-        )
-        self._is_looked_up = plan.speculation.mode in _LOOKED_UP
-        self._drafting = ReplicaModel.priced(plan, msgspec.structs.replace(replica, stages=drafting), pricer)
-        self._differs = drafting != replica.stages
+        self._drafting = drafting
 
-    @cached_property
+    @property
     def drafts(self) -> bool:
-        """Whether its own weights draft, and nothing is looked up."""
-        return self._differs and not self._is_looked_up
+        """Whether tokens are drafted, and not looked up."""
+        return self._drafting is not None
 
     def load(self, sequences: int) -> _Load:
         """So many in flight, in as many micro-batches as the plan has under way."""
@@ -143,7 +158,8 @@ class _Priced:
         rows = load.sequences
         most_rows = min(max(self.replica.micro_batch.decode, DRAFT_ROWS), self.replica.micro_batch.max_step_tokens)
         plain = self._cycle(self._model, load, rows, lambda stage: stage(load.batch()))
-        draft = self._cycle(self._drafting, load, rows, lambda stage: stage(load.batch())) if self.drafts else 0.0
+        drafting = self._drafting
+        draft = self._cycle(drafting, load, rows, lambda stage: stage(load.batch())) if drafting is not None else 0.0
         verified: dict[int, float] = {0: plain}
 
         def verification(drafts: int) -> float:

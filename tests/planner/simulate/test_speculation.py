@@ -13,7 +13,7 @@ from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.planning import make_plan
 from strata_planner.simulate.speculation import ASSUMED, forecast, with_forecast
-from tests.planner.builders import a_cluster, a_request, a_wide_model
+from tests.planner.builders import a_cluster, a_model, a_request, a_wide_model
 
 COUNTS = DraftCounts(1000, 3600, 2500, 5000)
 
@@ -79,6 +79,22 @@ def test_a_draft_of_half_the_bits_takes_about_half_a_step_and_a_verification_at_
     one = told(asked("selfPrecision")).cases[0].one_stream
     assert 0.4 < one.draft_seconds / one.step_seconds < 0.7  # tables are read too, and the head in full
     assert one.step_seconds <= one.verification_seconds <= 5 * one.step_seconds
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_small_model_drafts_in_its_own_time(stages: int) -> None:
+    request = dataclasses.replace(
+        asked("none", stages=stages, bits=16),
+        cluster=a_cluster(1800, 1800),
+        speculation=Speculation("draft", 4, draft_uri="file:///small"),
+    )
+    shapes = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
+    small, same = a_model(**shapes, num_hidden_layers=1), request.model
+    one, own = (told(dataclasses.replace(request, draft_model=each)).cases[0].one_stream for each in (small, same))
+    assert one.step_seconds == pytest.approx(own.step_seconds)
+    assert own.draft_seconds == pytest.approx(own.step_seconds, rel=0.1)  # the model itself takes a step
+    assert 0 < one.draft_seconds < 0.9 * own.draft_seconds
+    assert one.speed_up > own.speed_up
 
 
 def test_layers_of_the_drafts_bits_draft_with_themselves() -> None:
