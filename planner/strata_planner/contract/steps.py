@@ -11,6 +11,7 @@ FEWEST_PROMPTS = 2  # that a step takes if there are so many: a small one is not
 DRAFT_ROWS = (
     16  # rows that a step may want logits of, where it has fewer sequences: of drafted tokens, or of a prompt's own
 )
+FEWEST_TOKENS = 8  # of the prompt that is first in rank, which go on in any step
 OLDEST_SHARE = 4  # the prompt that is first in rank gets at least one part in so many of what prompts have of a step
 
 _STREAMS_PART = 0.8  # of the seconds that streams were promised: the rest is for what steps vary by
@@ -36,9 +37,14 @@ def prompts_of_a_step(by_rank: Sequence[P], most: int) -> list[P]:
     return sorted([oldest, *others], key=_remaining)
 
 
+def fewest_tokens(prompts: int, page_tokens: int) -> int:
+    """Of prompts in any step, however long it gets: some of the first in rank, and a block of another where others wait for theirs."""
+    return min(FEWEST_TOKENS, page_tokens) + page_tokens * (prompts > 1)
+
+
 def part_of_the_oldest(oldest: Prompt, budget: int, page_tokens: int) -> int:
     """Tokens of what prompts have of a step that are kept for the first in rank."""
-    return min(budget, oldest.remaining, max(page_tokens, budget // OLDEST_SHARE))
+    return min(budget, oldest.remaining, max(min(FEWEST_TOKENS, page_tokens), budget // OLDEST_SHARE))
 
 
 def chunk_of(prompt: Prompt, budget: int, page_tokens: int, *, to_a_block: bool) -> int:

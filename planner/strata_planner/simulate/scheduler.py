@@ -10,7 +10,14 @@ import math
 from bisect import insort
 from collections import deque
 
-from strata_planner.contract.steps import WATERMARK, Pace, chunk_of, part_of_the_oldest, prompts_of_a_step
+from strata_planner.contract.steps import (
+    WATERMARK,
+    Pace,
+    chunk_of,
+    fewest_tokens,
+    part_of_the_oldest,
+    prompts_of_a_step,
+)
 from strata_planner.simulate.replica import Limits
 from strata_planner.simulate.stage import Batch, Chunk
 from strata_planner.simulate.trace import Request
@@ -151,7 +158,8 @@ class Scheduler:
         if len(self._running) == len(self._prefilling):
             return budget
         first_tokens = len(self._prefilling) + len(self.waiting)
-        return int(min(budget, max(self._limits.page_tokens, self.pace.tokens(max(rows, 1), first_tokens))))
+        fewest = fewest_tokens(len(self._prefilling), self._limits.page_tokens)
+        return int(min(budget, max(fewest, self.pace.tokens(max(rows, 1), first_tokens))))
 
     def _lacks_a_block(self, sequence: Sequence) -> bool:
         return sequence.blocks * self._limits.page_tokens == sequence.computed

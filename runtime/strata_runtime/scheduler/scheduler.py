@@ -20,7 +20,15 @@ from typing import NamedTuple
 from strata_planner.contract.frames import Segment
 from strata_planner.contract.plan import NO_SPECULATION, MicroBatch
 from strata_planner.contract.plan import Speculation as Wish
-from strata_planner.contract.steps import DRAFT_ROWS, WATERMARK, Pace, chunk_of, part_of_the_oldest, prompts_of_a_step
+from strata_planner.contract.steps import (
+    DRAFT_ROWS,
+    WATERMARK,
+    Pace,
+    chunk_of,
+    fewest_tokens,
+    part_of_the_oldest,
+    prompts_of_a_step,
+)
 from strata_runtime.errors import RequestRefusedError
 from strata_runtime.scheduler.blocks import BlockPool
 from strata_runtime.scheduler.draft_round import DraftRound, DraftTask, draft_start, know, lengths
@@ -338,7 +346,7 @@ class Scheduler:
         if len(self.running) == first_tokens:
             return budget
         allowed = self.pace.tokens(max(rows, 1), first_tokens + len(self.waiting))
-        return int(min(budget, max(self.limits.page_tokens, allowed)))
+        return int(min(budget, max(fewest_tokens(len(self._prefilling), self.limits.page_tokens), allowed)))
 
     def _apart_segments(self) -> list[tuple[Sequence, Segment]]:
         sequence = self._apart[0]

@@ -20,6 +20,7 @@ from strata_planner.contract.frames import (
     TokenEvent,
 )
 from strata_planner.contract.plan import NO_SPECULATION, MicroBatch, Speculation
+from strata_planner.contract.steps import FEWEST_TOKENS
 from strata_runtime.errors import RequestRefusedError, StepError
 from strata_runtime.scheduler.engine import Engine
 from strata_runtime.scheduler.scheduler import Limits
@@ -330,6 +331,32 @@ def test_a_small_prompt_passes_a_large_one() -> None:
     engine.submit(submit("r1", prompt(1, 5), 1))
     pipeline.step()
     assert [event.request for event in pipeline.result()] == ["r1"]
+
+
+def test_a_small_prompt_passes_a_large_one_also_beside_streams_that_bear_little() -> None:
+    engine = Engine(limits(page_budget=1000, max_model_len=2000, step=128, stages=1, page_tokens=16))
+    pipeline = Pipeline(engine, row_seconds=0.1)  # a stream's step takes as long as a token of a prompt
+    lengths: list[int] = []
+
+    def step() -> list[str]:
+        taken = engine.next_step()
+        assert taken is not None
+        lengths.append(sum(segment.length for segment in taken.segments))
+        pipeline.accept(taken)
+        return [event.request for event in pipeline.result()]
+
+    engine.submit(submit("r0", prompt(2, 3), 1500, stop_tokens=[]))
+    for _ in range(20):
+        step()
+    engine.submit(submit("r1", prompt(0, 1000), 1))
+    for _ in range(20):
+        step()
+    assert set(lengths[-15:]) == {1 + FEWEST_TOKENS}
+    engine.submit(submit("r2", prompt(1, 10), 1))
+    assert "r2" in step()
+    assert lengths[-1] == 1 + FEWEST_TOKENS + 16  # a block of it, and what is left of that for the other
+    for _ in range(5):
+        assert step() == ["r0"]
 
 
 def test_a_large_prompt_moves_whatever_passes_it() -> None:
