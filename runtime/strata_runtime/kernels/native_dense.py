@@ -4,6 +4,7 @@ kernel.
 Called by `loading.blocked` and `formats.rounded`, where `takes`. Knows nothing of modules.
 """
 
+import copy
 import ctypes
 import struct
 from collections.abc import Callable
@@ -79,7 +80,10 @@ class PackedProduct:
         self._rows, self._columns = weight.out_features, weight.in_features
         at_bias, at_scales = (0 if each is None else each.data_ptr() for each in (bias, weight.scales))
         self._weight = _WEIGHT.pack(weight.values.data_ptr(), self._rows, self._columns, at_bias, at_scales)
-        self._call = _function("strata_dense_linear")
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "PackedProduct":
+        """Of a weight of its own."""
+        return PackedProduct(*copy.deepcopy(self._held, memo))
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if inputs.dtype is not torch.bfloat16 or inputs.shape[-1] != self._columns:
@@ -88,7 +92,7 @@ class PackedProduct:
         count, rows = tokens.shape[0], self._rows
         out = tokens.new_empty(count, rows)
         numbers = _TOKENS.pack(tokens.data_ptr(), count, tokens.stride(0)) + self._weight
-        self._call(numbers + _RESULT.pack(out.data_ptr(), rows, torch.get_num_threads()))
+        _function("strata_dense_linear")(numbers + _RESULT.pack(out.data_ptr(), rows, torch.get_num_threads()))
         return out.view(*inputs.shape[:-1], rows)
 
 

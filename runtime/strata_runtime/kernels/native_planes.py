@@ -7,6 +7,7 @@ Planes: uint8 [N, columns / 8], the most significant first (see `planes`); only 
 tile-aligned columns of larger planes will do. Tokens [M, K] of any floating type, K of the columns real, result [M, N] of that type.
 """
 
+import copy
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
@@ -61,6 +62,11 @@ class Stored:
         table = None if table is None else _lined_up(table)
         kept, numbers = _weight_numbers(planes, table)
         return cls(kept, table, _WEIGHT.pack(*numbers))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Stored":
+        """Of planes of its own."""
+        planes, table = copy.deepcopy((self.planes, self.table), memo)
+        return Stored.of(planes, table)
 
 
 def planes_linear(tokens: Tensor, planes: Sequence[Tensor], table: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def replayed(
             mine[step.layer] = step.to
         if step.place in new and isinstance(step, Load):
             stage = new[step.place]
-            ledger = Ledger(request.model, request.compute_type, stage)
+            ledger = Ledger(request.model, plan, stage)
             total = sum(
                 layer_weights_bytes(request.model.layers[layer], name, request.compute_type)  # type: ignore[arg-type]
                 for layer, name in mine.items()

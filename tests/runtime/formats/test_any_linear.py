@@ -1,5 +1,7 @@
 """Laws of a linear of any precision: its bytes are counted, fewer planes are a coarser model, planes go and come back."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -70,3 +72,12 @@ def test_planes_and_tables_that_do_not_fit_change_nothing(bits: int, table_bits:
     with pytest.raises(PrecisionError):
         linear.set_bits(3, a_planes_weight(16, 600, 3).table.bfloat16())
     assert torch.equal(linear.dequantized(), before)
+
+
+def test_a_copy_multiplies_by_memory_of_its_own() -> None:
+    linear, tokens = AnyLinear(a_planes_weight(32, 128, 4), None), torch.randn(3, 128)
+    expected, other = linear(tokens), copy.deepcopy(linear)
+    for buffer in linear.buffers():
+        buffer.zero_()
+    assert torch.equal(other(tokens), expected)
+    assert not linear(tokens).any()

@@ -272,7 +272,7 @@ async def test_an_answer_ends_with_its_deadline(gateway: Harness, leader: FakeLe
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert "is over with 0 tokens" in answer.json()["error"]["message"]
     leader.allow(3)
-    stream = await gateway.complete(max_tokens=100, deadline_seconds=1.5, stream=True)
+    stream = await gateway.complete(max_tokens=100, deadline_seconds=3, stream=True)
     lines = [line for line in stream.text.splitlines() if line]
     assert (stream.status_code, "is over with 3 tokens" in lines[-1]) == (200, True), lines[-1]
     await leader.until(lambda: len(leader.aborts) == 2)

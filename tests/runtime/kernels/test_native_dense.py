@@ -1,5 +1,7 @@
 """Products with packed 16-bit weights: those of the weight itself, for any shape, and the same for a token whatever stands beside it."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -101,3 +103,12 @@ def test_no_tokens_are_no_products() -> None:
 def test_tokens_that_do_not_fit_are_refused(tokens: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=r"must be bfloat16 \[\.\.\., 64\]"):
         dense_linear(tokens, pack(drawn(1, 32, 64)))
+
+
+def test_a_copy_has_memory_of_its_own() -> None:
+    tokens, weight = drawn(0, 3, 64), pack(drawn(1, 32, 64))
+    product = PackedProduct(weight, drawn(2, 32))
+    expected, other = product(tokens), copy.deepcopy(product)
+    weight.values.zero_()
+    assert torch.equal(other(tokens), expected)
+    assert not torch.equal(product(tokens), expected)
