@@ -3,17 +3,15 @@
 Called by `model.attention`, where `takes`. One pass over each sequence's blocks where they lie; nothing is gathered, masked or padded.
 """
 
-import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from strata_runtime.kernels import native_dense
-from strata_runtime.kernels.native import library
+from strata_runtime.kernels.native_calls import function
 
 _CALL = struct.Struct("17q2d4q")  # `AttentionCall` of kernels/native/attention.cpp
 _LANES, _WIDEST = 32, 256  # widths of a head: multiples of the one up to the other
@@ -70,7 +68,7 @@ def attend(query: Tensor, entries: Entries, spans: Spans, page_tokens: int, scor
     kv_heads, places, _ = entries.keys.shape
     out = query.new_empty(tokens, heads, width)
     scales = (0, 0) if entries.scales is None else (entries.scales[0].data_ptr(), entries.scales[1].data_ptr())
-    _function()(
+    function("strata_attend")(
         _CALL.pack(
             query.data_ptr(),
             *query.stride()[:2],
@@ -96,13 +94,3 @@ def attend(query: Tensor, entries: Entries, spans: Spans, page_tokens: int, scor
         )
     )
     return out
-
-
-@cache
-def _function() -> Callable[[bytes], None]:
-    found = library()
-    assert found is not None, "`takes` was not asked"
-    function = found.strata_attend
-    function.argtypes, function.restype = (ctypes.c_char_p,), None
-    called: Callable[[bytes], None] = function
-    return called

@@ -6,13 +6,13 @@ rounded in the same pass; values are those of `reference`, bit for bit.
 
 import ctypes
 import struct
-from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from strata_runtime.kernels import native
+from strata_runtime.kernels.native_calls import function, lined_up
 from strata_runtime.kernels.native_planes import MOST_INPUTS_INT8, TYPE_NUMBERS
 
 _CALL = struct.Struct("14q")  # `ChannelCall`
@@ -52,27 +52,12 @@ def channel_linear(
         raise ValueError(
             f"tokens {list(tokens.shape)}, codes {codes.dtype} {list(codes.shape)} and scales {scales.dtype} {list(scales.shape)} do not fit"
         )
-    tokens, codes, scales = _lined_up(tokens), _lined_up(codes), scales.contiguous()
+    tokens, codes, scales = lined_up(tokens), lined_up(codes), scales.contiguous()
     out = tokens.new_empty(tokens.shape[0], rows)
     smoothing, scale = (None, None) if static is None else (static[0].to(tokens.dtype).contiguous(), static[1])
     numbers = (tokens.data_ptr(), tokens.shape[0], columns, tokens.stride(0), TYPE_NUMBERS[tokens.dtype])
     results = (out.data_ptr(), rows, torch.get_num_threads())
     weight = (rows, codes.data_ptr(), codes.stride(0), scales.data_ptr())
     known = (0, 0) if smoothing is None or scale is None else (smoothing.data_ptr(), scale.data_ptr())
-    _function()(_CALL.pack(*numbers, *results, *weight, *known))
+    function("strata_channel_linear")(_CALL.pack(*numbers, *results, *weight, *known))
     return out
-
-
-def _lined_up(matrix: Tensor) -> Tensor:
-    """Neighbours of a row are neighbours in memory: most views are so as they are."""
-    return matrix if matrix.is_contiguous() or matrix.stride(1) == 1 else matrix.contiguous()
-
-
-@cache
-def _function() -> Callable[[bytes], None]:
-    found = native.library()
-    assert found is not None, "`takes` was not asked"
-    function = found.strata_channel_linear
-    function.argtypes, function.restype = (ctypes.c_char_p,), None
-    called: Callable[[bytes], None] = function
-    return called

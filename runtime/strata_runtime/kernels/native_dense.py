@@ -5,9 +5,7 @@ Called by `loading.blocked` and `formats.rounded`, where `takes`. Knows nothing 
 """
 
 import copy
-import ctypes
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 
 from strata_runtime.kernels.native import library
+from strata_runtime.kernels.native_calls import function, lined_up
 
 _PACK_CALL = struct.Struct("7q")  # `PackCall` of kernels/native/dense.cpp
 _TOKENS, _WEIGHT, _RESULT = struct.Struct("3q"), struct.Struct("5q"), struct.Struct("3q")  # `DenseCall`
@@ -56,12 +55,12 @@ def fills_blocks(weight: Tensor) -> bool:
 
 def pack(weight: Tensor, scales: Tensor | None = None) -> PackedWeight:
     """weight: bfloat16 [N, K], or int8 with `scales` bfloat16 [N]. Its own memory is needed no more."""
-    weight = _lined_up(weight)
+    weight = lined_up(weight)
     rows, columns = weight.shape
     values = torch.empty(-(-rows // _OUTPUTS), -(-columns // 2), _OUTPUTS, 2, dtype=weight.dtype)
     assert values.data_ptr() % _LINE_BYTES == 0, "torch's memory begins where a line of the cache does"
     given = (weight.data_ptr(), rows, columns, weight.stride(0), weight.element_size())
-    _function("strata_dense_pack")(_PACK_CALL.pack(*given, values.data_ptr(), torch.get_num_threads()))
+    function("strata_dense_pack")(_PACK_CALL.pack(*given, values.data_ptr(), torch.get_num_threads()))
     return PackedWeight(values, rows, columns, None if scales is None else scales.bfloat16().contiguous())
 
 
@@ -88,23 +87,9 @@ class PackedProduct:
     def __call__(self, inputs: Tensor) -> Tensor:
         if inputs.dtype is not torch.bfloat16 or inputs.shape[-1] != self._columns:
             raise ValueError(f"inputs {inputs.dtype} {list(inputs.shape)} must be bfloat16 [..., {self._columns}]")
-        tokens = _lined_up(inputs.reshape(-1, self._columns))
+        tokens = lined_up(inputs.reshape(-1, self._columns))
         count, rows = tokens.shape[0], self._rows
         out = tokens.new_empty(count, rows)
         numbers = _TOKENS.pack(tokens.data_ptr(), count, tokens.stride(0)) + self._weight
-        _function("strata_dense_linear")(numbers + _RESULT.pack(out.data_ptr(), rows, torch.get_num_threads()))
+        function("strata_dense_linear")(numbers + _RESULT.pack(out.data_ptr(), rows, torch.get_num_threads()))
         return out.view(*inputs.shape[:-1], rows)
-
-
-def _lined_up(matrix: Tensor) -> Tensor:
-    return matrix if matrix.is_contiguous() or matrix.stride(1) == 1 else matrix.contiguous()
-
-
-@cache
-def _function(name: str) -> Callable[[bytes], None]:
-    found = library()
-    assert found is not None, "`takes` was not asked"
-    function = getattr(found, name)
-    function.argtypes, function.restype = (ctypes.c_char_p,), None
-    called: Callable[[bytes], None] = function
-    return called

@@ -3,15 +3,13 @@
 Called by the pool where `takes` says so. The bits are those of `rounding`, which is the way without a library and on GPUs.
 """
 
-import ctypes
 import struct
-from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from strata_runtime.kernels import native
+from strata_runtime.kernels.native_calls import function
 
 TYPE_NUMBERS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # `Type` of kernels/native/planes.h
 _PAGES_CALL = struct.Struct("11q")
@@ -33,7 +31,7 @@ def store(entries: Tensor, places: Tensor, codes: Tensor, scales: Tensor) -> Ten
     out = entries.new_empty(heads, tokens, width)
     given = (entries.data_ptr(), entries.stride(0), entries.stride(1), TYPE_NUMBERS[entries.dtype])
     held = (codes.data_ptr(), scales.data_ptr(), codes.shape[1])
-    _function("strata_round_entries")(
+    function("strata_round_entries")(
         _ENTRIES_CALL.pack(*given, heads, tokens, width, places.data_ptr(), *held, out.data_ptr())
     )
     return out
@@ -49,15 +47,5 @@ def gather(codes: Tensor, scales: Tensor, pages: Tensor, dtype: torch.dtype) -> 
     out = torch.empty(two, heads, chosen * page_tokens, width, dtype=dtype)
     held = (codes.data_ptr(), scales.data_ptr(), two * heads, count, page_tokens, width)
     wanted = (pages.data_ptr(), chosen, out.data_ptr(), TYPE_NUMBERS[dtype])
-    _function("strata_restore_pages")(_PAGES_CALL.pack(*held, *wanted, torch.get_num_threads()))
+    function("strata_restore_pages")(_PAGES_CALL.pack(*held, *wanted, torch.get_num_threads()))
     return out
-
-
-@cache
-def _function(name: str) -> Callable[[bytes], None]:
-    found = native.library()
-    assert found is not None, "`takes` was not asked"
-    function = getattr(found, name)
-    function.argtypes, function.restype = (ctypes.c_char_p,), None
-    called: Callable[[bytes], None] = function
-    return called

@@ -8,9 +8,8 @@ tile-aligned columns of larger planes will do. Tokens [M, K] of any floating typ
 """
 
 import copy
-import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from strata_planner.contract.formats import plane_columns
 from strata_runtime.kernels.native import library
+from strata_runtime.kernels.native_calls import function, lined_up
 
 TYPE_NUMBERS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MOST_INPUTS_INT8 = 1 << 16  # int32 holds the sum of so many products of bytes
@@ -59,7 +59,7 @@ class Stored:
     @classmethod
     def of(cls, planes: Sequence[Tensor], table: Tensor | None) -> "Stored":
         """Raises ValueError for planes that are not of one shape, or another's table."""
-        table = None if table is None else _lined_up(table)
+        table = None if table is None else lined_up(table)
         kept, numbers = _weight_numbers(planes, table)
         return cls(kept, table, _WEIGHT.pack(*numbers))
 
@@ -100,11 +100,11 @@ def planes_group_linear(tokens: Tensor, planes: Sequence[Tensor], scales: Tensor
         raise ValueError(
             f"scales {scales.dtype} {list(scales.shape)} and zeros {zeros.dtype} {list(zeros.shape)} must be float16 and uint8 [{rows}, {count}]"
         )
-    tokens, scales, zeros = _lined_up(tokens), _lined_up(scales), _lined_up(zeros)
+    tokens, scales, zeros = lined_up(tokens), lined_up(scales), lined_up(zeros)
     stored = Stored.of(planes, None)
     out = tokens.new_empty(tokens.shape[0], rows)
     groups = _GROUPS.pack(scales.data_ptr(), scales.stride(0), zeros.data_ptr(), zeros.stride(0), count, group)
-    _function("strata_planes_group_linear")(_token_numbers(tokens, stored, out) + stored.numbers + groups)
+    function("strata_planes_group_linear")(_token_numbers(tokens, stored, out) + stored.numbers + groups)
     return out
 
 
@@ -112,7 +112,7 @@ def decoded(planes: Sequence[Tensor], table: Tensor, in_features: int) -> Tensor
     """The weight itself, [N, K] in the table's type."""
     stored = Stored.of(planes, table)
     out = table.new_empty(table.shape[0], stored.planes[0].shape[1] * 8)
-    _function("strata_planes_decode")(_token_numbers(out, stored, out) + stored.numbers)
+    function("strata_planes_decode")(_token_numbers(out, stored, out) + stored.numbers)
     return out[:, :in_features]
 
 
@@ -121,9 +121,9 @@ def _multiply(name: str, tokens: Tensor, stored: Stored) -> Tensor:
     assert table is not None
     if table.dtype != tokens.dtype:
         raise ValueError(f"tokens {tokens.dtype} and table {table.dtype} must be of one type")
-    tokens = _lined_up(tokens)
+    tokens = lined_up(tokens)
     out = tokens.new_empty(tokens.shape[0], table.shape[0])
-    _function(name)(_token_numbers(tokens, stored, out) + stored.numbers)
+    function(name)(_token_numbers(tokens, stored, out) + stored.numbers)
     return out
 
 
@@ -150,7 +150,7 @@ def _weight_numbers(planes: Sequence[Tensor], table: Tensor | None) -> tuple[Seq
     shape, bits = planes[0].shape, len(planes)
     kept, addresses, strides = [], [], []
     for given in planes:
-        plane = _lined_up(given)
+        plane = lined_up(given)
         if plane.dtype is not torch.uint8 or plane.shape != shape:
             raise ValueError(f"planes {[(each.dtype, list(each.shape)) for each in planes]} must be uint8 of one shape")
         kept.append(plane)
@@ -163,21 +163,6 @@ def _weight_numbers(planes: Sequence[Tensor], table: Tensor | None) -> tuple[Seq
         raise ValueError(f"table {list(table.shape)} is not one of {rows} rows and {bits} bits")
     at = (table.data_ptr(), table.stride()[0])
     return kept, (rows, row_bytes * 8, bits, *at, *addresses, *_NOTHING[bits:], *strides, *_NOTHING[bits:])
-
-
-def _lined_up(matrix: Tensor) -> Tensor:
-    """Neighbours of a row are neighbours in memory: most views are so as they are."""
-    return matrix if matrix.is_contiguous() or matrix.stride(1) == 1 else matrix.contiguous()
-
-
-@cache
-def _function(name: str) -> Callable[[bytes], None]:
-    found = library()
-    assert found is not None, "available() was not asked"
-    function = getattr(found, name)
-    function.argtypes, function.restype = (ctypes.c_char_p,), None
-    called: Callable[[bytes], None] = function
-    return called
 
 
 def _result(tokens: Tensor, planes: Sequence[Tensor], *_rest: object) -> Tensor:

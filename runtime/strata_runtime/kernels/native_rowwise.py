@@ -3,16 +3,13 @@
 Called by `model.fused_forwards`. Each call takes the place of some ten of torch's, whose overhead is a third of a small model's step.
 """
 
-import ctypes
 import struct
-from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from strata_runtime.kernels import native_dense
-from strata_runtime.kernels.native import library
+from strata_runtime.kernels.native_calls import function
 
 _NORM = struct.Struct("6qdq")  # `NormCall` of kernels/native/rowwise.cpp
 _ROTATE = struct.Struct("10q")
@@ -28,7 +25,7 @@ def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     width = rows.shape[-1]
     flat = rows.reshape(-1, width)
     out = rows.new_empty(rows.shape)
-    _function("strata_rms_norm")(
+    function("strata_rms_norm")(
         _NORM.pack(
             flat.data_ptr(),
             flat.shape[0],
@@ -46,7 +43,7 @@ def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 def rotate(items: Tensor, cos: Tensor, sin: Tensor) -> None:
     """items: [heads, tokens, width], turned in place by cos and sin [tokens, width]: one half of the width against the other."""
     heads, tokens, width = items.shape
-    _function("strata_rotate")(
+    function("strata_rotate")(
         _ROTATE.pack(
             items.data_ptr(),
             heads,
@@ -60,13 +57,3 @@ def rotate(items: Tensor, cos: Tensor, sin: Tensor) -> None:
             torch.get_num_threads(),
         )
     )
-
-
-@cache
-def _function(name: str) -> Callable[[bytes], None]:
-    found = library()
-    assert found is not None, "`takes` was not asked"
-    function = getattr(found, name)
-    function.argtypes, function.restype = (ctypes.c_char_p,), None
-    called: Callable[[bytes], None] = function
-    return called

@@ -48,14 +48,6 @@ struct Workplace {
   float largest[kRows], total[kRows];
 };
 
-STRATA_INLINE __m512 multiplied(__m512 sum, __m512i left, __m512i right) { return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right); }
-
-STRATA_INLINE __m512i pair_at(const uint16_t* items) {
-  int32_t pair;
-  __builtin_memcpy(&pair, items, 4);
-  return _mm512_set1_epi32(pair);
-}
-
 // 16 x 16 numbers of 32 bits, rows for columns.
 STRATA_INLINE void transpose(__m512i* rows) {
   __m512i next[16];

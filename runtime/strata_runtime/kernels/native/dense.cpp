@@ -4,6 +4,7 @@
 // Packed: blocks of 32 outputs; in a block, pair after pair of columns, the 32 outputs' pairs next to each other. A vector holds 16 outputs, so that sums
 // need no adding up across it, and a product reads the weight as one stream.
 #include "blocks_avx512.h"
+#include "vectors.h"
 
 using namespace strata;
 
@@ -51,14 +52,6 @@ const uint16_t* aligned(const uint16_t* tokens, int64_t count, int64_t columns, 
     __builtin_memset(out + token * width + columns, 0, static_cast<size_t>(width - columns) * 2);
   }
   return out;
-}
-
-STRATA_INLINE __m512 multiplied(__m512 sum, __m512i weights, __m512i pair) { return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)pair); }
-
-STRATA_INLINE __m512i pair_at(const uint16_t* token) {
-  int32_t pair;
-  __builtin_memcpy(&pair, token, 4);
-  return _mm512_set1_epi32(pair);
 }
 
 // Some tokens times a section of a block, added to sums [token][32]. `Lines` of what is read next are brought near for each pair. Pair after pair in one
@@ -126,17 +119,13 @@ STRATA_AVX512 void widen_section(const int8_t* codes, int64_t pairs, uint16_t* o
   }
 }
 
-STRATA_INLINE __m512 vector_at(const uint16_t* values, int64_t row, __mmask16 mask) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, values + row)), 16));
-}
-
 STRATA_AVX512 void store(const Dense& dense, int64_t block, const float* sums, int64_t count, uint16_t* out, int64_t out_stride) {
   for (int half = 0; half < 2; ++half) {
     const int64_t row = block * kOutputs + 16 * half;
     if (row >= dense.rows) return;
     const __mmask16 mask = first_floats(dense.rows - row);
-    const __m512 bias = dense.bias ? vector_at(dense.bias, row, mask) : _mm512_setzero_ps();
-    const __m512 scale = dense.scales ? vector_at(dense.scales, row, mask) : _mm512_set1_ps(1.0f);
+    const __m512 bias = dense.bias ? floats_at(dense.bias + row, mask) : _mm512_setzero_ps();
+    const __m512 scale = dense.scales ? floats_at(dense.scales + row, mask) : _mm512_set1_ps(1.0f);
     for (int64_t token = 0; token < count; ++token) {
       const __m512 sum = _mm512_load_ps(sums + token * kOutputs + 16 * half);
       _mm256_mask_storeu_epi16(out + token * out_stride + row, mask, bfloat16_of(_mm512_add_ps(_mm512_mul_ps(sum, scale), bias)));

@@ -13,6 +13,16 @@ STRATA_INLINE __m512 floats_at(const uint16_t* items, __mmask16 mask) {
 
 STRATA_INLINE void store_at(uint16_t* items, __mmask16 mask, __m512 values) { _mm256_mask_storeu_epi16(items, mask, bfloat16_of(values)); }
 
+// Products of pairs of bfloat16, added to sums.
+STRATA_INLINE __m512 multiplied(__m512 sum, __m512i left, __m512i right) { return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right); }
+
+// Two neighbouring items, in every lane.
+STRATA_INLINE __m512i pair_at(const uint16_t* items) {
+  int32_t pair;
+  __builtin_memcpy(&pair, items, 4);
+  return _mm512_set1_epi32(pair);
+}
+
 // As bfloat16 would hold them.
 STRATA_INLINE __m512 rounded(__m512 values) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bfloat16_of(values)), 16)); }
 

@@ -1,0 +1,25 @@
+"""Calls of the native library that take one block of packed numbers, and matrices as it reads them. Shared by the modules that wrap its functions."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+from torch import Tensor
+
+from strata_runtime.kernels.native import library
+
+
+@cache
+def function(name: str) -> Callable[[bytes], None]:
+    """A function of the library, which is here: whoever calls has asked first."""
+    found = library()
+    assert found is not None, "there is no native library: whether it takes these tensors was not asked"
+    named = getattr(found, name)
+    named.argtypes, named.restype = (ctypes.c_char_p,), None
+    called: Callable[[bytes], None] = named
+    return called
+
+
+def lined_up(matrix: Tensor) -> Tensor:
+    """Neighbours of a row are neighbours in memory: most views are so as they are."""
+    return matrix if matrix.is_contiguous() or matrix.stride(1) == 1 else matrix.contiguous()
