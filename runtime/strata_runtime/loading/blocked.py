@@ -1,7 +1,7 @@
 """Dense 16-bit linears in a layout that the processor multiplies fastest, for CPUs that multiply bfloat16; and the table that head and embedding share.
 
-Used by `load_stage` for the linears that the plan leaves dense, and for the head. Same products and sums as nn.Linear and the same bytes. The native library's layout where
-it runs: the weight is one stream for any number of tokens, and no kernels are kept for their number. Else oneDNN's.
+Used by `load_stage` for the linears that the plan leaves dense, and for the head. Same products and sums as nn.Linear and the same bytes. The
+native library's layout where it runs: the weight is one stream for any number of tokens, and no kernels are kept for their number. Else oneDNN's.
 """
 
 from collections.abc import Callable

@@ -14,12 +14,10 @@ from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
-from strata_runtime.formats.any_precision import quantize_any
 from strata_runtime.formats.planes.any_linear import AnyLinear
-from strata_runtime.formats.planes.planes import pack_planes
 from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.linear_source import LinearSource
-from strata_runtime.loading.load_cache import RECIPE, LoadCache
+from strata_runtime.loading.load_cache import LoadCache
 from strata_runtime.loading.stage_model import StageModel
 
 log = logging.getLogger(__name__)
@@ -66,15 +64,10 @@ def _made_here(model: StageModel, layer: int, cache: LoadCache) -> dict[str, Pla
     source, bits = model.source, model.speculation.draft_bits
     if source is None or cache.has(layer):
         return {}
-    made = {}
-    for key in source.in_order(model.linears(layer)):
-        weight = source.stored(key)
-        parent = quantize_any(weight, RECIPE.bits, seed_bits=RECIPE.seed_bits)
-        planes, tables = pack_planes(parent.codes, parent.bits), parent.tables
-        if cache.wants(layer):
-            cache.add(layer, key, planes, tables)
-        made[key] = moved(PlanesWeight(planes[:bits], tables[bits].to(model.dtype), weight.shape[1]), model.device)
-    return made
+    return {
+        key: moved(cache.quantized(layer, key, source.stored(key), bits, model.dtype), model.device)
+        for key in source.in_order(model.linears(layer))
+    }
 
 
 def draft_of(
@@ -108,8 +101,12 @@ def draft_of(
 
 
 def _draft(linear: nn.Module, weight: PlanesWeight) -> AnyLinear:
+    return AnyLinear(weight, bias_of(linear))
+
+
+def bias_of(linear: nn.Module) -> Tensor | None:
     bias = linear.bias
-    return AnyLinear(weight, bias.detach() if isinstance(bias, Tensor) else None)
+    return bias.detach() if isinstance(bias, Tensor) else None
 
 
 def _can_read(source: LinearSource, layer: int, key: str, bits: int) -> bool:

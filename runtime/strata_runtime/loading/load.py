@@ -24,11 +24,9 @@ from strata_planner.contract.roles import Role
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES, QuantLinear, make_linear
-from strata_runtime.formats.any_precision import quantize_any
 from strata_runtime.formats.gptq.gptq_linear import GptqLinear
 from strata_runtime.formats.linear import check_weight
 from strata_runtime.formats.planes.any_linear import AnyLinear
-from strata_runtime.formats.planes.planes import pack_planes
 from strata_runtime.formats.static8.activation_file import activations_of
 from strata_runtime.formats.static8.static_linear import static_linear
 from strata_runtime.formats.weights import PlanesWeight
@@ -39,7 +37,7 @@ from strata_runtime.loading.digest import model_digest
 from strata_runtime.loading.drafts import add_drafts
 from strata_runtime.loading.expert_loader import ExpertLoader
 from strata_runtime.loading.linear_source import LinearSource
-from strata_runtime.loading.load_cache import RECIPE, LoadCache
+from strata_runtime.loading.load_cache import LoadCache
 from strata_runtime.loading.quantized import quantized_checkpoint, read_model_config
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.stored_linears import QuantizedCheckpoint
@@ -332,12 +330,8 @@ class _Loader:
         if self._cache is None or unit.format not in ANY_FORMATS or not self._cache.wants(unit.layer):
             return self._stored(weight, bias, unit.format, unit.key)
         check_weight(weight, bias, unit.format, self._dtype, unit.key)
-        parent = quantize_any(weight, RECIPE.bits, seed_bits=RECIPE.seed_bits)
-        tables, planes = parent.tables, pack_planes(parent.codes, parent.bits)
-        del parent  # its codes, before anything is written
-        self._cache.add(unit.layer, unit.key, planes, tables)
-        bits = BITS_OF_FORMAT[unit.format]
-        return AnyLinear(PlanesWeight(planes[:bits], tables[bits].to(self._dtype), weight.shape[1]), bias, unit.format)
+        planes = self._cache.quantized(unit.layer, unit.key, weight, BITS_OF_FORMAT[unit.format], self._dtype)
+        return AnyLinear(planes, bias, unit.format)
 
     def load_outside(self, keys: Iterable[str]) -> None:
         """Embedding, last norm, head. While nothing else is held: the head takes its table twice."""

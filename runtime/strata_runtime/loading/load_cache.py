@@ -13,10 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from strata_planner.contract.model_folder import MANIFEST_VERSION, LayerFile, Manifest, Recipe
 from strata_runtime.errors import InputError
+from strata_runtime.formats.any_precision import quantize_any
+from strata_runtime.formats.planes.planes import pack_planes
+from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import Artefact, DamagedError
 from strata_runtime.loading.artefact_manifest import cache_folder, read_manifest
 from strata_runtime.loading.artefact_writer import ArtefactWriter, LayerWriting, Shapes, file_bytes
@@ -78,6 +82,15 @@ class LoadCache:
         if not self._keeps:
             self._end(layer)
         return layer in self._begun
+
+    def quantized(self, layer: int, key: str, weight: Tensor, bits: int, dtype: torch.dtype) -> PlanesWeight:
+        """A linear at so many bits, of its weight [N, K] in the checkpoint's type; all that is wanted of it is kept."""
+        parent = quantize_any(weight, RECIPE.bits, seed_bits=RECIPE.seed_bits)
+        tables, planes = parent.tables, pack_planes(parent.codes, parent.bits)
+        del parent  # its codes, before anything is written
+        if self.wants(layer):
+            self.add(layer, key, planes, tables)
+        return PlanesWeight(planes[:bits], tables[bits].to(dtype), weight.shape[1])
 
     def add(self, layer: int, key: str, planes: Sequence[Tensor], tables: Mapping[int, Tensor]) -> None:
         """The next linear of a layer that is wanted, at the widest. With the last one its file is there."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from strata_planner.contract.draft_weights import draft_bytes, kept_bytes
 from strata_planner.contract.formats import (
@@ -28,7 +28,7 @@ from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import find_artefact
 from strata_runtime.loading.artefact_manifest import read_manifest
 from strata_runtime.loading.blocked import can_block, dense_linear
-from strata_runtime.loading.drafts import draft_of, moved
+from strata_runtime.loading.drafts import bias_of, draft_of, moved
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.load_cache import kept_by_loads
 from strata_runtime.loading.stage_model import StageModel
@@ -157,7 +157,7 @@ def read_change(model: StageModel, layer: int, bits: int) -> Change:
                 continue
             planes = None
             if bits == 16:
-                change.modules[key] = dense_linear(source.dense(key).to(model.device), _bias(module))
+                change.modules[key] = dense_linear(source.dense(key).to(model.device), bias_of(module))
             elif isinstance(module, AnyLinear):
                 missing = source.missing_planes(key, module.bits, bits) if bits > module.bits else ()
                 table = source.table(key, bits).to(model.device)
@@ -166,7 +166,7 @@ def read_change(model: StageModel, layer: int, bits: int) -> Change:
                 )
             else:
                 planes = moved(source.planes(key, bits), model.device)
-                change.modules[key] = AnyLinear(planes, _bias(module))
+                change.modules[key] = AnyLinear(planes, bias_of(module))
             change.drafts[key] = draft_of(model, layer, key, module, FORMAT_OF_BITS[bits], planes)
     change.read_seconds = time.perf_counter() - started
     return change
@@ -226,8 +226,3 @@ def _source(model: StageModel) -> LinearSource:
     if source.artefact is None and not any(isinstance(module, AnyLinear) for module in modules):
         source.artefact = find_artefact(source.folder) or kept_by_loads(source.folder)
     return source
-
-
-def _bias(module: nn.Module) -> Tensor | None:
-    bias = module.bias
-    return bias.detach() if isinstance(bias, Tensor) else None
