@@ -252,6 +252,16 @@ class Pipeline:
             self.accept(step)
         return step is not None
 
+    def drain_watching(self, watched: Callable[[], bool]) -> tuple[list[TokenEvent], bool]:
+        """All that comes, and whether what is watched was ever so behind a step."""
+        events: list[TokenEvent] = []
+        was = False
+        while self.engine.running or self.engine.waiting:
+            while self.step():
+                was |= watched()
+            events.extend(self.result())
+        return events, was
+
     def drain(self) -> list[TokenEvent]:
         events: list[TokenEvent] = []
         for _ in range(10_000):

@@ -118,13 +118,11 @@ def test_who_gave_its_blocks_back_waits_for_its_draft() -> None:
     asked = [submit(f"r{number}", prompt(number, 6), 12, stop_tokens=[]) for number in range(3)]
     for each in asked:
         engine.submit(each)
-    events: list[TokenEvent] = []
-    waited = False
-    while engine.running or engine.waiting:
-        while pipeline.step():
-            waiting = engine.scheduler.waiting
-            waited |= any(each.awaited and each.guesses and each.guesses.is_drafting for each in waiting)
-        events.extend(pipeline.result())
+    events, waited = pipeline.drain_watching(
+        lambda: any(
+            each.awaited and each.guesses is not None and each.guesses.is_drafting for each in engine.scheduler.waiting
+        )
+    )
     assert waited, "one was driven out while a draft of it was on the way"
     check(events, *asked)
 

@@ -492,12 +492,7 @@ def test_a_sequence_that_gave_its_blocks_back_waits_for_its_own_token() -> None:
     asked = [submit(f"r{number}", prompt(number, 7), 12, stop_tokens=[]) for number in range(3)]
     for each in asked:
         engine.submit(each)
-    events: list[TokenEvent] = []
-    waited = False
-    while engine.running or engine.waiting:
-        while pipeline.step():
-            waited |= any(each.awaited for each in engine.scheduler.waiting)
-        events.extend(pipeline.result())
+    events, waited = pipeline.drain_watching(lambda: any(each.awaited for each in engine.scheduler.waiting))
     assert waited, "one was driven out while its token was on the way"
     for each in asked:
         assert [event.token for event in events if event.request == each.request] == text_of(each)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from strata_planner.contract.frames import Abort, Grammar, LeaderHello, LogitRules, Sampling, Submit
+from strata_planner.contract.frames import Abort, LeaderHello, LogitRules, Sampling, Submit
 from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.costs.draft_model import draft_page_bytes, draft_weights_bytes
 from strata_planner.question.model import Model
@@ -17,10 +17,10 @@ from strata_runtime.slot.drafter import Drafter
 from strata_runtime.wire.client import LeaderClient, greedy
 from tests.laws import swept
 from tests.runtime.plans import even_plan
+from tests.runtime.slot.asked import STRATA_TINY, held_and_free, penalized
 from tests.runtime.slot.harness import PipelineHarness
 
 TOKENS = 4
-STRATA_TINY = Path(__file__).parents[3] / "examples" / "models" / "strata-tiny"
 SHAPES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
@@ -35,19 +35,7 @@ def drafting(plan: Plan, model: Path, mode: str = "draft") -> Plan:
 
 
 def asked(count: int = 6, answer: int = 40) -> list[Submit]:
-    """Greedy, drawn and with penalties, with prompts that have a beginning in common."""
-    penalties = LogitRules(frequency_penalty=0.6, repetition_penalty=1.2)
-    return [
-        Submit(
-            f"r{number}",
-            [*range(9, 15)] * 3 + [number],
-            [],
-            answer,
-            [],
-            Sampling(0.9 * (number % 2), top_k=3, seed=number, rules=penalties if number > 3 else None),
-        )
-        for number in range(count)
-    ]
+    return penalized(count, answer, repeats=3)
 
 
 def idle(leader: LeaderClient) -> LeaderHello:
@@ -152,18 +140,7 @@ def test_where_the_small_model_fails_steps_go_on(
 def test_forms_are_kept(tmp_path: Path) -> None:
     """Over a model that knows its language, drafting for itself without the grammar."""
     plan = even_plan(STRATA_TINY, ["s0"])
-    form = Grammar("regex", "(yes|no|perhaps)( and (yes|no|perhaps)){6}", (3,))
-    several = [
-        Submit(
-            f"r{number}",
-            [number, *range(50, 60)],
-            [],
-            40,
-            [3],
-            Sampling(0.8 * (number % 2), seed=number, rules=LogitRules(grammar=form) if number < 3 else None),
-        )
-        for number in range(5)
-    ]
+    several = held_and_free()
     with PipelineHarness(["s0"]) as pipeline:
         expected = pipeline.serve(plan).generate(several)
         leader = pipeline.serve(drafting(plan, STRATA_TINY))

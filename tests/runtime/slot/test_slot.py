@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from strata_planner.contract.control import Commit, Prepare
 from strata_planner.contract.formats import FormatName
-from strata_planner.contract.frames import Abort, Grammar, Hello, LogitRules, Sampling, Submit, Tokens
+from strata_planner.contract.frames import Abort, Hello, Sampling, Submit, Tokens
 from strata_planner.contract.plan import Speculation
 from strata_planner.contract.roles import roles_of
 from strata_planner.question.model import Model
@@ -20,12 +20,12 @@ from strata_runtime.wire.client import LeaderClient, greedy
 from strata_runtime.wire.transport import Keys, listen
 from tests.laws import swept
 from tests.runtime.plans import even_plan
+from tests.runtime.slot.asked import STRATA_TINY, held_and_free, penalized
 from tests.runtime.slot.harness import PipelineHarness, SlotThread
 
 PROMPTS = {"a": [1, 5, 9, 2, 6], "b": [3] * 30, "c": [7, 8], "d": list(range(20, 45))}
 ANSWER = 12
 LAYERS = 6
-STRATA_TINY = Path(__file__).parents[3] / "examples" / "models" / "strata-tiny"
 
 
 @pytest.fixture(scope="module")
@@ -105,18 +105,7 @@ def test_drafts_of_four_bits_change_no_text(tiny_llama: Path, case: tuple[Format
     name, stages = case
     names = [f"s{place}" for place in range(stages)]
     plan = even_plan(tiny_llama, names, formats=[name] * LAYERS)
-    penalties = LogitRules(frequency_penalty=0.6, repetition_penalty=1.2)
-    asked = [
-        Submit(
-            f"r{number}",
-            [*range(9, 15)] * 2 + [number],
-            [],
-            40,
-            [],
-            Sampling(0.9 * (number % 2), top_k=3, seed=number, rules=penalties if number > 3 else None),
-        )
-        for number in range(6)
-    ]
+    asked = penalized()
     with PipelineHarness(names) as pipeline:
         expected = pipeline.serve(plan).generate(asked)
         scarce = even_plan(tiny_llama, names, formats=[name] * LAYERS, pages=12)
@@ -135,18 +124,7 @@ def test_forms_are_kept_by_drafts_of_fewer_bits() -> None:
     plan = even_plan(
         STRATA_TINY, ["s0"], formats=["any8"] * 2 + ["int8"] * (Model.from_folder(STRATA_TINY).num_layers - 2)
     )
-    form = Grammar("regex", "(yes|no|perhaps)( and (yes|no|perhaps)){6}", (3,))
-    asked = [
-        Submit(
-            f"r{number}",
-            [number, *range(50, 60)],
-            [],
-            40,
-            [3],
-            Sampling(0.8 * (number % 2), seed=number, rules=LogitRules(grammar=form) if number < 3 else None),
-        )
-        for number in range(5)
-    ]
+    asked = held_and_free()
     with PipelineHarness(["s0"]) as pipeline:
         expected = pipeline.serve(plan).generate(asked)
         leader = pipeline.serve(structs.replace(plan, speculation=Speculation("selfPrecision", 4)))
