@@ -32,10 +32,8 @@ SCORES_BYTES = 8 << 20
 MASK_BYTES, MASK_ROWS = 4 << 20, 256
 FEWEST_KEYS, WIDE = 64, 256  # keys of scores written out are padded to powers of two between these, beyond to multiples
 WRITTEN_OUT = frozenset({"bloom", "gemma2", "gpt_oss"})  # architectures whose attention is not torch's own
-HEAD_LANES, WIDEST_HEAD = (
-    32,
-    256,
-)  # widths of a head that the native library attends with, on processors for which it packs 16-bit weights
+# Widths of a head that the native library attends with, on processors for which it packs 16-bit weights: multiples of the one up to the other.
+HEAD_LANES, WIDEST_HEAD = 32, 256
 EXPERT_ROWS = 128
 STATE_TOKENS = 256  # of one sequence that pass a layer with state at once (model.mixers)
 CONVERTED_AT_A_TIME = 1 << 21
@@ -186,9 +184,8 @@ def _product_kernels(
     linears: Iterable[Linear], step: StepShape, packed_rows: Mapping[FormatName, int], storage: Storage
 ) -> int:
     """Of each linear in the formats that it has in some layer; of experts some rows at a time."""
-    most: dict[
-        tuple[int, tuple[FormatName, int, int]], int
-    ] = {}  # rows of each shape of a product, beyond those that it takes packed
+    # Rows of each shape of a product, by how many of them it takes packed.
+    most: dict[tuple[int, tuple[FormatName, int, int]], int] = {}
     for linear in linears:
         is_expert = linear.copies > 1
         rows = min(step.tokens, EXPERT_ROWS) if is_expert else step.tokens

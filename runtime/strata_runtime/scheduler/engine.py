@@ -28,9 +28,8 @@ from strata_runtime.scheduler.draft_round import Draft, DraftRound
 from strata_runtime.scheduler.scheduler import EMPTY, Limits, Scheduler
 from strata_runtime.scheduler.sequence import Sequence
 
-_NEXT_TOKENS = (
-    2  # that a small model computes first where it has kept up: the last token, and a draft before it that was right
-)
+# That a small model computes first where it has kept up: the last token, and a draft before it that was right.
+_NEXT_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)

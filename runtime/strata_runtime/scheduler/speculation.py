@@ -42,9 +42,8 @@ class Guesses:
     rest: int = 0  # steps until the next look
     misses: int = 0  # looks that found nothing since one did
     agreed: float = _FIRST_AGREEMENT  # share of right ones among those that other weights drafted
-    goal: int = (
-        _UNDECIDED  # of `next`, in this round: so many are drafted by other weights; 0: none, they were looked up
-    )
+    # Of `next`, in this round: so many are drafted by other weights; 0: none, they were looked up.
+    goal: int = _UNDECIDED
 
     @property
     def is_undecided(self) -> bool:
