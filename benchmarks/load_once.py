@@ -24,7 +24,7 @@ from strata_runtime.loading import load_cache
 from strata_runtime.loading.artefact import find_artefact
 from strata_runtime.loading.blocked import BlockedLinear, can_block
 from strata_runtime.loading.checkpoint import Checkpoint
-from strata_runtime.loading.load import load_stage
+from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.warmup import warm_up
 from strata_runtime.model.adapter import ModelSlice, read_config
@@ -57,7 +57,7 @@ def main() -> None:
 
 def streamed(folder: Path, name: FormatName, *, keep: bool) -> StageModel:
     load_cache.FREE_SHARE = 0.0  # what is kept is removed with the model
-    return load_stage(_role(folder, name), folder, lambda *_: None, _CPU, keep=keep)
+    return load_stage(_role(folder, name), folder, lambda *_: None, _CPU, LoadOptions(keep=keep))
 
 
 def whole(folder: Path, name: FormatName) -> StageModel:

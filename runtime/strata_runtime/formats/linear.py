@@ -16,7 +16,8 @@ from strata_runtime.formats.errors import PrecisionError, WeightNotFiniteError
 from strata_runtime.formats.float8.float8 import FLOAT8
 from strata_runtime.formats.float8.float8_linear import Float8Linear
 from strata_runtime.formats.planes.any_linear import AnyLinear
-from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear, int8_linear
+from strata_runtime.formats.rounded.rounded_linear import GroupLinear, channel_linear
+from strata_runtime.formats.weights import Range
 
 GROUP_HEADROOM = 4  # the zero of a group may lie so many times beyond its largest value
 COMPUTE_DTYPES: dict[ComputeType, torch.dtype] = {
@@ -33,8 +34,11 @@ def make_linear(
     compute_dtype: torch.dtype,
     *,
     name: str = "linear",
+    columns: Range | None = None,
 ) -> nn.Module:
     """The operator `inputs @ weight.T + bias` with its weight stored in `format`.
+
+    `columns`: it has these inputs alone; what a format keeps of a row (scales, centroids) is of the whole row.
 
     weight: [N, K] of any floating type, bias: [N] or None, on the device where the module will live. Both may be freed afterwards.
     `name` only appears in errors. Raises WeightNotFiniteError for NaN or infinity, PrecisionError for a shape, type or format
@@ -46,7 +50,13 @@ def make_linear(
         )
     check_weight(weight, bias, format, compute_dtype, name)
     stored_bias = None if bias is None else bias.detach().to(compute_dtype)
-    return MAKERS[format](weight.detach(), stored_bias, format, compute_dtype)
+    if columns is None:
+        return MAKERS[format](weight.detach(), stored_bias, format, compute_dtype)
+    if format not in PART_MAKERS:
+        raise PrecisionError(
+            f"{name}: a weight in {format} is not cut by its inputs, as ranks of a stage need it; use one of {', '.join(PART_MAKERS)}"
+        )
+    return PART_MAKERS[format](weight.detach(), stored_bias, format, compute_dtype, columns)
 
 
 def stored_bytes_of(module: nn.Module) -> int:
@@ -63,22 +73,42 @@ def _dense(weight: Tensor, bias: Tensor | None, _format_name: FormatName, comput
     return linear
 
 
-def _any(weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype) -> AnyLinear:
+def _dense_part(
+    weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype, columns: Range
+) -> nn.Linear:
+    return _dense(weight[:, slice(*columns)], bias, format_name, compute_dtype)
+
+
+def _any(
+    weight: Tensor,
+    bias: Tensor | None,
+    format_name: FormatName,
+    compute_dtype: torch.dtype,
+    columns: Range | None = None,
+) -> AnyLinear:
     bits = BITS_OF_FORMAT[format_name]
-    return AnyLinear(quantize_any(weight, bits).at(bits, compute_dtype), bias, format_name)
+    whole = quantize_any(weight, bits).at(bits, compute_dtype)
+    return AnyLinear(whole if columns is None else whole.part(None, columns), bias, format_name)
 
 
 Maker = Callable[[Tensor, Tensor | None, FormatName, torch.dtype], nn.Module]
 # The formats that a weight alone can be stored in while it streams in: weight [N, K], bias [N] in the compute type or None -> module.
 MAKERS: dict[FormatName, Maker] = {
     "dense": _dense,
-    "int8": int8_linear,
-    "w8a8": ChannelLinear,
+    "int8": channel_linear,
+    "w8a8": channel_linear,
     "int4": GroupLinear,
     "int3": GroupLinear,
     **dict.fromkeys(FLOAT8, Float8Linear),
     **dict.fromkeys(ANY_PRECISION.values(), _any),
     "any4_a8": _any,
+}
+PartMaker = Callable[[Tensor, Tensor | None, FormatName, torch.dtype, Range], nn.Module]
+# Those whose weights may be cut by inputs. Not those that round activations too: ranks would round parts of a row by scales of their own.
+PART_MAKERS: dict[FormatName, PartMaker] = {
+    "dense": _dense_part,
+    "int8": channel_linear,
+    **dict.fromkeys(ANY_PRECISION.values(), _any),
 }
 
 

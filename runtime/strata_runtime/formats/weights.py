@@ -11,9 +11,11 @@ from torch import Tensor
 
 from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName, group_size, padded_in_features
 from strata_runtime.formats import packing, reference
-from strata_runtime.formats.planes.planes import unpack_planes
+from strata_runtime.formats.planes.planes import cut_planes, unpack_planes
 from strata_runtime.formats.quantizers import quantize_groups
 from strata_runtime.kernels import native_planes
+
+Range = tuple[int, int]  # first, behind the last
 
 PLANE_BITS: dict[FormatName, tuple[int, ...]] = {"int4": (4,), "int3": (2, 1)}
 QUANTIZED_AT_A_TIME = 1 << 20  # weights: what is not yet packed stays small beside the checkpoint's own matrix
@@ -29,6 +31,10 @@ class ChannelWeight:
     @property
     def out_features(self) -> int:
         return self.codes.shape[0]
+
+    def part(self, columns: Range) -> "ChannelWeight":
+        """Of some inputs alone, with the scales of whole rows."""
+        return ChannelWeight(self.codes[:, slice(*columns)].contiguous(), self.scales)
 
     def dequantized(self) -> Tensor:
         """float32 [N, K]."""
@@ -125,6 +131,14 @@ class PlanesWeight:
     def native(self) -> native_planes.Stored:
         """As the native library is called with it."""
         return native_planes.Stored.of(self.planes, self.table)
+
+    def part(self, rows: Range | None, columns: Range | None) -> "PlanesWeight":
+        """Of some outputs and some inputs alone; None: of all."""
+        kept = slice(*rows) if rows else slice(None)
+        planes = tuple(plane[kept] for plane in self.planes)
+        if columns is None:
+            return PlanesWeight(planes, self.table[kept], self.in_features)
+        return PlanesWeight(cut_planes(planes, self.in_features, columns), self.table[kept], columns[1] - columns[0])
 
     def dequantized_rows(self, start: int, stop: int) -> Tensor:
         """[stop - start, K] in the table's type."""

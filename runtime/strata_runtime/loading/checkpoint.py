@@ -5,6 +5,7 @@ count as the slot's memory while it streams. Knows no model. Format: https://hug
 header length, a JSON header with each tensor's type, shape and offsets, the data).
 """
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -37,6 +38,7 @@ _TYPES = {
     "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
 }
+Range = tuple[int, int]  # first, behind the last
 _SCALED = frozenset({torch.float8_e4m3fn})  # values only together with scales: never converted here
 
 
@@ -48,6 +50,11 @@ class Entry:
     shape: tuple[int, ...]
     begin: int
     end: int
+
+    def rows(self, first: int, last: int) -> "Entry":
+        """Rows first..last-1 of it: they lie one after the other."""
+        size = (self.end - self.begin) // self.shape[0]
+        return Entry(self.type, (last - first, *self.shape[1:]), self.begin + first * size, self.begin + last * size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,37 @@ class Checkpoint:
         with FileIO(self.folder / name) as file:
             return _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None)
 
+    def read_part(
+        self, key: str, dtype: torch.dtype | None, rows: Range | None, columns: Range | None = None
+    ) -> torch.Tensor:
+        """Some rows (of a vector: items) and some columns of one floating-point tensor, in `dtype` (None: as it is stored); None: all.
+
+        Only the bytes of those rows are read, strip by strip where columns are cut out of them.
+        """
+        name = self._file_of[key]
+        entry = self.header(name)[key]
+        self.keys_read.append(key)
+        if key in self.transposed:
+            with FileIO(self.folder / name) as file:
+                whole = _read(file, key, entry, dtype, pinned=False).mT
+            return whole[_slice(rows), _slice(columns)].contiguous()
+        first, last = rows or (0, entry.shape[0])
+        with FileIO(self.folder / name) as file:
+            if columns is None:
+                return _read(file, key, entry.rows(first, last), dtype, pinned=self.pinned)
+            step = max(1, _STRIP // entry.shape[1])
+            strips = (
+                _read(file, key, entry.rows(begin, min(begin + step, last)), dtype, pinned=False)[:, _slice(columns)]
+                for begin in range(first, last, step)
+            )
+            read = next(strips)
+            part = torch.empty(last - first, read.shape[1], dtype=read.dtype, pin_memory=self.pinned)
+            done = 0
+            for strip in itertools.chain([read], strips):
+                part[done : done + len(strip)] = strip
+                done += len(strip)
+            return part
+
     def read_rows(self, places: Sequence[TensorPlace], dtype: torch.dtype) -> torch.Tensor:
         """Floating-point matrices of one width, one below the other, in `dtype`, in one piece of memory. One that is turned round comes alone."""
         entries = [self._entry_of(place) for place in places]
@@ -157,6 +195,10 @@ class Checkpoint:
         for key in keys:
             grouped[self._file_of[key]].append(key)
         return grouped
+
+
+def _slice(part: Range | None) -> slice:
+    return slice(*part) if part else slice(None)
 
 
 def _files(folder: Path) -> dict[str, str]:

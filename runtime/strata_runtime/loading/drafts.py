@@ -65,7 +65,7 @@ def _made_here(model: StageModel, layer: int, cache: LoadCache) -> dict[str, Pla
     if source is None or cache.has(layer):
         return {}
     return {
-        key: moved(cache.quantized(layer, key, source.stored(key), bits, model.dtype), model.device)
+        key: moved(source.part(key, cache.quantized(layer, key, source.whole(key), bits, model.dtype)), model.device)
         for key in source.in_order(model.linears(layer))
     }
 

@@ -11,21 +11,31 @@ import torch
 from torch import Tensor
 
 from strata_runtime.errors import InputError
+from strata_runtime.formats.planes.planes import cut_planes
 from strata_runtime.formats.static8.activation_file import ActivationEntry, Activations
 from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import Artefact
 from strata_runtime.loading.checkpoint import Checkpoint
+from strata_runtime.ranks.cut import WHOLE, LinearCut
 
 _CPU = torch.device("cpu")
 
 
 class LinearSource:
-    """`weights`: key of a linear -> name of its weight in the checkpoint, for those that lie there as they are."""
+    """`weights`: key of a linear -> name of its weight in the checkpoint, for those that lie there as they are. `cuts`: what of each linear's weight
+    this stage has, where several ranks share it; all answers are of that part.
+    """
 
     def __init__(
-        self, checkpoint: Checkpoint, artefact: Artefact | None, weights: Mapping[str, str], dtype: torch.dtype
+        self,
+        checkpoint: Checkpoint,
+        artefact: Artefact | None,
+        weights: Mapping[str, str],
+        dtype: torch.dtype,
+        cuts: Mapping[str, LinearCut],
     ) -> None:
         self.artefact = artefact
+        self.cuts = cuts
         self.activations: Activations | None = None  # read where a layer is stored in w8a8_static
         self._checkpoint = checkpoint
         self._weights = weights
@@ -37,11 +47,14 @@ class LinearSource:
 
     def dense(self, key: str) -> Tensor:
         """[N, K] in the compute type. Raises InputError where the checkpoint has no such weight."""
-        return self._read(key, self._dtype)
+        name, cut = self._named(key), self._cut(key)
+        if cut == WHOLE:
+            return self._checkpoint.read([name], self._dtype, _CPU)[name]
+        return self._checkpoint.read_part(name, self._dtype, cut.rows, cut.columns)
 
-    def stored(self, key: str) -> Tensor:
-        """[N, K] in the checkpoint's own type. Raises as `dense`."""
-        return self._read(key, None)
+    def whole(self, key: str) -> Tensor:
+        """[N, K] in the checkpoint's own type, also where this stage has a part alone. Raises as `dense`."""
+        return self._checkpoint.read([self._named(key)], None, _CPU)[self._named(key)]
 
     def in_order(self, keys: Container[str]) -> list[str]:
         """Those of the keys that have a dense weight, as a load stores them one after the other."""
@@ -49,26 +62,37 @@ class LinearSource:
 
     def planes(self, key: str, bits: int) -> PlanesWeight:
         """The model of `bits` bits. Raises InputError where there is no any-precision copy, or none of that width."""
-        return self._copy(key).read(key, bits, self._dtype)
+        rows = self._cut(key).rows
+        return self.part(key, self._copy(key).read(key, bits, self._dtype, rows=rows), rows_done=True)
+
+    def part(self, key: str, planes: PlanesWeight, *, rows_done: bool = False) -> PlanesWeight:
+        """Of the planes of a whole linear (or of this stage's rows of it) what this stage has."""
+        cut = self._cut(key)
+        rows = None if rows_done else cut.rows
+        return planes.part(rows, cut.columns) if rows or cut.columns else planes
 
     def missing_planes(self, key: str, from_bits: int, to_bits: int) -> tuple[Tensor, ...]:
         """What a linear that holds the first `from_bits` planes lacks of `to_bits`. Raises as `planes`."""
-        return self._copy(key).missing_planes(key, from_bits, to_bits)
+        copy, cut = self._copy(key), self._cut(key)
+        planes = copy.missing_planes(key, from_bits, to_bits, rows=cut.rows)
+        return cut_planes(planes, copy.shape(key)[1], cut.columns) if cut.columns and planes else planes
 
     def table(self, key: str, bits: int) -> Tensor:
         """Centroids [N, 2^bits] in the compute type. Raises as `planes`."""
-        return self._copy(key).table(key, bits, self._dtype)
+        return self._copy(key).table(key, bits, self._dtype, rows=self._cut(key).rows)
 
     def activation_entry(self, key: str) -> ActivationEntry:
         """How the inputs of a linear are rounded. Raises NotCalibratedError."""
         assert self.activations is not None
         return self.activations.entry(key)
 
-    def _read(self, key: str, dtype: torch.dtype | None) -> Tensor:
+    def _named(self, key: str) -> str:
         if key not in self._weights:
             raise InputError(f"{self.folder} has no dense weight of '{key}': it stays at the precision it has")
-        name = self._weights[key]
-        return self._checkpoint.read([name], dtype, _CPU)[name]
+        return self._weights[key]
+
+    def _cut(self, key: str) -> LinearCut:
+        return self.cuts.get(key, WHOLE)
 
     def _copy(self, key: str) -> Artefact:
         if self.artefact is None:

@@ -25,11 +25,11 @@ from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES, QuantLinear, make_linear
 from strata_runtime.formats.gptq.gptq_linear import GptqLinear
-from strata_runtime.formats.linear import check_weight
+from strata_runtime.formats.linear import PART_MAKERS, check_weight
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.formats.static8.activation_file import activations_of
 from strata_runtime.formats.static8.static_linear import static_linear
-from strata_runtime.formats.weights import PlanesWeight
+from strata_runtime.formats.weights import PlanesWeight, Range
 from strata_runtime.loading.artefact import Artefact, DamagedError, find_artefact
 from strata_runtime.loading.blocked import blocked_pair, can_block, dense_linear
 from strata_runtime.loading.checkpoint import Checkpoint
@@ -46,6 +46,8 @@ from strata_runtime.loading.units import AnyUnit, ExpertUnit, Unit, units_of
 from strata_runtime.loading.verify import Beside, at_once, never
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.experts import use_padded_experts
+from strata_runtime.ranks.collectives import Collectives
+from strata_runtime.ranks.cut import WHOLE, LinearCut
 
 log = logging.getLogger(__name__)
 
@@ -53,27 +55,36 @@ ANY_FORMATS = frozenset({*ANY_PRECISION.values(), "any4_a8"})
 _CPU = torch.device("cpu")
 
 
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a stage is loaded.
+
+    keep: layers that are quantized at any precision for want of a copy stay in the node's cache, for the next load; what is there is read either way.
+    verify: planes and tables are compared with the checks of their copy as they are read, all of them before the load ends. Of what the node keeps, a layer
+    that is damaged is quantized anew.
+    collectives: where several ranks share the stage: the part of this one alone is loaded, and only its bytes are read where a format allows.
+    """
+
+    keep: bool = False
+    verify: bool = True
+    collectives: Collectives | None = None
+
+
 def load_stage(
     role: Role,
     model_path: Path,
     progress: Callable[[int, int], None],
     device: torch.device,
-    *,
-    keep: bool = False,
-    verify: bool = True,
+    options: LoadOptions = LoadOptions(),
 ) -> StageModel:
     """The role's layers from the folder `model_path`, on `device`. `progress(done, total)` counts whole layers, and is called after each linear.
-
-    keep: layers that are quantized at any precision for want of a copy stay in the node's cache, for the next load; what is there is read either way.
-    verify: planes and tables are compared with the checks of their copy as they are read, all of them before this returns. Of what the node keeps, a layer
-    that is damaged is quantized anew.
 
     Raises UnsupportedModelError for what the engine or a format cannot do, InputError for a checkpoint or an any-precision copy that is damaged,
     incomplete, of another model, or does not have the role's layers.
     """
     while True:
         try:
-            return _load(role, model_path, progress, device, keep=keep, verify=verify)
+            return _load(role, model_path, progress, device, options)
         except _ForgottenError:
             continue  # one damaged file less
 
@@ -87,9 +98,7 @@ def _load(
     model_path: Path,
     progress: Callable[[int, int], None],
     device: torch.device,
-    *,
-    keep: bool,
-    verify: bool,
+    options: LoadOptions,
 ) -> StageModel:
     config = read_model_config(model_path)
     check_formats(config.to_dict(), role.format)
@@ -100,7 +109,11 @@ def _load(
         )
     dtype = COMPUTE_DTYPES[role.compute_type]
     checkpoint = quantized_checkpoint(model_path) or Checkpoint(model_path)
-    stage = ModelSlice(config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype)
+    if options.collectives is not None:
+        _check_divisible(role, checkpoint)
+    stage = ModelSlice(
+        config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype, collectives=options.collectives
+    )
     use_padded_experts(stage.module)
     checkpoint.transposed = stage.transposed(checkpoint.keys)
     sources = stage.sources(checkpoint.keys)
@@ -112,14 +125,19 @@ def _load(
     plain = [unit for unit in units if isinstance(unit, Unit)]
     weights = {unit.key: unit.tensors["weight"] for unit in plain if unit.key}
     wanted = [layer for layer, name in formats.items() if name in ANY_FORMATS or has_draft(name, role.speculation)]
-    artefact, cache = _copies(wanted, model_path, stage, plain, config.num_hidden_layers, keep=keep)
-    source = LinearSource(checkpoint, artefact, weights, dtype)
+    artefact, cache = _copies(wanted, model_path, stage, plain, config.num_hidden_layers, keep=options.keep)
+    source = LinearSource(checkpoint, artefact, weights, dtype, stage.cuts)
     if "w8a8_static" in role.format:
         source.activations = activations_of(model_path, model_digest(model_path))
     loader = _Loader(stage, checkpoint, source, cache, dtype, device)
     loader.prepare_memory(plain)
     stage.initialise_buffers(device)
-    with freed_at_once(), _forgetting(cache), cache or contextlib.nullcontext(), _checking(artefact, verify=verify):
+    with (
+        freed_at_once(),
+        _forgetting(cache),
+        cache or contextlib.nullcontext(),
+        _checking(artefact, verify=options.verify),
+    ):
         loader.load_outside(sources.get(None, ()))
         for layers in loader.stream(units):
             progress(layers, last - first + 1)
@@ -129,6 +147,16 @@ def _load(
     if source.artefact is not None and not source.artefact.manifest.files:
         source.artefact = None
     return model
+
+
+def _check_divisible(role: Role, checkpoint: Checkpoint) -> None:
+    """Raises InputError for what ranks cannot share."""
+    wrong = sorted({name for name in role.format if name not in PART_MAKERS})
+    if wrong or isinstance(checkpoint, QuantizedCheckpoint):
+        what = ", ".join(wrong) or "what this checkpoint was quantized to"
+        raise InputError(
+            f"a stage over several devices is stored in {', '.join(PART_MAKERS)}, not in {what}: allow other bits, or stages of one device each"
+        )
 
 
 @contextlib.contextmanager
@@ -196,7 +224,7 @@ def _copies(
     shapes: dict[int, dict[str, tuple[int, int]]] = {layer: {} for layer in wanted}
     for unit in units:
         if unit.key and unit.layer in shapes:
-            shapes[unit.layer][unit.key] = stage.shape(unit.layer, unit.key)
+            shapes[unit.layer][unit.key] = stage.whole_shape(unit.layer, unit.key)
     plain = {layer: linears for layer, linears in shapes.items() if linears.keys() == stage.places(layer).keys()}
     cache = LoadCache(model_path, layers, plain, keep=keep)
     return cache.artefact, cache
@@ -251,6 +279,9 @@ class _Loader:
             del wanted["weight"]
         elif unit.key:
             tensors["weight"], memory = self._read_weight(unit, wanted.pop("weight"))
+        rows = self._cut(unit).rows
+        if rows and "bias" in wanted:
+            tensors["bias"] = self._checkpoint.read_part(wanted.pop("bias"), self._dtype, rows)
         by_type: dict[torch.dtype, list[str]] = defaultdict(list)
         for name in wanted.values():
             by_type[self._stage.type_of(name)].append(name)
@@ -261,10 +292,27 @@ class _Loader:
 
     def _read_weight(self, unit: Unit, name: str) -> tuple[Tensor, Tensor | None]:
         """With the memory that it lies in, if that is to be read into again."""
+        cut = self._cut_while_reading(unit)
+        if cut != WHOLE:
+            return self._checkpoint.read_part(name, self._type_of(unit), cut.rows, cut.columns), None
         if not self._is_copied(unit):
             return self._checkpoint.read([name], self._type_of(unit), _CPU)[name], None
         memory = self._spare.pop() if self._spare else torch.empty(self._spare_bytes, dtype=torch.uint8)
         return self._checkpoint.read_into(name, self._type_of(unit), memory), memory
+
+    def _cut(self, unit: Unit) -> LinearCut:
+        return self._source.cuts.get(unit.key or "", WHOLE)
+
+    def _cut_while_reading(self, unit: Unit) -> LinearCut:
+        """What of its cut a weight is read with: a format that keeps something of whole rows sees them whole, as does what a node keeps."""
+        cut = self._cut(unit)
+        if unit.format == "dense":
+            return cut
+        return WHOLE if self._is_added(unit) else LinearCut(rows=cut.rows)
+
+    def _is_added(self, unit: Unit) -> bool:
+        """Whether the planes of a linear are added to what the node keeps."""
+        return self._cache is not None and unit.format in ANY_FORMATS and self._cache.wants(unit.layer)
 
     def _is_kept(self, layer: int) -> bool:
         """Whether the layer's planes are read."""
@@ -309,7 +357,9 @@ class _Loader:
             return
         weight, bias, planes = (piece.tensors.pop("weight", None), piece.tensors.pop("bias", None), piece.planes)
         piece.planes = None
-        _check_shapes(unit.key, getattr(parent, attribute), weight if planes is None else planes, bias)
+        cut = self._cut(unit) if planes is not None else self._cut_while_reading(unit)
+        shape = self._stage.shape_of(unit.layer, unit.key, cut)
+        _check_shapes(unit.key, shape, getattr(parent, attribute), weight if planes is None else planes, bias)
         bias = None if bias is None else self._moved(bias)
         if planes is not None:
             moved = PlanesWeight(
@@ -327,15 +377,19 @@ class _Loader:
     def _quantized(self, unit: Unit, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """A linear whose dense weight has been read, kept for the next load where that is wanted."""
         assert unit.key
-        if self._cache is None or unit.format not in ANY_FORMATS or not self._cache.wants(unit.layer):
-            return self._stored(weight, bias, unit.format, unit.key)
+        if self._cache is None or not self._is_added(unit):
+            columns = None if unit.format == "dense" else self._cut(unit).columns
+            return self._stored(weight, bias, unit.format, unit.key, columns)
         check_weight(weight, bias, unit.format, self._dtype, unit.key)
         planes = self._cache.quantized(unit.layer, unit.key, weight, BITS_OF_FORMAT[unit.format], self._dtype)
-        return AnyLinear(planes, bias, unit.format)
+        return AnyLinear(self._source.part(unit.key, planes), bias, unit.format)
 
-    def load_outside(self, keys: Iterable[str]) -> None:
+    def load_outside(self, keys: Sequence[str]) -> None:
         """Embedding, last norm, head. While nothing else is held: the head takes its table twice."""
-        self._stage.load(self._checkpoint.read(keys, self._dtype, self._device), self._device)
+        rows = self._stage.rows_of(keys)
+        parts = {key: self._checkpoint.read_part(key, self._dtype, own).to(self._device) for key, own in rows.items()}
+        whole = self._checkpoint.read([key for key in keys if key not in parts], self._dtype, self._device)
+        self._stage.load(whole | parts, self._device)
         self._stage.tie()
         for parent, attribute, head in self._stage.own_head():
             self._replace(parent, attribute, head, "dense", attribute)
@@ -353,25 +407,29 @@ class _Loader:
         setattr(parent, attribute, stored)
         linear.weight = None  # type: ignore[assignment]  # freed now, not when all are done
 
-    def _stored(self, weight: Tensor, bias: Tensor | None, name: FormatName, called: str) -> nn.Module:
+    def _stored(
+        self, weight: Tensor, bias: Tensor | None, name: FormatName, called: str, columns: Range | None = None
+    ) -> nn.Module:
         if name == "dense":
             return dense_linear(weight, bias)
         if name == "w8a8_static":
             return static_linear(weight, bias, self._source.activation_entry(called), self._dtype, name=called)
-        return make_linear(weight, bias, name, self._dtype, name=called)
+        return make_linear(weight, bias, name, self._dtype, name=called, columns=columns)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)
 
 
-def _check_shapes(key: str, linear: nn.Linear, weight: Tensor | PlanesWeight | None, bias: Tensor | None) -> None:
-    """Of what was read against those that config.json gives."""
-    expected = [linear.out_features, linear.in_features]
+def _check_shapes(
+    key: str, shape: tuple[int, int], linear: nn.Linear, weight: Tensor | PlanesWeight | None, bias: Tensor | None
+) -> None:
+    """Of what was read against those that config.json gives. `shape`: of what is read of the weight."""
+    expected = list(shape)
     if isinstance(weight, PlanesWeight):
         found = [weight.out_features, weight.in_features]
     else:
         found = expected if weight is None else list(weight.shape)
-    if found != expected or (bias is not None and list(bias.shape) != expected[:1]):
+    if found != expected or (bias is not None and list(bias.shape) != [linear.out_features]):
         raise InputError(
             f"the checkpoint does not fit config.json: {key} has the shape {found}, {expected} is expected"
         )

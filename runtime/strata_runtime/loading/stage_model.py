@@ -33,6 +33,9 @@ class StageModel:
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
         self.num_kv_heads, self.head_dim, self.latent = cached_heads(config)
+        if stage.division is not None:
+            first, last = stage.division.cut.keys
+            self.num_kv_heads = last - first
         self.states = stage.states
         self.keeps_state = keeps_state(config.model_type)
         self.num_layers = num_layers

@@ -34,6 +34,7 @@ from strata_planner.contract.text_part import PREFIXES, text_part
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.model.attention import kernel_sizes
 from strata_runtime.model.attention_interface import Step, attention, use_attention_of_pages
+from strata_runtime.model.divided import Division
 from strata_runtime.model.embedding_side import EMBEDDING_SIDE, without_embedding_side
 from strata_runtime.model.expert_parts import ExpertPart, expert_part, fused_parameters
 from strata_runtime.model.fused_forwards import fuse
@@ -42,6 +43,8 @@ from strata_runtime.model.layer_paths import LAYER_LISTS
 from strata_runtime.model.linears import use_plain_linears
 from strata_runtime.model.llama4 import use_routed_experts
 from strata_runtime.model.padding import padded
+from strata_runtime.ranks.collectives import Collectives
+from strata_runtime.ranks.cut import LinearCut, Range
 
 _ANSWER_IN_TUPLES = frozenset({"bloom", "falcon"})
 # While it builds a model, transformers changes torch's default type and functions of its own for the whole process; two
@@ -97,7 +100,14 @@ class ModelSlice:
     """
 
     def __init__(
-        self, config: Any, layers: tuple[int, int], *, embedding: bool, head: bool, dtype: torch.dtype
+        self,
+        config: Any,
+        layers: tuple[int, int],
+        *,
+        embedding: bool,
+        head: bool,
+        dtype: torch.dtype,
+        collectives: Collectives | None = None,
     ) -> None:
         config.dtype = dtype  # some activations are built in the type that the configuration names
         self._config = config
@@ -125,6 +135,12 @@ class ModelSlice:
         self._wanted = set(self.module.state_dict())
         self._renamed: dict[str, tuple[list[str], str | None]] = {}
         self._places = self._find_linears()
+        self._shapes = {key: _shape(*place) for listed in self._places.values() for key, place in listed.items()}
+        self.cuts: dict[str, LinearCut] = {}  # of linears that ranks share
+        self.division = None if collectives is None else Division(config, collectives)
+        self._rows: dict[str, Range] = {}  # parameters outside the layers of which this rank has some rows
+        if self.division is not None:
+            self._divide(self.division)
         self._experts = self._find_experts()
 
     def sources(self, checkpoint_keys: Iterable[str]) -> dict[int | None, list[str]]:
@@ -182,6 +198,23 @@ class ModelSlice:
         parent, attribute = self._places[layer][key]
         linear: nn.Linear = getattr(parent, attribute)
         return linear.out_features, linear.in_features
+
+    def whole_shape(self, layer: int, key: str) -> tuple[int, int]:
+        """The same of all ranks together."""
+        assert key in self._places[layer], key
+        return self._shapes[key]
+
+    def shape_of(self, layer: int, key: str, cut: LinearCut) -> tuple[int, int]:
+        """The same of a part of all that ranks have together."""
+        rows, columns = self.whole_shape(layer, key)
+        first, last = cut.rows or (0, rows)
+        left, right = cut.columns or (0, columns)
+        return last - first, right - left
+
+    def rows_of(self, checkpoint_keys: Iterable[str]) -> dict[str, Range]:
+        """Of those of the keys outside the layers that this rank has a part of: which rows."""
+        named = ((key, name) for key in checkpoint_keys for name in self._names(key) if name in self._rows)
+        return {key: self._rows[name] for key, name in named}
 
     def experts(self, layer: int) -> dict[str, tuple[nn.Module, str]]:
         """As `places`, of the parameters [experts, N, K] that hold all experts of a layer."""
@@ -265,6 +298,9 @@ class ModelSlice:
             raise InputError(f"{len(empty)} parameters were not filled, for instance {empty[0]}: report this model")
         self.module.requires_grad_(requires_grad=False)
         self.module.eval()
+        if self.division is not None:
+            head = self.module.get_output_embeddings() if self._head else None
+            self.division.join(head, self.module.get_input_embeddings() if self._embedding else None)
         if all(parameter.device.type == "cpu" for parameter in self.module.parameters()):
             fuse(self.module, attention)
 
@@ -314,6 +350,21 @@ class ModelSlice:
         if not self._head:
             _replace(self._decoder, after)
             self.module.set_output_embeddings(Outside())
+
+    def _divide(self, division: Division) -> None:
+        """Leave only this rank's part in the stage's modules."""
+        for layer, places in self._places.items():
+            self._places[layer], cuts = division.layer(self._list[layer], places)
+            self.cuts |= cuts
+        for key, cut in self.cuts.items():
+            if cut.columns and division.cut.rank:  # added up: the bias once
+                self._wanted.discard(f"{key}.bias")
+        shared = [self.module.get_output_embeddings()] * self._head
+        shared += [self.module.get_input_embeddings()] * self._embedding
+        paths = {module: path for path, module in self.module.named_modules()}
+        for module in shared:
+            self._rows |= {f"{paths[module]}.{name}": division.vocabulary for name, _ in module.named_parameters()}
+            division.shrink_table(module)
 
     def _find_linears(self) -> dict[int, dict[str, tuple[nn.Module, str]]]:
         """Layer -> key of a linear -> what holds it."""
@@ -372,6 +423,11 @@ class ModelSlice:
     def _layer_of(self, name: str) -> int | None:
         number = name.removeprefix(f"{self._list_path}.").partition(".")[0]
         return int(number) if number.isdigit() else None
+
+
+def _shape(parent: nn.Module, attribute: str) -> tuple[int, int]:
+    linear: nn.Linear = getattr(parent, attribute)
+    return linear.out_features, linear.in_features
 
 
 def _on_meta(config: Any, dtype: torch.dtype) -> Any:

@@ -20,7 +20,7 @@ from strata_planner.contract.draft_weights import draft_wish, has_draft
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError, RuntimeFaultError, reason_of
 from strata_runtime.loading.drafts import check_drafts
-from strata_runtime.loading.load import load_stage
+from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import formats_after, read_change, role_after
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
@@ -177,8 +177,7 @@ class Loading:
             folder,
             lambda done, _: self._stored(role, before + done),
             _device(role),
-            keep=True,
-            verify=self._verify,
+            LoadOptions(keep=True, verify=self._verify),
         )
         drafter = None
         if drafts:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from strata_runtime.formats import features, kernels, make_linear, reference
 from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, Kernel
-from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear
+from strata_runtime.formats.rounded.rounded_linear import ChannelLinear, GroupLinear, channel_weight
 from tests.laws import share
 
 torch.set_num_threads(1)
@@ -19,8 +19,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3 * 2**-8, torch.float16: 3 * 
 
 def a_linear(kernel: Kernel, shape: tuple[int, int], dtype: torch.dtype) -> ChannelLinear | GroupLinear:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(shape[0])) * 0.05
-    kind = ChannelLinear if kernel in CHANNEL_KERNELS else GroupLinear
-    return kind(weight, None, kernel.format, dtype)
+    if kernel in CHANNEL_KERNELS:
+        return ChannelLinear(channel_weight(weight, kernel.format, dtype), None, kernel.format)
+    return GroupLinear(weight, None, kernel.format, dtype)
 
 
 def some_tokens(count: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

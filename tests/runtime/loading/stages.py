@@ -8,7 +8,7 @@ import torch
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.frames import Segment
 from strata_planner.contract.roles import Role, roles_of
-from strata_runtime.loading.load import load_stage
+from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.scheduler.blocks import OwnBlocks
 from strata_runtime.slot.role_cache import cache_of
@@ -27,7 +27,7 @@ def roles(
 
 
 def load(role: Role, model: Path, *, keep: bool = False) -> StageModel:
-    return load_stage(role, model, lambda _done, _total: None, CPU, keep=keep)
+    return load_stage(role, model, lambda _done, _total: None, CPU, LoadOptions(keep=keep))
 
 
 class Stages:

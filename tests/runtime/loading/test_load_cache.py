@@ -20,7 +20,7 @@ from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.artefact_manifest import cache_folder
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
-from strata_runtime.loading.load import load_stage
+from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.load_cache import kept_by_loads
 from strata_runtime.loading.precision_switch import read_change
 from strata_runtime.loading.stage_model import StageModel
@@ -212,7 +212,7 @@ def test_a_load_that_is_stopped_keeps_the_layers_that_are_done(model: Path) -> N
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        load_stage(roles(model, 1, formats=FORMATS)[0], model, stop, CPU, keep=True)
+        load_stage(roles(model, 1, formats=FORMATS)[0], model, stop, CPU, LoadOptions(keep=True))
     folder = kept(model).folder
     assert kept(model).manifest.missing == [2]
     assert not list(folder.glob(".any-*.safetensors.*"))

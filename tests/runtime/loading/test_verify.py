@@ -20,7 +20,7 @@ from strata_runtime.kernels import native_crc
 from strata_runtime.loading import load_cache
 from strata_runtime.loading.artefact import Artefact, find_artefact
 from strata_runtime.loading.artefact_manifest import read_manifest
-from strata_runtime.loading.load import load_stage
+from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.load_cache import kept_by_loads
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.tools.quantize.any_copy import Job, make_copy
@@ -81,7 +81,7 @@ class Flipped:
 
 def at(model: Path, name: FormatName, *, verify: bool = True) -> StageModel:
     role = roles(model, 1, formats=[name] * LAYERS)[0]
-    return load_stage(role, model, lambda *_: None, CPU, keep=True, verify=verify)
+    return load_stage(role, model, lambda *_: None, CPU, LoadOptions(keep=True, verify=verify))
 
 
 def weights(stage: StageModel) -> list[torch.Tensor]:

@@ -52,5 +52,11 @@ def unpack_planes(planes: Sequence[Tensor], in_features: int) -> Tensor:
     return codes[:, :in_features]
 
 
+def cut_planes(planes: Sequence[Tensor], in_features: int, columns: tuple[int, int]) -> tuple[Tensor, ...]:
+    """The same planes of inputs `columns` alone, of `in_features`: packed anew, since tiles begin elsewhere."""
+    codes = unpack_planes(planes, in_features)[:, slice(*columns)]
+    return pack_planes(codes, len(planes))
+
+
 def _tiles(columns: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + TILE_COLUMNS, columns)) for start in range(0, columns, TILE_COLUMNS))

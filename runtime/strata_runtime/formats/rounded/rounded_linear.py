@@ -7,18 +7,15 @@ from strata_planner.contract.formats import FormatName
 from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, select
 from strata_runtime.formats.quant_linear import QuantLinear
 from strata_runtime.formats.quantizers import quantize_channels
-from strata_runtime.formats.weights import ChannelWeight, GroupWeight, store_groups
+from strata_runtime.formats.weights import ChannelWeight, GroupWeight, Range, store_groups
 from strata_runtime.kernels import native_dense
 
 
 class ChannelLinear(QuantLinear):
     """Formats `int8` and `w8a8`."""
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
-    ) -> None:
-        super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
-        stored = quantize_channels(weight, torch.float32 if format_name == "w8a8" else compute_dtype)
+    def __init__(self, stored: ChannelWeight, bias: Tensor | None, format_name: FormatName) -> None:
+        super().__init__((stored.codes.shape[0], stored.codes.shape[1]), format_name, bias)
         self.codes: Tensor
         self.scales: Tensor
         self.register_buffer("codes", stored.codes)
@@ -39,9 +36,8 @@ class ChannelLinear(QuantLinear):
 class PackedChannelLinear(QuantLinear):
     """Format `int8` in the layout of the native library, whose blocks the weight must fill: see `packs`."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__((weight.shape[0], weight.shape[1]), "int8", bias)
-        stored = quantize_channels(weight, torch.bfloat16)
+    def __init__(self, stored: ChannelWeight, bias: Tensor | None) -> None:
+        super().__init__((stored.codes.shape[0], stored.codes.shape[1]), "int8", bias)
         self._packed = native_dense.pack(stored.codes, stored.scales)
         self._product = native_dense.PackedProduct(self._packed, bias)
         self.register_buffer("codes", self._packed.values)
@@ -65,13 +61,26 @@ def packs(weight: Tensor, compute_dtype: torch.dtype) -> bool:
     return native_dense.takes(compute_dtype, weight.device) and native_dense.fills_blocks(weight)
 
 
-def int8_linear(
-    weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
+def channel_weight(weight: Tensor, format_name: FormatName, compute_dtype: torch.dtype) -> ChannelWeight:
+    """A weight [N, K] rounded to 8 bits with a scale per output."""
+    rounded = quantize_channels(weight, torch.float32 if format_name == "w8a8" else compute_dtype)
+    return ChannelWeight(rounded.codes, rounded.scales)
+
+
+def channel_linear(
+    weight: Tensor,
+    bias: Tensor | None,
+    format_name: FormatName,
+    compute_dtype: torch.dtype,
+    columns: Range | None = None,
 ) -> ChannelLinear | PackedChannelLinear:
-    """A linear of `int8` as its processor multiplies it fastest."""
-    if packs(weight, compute_dtype):
-        return PackedChannelLinear(weight, bias)
-    return ChannelLinear(weight, bias, format_name, compute_dtype)
+    """A linear of `int8` or `w8a8` as its processor multiplies it fastest. `columns`: the inputs that it has, of those that scales are of."""
+    stored = channel_weight(weight, format_name, compute_dtype)
+    if columns is not None:
+        stored = stored.part(columns)
+    if format_name == "int8" and packs(stored.codes, compute_dtype):
+        return PackedChannelLinear(stored, bias)
+    return ChannelLinear(stored, bias, format_name)
 
 
 class GroupLinear(QuantLinear):

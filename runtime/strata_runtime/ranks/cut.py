@@ -1,0 +1,125 @@
+"""Which part of each linear a rank holds: Megatron's cut of a layer (arXiv 1909.08053, section 3), for any number of ranks.
+
+Queries, keys, values and the MLP's first half by outputs, the attention's output and the MLP's second half by inputs, embedding and head by
+vocabulary. Heads go whole, with the keys and values that they attend to: where key heads do not divide, ranks hold one more or less (8 over 3: 3, 3, 2);
+where ranks outnumber them, several ranks hold the same key head and share out its queries (HexGen, arXiv 2311.11514, needs no even cut either). The
+MLP's columns are dealt in tiles. Pure arithmetic: knows no tensor.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strata_runtime.errors import InputError
+
+Range = tuple[int, int]  # first, behind the last
+
+TILE = 64  # columns of an MLP that stay together: what kernels take at once, and bit-planes are padded to
+_KINDS: Mapping[str, str] = {
+    **dict.fromkeys(("q_proj",), "queries"),
+    **dict.fromkeys(("k_proj", "v_proj"), "keys"),
+    **dict.fromkeys(("o_proj", "out_proj", "dense"), "attended"),
+    **dict.fromkeys(("gate_proj", "up_proj", "fc1", "c_fc", "w1", "w3"), "wide"),
+    **dict.fromkeys(("down_proj", "fc2", "c_proj", "w2"), "narrow"),
+}
+BY_INPUTS = frozenset({"attended", "narrow"})
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of a model's attention: query heads, key heads, width of one."""
+
+    queries: int
+    keys: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCut:
+    """What of a linear's weight [N, K] a rank holds; None: all. Where inputs are cut, what ranks compute is added up."""
+
+    rows: Range | None = None
+    columns: Range | None = None
+
+
+WHOLE = LinearCut()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The part of rank `rank` of `ranks`. Raises InputError for more ranks than heads."""
+
+    rank: int
+    ranks: int
+    heads: Heads
+
+    def __post_init__(self) -> None:
+        if self.ranks > self.heads.queries:
+            raise InputError(
+                f"{self.ranks} ranks cannot share {self.heads.queries} heads: each needs one; use fewer ranks"
+            )
+
+    @property
+    def keys(self) -> Range:
+        """The key heads."""
+        count = self.heads.keys
+        if self.ranks <= count:
+            return share(count, self.ranks, self.rank)
+        head = self._shared_head()[0]
+        return head, head + 1
+
+    @property
+    def queries(self) -> Range:
+        """The query heads: all those of its key heads, or its share of those of the one that it shares."""
+        group = self.heads.queries // self.heads.keys
+        first, last = self.keys
+        if self.ranks <= self.heads.keys:
+            return first * group, last * group
+        head, place, sharers = self._shared_head()
+        begin, end = share(group, sharers, place)
+        return head * group + begin, head * group + end
+
+    def columns(self, width: int) -> Range:
+        """Of the `width` columns between the two halves of an MLP: whole tiles, where there are enough for all."""
+        tile = max((each for each in (TILE, 32, 8, 1) if -(-width // each) >= self.ranks), default=1)
+        first, last = share(-(-width // tile), self.ranks, self.rank)
+        return first * tile, min(last * tile, width)
+
+    def linear(self, key: str, shape: tuple[int, int]) -> LinearCut:
+        """What of the linear at this path of the model; shape: [N, K]. Raises InputError for one that is not known."""
+        match kind_of(key):
+            case "queries":
+                return LinearCut(rows=self._wide(self.queries))
+            case "keys":
+                return LinearCut(rows=self._wide(self.keys))
+            case "attended":
+                return LinearCut(columns=self._wide(self.queries))
+            case "wide":
+                return LinearCut(rows=self.columns(shape[0]))
+            case "narrow":
+                return LinearCut(columns=self.columns(shape[1]))
+        raise InputError(
+            f"how '{key}' is cut over several devices is not known: give this model stages of one device each"
+        )
+
+    def _wide(self, heads: Range) -> Range:
+        return heads[0] * self.heads.width, heads[1] * self.heads.width
+
+    def _shared_head(self) -> tuple[int, int, int]:
+        """The one key head of this rank, its place among the ranks that hold it, and how many these are."""
+        for head in range(self.heads.keys):
+            first, last = share(self.ranks, self.heads.keys, head)
+            if first <= self.rank < last:
+                return head, self.rank - first, last - first
+        raise AssertionError(self)
+
+
+def kind_of(key: str) -> str:
+    """What a linear is to the cut, by its name; empty: unknown."""
+    return _KINDS.get(key.rpartition(".")[2], "")
+
+
+def share(count: int, parts: int, place: int) -> Range:
+    """The part at `place` of `count` things in a row that are dealt to `parts`, as evenly as whole things go; the first ones get more."""
+    least, more = divmod(count, parts)
+    begin = place * least + min(place, more)
+    return begin, begin + least + (place < more)

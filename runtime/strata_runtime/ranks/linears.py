@@ -1,0 +1,54 @@
+"""Modules of a stage whose weights are cut over its ranks: what each has computed is added up, or put side by side.
+
+Put around what a rank holds by `model.divided`; the model that calls them knows nothing of ranks.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strata_runtime.ranks.collectives import Collectives
+from strata_runtime.ranks.cut import Range
+
+
+class SummedLinear(nn.Module):
+    """A linear of which every rank holds some inputs: [..., own K] -> [..., N], the sum of all ranks'."""
+
+    def __init__(self, inner: nn.Module, collectives: Collectives) -> None:
+        super().__init__()
+        self.inner = inner  # stored in whatever format; replaced as the linears of a layer are
+        self._collectives = collectives
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        partial: Tensor = self.inner(inputs).contiguous()
+        self._collectives.all_reduce(partial)
+        return partial
+
+
+def gathered(
+    forward: Callable[[Tensor], Tensor], collectives: Collectives, widths: tuple[int, ...]
+) -> Callable[..., Tensor]:
+    """The forward of a head of which every rank holds some outputs: [..., K] -> [..., N] of all ranks."""
+
+    def whole(inputs: Tensor) -> Tensor:
+        own = forward(inputs)
+        flat = collectives.gather(own.reshape(-1, own.shape[-1]).contiguous(), widths)
+        return flat.view(*own.shape[:-1], flat.shape[-1])
+
+    return whole
+
+
+def looked_up(forward: Callable[[Tensor], Tensor], collectives: Collectives, own: Range) -> Callable[..., Tensor]:
+    """The forward of an embedding of which every rank holds some rows: ids of the whole vocabulary -> rows."""
+    first, last = own
+
+    def whole(ids: Tensor, *_: Any) -> Tensor:
+        here = (ids >= first) & (ids < last)
+        rows = forward((ids - first).clamp(0, last - first - 1))
+        rows = torch.where(here[..., None], rows, 0).contiguous()
+        collectives.all_reduce(rows)
+        return rows
+
+    return whole

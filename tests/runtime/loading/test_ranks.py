@@ -1,0 +1,183 @@
+"""A stage that several ranks share computes what one alone does: any number of ranks, any format, every architecture whose cut is known."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from strata_planner.contract.formats import FormatName
+from strata_planner.contract.roles import Role
+from strata_runtime.errors import InputError
+from strata_runtime.loading.load import LoadOptions, load_stage
+from strata_runtime.loading.precision_switch import read_change
+from strata_runtime.loading.stage_model import StageModel
+from strata_runtime.ranks.shared_memory import SharedMemory
+from strata_runtime.scheduler.blocks import OwnBlocks
+from strata_runtime.slot.role_cache import cache_of
+from tests.laws import swept
+from tests.runtime.architectures import ALL, make_tiny_model
+from tests.runtime.loading.artefacts import write_artefact
+from tests.runtime.loading.parity import FIRST, RAGGED, logits, make_texts
+from tests.runtime.loading.stages import CPU, Stages, roles
+from tests.runtime.ranks.together import together
+
+TOLERANCE = 2e-5  # of logits up to 20: sums in another order
+REFUSED = {
+    "bloom": "query_key_value",
+    "cohere": "q_norm",
+    "deepseek_v3": "latent",
+    "glm": "gate_up_proj",
+    "gpt2": "c_attn",
+    "gpt_oss": "sinks",
+    "lfm2": "conv",
+    "mixtral": "gate",
+    "olmo2": "q_norm",
+    "phi3": "qkv_proj",
+    "qwen3_next": "linear_attn",
+    "stablelm": "layernorm.norms",
+}
+ALIKE = {  # refused for the same reason
+    "deepseek_v3-one-query": "latent",
+    "falcon": "query_key_value",
+    "falcon-in-turn": "query_key_value",
+    "falcon-new-decoder": "query_key_value",
+    "falcon-one-norm": "query_key_value",
+    "glm4": "gate_up_proj",
+    "glm4_moe": "experts",
+    "glm4_moe_lite": "latent",
+    "gpt_neox": "query_key_value",
+    "gpt_neox-sequential": "query_key_value",
+    "granitemoe": "router",
+    "lfm2-bias": "conv",
+    "lfm2_moe": "conv",
+    "llama4": "experts",
+    "llama4_text": "experts",
+    "olmo3": "q_norm",
+    "olmoe": "q_norm",
+    "persimmon": "query_key_value",
+    "qwen2_moe": "gate",
+    "qwen3_5": "linear_attn",
+    "qwen3_5_moe": "linear_attn",
+    "qwen3_5_moe_text": "linear_attn",
+    "qwen3_5_text": "linear_attn",
+    "qwen3_moe": "experts",
+}
+DIVIDED = sorted(ALL.keys() - REFUSED.keys() - ALIKE.keys())
+
+
+def part(role: Role, model: Path, collectives: SharedMemory) -> StageModel:
+    return load_stage(role, model, lambda *_: None, CPU, LoadOptions(collectives=collectives))
+
+
+def shared(model: Path, ranks: int, role: Role) -> list[torch.Tensor]:
+    """The logits of the ragged batch, from each rank."""
+
+    def body(collectives: SharedMemory) -> torch.Tensor:
+        stage = part(role, model, collectives)
+        return run(stage, role)
+
+    return together(ranks, body)
+
+
+def run(stage: StageModel, role: Role) -> torch.Tensor:
+    cache, blocks, texts = cache_of(role, stage), OwnBlocks(role.replica_page_budget, role.page_tokens), make_texts()
+    for segments in (FIRST, RAGGED):
+        inputs = torch.cat([texts[s.sequence][s.start : s.start + s.length] for s in segments])
+        computed = stage.forward(inputs, cache.plan(blocks.deal(segments)))
+    return computed
+
+
+@pytest.mark.parametrize("name", swept(DIVIDED, ["llama", "llama-tied-bias", "opt", "gemma3"]))
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_together_compute_what_one_does(name: str, ranks: int, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, name)
+    [role] = roles(model, 1)
+    expected = logits(model, stages=1)
+    for computed in shared(model, ranks, role):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_ranks_of_a_stage_in_the_middle_hand_on_what_one_would(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "qwen3")
+    listed = roles(model, 3)
+    whole = Stages(model, listed)
+    texts, role = make_texts(), listed[1]
+    dealt = whole.blocks.deal(FIRST)
+    inputs = torch.cat([texts[s.sequence][s.start : s.start + s.length] for s in FIRST])
+    given = whole.models[0].forward(inputs, whole.caches[0].plan(dealt))
+    expected = whole.models[1].forward(given, whole.caches[1].plan(dealt))
+
+    def body(collectives: SharedMemory) -> torch.Tensor:
+        stage = part(role, model, collectives)
+        return stage.forward(given, cache_of(role, stage).plan(dealt))
+
+    for computed in together(2, body):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
+
+
+FORMATS: list[Sequence[FormatName]] = [
+    ("any4",) * 6,
+    ("int8",) * 6,
+    ("any3", "any8", "dense", "any5", "int8", "any6"),
+]
+
+
+@pytest.mark.parametrize("formats", FORMATS, ids=["any4", "int8", "mixed"])
+@pytest.mark.parametrize("source", ["quantized by the load", "read from the copy"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_weight_is_the_same_however_many_share_it(
+    formats: Sequence[FormatName], source: str, ranks: int, tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path, "llama", intermediate_size=200)
+    if source == "read from the copy":
+        write_artefact(model)
+    [role] = roles(model, 1, formats=formats)
+    expected = logits(model, formats, stages=1)
+    for computed in shared(model, ranks, role):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_layers_change_their_bits_on_all_ranks(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "llama")
+    write_artefact(model)
+    before, after = (roles(model, 1, formats=(name,) * 6)[0] for name in ("any4", "any6"))
+
+    def body(collectives: SharedMemory) -> torch.Tensor:
+        stage = part(before, model, collectives)
+        for layer in range(6):
+            read_change(stage, layer, 6).apply()
+        return run(stage, after)
+
+    expected = logits(model, after.format, stages=1)
+    for computed in together(3, body):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_a_rank_holds_and_reads_its_part_alone(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "llama", vocab_size=960, hidden_size=64, intermediate_size=512, head_dim=16)
+    [role] = roles(model, 1)
+
+    def bytes_of(stage: StageModel) -> int:
+        weights = {tensor.data_ptr(): tensor.nbytes for tensor in stage._stage.module.parameters()}
+        return sum(weights.values())
+
+    whole = bytes_of(load_stage(role, model, lambda *_: None, CPU))
+    for held in together(2, lambda collectives: bytes_of(part(role, model, collectives))):
+        assert held / whole == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("name", swept([*REFUSED, *ALIKE], list(REFUSED)))
+def test_what_is_not_cut_yet_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, name)
+    [role] = roles(model, 1)
+    with pytest.raises(InputError, match=(REFUSED | ALIKE)[name]):
+        together(2, lambda collectives: part(role, model, collectives))
+
+
+@pytest.mark.parametrize("name", ["w8a8", "int4"])
+def test_a_format_that_is_not_cut_is_refused_with_those_that_are(name: FormatName, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "llama")
+    [role] = roles(model, 1, formats=(name,) * 6)
+    with pytest.raises(InputError, match=f"dense, int8, any3.*, not in {name}"):
+        together(2, lambda collectives: part(role, model, collectives))

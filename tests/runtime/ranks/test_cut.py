@@ -1,0 +1,74 @@
+"""Which part of a model each rank holds: everything is held, heads go with the keys that they attend to, shares are as even as whole things go."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata_runtime.errors import InputError
+from strata_runtime.ranks.cut import TILE, Cut, Heads, LinearCut, share
+
+HEADS = st.tuples(st.integers(1, 12), st.integers(1, 8)).map(lambda pair: Heads(pair[0] * pair[1], pair[0], 16))
+
+
+def cuts(heads: Heads, ranks: int) -> list[Cut]:
+    return [Cut(rank, ranks, heads) for rank in range(ranks)]
+
+
+@given(heads=HEADS, data=st.data())
+def test_every_query_is_held_once_beside_its_key(heads: Heads, data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(1, heads.queries))
+    group = heads.queries // heads.keys
+    held = []
+    for cut in cuts(heads, ranks):
+        queries = range(*cut.queries)
+        assert queries, "a rank without heads"
+        assert {query // group for query in queries} == set(range(*cut.keys))
+        assert len(queries) % len(range(*cut.keys)) == 0, (
+            "queries are shared out evenly among keys, as attention takes them"
+        )
+        held += queries
+    assert held == list(range(heads.queries))
+
+
+@given(heads=HEADS, data=st.data())
+def test_no_rank_has_over_one_key_more_than_another(heads: Heads, data: st.DataObject) -> None:
+    counts = [len(range(*cut.keys)) for cut in cuts(heads, data.draw(st.integers(1, heads.queries)))]
+    assert max(counts) - min(counts) <= 1
+
+
+@given(width=st.integers(8, 30_000), ranks=st.integers(1, 8))
+def test_columns_of_an_mlp_are_dealt_in_tiles(width: int, ranks: int) -> None:
+    held = [cut.columns(width) for cut in cuts(Heads(8, 8, 16), ranks)]
+    assert [first for first, _ in held] == [0, *(last for _, last in held[:-1])]
+    assert held[-1][1] == width
+    assert all(last > first for first, last in held)
+    if width >= TILE * ranks:
+        assert all(first % TILE == 0 for first, _ in held)
+
+
+@pytest.mark.parametrize(
+    ("key", "shape", "expected"),
+    [
+        ("model.layers.0.self_attn.q_proj", (512, 256), LinearCut(rows=(192, 384))),
+        ("model.layers.0.self_attn.v_proj", (128, 256), LinearCut(rows=(48, 96))),
+        ("model.layers.0.self_attn.o_proj", (256, 512), LinearCut(columns=(192, 384))),
+        ("model.layers.0.mlp.up_proj", (640, 256), LinearCut(rows=(256, 448))),
+        ("model.layers.0.mlp.down_proj", (256, 640), LinearCut(columns=(256, 448))),
+    ],
+)
+def test_eight_key_heads_over_three_ranks(key: str, shape: tuple[int, int], expected: LinearCut) -> None:
+    assert Cut(1, 3, Heads(32, 8, 16)).linear(key, shape) == expected
+
+
+def test_eight_over_three_is_three_three_two() -> None:
+    assert [share(8, 3, place) for place in range(3)] == [(0, 3), (3, 6), (6, 8)]
+
+
+def test_more_ranks_than_heads_are_refused() -> None:
+    with pytest.raises(InputError, match="5 ranks cannot share 4 heads"):
+        Cut(0, 5, Heads(4, 2, 8))
+
+
+def test_a_linear_of_which_nothing_is_known_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"'transformer\.h\.0\.attn\.c_attn'"):
+        Cut(0, 2, Heads(4, 2, 8)).linear("transformer.h.0.attn.c_attn", (96, 32))
