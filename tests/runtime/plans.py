@@ -48,8 +48,9 @@ def even_plan(
     max_model_len: int = 128,
     formats: Sequence[FormatName] | None = None,
     kv_bits: int = 16,
+    ranks: int = 1,
 ) -> Plan:
-    """Layers shared out evenly over `slots`, one stage each; `formats` per layer overrides `bits`."""
+    """Layers shared out evenly over `slots`, one stage each, of so many ranks; `formats` per layer overrides `bits`."""
     read = Model.from_folder(model)
     layers = read.num_layers
     chosen = list(formats or [DEFAULT_FORMAT_OF_BITS[bits]] * layers)
@@ -57,7 +58,8 @@ def even_plan(
     stages = tuple(
         _stage(place, slots, chosen[cuts[place] : cuts[place + 1]], cuts[place], pages) for place in range(len(slots))
     )
-    stages = tuple(structs.replace(stage, kv_bits=kv_bits) for stage in stages)
+    devices = tuple(DeviceRef(type="cpu", index=index, usable_bytes=1 << 30) for index in range(ranks))
+    stages = tuple(structs.replace(stage, kv_bits=kv_bits, devices=devices, tensor_parallel=ranks) for stage in stages)
     return Plan(
         version=PLAN_VERSION,
         model_uri=str(model),

@@ -11,6 +11,7 @@ import msgspec
 from strata_operator.api import LLMDeployment
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import Calibration
+from strata_planner.contract.divided import check_divided
 from strata_planner.contract.formats import ComputeType, Method
 from strata_planner.contract.plan import Speculation
 from strata_planner.errors import ClusterError, WorkloadError
@@ -89,7 +90,7 @@ def request_for(
         prefix_caching=spec.runtime.prefix_caching,
         speculation=Speculation(guess.mode, guess.tokens, guess.draft_bits),
         objective=_objective(deployment),
-        tensor_parallel=_degrees(deployment, for_serving=for_serving),
+        tensor_parallel=_degrees(deployment, config, devices) if for_serving else _wished_degrees(deployment),
     )
 
 
@@ -107,7 +108,8 @@ def _method(deployment: LLMDeployment, *, prequantized: bool) -> Method:
     asked, drafts = deployment.spec.precision.method, deployment.spec.runtime.speculation.mode == "selfPrecision"
     if asked != "auto":
         return asked
-    return "anyPrecision" if prequantized or drafts else "roundToNearest"
+    divided = _wished_degrees(deployment) != (1,)
+    return "anyPrecision" if prequantized or drafts or divided else "roundToNearest"
 
 
 def _allowed(deployment: LLMDeployment, method: Method, copied_bits: tuple[int, ...]) -> tuple[int, ...]:
@@ -131,13 +133,28 @@ def _objective(deployment: LLMDeployment) -> Objective:
     return Objective(spec.objective.goal, deadline, load.requests_per_second)
 
 
-def _degrees(deployment: LLMDeployment, *, for_serving: bool) -> tuple[int, ...]:
-    """Raises WorkloadError for what the runtime cannot run, unless only shapes are studied."""
-    degrees = tuple(sorted(deployment.spec.placement.tensor_parallel))
-    if for_serving and degrees != (1,):
+def _wished_degrees(deployment: LLMDeployment) -> tuple[int, ...]:
+    return tuple(sorted(deployment.spec.placement.tensor_parallel))
+
+
+def _degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster) -> tuple[int, ...]:
+    """Raises WorkloadError for stages of several devices that the runtime cannot run, UnsupportedModelError for a model that they cannot share."""
+    degrees = _wished_degrees(deployment)
+    if degrees == (1,):
+        return degrees
+    gpus = sorted({device.type for node in cluster.nodes for device in node.devices} - {CPU})
+    if gpus:
         raise WorkloadError(
-            f"placement.tensorParallel {list(degrees)}: this release runs one device per stage; use [1], or study the plan "
-            "with `strata plan --shapes-only`"
+            f"placement.tensorParallel {list(degrees)}: of {', '.join(gpus)} this release runs one device per stage, of processors several; "
+            "use [1], or study the plan with `strata plan --shapes-only`"
+        )
+    check_divided(config)
+    method, allowed = deployment.spec.precision.method, deployment.spec.precision.allowed
+    rounded = sorted({3, 4}.intersection(allowed))
+    if method == "roundToNearest" and rounded:
+        raise WorkloadError(
+            f"precision.method roundToNearest with allowed {list(allowed)}: groups of {rounded[0]} bits are not cut over several devices; use "
+            "anyPrecision, or allow 8 and 16 alone"
         )
     return degrees
 

@@ -17,7 +17,7 @@ from strata_runtime.kernels.native import library
 from strata_runtime.ranks.collectives import RankLostError
 
 BUFFER_BYTES = 1 << 20  # larger tensors go in pieces
-PATIENCE_SECONDS = 60.0  # a step's longest: ranks are apart by far less, unless one hangs
+PATIENCE_SECONDS = 10.0  # ranks are apart by far less, unless one hangs: they meet twice in every layer
 _LINE = 64
 _MEET = struct.Struct("6q")
 _SUM = struct.Struct("9q")
@@ -38,10 +38,10 @@ def make_segment(ranks: int) -> int:
 class SharedMemory:
     """One rank's end of a segment: see `Collectives`. float32 and bfloat16; other types are added up in float32."""
 
-    def __init__(self, segment: int, rank: int, ranks: int, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, segment: int, rank: int, ranks: int, patience: float | None = None) -> None:
         """segment: its file descriptor, which may be closed afterwards."""
         self.rank, self.ranks = rank, ranks
-        self._patience = patience
+        self._patience = PATIENCE_SECONDS if patience is None else patience
         self._memory = mmap.mmap(segment, 0)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._meeting = 0

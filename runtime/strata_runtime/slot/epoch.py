@@ -15,6 +15,7 @@ from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.slot.drafter import Drafter
 from strata_runtime.slot.leader import LeaderWorker
+from strata_runtime.slot.other_ranks import OtherRanks
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
 from strata_runtime.stage.executor import StageExecutor
@@ -28,12 +29,18 @@ CONNECT_PATIENCE_SECONDS = 10.0  # neighbours commit one after the other
 
 @dataclass(frozen=True, slots=True)
 class LoadedRole:
-    """A role with its weights in memory and its KV pages allocated; of a leader, the small model that drafts."""
+    """A role with its weights in memory and its KV pages allocated; of a leader, the small model that drafts; of several devices, the other ranks."""
 
     role: Role
     model: StageModel
     cache: PagedKvCache
     drafter: Drafter | None = None
+    others: OtherRanks | None = None  # the ranks that share the stage
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can still compute."""
+        return self.others is None or self.others.alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class RunningEpoch:
         self._slot = slot
         self._incarnation = incarnation
         self._bind = bind
+        self._failed = failed
         key = prepared.prepare.key
         self._request_keys = Keys.of(key)
         self._role_keys = prepared.prepare.role_keys or (RoleKeys(key, key, key),) * len(prepared.loaded)
@@ -115,7 +123,9 @@ class RunningEpoch:
     def _worker(self, place: int, loaded: LoadedRole) -> Worker:
         role = loaded.role
         loaded.cache.reset()
-        executor = StageExecutor(role, loaded.model, loaded.cache)
+        if loaded.others is not None:
+            loaded.others.begin(self._failed)
+        executor = StageExecutor(role, loaded.model, loaded.cache, loaded.others)
         bounds = FrameBounds(role, loaded.model.hidden_size, loaded.model.vocab_size)
         links = self._links(place, executor, bounds) if role.stages > 1 else None
         if role.leader:

@@ -47,6 +47,25 @@ def limits_of(role: Role, vocabulary: int, draft_positions: int = 0) -> Limits:
     )
 
 
+class _Guesses:
+    """What a drafter guesses, as long as it can: guesses alone are lost where it fails, steps go on without it.
+
+    Apart from the worker, which would hold itself by its engine: its weights would stay until a collection, beside those of the next epoch.
+    """
+
+    def __init__(self, drafter: Drafter | None) -> None:
+        self._drafter = drafter
+
+    def draft(self, tasks: DraftRound) -> Drafted:
+        if self._drafter is not None:
+            try:
+                return self._drafter.draft(tasks)
+            except Exception:
+                log.exception("the draft model has failed: nothing is drafted until the next epoch")
+                self._drafter = None
+        return Drafted([[] for _ in tasks], 0.0)
+
+
 class LeaderWorker:
     """Stage 0 of a replica. Without other stages (`links` is None) it samples its own tokens. `drafter`: a small model that guesses them first."""
 
@@ -61,8 +80,7 @@ class LeaderWorker:
     ) -> None:
         self.executor = executor
         limits = limits_of(executor.role, executor.vocabulary, drafter.positions if drafter else 0)
-        self.engine = Engine(limits, self._draft)
-        self._drafter = drafter
+        self.engine = Engine(limits, _Guesses(drafter).draft)
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
         self._epoch = epoch
         self._hidden = hidden
@@ -147,16 +165,6 @@ class LeaderWorker:
         elif self._outlet is not None:
             self._outlet.frame(*(output or (header, None)))
         return True
-
-    def _draft(self, tasks: DraftRound) -> Drafted:
-        """Guesses alone are lost where the small model fails: steps go on without it."""
-        if self._drafter is not None:
-            try:
-                return self._drafter.draft(tasks)
-            except Exception:
-                log.exception("the draft model has failed: nothing is drafted until the next epoch")
-                self._drafter = None
-        return Drafted([[] for _ in tasks], 0.0)
 
     def _header(self, step: Step) -> FrameHeader:
         replica = self.executor.role.replica

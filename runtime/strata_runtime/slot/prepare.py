@@ -25,6 +25,7 @@ from strata_runtime.loading.precision_switch import formats_after, read_change, 
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
+from strata_runtime.slot.other_ranks import OtherRanks, check_ranks
 from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.slot.switching import moves_within
 
@@ -153,7 +154,7 @@ class Loading:
     def _useful(self, held: Iterable[LoadedRole]) -> list[LoadedRole]:
         fits = differ_in_bits if self._idle else same_weights
         roles = (*self.prepare.roles, *(self._wanted or ()))
-        return [each for each in held if any(fits(each.role, role) for role in roles)]
+        return [each for each in held if each.usable and any(fits(each.role, role) for role in roles)]
 
     def _load(self, role: Role) -> LoadedRole:
         check_drafts(role)
@@ -172,21 +173,28 @@ class Loading:
         drafts = role.leader and bool(role.speculation.draft_uri)
         if drafts:
             check_draft_model(role, folder, lambda: self._step(role))
+        others = None
+        if role.tensor_parallel > 1:
+            check_ranks(role)
+            others = OtherRanks(role, folder, verify=self._verify)
         model = load_stage(
             role,
             folder,
             lambda done, _: self._stored(role, before + done),
             _device(role),
-            LoadOptions(keep=True, verify=self._verify),
+            LoadOptions(keep=True, verify=self._verify, collectives=others.collectives if others else None),
         )
+        if others is not None:
+            others.wait_loaded(lambda: self._step(role))
         drafter = None
         if drafts:
             drafter = load_drafter(role, model.vocab_size, model.device, lambda: self._step(role))
-        return LoadedRole(role, model, cache_of(role, model), drafter)
+        return LoadedRole(role, model, cache_of(role, model), drafter, others)
 
     def _move(self, role: Role) -> LoadedRole | None:
         """A held role at other bits becomes this one; None if there is none, or one whose layers cannot move."""
-        for held in [each for each in self._held if differ_in_bits(each.role, role)]:
+        alone = [each for each in self._held if each.others is None]
+        for held in [each for each in alone if differ_in_bits(each.role, role)]:
             self._held.remove(held)
             layers = range(role.layers[0], role.layers[1] + 1)
             try:
@@ -242,6 +250,6 @@ class Loading:
 
 
 def _device(role: Role) -> torch.device:
-    """Where the role's (one) device is; a slot sees only its own GPUs, in the order of their indices."""
+    """Where the role's first device is; a slot sees only its own GPUs, in the order of their indices."""
     device = role.devices[0]
     return torch.device("cpu") if device.type.lower().startswith("cpu") else torch.device("cuda", device.index)

@@ -31,6 +31,10 @@ def moves_within(role: Role, model: StageModel, wanted: dict[int, int]) -> list[
 
     Raises InputError for a layer that the role does not have, one that cannot move, or if the role would not fit its device at any moment.
     """
+    if role.tensor_parallel > 1:
+        raise InputError(
+            f"stage {role.stage} is shared by {role.tensor_parallel} ranks, whose layers keep their bits: change precision.allowed, for another plan"
+        )
     first, last = role.layers
     foreign = sorted(layer for layer in wanted if not first <= layer <= last)
     if foreign:

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from msgspec import structs
@@ -54,11 +55,20 @@ def digest(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
 
 
+class OtherRanks(Protocol):
+    """What the first rank of a stage needs of the others."""
+
+    def step(self, header: FrameHeader, inputs: torch.Tensor) -> None:
+        """They compute it too. Raises StepError where they cannot."""
+
+
 class StageExecutor:
     """One role's layers, its KV pages and, on the last stage, the sampler. `role` tells the bits that its layers have now."""
 
-    def __init__(self, role: Role, model: StageModel, cache: PagedKvCache) -> None:
+    def __init__(self, role: Role, model: StageModel, cache: PagedKvCache, others: OtherRanks | None = None) -> None:
+        """`others`: the ranks that share the stage; they are given every step."""
         self.role = role
+        self._others = others
         self.work = Work()
         self.vocabulary = model.vocab_size  # rows of the whole model's embedding
         self.model = model
@@ -95,6 +105,8 @@ class StageExecutor:
         """The same without sampling: hidden states [tokens, hidden], on the last stage logits [rows, vocab] float32."""
         with self.boundary.step(), torch.inference_mode():
             self._check(header, inputs)
+            if self._others is not None:
+                self._others.step(header, inputs)
             for operation in header.operations:
                 self._apply(operation)
             if not header.segments:
@@ -109,6 +121,7 @@ class StageExecutor:
 
         Returns the number of the first step that computes with them and the seconds that the swap took. Raises BoundaryClosedError.
         """
+        assert self._others is None, "the other ranks' weights would stay as they are"
 
         def swap() -> tuple[int, float]:
             started = time.perf_counter()

@@ -264,10 +264,25 @@ def test_a_model_path_may_hold_below_the_deployments_folder(strata: Strata, inpu
         pytest.param({"max_model_len": 4096}, 2, ["maxModelLen 4096", "1024"], id="context-longer-than-the-models"),
         pytest.param({"type": "abacus"}, 2, ["abacus", "unknown", "T4"], id="unknown-device"),
         pytest.param(
-            {"more": "placement: {tensorParallel: [1, 2]}\n  planning: {solver: layout}"},
+            {"type": "T4", "more": "placement: {tensorParallel: [1, 2]}\n  planning: {solver: layout}"},
             2,
-            ["tensorParallel [1, 2]", "one device per stage", "--shapes-only"],
-            id="tensor-parallelism",
+            ["tensorParallel [1, 2]", "of T4", "one device per stage", "--shapes-only"],
+            id="several-gpus-in-a-stage",
+        ),
+        pytest.param(
+            {
+                "config": CONFIG.replace('"llama"', '"phi3"'),
+                "more": "placement: {tensorParallel: [1, 2]}\n  planning: {solver: layout}",
+            },
+            2,
+            ["'phi3'", "cut over several devices", "placement.tensorParallel [1]"],
+            id="several-devices-for-a-model-that-is-not-cut",
+        ),
+        pytest.param(
+            {"more": "placement: {tensorParallel: [2]}\n  precision: {method: roundToNearest, allowed: [4, 16]}"},
+            2,
+            ["roundToNearest", "groups of 4 bits", "anyPrecision"],
+            id="several-devices-for-a-format-that-is-not-cut",
         ),
         pytest.param({"memory": 1_000_000}, 1, ["iB at 3 bits", "2 devices"], id="too-little-memory"),
         pytest.param({"more": "placement: {exclude: [a, b]}"}, 2, ["placement.exclude"], id="nothing-left"),

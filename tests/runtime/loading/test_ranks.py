@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from strata_planner.contract.architectures import UnsupportedModelError
+from strata_planner.contract.divided import DIVIDED, DIVIDED_FORMATS, check_divided
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.roles import Role
+from strata_planner.contract.text_part import text_part
 from strata_runtime.errors import InputError
+from strata_runtime.formats.linear import PART_MAKERS
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import read_change
 from strata_runtime.loading.stage_model import StageModel
@@ -16,7 +20,7 @@ from strata_runtime.ranks.shared_memory import SharedMemory
 from strata_runtime.scheduler.blocks import OwnBlocks
 from strata_runtime.slot.role_cache import cache_of
 from tests.laws import swept
-from tests.runtime.architectures import ALL, make_tiny_model
+from tests.runtime.architectures import ALL, make_tiny_model, tiny_config
 from tests.runtime.loading.artefacts import write_artefact
 from tests.runtime.loading.parity import FIRST, RAGGED, logits, make_texts
 from tests.runtime.loading.stages import CPU, Stages, roles
@@ -63,7 +67,7 @@ ALIKE = {  # refused for the same reason
     "qwen3_5_text": "linear_attn",
     "qwen3_moe": "experts",
 }
-DIVIDED = sorted(ALL.keys() - REFUSED.keys() - ALIKE.keys())
+KNOWN = sorted(ALL.keys() - REFUSED.keys() - ALIKE.keys())
 
 
 def part(role: Role, model: Path, collectives: SharedMemory) -> StageModel:
@@ -88,7 +92,7 @@ def run(stage: StageModel, role: Role) -> torch.Tensor:
     return computed
 
 
-@pytest.mark.parametrize("name", swept(DIVIDED, ["llama", "llama-tied-bias", "opt", "gemma3"]))
+@pytest.mark.parametrize("name", swept(KNOWN, ["llama", "llama-tied-bias", "opt", "gemma3"]))
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_together_compute_what_one_does(name: str, ranks: int, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, name)
@@ -165,6 +169,18 @@ def test_a_rank_holds_and_reads_its_part_alone(tmp_path: Path) -> None:
     whole = bytes_of(load_stage(role, model, lambda *_: None, CPU))
     for held in together(2, lambda collectives: bytes_of(part(role, model, collectives))):
         assert held / whole == pytest.approx(0.5, abs=0.01)
+
+
+def test_planners_are_told_what_can_be_cut() -> None:
+    configs = {name: {"model_type": ALL[name][0], **tiny_config(name)[1]} for name in ALL}
+    assert {text_part(configs[name])["model_type"] for name in KNOWN} == DIVIDED
+    assert tuple(PART_MAKERS) == DIVIDED_FORMATS
+    for name, config in configs.items():
+        if name in KNOWN:
+            check_divided(config)
+        else:
+            with pytest.raises(UnsupportedModelError, match=r"use placement\.tensorParallel \[1\]"):
+                check_divided(config)
 
 
 @pytest.mark.parametrize("name", swept([*REFUSED, *ALIKE], list(REFUSED)))

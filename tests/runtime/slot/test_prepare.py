@@ -5,6 +5,7 @@ import gc
 import json
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from strata_runtime.slot import prepare as load
 from strata_runtime.slot import slot
 from strata_runtime.slot.memory import MemoryMeter
 from strata_runtime.slot.prepare import Held, Loading
-from strata_runtime.wire.client import SlotClient
+from strata_runtime.wire.client import SlotClient, greedy
 from tests.laws import share
 from tests.runtime.plans import even_plan
-from tests.runtime.slot.harness import CONTROL_KEY, SlotThread
+from tests.runtime.slot.harness import CONTROL_KEY, PipelineHarness, SlotThread
 
 ADDRESS = SlotAddress(host="127.0.0.1", control_port=1, data_port=2, request_port=3)
 
@@ -314,3 +315,19 @@ def test_a_message_that_is_no_text_is_not_the_end_of_a_slot() -> None:
         assert thread.ask(Commit(epoch=1)).committed_epoch == 0
     finally:
         thread.close()
+
+
+def test_the_weights_of_an_epoch_end_with_it(tiny_llama: Path) -> None:
+    """Not some time later, when Python collects what holds itself: the next epoch's are there by then."""
+    gc.disable()
+    try:
+        with PipelineHarness(["s0"]) as pipeline:
+            pipeline.serve(even_plan(tiny_llama, ["s0"])).generate([greedy("r", range(5), 3)])
+            running = pipeline.threads["s0"].slot._running
+            assert running is not None
+            model = weakref.ref(running.prepared.loaded[0].model)
+            del running
+            pipeline.serve(even_plan(tiny_llama, ["s0"], compute_type="bfloat16"))
+            assert model() is None
+    finally:
+        gc.enable()
