@@ -115,6 +115,8 @@ class RunningEpoch:
     def _worker(self, place: int, loaded: LoadedRole) -> Worker:
         role = loaded.role
         loaded.cache.reset()
+        if loaded.drafter is not None:
+            loaded.drafter.begin()
         executor = StageExecutor(role, loaded.model, loaded.cache)
         bounds = FrameBounds(role, loaded.model.hidden_size, loaded.model.vocab_size)
         links = self._links(place, executor, bounds) if role.stages > 1 else None
