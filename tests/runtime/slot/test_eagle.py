@@ -7,9 +7,12 @@ import pytest
 import torch
 from msgspec import structs
 
+from strata_planner.contract.draft_head import DraftHead
 from strata_planner.contract.frames import Sampling, Segment
 from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.contract.roles import roles_of
+from strata_planner.costs.draft_model import draft_page_bytes, draft_weights_bytes
+from strata_planner.question.draft_head import head_model
 from strata_runtime.errors import RuntimeFaultError
 from strata_runtime.loading.load import load_stage
 from strata_runtime.model.eagle_head import EagleHead
@@ -20,7 +23,7 @@ from strata_runtime.slot.head_guesser import HeadGuesser
 from strata_runtime.slot.role_cache import cache_of
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.asked import STRATA_TINY, held_and_free, penalized
-from tests.runtime.slot.eagle_heads import PlainHead, make_head
+from tests.runtime.slot.eagle_heads import DRAFT_VOCABULARY, PlainHead, head_config, make_head
 from tests.runtime.slot.harness import PipelineHarness
 from tests.runtime.slot.test_draft_model import idle
 
@@ -156,6 +159,20 @@ def test_a_slot_keeps_its_head_over_epochs_and_lets_go_of_it(tiny_llama: Path, h
             held.append(running.prepared.loaded[0].drafter)
         assert held[0] is held[1] is not None
         assert held[2] is None
+
+
+def test_a_head_takes_the_bytes_that_plans_count(tiny_llama: Path, head: Path) -> None:
+    """But for an embedding of its own, which this one has not."""
+    drafter = Beside(tiny_llama, head).drafter
+    shapes = head_model(DraftHead.from_config(head_config(tiny_llama)))
+    guesser = drafter.guesser
+    assert isinstance(guesser, HeadGuesser)
+    assert drafter.cache.bytes + guesser.states.nbytes == 32 * draft_page_bytes(shapes, 16, "float32")
+    parts = guesser.head
+    weights = [*parts.norms, *(each for linear in parts.linears for each in linear.parameters())]
+    held = sum(each.nbytes for each in weights)
+    assert held + 4 * 4 * DRAFT_VOCABULARY + 4 * 128 * 64 == draft_weights_bytes(shapes, "float32")
+    assert parts.targets.nbytes == 8 * DRAFT_VOCABULARY
 
 
 def test_where_the_head_fails_steps_go_on(
