@@ -52,7 +52,8 @@ class HeadGuesser(Guesser):
         return self._run(tokens, self._own[list(rows)], batch)
 
     def tokens(self, chosen: list[int]) -> list[int]:
-        return [int(token) for token in self.head.targets[chosen]] if chosen else []
+        tokens: list[int] = self.head.targets[chosen].tolist()
+        return tokens
 
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         return self.head.kernel_sizes(batch)

@@ -90,7 +90,8 @@ class PlainHead:
         """`fused`: layers of the model, whose inputs are fused."""
         self._model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
         self._config = json.loads((folder / "config.json").read_text())
-        self._at = load_file(folder / "model.safetensors")
+        stored = load_file(folder / "model.safetensors")
+        self._at = {name: each.float() if each.is_floating_point() else each for name, each in stored.items()}
         self._fused = fused
 
     @torch.no_grad()
