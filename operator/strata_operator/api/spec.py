@@ -245,10 +245,10 @@ class ReplanningSpec(ApiType):
 
 
 class DraftModelSpec(ApiType):
-    """A small model that drafts, beside the leader's own layers."""
+    """A small model or a head that drafts, beside the leader's own layers."""
 
     uri: Annotated[str, Field(min_length=1, max_length=1024)]
-    """A model of the same tokenizer, named as `model.uri` is. The hub's token and cache are those of `model`."""
+    """A model of the same tokenizer, or a head made for this model, named as `model.uri` is. The hub's token and cache are those of `model`."""
 
     rules: ClassVar[tuple[Rule, ...]] = _URI_RULES
 
@@ -256,29 +256,30 @@ class DraftModelSpec(ApiType):
 class SpeculationSpec(ApiType):
     """Tokens that are guessed and verified in one step. No text changes by it, at any temperature."""
 
-    mode: Literal["none", "auto", "ngram", "suffix", "selfPrecision", "draft"] = "none"
+    mode: Literal["none", "auto", "ngram", "suffix", "selfPrecision", "draft", "eagle"] = "none"
     """`ngram` guesses from the request's own prompt and answer, `suffix` from recent answers too; `selfPrecision` drafts with the model's own weights
-    at fewer bits, for which layers need 16 bits or any-precision formats of more; `draft` with a small model; `auto` is `suffix`, or drafts with the
-    small model if one is given, else with planes that layers hold anyway, as far as it makes more tokens a second."""
+    at fewer bits, for which layers need 16 bits or any-precision formats of more; `draft` with a small model; `eagle` with an EAGLE-3
+    head of this model, where one stage has all layers; `auto` is `suffix`, or drafts with the small model if one is given, else with planes that
+    layers hold anyway, as far as it makes more tokens a second."""
     tokens: Annotated[int, Field(ge=1, le=15)] = 4
     """Tokens of one guess, at most."""
     draft_bits: Literal[3, 4] = 4
     """Bits of the weights that draft."""
     draft_model: DraftModelSpec | None = None
-    """The small model of the modes `draft` and `auto`."""
+    """The small model of the modes `draft` and `auto`, the head of `eagle`."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             # The API server checks the default of the object, {}, before it fills in the fields' defaults.
-            cel="!has(self.mode) || self.mode != 'draft' || has(self.draftModel)",
-            message="the mode draft needs a small model of the same tokenizer; give draftModel.uri",
-            holds=lambda wish: wish.mode != "draft" or wish.draft_model is not None,
+            cel="!has(self.mode) || !(self.mode in ['draft', 'eagle']) || has(self.draftModel)",
+            message="the mode draft needs a small model of the same tokenizer, eagle a head of this model; give draftModel.uri",
+            holds=lambda wish: wish.mode not in {"draft", "eagle"} or wish.draft_model is not None,
             path="draftModel",
         ),
         Rule(
-            cel="!has(self.draftModel) || (has(self.mode) && self.mode in ['draft', 'auto'])",
-            message="only the modes draft and auto use a draft model; remove it or choose one of these",
-            holds=lambda wish: wish.draft_model is None or wish.mode in {"draft", "auto"},
+            cel="!has(self.draftModel) || (has(self.mode) && self.mode in ['draft', 'eagle', 'auto'])",
+            message="only the modes draft, eagle and auto use a draft model; remove it or choose one of these",
+            holds=lambda wish: wish.draft_model is None or wish.mode in {"draft", "eagle", "auto"},
             path="draftModel",
         ),
     )

@@ -12,13 +12,15 @@ from strata_operator.api import LLMDeployment
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import Calibration
 from strata_planner.contract.divided import check_divided
+from strata_planner.contract.draft_head import DraftHead, is_draft_head
 from strata_planner.contract.formats import ComputeType, Method
 from strata_planner.contract.plan import Speculation
 from strata_planner.errors import ClusterError, WorkloadError
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import CPU_USABLE_FRACTION, CUDA_USABLE_FRACTION, Cluster, Device
+from strata_planner.question.draft_head import head_model
 from strata_planner.question.model import Model
-from strata_planner.question.request import Objective, PlanRequest
+from strata_planner.question.request import MOST_PADDED_ROWS, Objective, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
 
@@ -95,13 +97,34 @@ def request_for(
 
 
 def with_draft_model(request: PlanRequest, config: dict[str, Any], uri: str) -> PlanRequest:
-    """With the small model that drafts: its config.json, and where slots find it. Raises the planner's InputError and UnsupportedModelError."""
+    """With the small model or the head that drafts: its config.json, and where slots find it. With a head plans have one stage a replica.
+
+    Raises the planner's InputError and UnsupportedModelError.
+    """
+    is_head = request.speculation.mode == "eagle"
     try:
-        small = Model.from_config(config)
+        small = _head_for(request.model, config) if is_head else _small_model(config)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"draft model {uri}: {error}") from error
     wish = msgspec.structs.replace(request.speculation, draft_uri=uri)
-    return replace(request, draft_model=small, speculation=wish)
+    most = 1 if is_head and request.min_stages == 1 else request.max_stages
+    return replace(request, draft_model=small, speculation=wish, max_stages=most)
+
+
+def _small_model(config: dict[str, Any]) -> Model:
+    if is_draft_head(config):
+        raise UnsupportedModelError("that is a head of EAGLE-3: take the mode eagle, or a small model")
+    return Model.from_config(config)
+
+
+def _head_for(model: Model, config: dict[str, Any]) -> Model:
+    head = DraftHead.from_config(config)
+    head.check_target(model.hidden_size, model.num_layers)
+    if abs(head.vocab_size - model.vocab_size) > MOST_PADDED_ROWS:
+        raise UnsupportedModelError(
+            f"it has {head.vocab_size} tokens, the model that it drafts for {model.vocab_size}: a head belongs to one model; take that model's"
+        )
+    return head_model(head)
 
 
 def _method(deployment: LLMDeployment, *, prequantized: bool) -> Method:

@@ -99,13 +99,14 @@ class MicroBatch(Value, frozen=True, omit_defaults=True):
         return steps_under_way(self.count, stages)
 
 
-SpeculationMode = Literal["none", "auto", "ngram", "suffix", "selfPrecision", "draft"]
+SpeculationMode = Literal["none", "auto", "ngram", "suffix", "selfPrecision", "draft", "eagle"]
 
 
 class Speculation(Value, frozen=True, omit_defaults=True):
     """Tokens that are guessed and verified in one step: from the request's own text (`ngram`), from recent answers too (`suffix`), drafted by the
-    model's own weights at `draft_bits` (`selfPrecision`) or by a small model of the same tokens beside the leader (`draft`), or the best of these
-    where it pays (`auto`). `tokens`: of one verification, at most. `draft_uri`: the small model, empty: none; `auto` takes it in place of fewer bits.
+    model's own weights at `draft_bits` (`selfPrecision`) or by a small model of the same tokens beside the leader (`draft`), by a head that reads the
+    hidden states of the one stage that a replica has (`eagle`), or the best of the others where it pays (`auto`). `tokens`: of one verification, at
+    most. `draft_uri`: the small model or the head, empty: none; `auto` takes a small model in place of fewer bits.
     """
 
     mode: SpeculationMode = "none"

@@ -23,6 +23,7 @@ from strata_planner.costs.memory import PAGE_TOKENS
 from strata_planner.costs.source import LatencySource
 from strata_planner.errors import InfeasibleError, ModelError, WorkloadError
 from strata_planner.question.cluster import Cluster
+from strata_planner.question.draft_head import EAGLE
 from strata_planner.question.model import Model
 from strata_planner.question.workload import Workload
 from strata_planner.sensitivity import Sensitivity, prior
@@ -66,7 +67,7 @@ class PlanRequest:
     `tensor_parallel`. One pipeline of single devices, the least by LLM-PQ's objective: "pipeline" proves it, "exact" does so by
     the ILP of LLM-PQ, "transfer" is its heuristic. `method`: how weights become fewer bits. `activation_bits`: 8 among them lets products round activations too, where a format for it exists and a device is faster by it.
     `static_activations`: the ranges of this model's activations were calibrated. `chunk_tokens`: of prompts in one step, at most; None: as many as
-    are best. `draft_model`: the shapes of what lies at `speculation.draft_uri`.
+    are best. `draft_model`: the shapes of what lies at `speculation.draft_uri`; a head makes plans of one stage a replica.
     """
 
     deployment: str
@@ -173,11 +174,7 @@ class PlanRequest:
         """Raises InputError for wishes that no cluster could fulfil."""
         self._check_lengths()
         self._check_bits()
-        most = self.max_stages
-        if self.min_stages < 1 or (most is not None and most < self.min_stages):
-            raise WorkloadError(
-                f"minStages {self.min_stages} and maxStages {most}: 1 <= minStages <= maxStages is needed"
-            )
+        self._check_stages()
         if self.max_replicas is not None and self.max_replicas < 1:
             raise WorkloadError(f"maxReplicas {self.max_replicas}: at least 1 is needed")
         if not 0 <= self.theta < float("inf"):
@@ -190,14 +187,26 @@ class PlanRequest:
             raise WorkloadError(f"timeLimitSeconds {self.time_limit_seconds}: more than 0 is needed")
         if self.chunk_tokens is not None and self.chunk_tokens < 1:
             raise WorkloadError(f"chunkTokens {self.chunk_tokens}: at least 1 is needed")
-        if self.min_stages > self.model.num_layers:
-            raise InfeasibleError(
-                [f"minStages {self.min_stages}: the model has {self.model.num_layers} layers, at least one per stage"]
-            )
         self._check_objective()
         self._check_draft_model()
         if self.sensitivity:
             self.omega.check(self.model, self.bits)
+
+    def _check_stages(self) -> None:
+        most = self.max_stages
+        if self.speculation.mode == "eagle" and (self.min_stages, most) != (1, 1):
+            raise WorkloadError(
+                f"speculation eagle with minStages {self.min_stages} and maxStages {most}: a head reads hidden states of low, middle and high layers, "
+                "which lie together on one stage alone; ask for one stage, or take the mode draft with a small model"
+            )
+        if self.min_stages < 1 or (most is not None and most < self.min_stages):
+            raise WorkloadError(
+                f"minStages {self.min_stages} and maxStages {most}: 1 <= minStages <= maxStages is needed"
+            )
+        if self.min_stages > self.model.num_layers:
+            raise InfeasibleError(
+                [f"minStages {self.min_stages}: the model has {self.model.num_layers} layers, at least one per stage"]
+            )
 
     def _check_objective(self) -> None:
         self.objective.check()
@@ -217,11 +226,20 @@ class PlanRequest:
 
     def _check_draft_model(self) -> None:
         small, wish = self.draft_model, self.speculation
-        if (small is None) != (not wish.draft_uri) or (wish.mode == "draft" and small is None):
+        if (small is None) != (not wish.draft_uri) or (small is None and wish.mode in {"draft", "eagle"}):
             raise ModelError(
                 f"speculation mode {wish.mode} with the draft model '{wish.draft_uri}': drafts are planned with a model's uri and its shapes; give both"
             )
-        if small is not None and abs(small.vocab_size - self.model.vocab_size) > MOST_PADDED_ROWS:
+        if small is not None and (small.architecture == EAGLE) != (wish.mode == "eagle"):
+            raise ModelError(
+                f"draft model {wish.draft_uri}: the mode {wish.mode} takes {'a head of EAGLE-3' if wish.mode == 'eagle' else 'a small model'}, "
+                f"and that is '{small.architecture}'; give the other, or take the other mode"
+            )
+        if (
+            small is not None
+            and small.architecture != EAGLE
+            and abs(small.vocab_size - self.model.vocab_size) > MOST_PADDED_ROWS
+        ):
             raise ModelError(
                 f"draft model {self.speculation.draft_uri}: it has {small.vocab_size} tokens, the model that it drafts for "
                 f"{self.model.vocab_size}: a draft model has the same tokenizer (tables may differ by {MOST_PADDED_ROWS} padded rows); take one of its family"

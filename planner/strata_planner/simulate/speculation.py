@@ -29,7 +29,7 @@ from strata_planner.simulate.stage import Batch, Chunk, StageSeconds
 
 ASSUMED = (0.6, 0.8, 0.95)  # acceptances that are told where none was measured
 _LOOKED_UP = frozenset({"ngram", "suffix"})
-_PRICED = frozenset({*_LOOKED_UP, "selfPrecision", "draft", "auto"})
+_PRICED = frozenset({*_LOOKED_UP, "selfPrecision", "draft", "eagle", "auto"})
 
 
 def forecast(plan: Plan, request: PlanRequest, measured: AcceptanceRecord | None = None) -> SpeculationForecast | None:
@@ -114,7 +114,7 @@ class _Load:
 
 
 def _drafting(plan: Plan, replica: Replica, request: PlanRequest, pricer: StagePricer) -> ReplicaModel | None:
-    """What drafts, as a replica of its own: a small model on the leader's devices, or the stages with fewer bits. None: guesses are looked up."""
+    """What drafts, as a replica of its own: a small model or a head on the leader's devices, or the stages with fewer bits. None: guesses are looked up."""
     wish, small, leader = plan.speculation, request.draft_model, replica.stages[0]
     if wish.mode in _LOOKED_UP:
         return None

@@ -13,7 +13,7 @@ from torch import Tensor
 from strata_runtime.kernels import native_dense
 from strata_runtime.kernels.native_calls import function
 
-_CALL = struct.Struct("17q2d4q")  # `AttentionCall` of kernels/native/attention.cpp
+_CALL = struct.Struct("17q2d5q")  # `AttentionCall` of kernels/native/attention.cpp
 _LANES, _WIDEST = 32, 256  # widths of a head: multiples of the one up to the other
 
 
@@ -54,6 +54,7 @@ class Scores:
     soft_cap: float | None
     slopes: Tensor | None
     sinks: Tensor | None
+    first: int = 0
 
 
 def takes(dtype: torch.dtype, device: torch.device, width: int) -> bool:
@@ -89,6 +90,7 @@ def attend(query: Tensor, entries: Entries, spans: Spans, page_tokens: int, scor
             scores.soft_cap or 0.0,
             scores.window or 0,
             scores.chunk or 0,
+            scores.first,
             out.data_ptr(),
             torch.get_num_threads(),
         )

@@ -3,6 +3,8 @@
 Made by `load_stage`, called once per step by the stage executor. Knows nothing of sequences: the Batch does.
 """
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import nn
 
@@ -16,6 +18,11 @@ from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.cached_heads import cached_heads
 from strata_runtime.model.kv.batch import Batch
+from strata_runtime.model.watched_layers import WatchedLayers
+
+TakeStates = Callable[
+    [list[torch.Tensor], Batch], None
+]  # [tokens, hidden] of each watched layer, of the rows of a step
 
 
 class StageModel:
@@ -46,6 +53,17 @@ class StageModel:
         self.speculation = NO_SPECULATION  # for which its linears have draft weights
         self._drafting = DraftSwitch()
         self._stage = stage
+        self._watched: tuple[WatchedLayers, TakeStates] | None = None
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Token ids [tokens] -> [tokens, hidden], where the stage embeds."""
+        embedded: torch.Tensor = self._stage.module.get_input_embeddings()(tokens)
+        return embedded
+
+    def watch(self, layers: Sequence[int], take: TakeStates) -> None:
+        """From the next step on, and for good, `take` gets what these layers (numbered as in the whole model) hand on; at most one taker."""
+        assert self._watched is None, "somebody watches already"
+        self._watched = WatchedLayers([self._stage.layer(number) for number in layers]), take
 
     def linears(self, layer: int) -> dict[str, nn.Module]:
         """The linears of a layer (numbered as in the whole model) as they are stored now, by key: the path in the whole model.
@@ -94,4 +112,12 @@ class StageModel:
         """
         self._drafting.is_on = draft
         with torch.inference_mode():
-            return self._stage.compute(inputs, batch)
+            try:
+                outputs = self._stage.compute(inputs, batch)
+                if self._watched is not None:
+                    watched, take = self._watched
+                    take(watched.take(batch.tokens), batch)
+            finally:
+                if self._watched is not None:
+                    self._watched[0].forget()
+            return outputs

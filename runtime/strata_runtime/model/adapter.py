@@ -263,6 +263,11 @@ class ModelSlice:
         first, last = self._layers
         return list(self._list[first : last + 1])
 
+    def layer(self, number: int) -> nn.Module:
+        """By its number in the whole model."""
+        found: nn.Module = self._list[number]
+        return found
+
     def tie(self) -> None:
         """One table for embedding and head where both are here and the checkpoint did not bring two different ones."""
         if not (self._embedding and self._head):

@@ -10,8 +10,8 @@ from strata_runtime.model.kv.batch import Reach
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionRule:
-    """What a layer makes of softmax(scale * q k) v: its scale, how far back it sees (`window` positions, or to the begin of its own `chunk` of positions), the cap on its scores (tanh), and two terms of each
-    head [heads], one of them at most: `slopes` times a key's position are added to the scores (ALiBi, arXiv 2108.12409); `sinks` are scores
+    """What a layer makes of softmax(scale * q k) v: its scale, how far back it sees (`window` positions, or to the begin of its own `chunk` of positions; `first`: nothing before that position), the cap on its
+    scores (tanh), and two terms of each head [heads], one of them at most: `slopes` times a key's position are added to the scores (ALiBi, arXiv 2108.12409); `sinks` are scores
     of a key without a value (gpt-oss).
     """
 
@@ -21,16 +21,17 @@ class AttentionRule:
     slopes: Tensor | None = None
     sinks: Tensor | None = None
     chunk: int | None = None
+    first: int = 0
 
     @property
     def reach(self) -> Reach:
-        return Reach(self.window, self.chunk)
+        return Reach(self.window, self.chunk, self.first)
 
     @property
     def native(self) -> Scores:
         """As the native library takes it."""
         slopes, sinks = (None if each is None else each.float().contiguous() for each in (self.slopes, self.sinks))
-        return Scores(self.scale, self.window, self.chunk, self.soft_cap, slopes, sinks)
+        return Scores(self.scale, self.window, self.chunk, self.soft_cap, slopes, sinks, self.first)
 
     @property
     def written_out(self) -> bool:

@@ -7,7 +7,7 @@ Knows no tensors.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from strata_planner.contract.frames import Sampling
@@ -32,6 +32,11 @@ class DraftTask:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    def from_position(self, first: int) -> "DraftTask":
+        """Without its tokens before that."""
+        late = max(0, first - self.start)
+        return replace(self, start=self.start + late, tokens=self.tokens[late:]) if late else self
 
 
 DraftRound = tuple[DraftTask, ...]

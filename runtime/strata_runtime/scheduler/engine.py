@@ -28,9 +28,6 @@ from strata_runtime.scheduler.draft_round import Draft, DraftRound
 from strata_runtime.scheduler.scheduler import EMPTY, Limits, Scheduler
 from strata_runtime.scheduler.sequence import Sequence
 
-# That a small model computes first where it has kept up: the last token, and a draft before it that was right.
-_NEXT_TOKENS = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -206,8 +203,10 @@ class Engine:
         drafted, seconds = self._draft(tasks)
         for task, tokens in zip(tasks, drafted, strict=True):
             self.scheduler.drafted(self._by_number[task.sequence], task, tokens)
-        counts = {task.count for task in tasks}
-        if len(counts) == 1 and all(len(task.tokens) <= _NEXT_TOKENS for task in tasks) and (count := counts.pop()):
+        counts, limits = {task.count for task in tasks}, self.scheduler.limits
+        # That is computed first where it has kept up: the last token, and a draft before it that was right, or all of them.
+        next_tokens = 2 if limits.keeps_drafts else 1 + limits.speculation.tokens
+        if len(counts) == 1 and all(len(task.tokens) <= next_tokens for task in tasks) and (count := counts.pop()):
             self.scheduler.speculation.draft_pace.learn(len(tasks), 0, seconds / count)
 
     def _once_more(self, sequence: Sequence) -> None:

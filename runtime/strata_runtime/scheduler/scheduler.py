@@ -53,6 +53,9 @@ class Limits:
     drafts: bool = False  # the replica has weights of fewer bits to draft with
     state_slots: int = 0
     draft_positions: int = 0  # of the small model beside the leader, which drafts in their place; 0: there is none
+    keeps_drafts: bool = (
+        True  # what that model has computed of drafts that were right is what it would compute of the text
+    )
 
     def pages(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
@@ -300,7 +303,7 @@ class Scheduler:
     def verified(self, sequence: Sequence, right: int) -> None:
         """So many guesses of a running sequence were right: they are computed, by the small model too as far as it went on from them."""
         sequence.computed += right
-        if self._beside and sequence.guesses is not None:
+        if self._beside and self.limits.keeps_drafts and sequence.guesses is not None:
             more = sequence.guesses.drafted_from(right)
             know(sequence, sequence.draft_computed + more, self.blocks, self.limits.page_tokens)
 

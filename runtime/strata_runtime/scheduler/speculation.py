@@ -26,7 +26,7 @@ _PLAIN_STEPS, _CURIOUS_STEPS = 64, 50  # one in so many steps has no drafts; one
 MARGIN = 1.15  # as much more must be expected of drafts than of none
 _FIRST_AGREEMENT = 0.7  # of tokens that other weights draft, before any was verified
 _UNDECIDED = -1
-_DRAFTED = frozenset({"selfPrecision", "draft"})  # modes that look nothing up
+_DRAFTED = frozenset({"selfPrecision", "draft", "eagle"})  # modes that look nothing up
 
 
 @dataclass(slots=True)

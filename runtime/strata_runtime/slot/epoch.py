@@ -123,6 +123,8 @@ class RunningEpoch:
     def _worker(self, place: int, loaded: LoadedRole) -> Worker:
         role = loaded.role
         loaded.cache.reset()
+        if loaded.drafter is not None:
+            loaded.drafter.begin()
         if loaded.others is not None:
             loaded.others.begin(self._failed)
         executor = StageExecutor(role, loaded.model, loaded.cache, loaded.others)

@@ -31,7 +31,7 @@ from strata_runtime.stage.worker import Inlet, Outlet, failure_of
 log = logging.getLogger(__name__)
 
 
-def limits_of(role: Role, vocabulary: int, draft_positions: int = 0) -> Limits:
+def limits_of(role: Role, vocabulary: int, drafter: Drafter | None = None) -> Limits:
     return Limits(
         under_way=role.micro_batch.under_way(role.stages),
         micro_batch=role.micro_batch,
@@ -43,7 +43,8 @@ def limits_of(role: Role, vocabulary: int, draft_positions: int = 0) -> Limits:
         speculation=role.speculation,
         drafts=role.drafts,
         state_slots=role.state_slots,
-        draft_positions=draft_positions,
+        draft_positions=drafter.positions if drafter else 0,
+        keeps_drafts=drafter is None or drafter.keeps_drafts,
     )
 
 
@@ -79,7 +80,7 @@ class LeaderWorker:
         drafter: Drafter | None = None,
     ) -> None:
         self.executor = executor
-        limits = limits_of(executor.role, executor.vocabulary, drafter.positions if drafter else 0)
+        limits = limits_of(executor.role, executor.vocabulary, drafter)
         self.engine = Engine(limits, _Guesses(drafter).draft)
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
         self._epoch = epoch

@@ -51,7 +51,7 @@ def differ_in_bits(one: Role, other: Role) -> bool:
 
 def _place(role: Role) -> tuple[object, ...]:
     pages = (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots)
-    drafts_with = role.speculation.draft_uri if role.leader else ""
+    drafts_with = (role.speculation.draft_uri, role.speculation.mode == "eagle") if role.leader else None
     return (role.layers, role.embedding, role.head, role.model_uri, role.compute_type, role.devices, pages, drafts_with)
 
 
@@ -188,7 +188,7 @@ class Loading:
             others.wait_loaded(lambda: self._step(role))
         drafter = None
         if drafts:
-            drafter = load_drafter(role, model.vocab_size, model.device, lambda: self._step(role))
+            drafter = load_drafter(role, model, lambda: self._step(role))
         return LoadedRole(role, model, cache_of(role, model), drafter, others)
 
     def _move(self, role: Role) -> LoadedRole | None:

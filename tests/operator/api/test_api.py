@@ -114,7 +114,7 @@ SENTENCES = {
     ),
     "drafts of no model": (
         {"runtime": {"speculation": {"mode": "draft"}}},
-        ["spec.runtime.speculation.draftModel: the mode draft needs a small model of the same tokenizer"],
+        ["spec.runtime.speculation.draftModel: the mode draft needs a small model of the same tokenizer, eagle a head"],
     ),
     "a draft model nobody uses": (
         {"runtime": {"speculation": {"mode": "suffix", "draftModel": {"uri": "hf://owner/small"}}}},

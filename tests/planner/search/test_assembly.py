@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from strata_planner.contract.draft_head import DraftHead
 from strata_planner.contract.formats import Method
 from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.contract.roles import roles_of
@@ -11,6 +12,7 @@ from strata_planner.contract.values import ContractError, to_json
 from strata_planner.costs.draft_model import draft_weights_bytes
 from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, layer_weights_bytes
 from strata_planner.errors import InfeasibleError
+from strata_planner.question.draft_head import head_model
 from strata_planner.question.request import Solver
 from strata_planner.question.workload import Workload
 from strata_planner.search.assembly import combined
@@ -80,6 +82,38 @@ def test_a_small_model_counts_where_the_leader_is(solver: Solver) -> None:
     (leader,) = (role for listed in roles_of(plan).values() for role in listed if role.leader)
     assert leader.speculation == DRAFT
     assert leader.predicted_bytes == plan.stages[0].memory.total_bytes
+
+
+HEAD = head_model(
+    DraftHead.from_config(
+        {
+            "hidden_size": a_model().hidden_size,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "vocab_size": a_model().vocab_size,
+            "draft_vocab_size": 64,
+        }
+    )
+)
+EAGLE = Speculation("eagle", 4, draft_uri="file:///models/head")
+
+
+@pytest.mark.parametrize("solver", ["auto", "pipeline", "exact", "layout"])
+def test_a_head_counts_on_the_one_stage_that_a_replica_has(solver: Solver) -> None:
+    """The fused state of each position too."""
+    plan = a_plan(32, 32, concurrency=4, solver=solver, max_stages=1, speculation=EAGLE, draft_model=HEAD)
+    for stage in plan.stages:
+        kv = sum(kv_bytes_per_token(each, 16, "bfloat16") for each in (*a_request().model.layers, *HEAD.layers))
+        state = 2 * a_model().hidden_size
+        assert stage.memory.kv_bytes == stage.kv_page_budget * PAGE_TOKENS * (kv + state)
+        assert stage.memory.draft_bytes > draft_weights_bytes(HEAD, "bfloat16")
+        assert (stage.embedding, stage.head) == (True, True)
+
+
+def test_a_head_on_devices_that_are_too_small_each_is_told() -> None:
+    assert a_plan(2, 2, concurrency=1, allowed_bits=(16,)).stages[1:]
+    with pytest.raises(InfeasibleError, match="another mode than eagle, which needs all layers on one stage"):
+        a_plan(2, 2, concurrency=1, allowed_bits=(16,), max_stages=1, speculation=EAGLE, draft_model=HEAD)
 
 
 def test_a_small_model_that_does_not_fit_is_told() -> None:

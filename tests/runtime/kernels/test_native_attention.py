@@ -175,3 +175,19 @@ def test_threads_change_nothing() -> None:
 def test_widths_that_no_vector_fits_are_left_to_torch(width: int) -> None:
     assert not native_attention.takes(torch.bfloat16, CPU, width)
     assert native_attention.takes(torch.bfloat16, CPU, 64)
+
+
+@settings(max_examples=share(20), deadline=None)
+@given(steps, rules, st.integers(1, 40))
+def test_nothing_before_the_first_position_is_seen(step: Step, reach: dict[str, int], first: int) -> None:
+    """Other entries there change nothing for those behind it; those that see the same without it get the same."""
+    scores = replace(PLAIN, first=first, **reach)  # type: ignore[arg-type]
+    found, everywhere = step.attended(scores), step.attended(replace(scores, first=0))
+    before = torch.cat([step.places(number)[:first] for number in range(len(step.spans))])
+    step.keys[:, before], step.values[:, before] = 3.0, 5.0
+    rows = [position for start, length in step.spans for position in range(start, start + length)]
+    behind = [row for row, position in enumerate(rows) if position >= first]
+    assert torch.equal(step.attended(scores)[behind], found[behind])
+    if (window := reach.get("window")) is not None:
+        alike = [row for row in behind if rows[row] + 1 - window >= first]
+        assert torch.equal(everywhere[alike], found[alike])

@@ -233,3 +233,13 @@ def test_rows_wanted_are_the_last_of_each_segment() -> None:
     batch = a_cache(1).plan([Segment(1, 0, 5, 0), Segment(2, 0, 3, 2), Segment(3, 0, 1, 1)])
     assert batch.sample_rows.tolist() == [6, 7, 8]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("steps", [[(0, 21)], [(0, 7), (7, 13), (20, 1)]], ids=["at once", "in steps"])
+def test_nothing_before_the_first_position_is_seen(steps: list[tuple[int, int]]) -> None:
+    """What lies there is as if it were not: the others' attention is that of a text without it."""
+    text, rule = a_text(4, 21, 4, 2), AttentionRule(0.3, first=3)
+    cache = a_cache(2)
+    found = torch.cat([run_step(cache, {0: text}, [Segment(0, *each, 0)], rule)[0] for each in steps])
+    rest = Text(*(getattr(text, name)[:, 3:] for name in ("query", "key", "value")))
+    torch.testing.assert_close(found[3:], plain_attention(rest, AttentionRule(0.3)), atol=1e-5, rtol=0)

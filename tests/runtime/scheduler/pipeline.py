@@ -123,6 +123,7 @@ class SmallModel:
     blocks: dict[tuple[int, int], bytes] = field(default_factory=dict)
     tasks: list[DraftRound] = field(default_factory=list)  # of each round
     computed: int = 0  # tokens in all
+    keeps_drafts: bool = True  # else what it leaves of drafts is nothing that anybody may go on from
 
     @property
     def rounds(self) -> int:
@@ -150,7 +151,8 @@ class SmallModel:
             if position >= task.end:
                 guesses.append(self.draw(state))
             state = digest(state, text[position] if position < task.end else guesses[-1])
-            self.blocks[task.blocks[position // size], position % size] = state
+            kept = self.keeps_drafts or position < task.end
+            self.blocks[task.blocks[position // size], position % size] = state if kept else b"drafted"
         return [*guesses, self.draw(state)] if task.count else []
 
 

@@ -54,6 +54,7 @@ def limits(speculation: Speculation = NO_SPECULATION, **changes: int) -> Limits:
         drafts=speculation.mode in {"auto", "selfPrecision"},
         state_slots=values.get("state_slots", 0),
         draft_positions=values["draft_positions"],
+        keeps_drafts=bool(values.get("keeps_drafts", 1)),
     )
 
 
@@ -74,7 +75,9 @@ class EngineMachine(RuleBasedStateMachine):
         sharing=st.booleans(),
         speculation=st.builds(
             Speculation,
-            st.sampled_from(["none", "auto", "ngram", "suffix", *["selfPrecision"] * 3, *["draft"] * 3]),
+            st.sampled_from(
+                ["none", "auto", "ngram", "suffix", *["selfPrecision"] * 3, *["draft"] * 3, *["eagle"] * 2]
+            ),
             st.integers(1, 5),
         ),
         state_slots=st.sampled_from([0, 0, 1, 2, 4]),
@@ -96,10 +99,12 @@ class EngineMachine(RuleBasedStateMachine):
         changes = {"stages": stages, "step": step, "decode": decode, "prefill": prefill, "page_budget": pages}
         if state_slots:  # as a plan has it for models whose sequences keep state
             changes, sharing, speculation = changes | {"state_slots": state_slots}, False, NO_SPECULATION
-        if speculation.mode in {"auto", "draft"}:
-            changes["draft_positions"] = small or 1000 * (speculation.mode == "draft")
+        if speculation.mode in {"auto", "draft", "eagle"}:
+            changes["draft_positions"] = small or 1000 * (speculation.mode != "auto")
+        if is_head := speculation.mode == "eagle":
+            changes |= {"stages": 1, "keeps_drafts": 0}
         asked = limits(speculation, **changes, sharing=sharing, max_model_len=32)
-        self.pipeline = Pipeline.beside(asked, SmallModel())
+        self.pipeline = Pipeline.beside(asked, SmallModel(keeps_drafts=not is_head))
         self.engine = self.pipeline.engine
         self.submitted: list[Submit] = []
         self.aborted: set[str] = set()

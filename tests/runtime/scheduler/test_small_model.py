@@ -13,7 +13,7 @@ EVER = 10_000  # positions
 
 def beside(small: SmallModel, speculation: Speculation = DRAFT, **changes: int) -> Pipeline:
     asked = {"stages": 1, "page_budget": 400, "max_model_len": 800, "draft_positions": EVER} | changes
-    return Pipeline.beside(limits(speculation, **asked), small)
+    return Pipeline.beside(limits(speculation, keeps_drafts=small.keeps_drafts, **asked), small)
 
 
 def run(pipeline: Pipeline, *asked: Submit) -> list[TokenEvent]:
@@ -37,6 +37,17 @@ def test_a_model_that_is_always_right_saves_all_but_one_step_a_round(tokens: int
     assert small.rounds == 6
     assert counts.accepted_tokens == counts.draft_tokens == 6 * tokens
     assert small.computed == 6 + 6 * (tokens + 1) - 1, "prompt and answer but its last round's last draft"
+
+
+def test_what_follows_from_its_own_states_is_computed_again() -> None:
+    """Of a head: each round begins with all that was accepted since, never with what it left of its drafts."""
+    small = SmallModel(sampled, keeps_drafts=False)
+    pipeline = beside(small, Speculation("eagle", 4))
+    run(pipeline, submit("r0", prompt(0, 6), 1 + 6 * 5, stop_tokens=[]))
+    counts = pipeline.engine.scheduler.speculation.counts
+    assert counts.accepted_tokens == counts.draft_tokens == 6 * 4
+    assert [len(tasks[0].tokens) for tasks in small.tasks] == [7, 5, 5, 5, 5, 5]
+    assert pipeline.engine.scheduler.speculation.draft_pace.knows(1)
 
 
 def test_a_model_that_is_never_right_costs_no_step() -> None:

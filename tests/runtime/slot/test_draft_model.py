@@ -13,7 +13,7 @@ from strata_planner.costs.draft_model import draft_page_bytes, draft_weights_byt
 from strata_planner.question.model import Model
 from strata_runtime.errors import RuntimeFaultError
 from strata_runtime.model.random_model import make_random_model
-from strata_runtime.slot.drafter import Drafter
+from strata_runtime.slot.drafter import Drafter, SmallModel
 from strata_runtime.wire.client import LeaderClient, greedy
 from tests.laws import swept
 from tests.runtime.plans import even_plan
@@ -168,8 +168,9 @@ def test_a_small_model_takes_the_bytes_that_plans_count(tiny_llama: Path, small:
         assert running is not None
         drafter, shapes = running.prepared.loaded[0].drafter, Model.from_folder(small)
         assert drafter is not None
-        assert drafter._cache.bytes == 32 * draft_page_bytes(shapes, 16, "float32")
-        module = drafter._model._stage.module
+        assert drafter.cache.bytes == 32 * draft_page_bytes(shapes, 16, "float32")
+        assert isinstance(drafter.guesser, SmallModel)
+        module = drafter.guesser.model._stage.module
         held = {tensor.data_ptr(): tensor.nbytes for tensor in module.parameters()}
         assert sum(held.values()) == draft_weights_bytes(shapes, "float32")
 

@@ -10,8 +10,10 @@ from msgspec import structs
 
 from strata_planner.contract.control import SetBits
 from strata_planner.contract.plan import DeviceRef, Plan, Speculation
-from strata_runtime.errors import RuntimeFaultError
+from strata_planner.contract.roles import roles_of
+from strata_runtime.errors import InputError, RuntimeFaultError
 from strata_runtime.ranks import shared_memory
+from strata_runtime.slot.other_ranks import check_ranks
 from strata_runtime.wire.client import greedy
 from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
@@ -119,3 +121,10 @@ def test_layers_of_ranks_keep_their_bits(tiny_llama: Path) -> None:
         pipeline.serve(shared(even_plan(tiny_llama, ["s0"]), [2]))
         state = pipeline.slots["s0"].set_bits(SetBits(epoch=pipeline.epoch, replica=0, stage=0, bits={0: 4}))
         assert "shared by 2 ranks, whose layers keep their bits" in state.reason
+
+
+def test_a_head_that_drafts_is_refused_beside_parts_of_an_embedding(tiny_llama: Path) -> None:
+    plan = shared(even_plan(tiny_llama, ["s0"]), [2])
+    (role,) = roles_of(structs.replace(plan, speculation=Speculation("eagle", 3, draft_uri="file:///head")))["s0"]
+    with pytest.raises(InputError, match="a head of EAGLE-3 beside a stage over 2 devices"):
+        check_ranks(role)

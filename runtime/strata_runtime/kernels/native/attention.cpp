@@ -1,5 +1,6 @@
 // Attention over paged keys and values in bfloat16 (kernels/native_attention.py): one pass over a sequence's blocks for all queries of a key head that lie
 // together, with the softmax taken along (FlashAttention, arXiv 2205.14135, section 3.1). AVX-512 with BF16 alone; elsewhere torch's own attention is taken.
+#include <algorithm>
 #include <cmath>
 
 #include "vectors.h"
@@ -19,6 +20,7 @@ struct AttentionCall {
   int64_t slopes, sinks;                                 // float [heads], or 0
   double scale, soft_cap;                                // 0: none
   int64_t window, chunk;                                 // positions; 0: none
+  int64_t first;                                         // position before which nothing is seen
   int64_t out;                                           // bfloat16 [tokens, heads, width]
   int64_t threads;
 };
@@ -200,11 +202,11 @@ constexpr Weigh kNarrow[] = {nullptr, weigh<1, 2>, weigh<2, 2>, weigh<3, 2>, wei
 
 struct Rule {
   float scale, soft_cap;
-  int64_t window, chunk;
+  int64_t window, chunk, first;
 
   int64_t first_seen(int64_t position) const {
-    if (chunk) return position / chunk * chunk;
-    return window && position + 1 > window ? position + 1 - window : 0;
+    if (chunk) return std::max(first, position / chunk * chunk);
+    return window && position + 1 > window ? std::max(first, position + 1 - window) : first;
   }
 };
 
@@ -268,7 +270,7 @@ STRATA_AVX512 void soften(Workplace& here, int64_t row, int64_t low, int64_t hig
 // `rows` queries of one key head from query number `first` on; query number i is that of head i % group of the span's token i / group.
 STRATA_AVX512 void attend(const AttentionCall& call, const Span& span, int64_t kv_head, int64_t first, int64_t rows, Workplace& here) {
   const int64_t width = call.width, group = call.heads / call.kv_heads;
-  const Rule rule{static_cast<float>(call.scale), static_cast<float>(call.soft_cap), call.window, call.chunk};
+  const Rule rule{static_cast<float>(call.scale), static_cast<float>(call.soft_cap), call.window, call.chunk, call.first};
   const int64_t item = call.key_scales ? 1 : 2;
   const auto entries = [&](int64_t items, int64_t scales) {
     const uint8_t* at = reinterpret_cast<const uint8_t*>(items) + kv_head * call.places * width * item;

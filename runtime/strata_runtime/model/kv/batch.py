@@ -38,22 +38,25 @@ class Span:
 
 
 class Reach(NamedTuple):
-    """How far back a token sees: `window` positions with its own, to the begin of its own `chunk` of positions, or all."""
+    """How far back a token sees: `window` positions with its own, to the begin of its own `chunk` of positions, or all; none before `first`."""
 
     window: int | None = None
     chunk: int | None = None
+    first: int = 0
 
     def first_seen(self, position: int) -> int:
         """By the token at `position`."""
         if self.chunk is not None:
-            return position // self.chunk * self.chunk
-        return 0 if self.window is None else max(0, position + 1 - self.window)
+            return max(self.first, position // self.chunk * self.chunk)
+        return self.first if self.window is None else max(self.first, position + 1 - self.window)
 
     def first_seen_by_each(self, positions: torch.Tensor) -> torch.Tensor | None:
         """The same of many; None: all see from the begin."""
         if self.chunk is not None:
-            return positions // self.chunk * self.chunk
-        return None if self.window is None else positions + 1 - self.window
+            return (positions // self.chunk * self.chunk).clamp(min=self.first)
+        if self.window is not None:
+            return (positions + 1 - self.window).clamp(min=self.first)
+        return torch.full_like(positions, self.first) if self.first else None
 
 
 ALL = Reach()
