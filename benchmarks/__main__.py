@@ -11,6 +11,7 @@ BENCHMARKS = (
     "engine",  # installs its peers the first time
     "serving",
     "scheduling",
+    "ranks",
     "self_drafts",
     "kernels",  # those of GPUs too
     "format_kernels",

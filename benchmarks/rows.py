@@ -31,6 +31,10 @@ LISTED: dict[str, tuple[str, ...]] = {
         ),
         *("gateway_cost_16", "gateway_cost_64", "slot_memory", "deployment_memory"),
     ),
+    "ranks": (
+        *("all_reduce_us_4_kb", "all_reduce_us_256_kb"),
+        *(f"tp2_{over}{cell}" for cell in ("decode_1", "decode_16", "prefill") for over in ("", "over_threads2_")),
+    ),
     "pipeline": (
         "overlap",
         "overlap_ragged",

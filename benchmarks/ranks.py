@@ -1,0 +1,140 @@
+"""What several ranks bring a stage: two over one, two over one of two threads, on a shape of a billion parameters' width; and sums over Gloo's.
+
+`python -m benchmarks.ranks [--small] [--json FILE]`. Real slots with random weights, one core a rank; `--small`: the 246M shape of `benchmarks.pipeline`.
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from msgspec import structs
+
+from benchmarks import pipeline
+from benchmarks.rows import Row, run
+from benchmarks.slots import ServedPipeline, free_address, served
+from strata_planner.contract.plan import DeviceRef, Plan
+from strata_planner.question.workload import Workload
+from strata_runtime.model.random_model import make_random_model
+from strata_runtime.ranks.shared_memory import SharedMemory, make_segment
+
+LARGE = {  # layers of TinyLlama: 8 of 22, so that three copies of it fit beside each other
+    **pipeline.SHAPES,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+}
+RANKS, RUNS = 2, 5
+PROMPT, ANSWER, PREFILL = 64, 48, 512
+Measured = Callable[[ServedPipeline], float]
+
+
+def divided(plan: Plan, ranks: int) -> Plan:
+    """The plan with so many ranks in its one stage."""
+    (replica,) = plan.replicas
+    (stage,) = replica.stages
+    usable = stage.devices[0].usable_bytes
+    devices = tuple(DeviceRef(type="cpu", index=index, usable_bytes=usable) for index in range(ranks))
+    stage = structs.replace(stage, devices=devices, tensor_parallel=ranks)
+    return structs.replace(plan, replicas=(structs.replace(replica, stages=(stage,)),))
+
+
+def decode(sequences: int) -> Measured:
+    return lambda pipeline: pipeline.listen(sequences, PROMPT, ANSWER).decode_rate
+
+
+def prefill(pipeline: ServedPipeline) -> float:
+    return PREFILL / pipeline.listen(1, PREFILL, 2).prompts_seconds
+
+
+def measure_products(model: Path) -> list[Row]:
+    whole = pipeline.plan(model, 1, Workload(PREFILL, ANSWER, 16), PREFILL + ANSWER + 16)
+    with ExitStack() as stack:
+        two, one, threads = (
+            stack.enter_context(served(plan, count, bound=False))
+            for plan, count in ((divided(whole, RANKS), 1), (whole, 1), (whole, RANKS))
+        )
+        rows = []
+        for cell, rate, goal in (
+            ("decode_1", decode(1), 1.6),
+            ("decode_16", decode(16), 1.6),
+            ("prefill", prefill, 1.7),
+        ):
+            turns = [(rate(two), rate(one), rate(threads)) for _ in range(RUNS)]
+            shared, alone, threaded = (statistics.median(each) for each in zip(*turns, strict=True))
+            rows.append(Row(f"tp2_{cell}", shared, "tokens/s", "one rank", alone, shared / alone, goal))
+            ratio = shared / threaded
+            rows.append(Row(f"tp2_over_threads2_{cell}", shared, "tokens/s", "of two threads", threaded, ratio, 0.95))
+        return rows
+
+
+def _sums(segment: int, rank: int, port: int, report: "Callable[[dict[int, tuple[float, float]]], None]") -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS)
+    shared = SharedMemory(segment, rank, RANKS)
+    taken = {}
+    for size in (4 << 10, 256 << 10):
+        items = torch.zeros(size // 4)
+        ours, theirs = (
+            statistics.median(_seconds(partial(reduce, items)) for _ in range(300))
+            for reduce in (shared.all_reduce, torch.distributed.all_reduce)
+        )
+        taken[size] = (ours, theirs)
+    torch.distributed.destroy_process_group()
+    if rank == 0:
+        report(taken)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def measure_sums() -> list[Row]:
+    context = get_context("fork")
+    answers = context.Queue()
+    segment, port = make_segment(RANKS), free_address().control_port
+    ranks = [context.Process(target=_sums, args=(segment, rank, port, answers.put)) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    taken = answers.get(timeout=120)
+    for rank in ranks:
+        rank.join()
+    os.close(segment)
+    return [
+        Row(
+            f"all_reduce_us_{size >> 10}_kb",
+            ours * 1e6,
+            "us",
+            "Gloo",
+            theirs * 1e6,
+            ours / theirs,
+            goal,
+            lower_is_better=True,
+        )
+        for (size, (ours, theirs)), goal in zip(taken.items(), (0.1, 0.5), strict=True)
+    ]
+
+
+def measure(*, small: bool = False) -> list[Row]:
+    rows = measure_sums()  # forks: before anything else has used torch's threads
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "model"
+        shapes = pipeline.SHAPES if small else LARGE
+        rows += measure_products(make_random_model(folder, "llama", dtype=torch.bfloat16, **shapes))
+    return rows
+
+
+if __name__ == "__main__":
+    rest = [each for each in sys.argv[1:] if each != "--small"]
+    run("ranks", partial(measure, small="--small" in sys.argv), rest)
