@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import strata_runtime.model  # noqa: F401  before any test imports transformers: they run with what slots run with
 from strata_runtime.kernels.native import library
 
 LEVELS = ("portable", "avx2", "avx512")  # `Level` of kernels/native/cpu.h

@@ -24,6 +24,7 @@ from transformers.core_model_loading import (
     convert_and_load_state_dict_in_model,
     rename_source_key,
 )
+from transformers.initialization import no_init_weights
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -40,6 +41,7 @@ from strata_runtime.model.expert_parts import ExpertPart, expert_part, fused_par
 from strata_runtime.model.fused_forwards import fuse
 from strata_runtime.model.kv.batch import Batch
 from strata_runtime.model.layer_paths import LAYER_LISTS
+from strata_runtime.model.lean_imports import PositionsOnCpu, without_compiler
 from strata_runtime.model.linears import use_plain_linears
 from strata_runtime.model.llama4 import use_routed_experts
 from strata_runtime.model.padding import padded
@@ -178,6 +180,8 @@ class ModelSlice:
 
     def initialise_buffers(self, device: torch.device) -> None:
         """Compute what no checkpoint holds (rotary frequencies, embedding scales). Call before loading."""
+        for parameter in self.module.parameters():
+            parameter._is_hf_initialized = True  # noqa: SLF001  a checkpoint holds them
         with _BUILDING:
             self.module._move_missing_keys_from_meta_to_device(set(), {"": device}, None, None)  # noqa: SLF001
             self.module._initialize_missing_keys(is_quantized=False)  # noqa: SLF001
@@ -440,6 +444,9 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
     with _BUILDING, contextlib.ExitStack() as stack:
         for context in model_class.get_init_context(dtype, False, False, None):
             stack.enter_context(context)
+        stack.enter_context(no_init_weights())  # of tensors without memory
+        stack.enter_context(without_compiler())
+        stack.enter_context(PositionsOnCpu())
         try:
             model = model_class(config)
         except Exception as error:  # transformers looks fields up as it builds, with exceptions of several kinds

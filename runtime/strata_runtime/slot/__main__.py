@@ -15,6 +15,7 @@ import torch
 from strata_runtime.allocator import set_up_heap
 from strata_runtime.collector import freeze_imports
 from strata_runtime.errors import InputError
+from strata_runtime.file_pages import drop_file_pages
 from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
 from strata_runtime.slot.slot import Slot, SlotOptions
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     warm_up()
     freeze_imports()
+    drop_file_pages()
     try:
         slot = Slot(options)
     except InputError as error:

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strata_runtime.collector import freeze_imports
+from strata_runtime.file_pages import drop_file_pages
 
 PRELOADED = (
     "strata_runtime.slot.__main__",
@@ -44,6 +45,7 @@ def main(modules: Sequence[str] = ()) -> int:
     gc.collect()
     freeze_imports()  # and a collection in a child would write to every object of the parent, and so copy its pages
     gc.enable()
+    drop_file_pages()  # children map the files anew and read what they need
     wakeup, bell = os.pipe()
     os.set_blocking(bell, False)
     signal.set_wakeup_fd(bell)
