@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -93,6 +93,12 @@ def _step(head: EagleHead, model: Model, rows: Tensor) -> float:
     return loss.item()
 
 
+def go_on_from(head: EagleHead, folder: Path) -> None:
+    """With the weights of a head that was exported, of the same tokens."""
+    stored = load_file(folder / "model.safetensors")
+    head.load_state_dict({name: each.float() for name, each in stored.items() if name not in {"d2t", "t2d"}})
+
+
 def export(head: EagleHead, model: Model, folder: Path) -> None:
     """bfloat16 in the published layout: `d2t` holds how far each drafted token is from its own number, `t2d` which tokens are drafted."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,6 +131,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m training.eagle", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="folder of the model that the head drafts for")
     parser.add_argument("--output", type=Path, required=True, help="folder for the finished head")
+    parser.add_argument("--start", type=Path, help="folder of a head to go on from")
     parser.add_argument("--minutes", type=float, default=15.0, help="budget of time")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--seed", type=int, default=0)
@@ -144,9 +151,11 @@ def main() -> None:
     targets = usual_tokens(rows(arguments.seed), model.whole.config.vocab_size, DRAFT_VOCABULARY)
     head = EagleHead(model.whole.config, targets)
     head.start_from(model.whole)
+    if arguments.start:
+        go_on_from(head, arguments.start)
     print(f"{sum(each.numel() for each in head.parameters())} parameters, {len(targets)} tokens drafted")
-    train(head, model, rows(arguments.seed + 1), arguments.minutes)
-    embedded, states, said = model.says(next(rows(arguments.seed + 2))[:, :-1])
+    train(head, model, rows(arguments.seed + 1 + bool(arguments.start)), arguments.minutes)
+    embedded, states, said = model.says(next(rows(arguments.seed + 9))[:, :-1])
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         shares = agreement(head.unroll(embedded, states, STEPS), said, targets)
     print(
