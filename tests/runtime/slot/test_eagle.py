@@ -8,7 +8,7 @@ import torch
 from msgspec import structs
 
 from strata_planner.contract.draft_head import DraftHead
-from strata_planner.contract.frames import Sampling, Segment
+from strata_planner.contract.frames import Sampling, Segment, Submit
 from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.contract.roles import roles_of
 from strata_planner.costs.draft_model import draft_page_bytes, draft_weights_bytes
@@ -213,3 +213,16 @@ def test_heads_that_do_not_belong_are_refused_before_anything_loads(
         assert not loads
         with pytest.raises(RuntimeFaultError, match=r"eagle over 2 stages.*maxStages 1.*mode draft"):
             pipeline.serve(eagle(even_plan(tiny_llama, ["s0", "s1"]), head))
+
+
+def test_the_shipped_head_drafts_for_its_model() -> None:
+    """Text in the words that strata-tiny was trained on: some drafts are right, all are of the head's small vocabulary."""
+    prompt = [1, *range(300, 330)]
+    asked = [Submit(f"r{number}", [*prompt, number], [], 60, [], Sampling(0.0)) for number in range(4, 8)]
+    with PipelineHarness(["s0"]) as pipeline:
+        plan = even_plan(STRATA_TINY, ["s0"])
+        expected = pipeline.serve(plan).generate(asked)
+        leader = pipeline.serve(eagle(plan, STRATA_TINY.with_name("strata-tiny-eagle3")))
+        assert leader.generate(asked) == expected
+        hello = idle(leader)
+        assert hello.accepted_tokens > 0.1 * hello.draft_tokens
