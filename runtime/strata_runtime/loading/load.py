@@ -46,6 +46,7 @@ from strata_runtime.loading.units import AnyUnit, ExpertUnit, Unit, units_of
 from strata_runtime.loading.verify import Beside, at_once, never
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.experts import use_padded_experts
+from strata_runtime.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,9 @@ def _load(
         )
     dtype = COMPUTE_DTYPES[role.compute_type]
     checkpoint = quantized_checkpoint(model_path) or Checkpoint(model_path)
-    stage = ModelSlice(config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype)
+    watch = Stopwatch()
+    with watch.during("model without weights"):
+        stage = ModelSlice(config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype)
     use_padded_experts(stage.module)
     checkpoint.transposed = stage.transposed(checkpoint.keys)
     sources = stage.sources(checkpoint.keys)
@@ -120,7 +123,8 @@ def _load(
     loader.prepare_memory(plain)
     stage.initialise_buffers(device)
     with freed_at_once(), _forgetting(cache), cache or contextlib.nullcontext(), _checking(artefact, verify=verify):
-        loader.load_outside(sources.get(None, ()))
+        with loader.watch.during("embedding and head"):
+            loader.load_outside(sources.get(None, ()))
         for layers in loader.stream(units):
             progress(layers, last - first + 1)
         stage.finish()
@@ -128,6 +132,8 @@ def _load(
         add_drafts(model, role, cache, lambda: progress(last - first + 1, last - first + 1))
     if source.artefact is not None and not source.artefact.manifest.files:
         source.artefact = None
+    watch.tell(log)
+    loader.watch.tell(log)
     return model
 
 
@@ -216,6 +222,7 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.watch = Stopwatch()
         self._stage = stage
         self._checkpoint = checkpoint
         self._source = source
@@ -283,10 +290,14 @@ class _Loader:
     def stream(self, units: Sequence[AnyUnit]) -> Iterator[int]:
         """Loads them in order, each read while the one before is stored; yields after each how many layers are whole."""
         whole = 0
-        for unit, piece in zip(units, ahead(partial(self.read, unit) for unit in units), strict=True):
-            self.store(unit, piece)
-            whole += unit.ends_layer
-            yield whole
+        with contextlib.closing(ahead(partial(self.read, unit) for unit in units)) as pieces:
+            for unit in units:
+                with self.watch.during("reading"):  # longer than the one before was packed
+                    piece = next(pieces)
+                with self.watch.during("packing"):
+                    self.store(unit, piece)
+                whole += unit.ends_layer
+                yield whole
 
     def store(self, unit: AnyUnit, piece: _Piece) -> None:
         """On the device, in the unit's format. Empties the piece."""
