@@ -59,10 +59,13 @@ def phase_of(plan: Plan, ledger: Ledger, seen: Observed, *, forks: bool) -> str:
 
 
 def phases_of_processes(logs: Path) -> dict[str, tuple[Phase, ...]]:
-    """Name of each process's log -> what it says."""
-    files = sorted(logs.glob("*.log"))
-    told = {file.stem: tuple(phases_in(file.read_text(errors="replace").splitlines())) for file in files}
-    return {name: phases for name, phases in told.items() if phases}
+    """Name of each process's log -> what it says; of a log that has been added to, what it says last of each phase."""
+    told = {}
+    for file in sorted(logs.glob("*.log")):
+        last = {phase.name: phase for phase in phases_in(file.read_text(errors="replace").splitlines())}
+        if last:
+            told[file.stem] = tuple(last.values())
+    return told
 
 
 def phases_table(ended: Sequence[Phase], processes: Mapping[str, Sequence[Phase]]) -> Table:

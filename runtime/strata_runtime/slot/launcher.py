@@ -35,7 +35,6 @@ from strata_runtime.file_pages import drop_file_pages
 PRELOADED = (
     "transformers",  # which needs no torch yet, and reads files while that is linked
     "strata_runtime.slot.__main__",
-    "strata_runtime.gateway.__main__",
     "transformers.models.llama.modeling_llama",
 )
 END_PATIENCE_SECONDS = 3.0
@@ -43,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(modules: Sequence[str] = ()) -> int:
-    """`modules`: what its children find imported; by default what slots and gateways need."""
+    """`modules`: what its children find imported; by default what slots need. A gateway imports the rest of its own while slots load."""
     begun = time.perf_counter()
     gc.disable()  # until all is imported: what stays would be gone through again and again, a quarter of the start
     linking = threading.Thread(target=_link_torch)

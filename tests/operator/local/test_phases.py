@@ -28,10 +28,11 @@ def test_phases_follow_each_other() -> None:
 def test_a_line_of_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     lines = [
         "2026 INFO slot a waits",
+        "phase packing: 9.000 s",
         f"2026 INFO strata_runtime.loading.load: {Phase('packing', 0.25)}",
         "phase x: soon",
     ]
-    assert [*phases_in(lines)] == [Phase("packing", 0.25)]
+    assert [*phases_in(lines)] == [Phase("packing", 9.0), Phase("packing", 0.25)]
     (tmp_path / "a.log").write_text("\n".join(lines))
     (tmp_path / "gateway.log").write_text("nothing")
     assert phases_of_processes(tmp_path) == {"a": (Phase("packing", 0.25),)}
