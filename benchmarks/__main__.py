@@ -9,6 +9,7 @@ from pathlib import Path
 BENCHMARKS = (
     "pipeline",
     "engine",  # installs its peers the first time
+    "start",
     "serving",
     "scheduling",
     "ranks",

@@ -76,7 +76,15 @@ class Deployment:
         (folder / "cluster.yaml").write_text(json.dumps(wishes.cluster()))
         os.environ["XDG_RUNTIME_DIR"] = str(folder)  # of this process too: `record` looks there
         self.control_secret = new_secret()
-        command = [sys.executable, "-m", "benchmarks.known_up", "up", "-f", str(folder / "deployment.yaml")]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.known_up",
+            "up",
+            "--verbose",
+            "-f",
+            str(folder / "deployment.yaml"),
+        ]
         command += ["--cluster", str(folder / "cluster.yaml"), "--port", str(self.port), "--logs", str(self.logs)]
         self._file = self.output.open("w")
         environment = {**os.environ, known_up.VARIABLE: self.control_secret}

@@ -100,16 +100,6 @@ def gateway_row(streams: int, over_http: Sequence[float], own: Sequence[float]) 
     return _over(f"gateway_cost_{streams}", pair[0], "the slot's own", pair[1], GATEWAY_GOAL)
 
 
-def memory_rows(slot_bytes: int, held_bytes: int, deployment_bytes: int) -> list[Row]:
-    """`held_bytes`: weights and KV of the slot's plan."""
-    over = (slot_bytes - held_bytes) / 1e6
-    unit = f"MB beyond weights and KV; peak {slot_bytes / 1e6:,.0f}"
-    return [
-        Row("slot_memory", over, unit, "weights and KV, MB", held_bytes / 1e6, goal=300, lower_is_better=True),
-        Row("deployment_memory", deployment_bytes / 1e6, "MB, all processes", goal=1200, lower_is_better=True),
-    ]
-
-
 def _of(measured: Iterable[Measured], engine: str) -> list[Measured]:
     return [each for each in measured if each.engine == engine]
 

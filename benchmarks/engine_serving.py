@@ -1,17 +1,15 @@
-"""What stands around the engine under `strata up`: what HTTP costs beside the slot's own port, and memory. Called by `benchmarks.engine`."""
+"""What stands around the engine under `strata up`: what HTTP costs beside the slot's own port. Called by `benchmarks.engine`."""
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from benchmarks.deployment import NAME, Deployment, Wishes, deployed
-from benchmarks.engine_rows import gateway_row, memory_rows
+from benchmarks.engine_rows import gateway_row
 from benchmarks.load import streams as load
 from benchmarks.pipeline import SHAPES
 from benchmarks.rows import Row
-from benchmarks.slots import ServedPipeline, SlotProcess, slot_processes
+from benchmarks.slots import ServedPipeline, slot_processes
 from benchmarks.truth import write_tokenizer
 from strata_planner.contract.plan import Plan
 from strata_runtime.wire.client import PipelineClient
@@ -39,9 +37,7 @@ def measure_serving(model: Path, folder: Path, rounds: int, streams: Sequence[in
         plan = deployment.record.plan
         client = PipelineClient(slots)
         pipeline = ServedPipeline(client, client.serve(plan))
-        rows = [_gateway(deployment, pipeline, count, rounds) for count in streams]
-        (slot,) = slots.values()
-        return [*rows, *memory_rows(peak_bytes(slot), held_bytes(plan), deployment_bytes(deployment))]
+        return [_gateway(deployment, pipeline, count, rounds) for count in streams]
 
 
 def _gateway(deployment: Deployment, pipeline: ServedPipeline, streams: int, rounds: int) -> Row:
@@ -79,17 +75,3 @@ def held_bytes(plan: Plan) -> int:
     (stage,) = plan.replicas[0].stages
     memory = stage.memory
     return memory.weights_bytes + memory.embedding_bytes + memory.kv_bytes
-
-
-def peak_bytes(slot: SlotProcess) -> int:
-    """The most that was resident in a slot's process since it began, mapped files included (proc_pid_status(5), VmHWM)."""
-    lines = Path(f"/proc/{slot.process.pid}/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
-
-
-def deployment_bytes(deployment: Deployment) -> int:
-    """Of all processes of `strata up` after they have served; a page that several have in common counts once."""
-    supervisor = psutil.Process(deployment.process.pid)
-    processes = [supervisor, *supervisor.children(recursive=True)]
-    return sum(process.memory_full_info().pss for process in processes)

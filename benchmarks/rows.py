@@ -29,12 +29,13 @@ LISTED: dict[str, tuple[str, ...]] = {
             for mark in ("", "_2_threads")
             for cell in ("decode_1", "decode_16", "prefill_512")
         ),
-        *("gateway_cost_16", "gateway_cost_64", "slot_memory", "deployment_memory"),
+        *("gateway_cost_16", "gateway_cost_64"),
     ),
     "ranks": (
         *("all_reduce_us_4_kb", "all_reduce_us_256_kb"),
         *(f"tp2_{over}{cell}" for cell in ("decode_1", "decode_16", "prefill") for over in ("", "over_threads2_")),
     ),
+    "start": ("slot_memory", "slot_resident", "deployment_memory", "ready_seconds"),
     "pipeline": (
         "overlap",
         "overlap_ragged",

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it cannot be done (infeasible, refused, crashed), 2 the in
 # ruff: noqa: PLC0415  commands import late, so that each starts fast
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -205,6 +206,7 @@ def up(  # noqa: PLR0913, PLR0917  one parameter per option
     check: Annotated[
         bool, typer.Option("--check", help="Only plan and check files, port, memory and tokenizer; start nothing.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show in a table where the start's time went.")] = False,
 ) -> None:
     """Plan a deployment and run it here, one process per slot, until Ctrl-C or SIGTERM.
 
@@ -214,7 +216,8 @@ def up(  # noqa: PLR0913, PLR0917  one parameter per option
     """
     from strata_operator.commands import up as command
 
-    command.run(command.UpOptions(file, cluster, host, port, api_keys_file, logs, profile, check, verify=not no_verify))
+    options = command.UpOptions(file, cluster, host, port, api_keys_file, logs, profile, check)
+    command.run(replace(options, verify=not no_verify, verbose=verbose))
 
 
 @app.command()

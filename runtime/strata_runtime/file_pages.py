@@ -33,7 +33,6 @@ def unwritten(smaps: Iterable[str]) -> Iterator[tuple[int, int]]:
     mapping: re.Match[str] | None = None
     for line in smaps:
         mapping = _HEAD.match(line) or mapping
-        if not mapping or "w" in mapping["flags"] or mapping["inode"] == "0":
-            continue
-        if line.startswith("Anonymous:") and int(line.split()[1]) == 0:
+        closed = mapping is not None and "w" not in mapping["flags"] and mapping["inode"] != "0"
+        if mapping and closed and line.startswith("Anonymous:") and int(line.split()[1]) == 0:
             yield int(mapping["begin"], 16), int(mapping["end"], 16)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from benchmarks import engine_rows
-from benchmarks.engine_rows import BITS, CELLS, LEAST_BITS, MEMORY, OURS, THREADS, Measured, gateway_row, memory_rows
+from benchmarks.engine_rows import BITS, CELLS, LEAST_BITS, MEMORY, OURS, THREADS, Measured, gateway_row
 from benchmarks.peers import checkpoint, served
 from benchmarks.peers.environments import PEERS
 from benchmarks.peers.served import Moments
-from benchmarks.rows import LISTED, Row
+from benchmarks.rows import LISTED
 from benchmarks.slots import Heard
 
 RATES = st.lists(st.floats(1, 1000), min_size=1, max_size=5)
@@ -35,7 +35,7 @@ def everything() -> list[Measured]:
 
 def test_a_whole_run_has_every_listed_row_once() -> None:
     rows = engine_rows.rows_of(everything(), (), BYTES)
-    rows += [gateway_row(streams, (1.0,), (1.0,)) for streams in (16, 64)] + memory_rows(1, 1, 1)
+    rows += [gateway_row(streams, (1.0,), (1.0,)) for streams in (16, 64)]
     assert sorted(row.name for row in rows) == sorted(LISTED["engine"])
 
 
@@ -70,19 +70,6 @@ def test_ratios_of_ours_alone() -> None:
         "bandwidth_share_8_bits": pytest.approx(0.5),
         "eight_never_slower_decode_1": pytest.approx(2.0),
     }
-
-
-@pytest.mark.parametrize(
-    ("row", "met"),
-    [
-        (memory_rows(800_000_000, 500_000_000, 1_200_000_000)[0], True),
-        (memory_rows(800_000_001, 500_000_000, 1_200_000_000)[0], False),
-        (memory_rows(0, 0, 1_200_000_000)[1], True),
-        (memory_rows(0, 0, 1_200_000_001)[1], False),
-    ],
-)
-def test_limits_of_memory(row: Row, met: bool) -> None:  # noqa: FBT001 -- a case
-    assert row.met == met
 
 
 @given(

@@ -2,6 +2,8 @@
 
 import contextlib
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +15,11 @@ from strata_operator.api.load import read_text
 from strata_operator.commands.inputs import Question, measured, read_question
 from strata_operator.commands.profile import profiles_for
 from strata_operator.errors import InvalidInputError
+from strata_operator.local import launcher as launching
 from strata_operator.local.acceptance import acceptance_kept, kept_acceptance
-from strata_operator.local.deployment import LocalOptions, Programs
+from strata_operator.local.deployment import Begun, LocalDeployment, LocalOptions, Programs
 from strata_operator.local.machine import check_threads, free_memory_bytes, gpu_count, threads_of_slots
+from strata_operator.local.phases import Phases, age_seconds, phases_of_processes, phases_table
 from strata_operator.local.ports import check_port, free_port
 from strata_operator.local.preflight import (
     Check,
@@ -59,6 +63,7 @@ class UpOptions:
     check: bool = False
     programs: Programs = field(default_factory=Programs)
     verify: bool = True
+    verbose: bool = False
 
 
 def run(options: UpOptions) -> None:
@@ -68,12 +73,24 @@ def run(options: UpOptions) -> None:
     console = Console(stderr=True)
     log_to(console)
     progress = Progress()
+    phases = Phases("imports of this command", age_seconds())
+    phases.enter("files and checks")
     leave_on_signals(progress)
     with leaving_at_once(), contextlib.ExitStack() as held:
-        _run(options, console, progress, held)
+        _run(options, console, Course(progress, phases, held))
 
 
-def _run(options: UpOptions, console: Console, progress: Progress, held: contextlib.ExitStack) -> None:
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What goes along with a run: what is being done, how long it takes, and what ends with it."""
+
+    progress: Progress
+    phases: Phases
+    held: contextlib.ExitStack
+
+
+def _run(options: UpOptions, console: Console, course: Course) -> None:
+    progress, held = course.progress, course.held
     port = Check("port", lambda: check_port(options.host, options.port))
     try:
         question = read_question(options.file, options.cluster, measure=False)
@@ -84,30 +101,47 @@ def _run(options: UpOptions, console: Console, progress: Progress, held: context
     tokenizer = held.enter_context(runtime_check(question.request.model_uri))
     if failed := failures([port, *_checks(options, question, held)]):
         raise PreflightError([*failed, *tokenizer.failures()])
+    course.phases.enter("rates of the processor")
     progress.doing = "measuring the processor"  # which says so itself, where there is something to measure
     question = measured(question)
     profiles = profiles_for(question, options.profile, kept=True)
     request = replace(question.request, latency_sources=profiles)
+    free_bytes = free_memory_bytes()
+    launcher = None
+    if not options.check:  # its imports take longer than planning; what is measured is measured before they begin
+        logs = held.enter_context(log_folder(options.logs))
+        launcher = held.enter_context(launching.begun(logs / launching.LAUNCHER_LOG, options.programs.launcher))
+    course.phases.enter("planning")
     progress.enter(f"planning, {request.time_limit_seconds:g} s at most")
     outcome = interruptible(lambda: make_plan(request))
     measured_drafts = kept_acceptance(request.model_uri, outcome.plan.speculation)
     outcome = replace(outcome, plan=with_forecast(outcome.plan, request, measured_drafts))
     show_plan(outcome, Console())
+    course.phases.enter("tokenizer and memory")
     progress.enter("looking at the tokenizer and at free memory")
-    memory = Check("memory", lambda: check_memory(outcome.plan, question.cluster, free_memory_bytes()))
+    memory = Check("memory", lambda: check_memory(outcome.plan, question.cluster, free_bytes))
     if failed := failures([tokenizer, memory]):
         raise PreflightError(failed)
-    if options.check:
+    if launcher is None:
         sys.stdout.write("checked: everything that can be told before loading is in order\n")
         return
-    logs = held.enter_context(log_folder(options.logs))
-    _serve(local_options(options, question, outcome.plan, logs), outcome.plan, console, progress)
+    local = local_options(options, question, outcome.plan, logs)
+
+    def tell() -> None:
+        if options.verbose:
+            console.print(phases_table(course.phases.ended, phases_of_processes(logs)))
+
+    _serve(partial(serve, outcome.plan, local, console, Begun(launcher, course.phases)), progress, tell)
 
 
-def _serve(local: LocalOptions, plan: Plan, console: Console, progress: Progress) -> None:
+def _serve(
+    start: Callable[[], AbstractAsyncContextManager[LocalDeployment]], progress: Progress, tell: Callable[[], None]
+) -> None:
     async def body() -> None:
         progress.enter("starting the processes and loading the model")
-        async with serve(plan, local, console) as deployment:
+        async with start() as deployment:
+            local, plan = deployment.options, deployment.plan
+            tell()
             with recorded(local.served_model_name, plan, deployment.slot_endpoints):
                 progress.serving = True
                 sys.stdout.write(f"ready: {local.url}\n")

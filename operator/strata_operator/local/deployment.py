@@ -7,6 +7,7 @@ so does every process it started.
 
 import asyncio
 import logging
+import subprocess
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +31,8 @@ from strata_operator.decide.epochs import (
 )
 from strata_operator.local import launcher as launching
 from strata_operator.local.errors import RefusedError
-from strata_operator.local.launcher import Launcher
+from strata_operator.local.launcher import LAUNCHER_LOG, Launcher, begin
+from strata_operator.local.phases import Phases, phase_of
 from strata_operator.local.ports import check_port
 from strata_operator.local.progress import Progress
 from strata_operator.local.services import GatewayService, Service, SlotService
@@ -77,11 +79,26 @@ class LocalOptions:
         return f"http://{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What of a start lies before its deployment: a launcher that imports already, and the phases that are counted."""
+
+    launcher: subprocess.Popen[bytes] | None = None
+    phases: Phases | None = None
+
+
 class LocalDeployment:
     """The controller and supervisor of one plan. `progress` is called after every change."""
 
-    def __init__(self, plan: Plan, options: LocalOptions, progress: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        options: LocalOptions,
+        progress: Callable[[], None] = lambda: None,
+        begun: Begun | None = None,
+    ) -> None:
         self.plan = plan
+        self._begun = begun or Begun()
         self.options = options
         self._progress = progress
         self._changed = asyncio.Event()
@@ -98,8 +115,8 @@ class LocalDeployment:
 
     async def __aenter__(self) -> Self:
         check_port(self.options.host, self.options.port)
-        launcher = await Launcher.start(self.options.logs / "launcher.log", self.options.programs.launcher)
-        self._launcher = launcher
+        process = self._begun.launcher or begin(self.options.logs / LAUNCHER_LOG, self.options.programs.launcher)
+        self._launcher = launcher = Launcher(process)
         self._tasks = [
             asyncio.create_task(service.keep_alive(launcher, self._changed.set)) for service in self._services()
         ]
@@ -168,12 +185,18 @@ class LocalDeployment:
             self._links.follow({service.name: service.control for service in self._services() if service.control})
             before, steps = steps, next_steps(self.plan, self._ledger, self._observed())
             await self._say_ready()
+            self._tell_phase()
             self._progress()
             if steps:
                 await asyncio.sleep(REPEAT_SECONDS if steps == before else 0)
                 await asyncio.gather(*(self._do(step) for step in steps))
             else:
                 await self._wait()
+
+    def _tell_phase(self) -> None:
+        if self._begun.phases is not None and self._launcher is not None:
+            forks = self._launcher.has_imported
+            self._begun.phases.enter(phase_of(self.plan, self._ledger, self._observed(), forks=forks))
 
     async def _wait(self) -> None:
         """For a change; while slots load, not for long. Raises RefusedError for one that gets no further."""

@@ -1,19 +1,20 @@
 """Speaks to the launcher, the parent of all local processes: start this module, tell me when it ends.
 
 The launcher (`python -m strata_runtime.slot.launcher`) has imported torch once for all. It ends every child when its stdin
-ends, so that nothing outlives this process however it ends. Used by the local deployment alone.
+ends, so that nothing outlives this process however it ends. `strata up` begins its imports while it plans; the local deployment uses it.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 from strata_operator.local.errors import CrashedError
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
@@ -21,6 +22,7 @@ from strata_planner.contract.environment import SLOT_ENVIRONMENT
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "strata_runtime.slot.launcher")
+LAUNCHER_LOG = "launcher.log"
 END_SECONDS = 10.0  # the launcher itself gives its children 3 s
 
 
@@ -37,10 +39,34 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class Launcher:
-    """A running launcher; `await Launcher.start(...)`, then `spawn`, at last `close`."""
+def begin(log_file: Path, command: Sequence[str] = COMMAND) -> subprocess.Popen[bytes]:
+    """A launcher that begins its imports now, for a `Launcher` to speak to."""
+    with log_file.open("ab") as errors:
+        return subprocess.Popen(  # noqa: S603  our own module
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**SLOT_ENVIRONMENT, **os.environ},
+            start_new_session=True,  # Ctrl-C is ours to hear: we end the children in order
+        )
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+
+@contextlib.contextmanager
+def begun(log_file: Path, command: Sequence[str] = COMMAND) -> Iterator[subprocess.Popen[bytes]]:
+    """The same, ended with the block whether or not somebody has spoken to it."""
+    with begin(log_file, command) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+class Launcher:
+    """A running launcher, made within a running loop; then `spawn`, at last `close`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._ids = itertools.count()
         self._starting: dict[str, asyncio.Future[Child]] = {}
@@ -49,19 +75,10 @@ class Launcher:
         self._gone: CrashedError | None = None
         self._reader = asyncio.create_task(self._read())
 
-    @classmethod
-    async def start(cls, log_file: Path, command: Sequence[str] = COMMAND) -> Self:
-        """Returns at once; `spawn` waits until the imports are done."""
-        with log_file.open("ab") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                env={**SLOT_ENVIRONMENT, **os.environ},
-                start_new_session=True,  # Ctrl-C is ours to hear: we end the children in order
-            )
-        return cls(process)
+    @property
+    def has_imported(self) -> bool:
+        """Whether it forks already."""
+        return self._ready.done()
 
     async def spawn(
         self, module: str, arguments: Sequence[str], log_file: Path, environment: Mapping[str, str]
@@ -83,33 +100,37 @@ class Launcher:
             "log": str(log_file),
         }
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # who reads its answers finds that it is gone
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
         return await self._starting[name]
 
     async def close(self, *, at_once: bool = False) -> None:
         """End every child and the launcher; returns when all are gone. `at_once`: without time to end in order."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        if at_once and self._process.returncode is None:
+        if at_once and self._process.poll() is None:
             for child in self._children.values():
                 child.kill()
             self._process.kill()  # it may be importing still, and hear nothing; children of it die with it
         try:
-            async with asyncio.timeout(END_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
+            await asyncio.to_thread(self._process.wait, END_SECONDS)
+        except subprocess.TimeoutExpired:
             log.warning("the launcher did not end by itself within %g s", END_SECONDS)
             for child in self._children.values():
                 child.kill()
             self._process.kill()
-            await self._process.wait()
+            await asyncio.to_thread(self._process.wait)
         await self._reader
         self._starting.clear()
 
     async def _read(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
+        lines = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), self._process.stdout
+        )
+        async for line in lines:
             self._take(json.loads(line))
+        transport.close()
         self._lost(CrashedError("the parent of all local processes has ended; they end with it"))
 
     def _take(self, message: dict[str, int]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.logging import RichHandler
 
-from strata_operator.local.deployment import LocalDeployment, LocalOptions
+from strata_operator.local.deployment import Begun, LocalDeployment, LocalOptions
 from strata_operator.local.errors import LocalInputError
 from strata_operator.local.view import FILE_WIDTH, LoadingBars
 from strata_planner.contract.plan import Plan
@@ -120,11 +120,13 @@ def leaving_at_once() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def serve(plan: Plan, options: LocalOptions, console: Console) -> AsyncIterator[LocalDeployment]:
+async def serve(
+    plan: Plan, options: LocalOptions, console: Console, begun: Begun | None = None
+) -> AsyncIterator[LocalDeployment]:
     """The running deployment, ready; bars on `console` until then."""
     async with contextlib.AsyncExitStack() as started:
         with LoadingBars(plan, console) as bars:
-            deployment = LocalDeployment(plan, options, lambda: bars.show(deployment.slot_statuses))
+            deployment = LocalDeployment(plan, options, lambda: bars.show(deployment.slot_statuses), begun)
             await started.enter_async_context(deployment)
             await deployment.ready()
         yield deployment

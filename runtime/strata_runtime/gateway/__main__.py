@@ -27,6 +27,7 @@ from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from strata_runtime.gateway.trials import GrammarTrials
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.logs import set_up_logs
+from strata_runtime.stopwatch import Stopwatch
 from strata_runtime.wire.transport import take_all_files
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,10 @@ async def serve(settings: Settings) -> None:
     control: ControlServer | None = None
     try:
         control = ControlServer(dispatcher, settings.control_host, settings.control_port, settings.control_key)
-        tokenizer = await asyncio.to_thread(_load_tokenizer, settings.model_uri)
+        watch = Stopwatch()
+        with watch.during("tokenizer"):
+            tokenizer = await asyncio.to_thread(_load_tokenizer, settings.model_uri)
+        watch.tell(log)
         trials = GrammarTrials(tokenizer)
         name = settings.served_model_name
         gateway = Gateway(name, tokenizer, dispatcher, metrics, api_keys, limits, trials, settings.pages)

@@ -48,6 +48,7 @@ from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.experts import use_padded_experts
 from strata_runtime.ranks.collectives import Collectives
 from strata_runtime.ranks.cut import WHOLE, LinearCut
+from strata_runtime.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -111,9 +112,11 @@ def _load(
     checkpoint = quantized_checkpoint(model_path) or Checkpoint(model_path)
     if options.collectives is not None:
         _check_divisible(role, checkpoint)
-    stage = ModelSlice(
-        config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype, collectives=options.collectives
-    )
+    watch = Stopwatch()
+    with watch.during("model without weights"):
+        stage = ModelSlice(
+            config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype, collectives=options.collectives
+        )
     use_padded_experts(stage.module)
     checkpoint.transposed = stage.transposed(checkpoint.keys)
     sources = stage.sources(checkpoint.keys)
@@ -138,7 +141,8 @@ def _load(
         cache or contextlib.nullcontext(),
         _checking(artefact, verify=options.verify),
     ):
-        loader.load_outside(sources.get(None, ()))
+        with loader.watch.during("embedding and head"):
+            loader.load_outside(sources.get(None, ()))
         for layers in loader.stream(units):
             progress(layers, last - first + 1)
         stage.finish()
@@ -146,6 +150,8 @@ def _load(
         add_drafts(model, role, cache, lambda: progress(last - first + 1, last - first + 1))
     if source.artefact is not None and not source.artefact.manifest.files:
         source.artefact = None
+    watch.tell(log)
+    loader.watch.tell(log)
     return model
 
 
@@ -244,6 +250,7 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.watch = Stopwatch()
         self._stage = stage
         self._checkpoint = checkpoint
         self._source = source
@@ -331,10 +338,14 @@ class _Loader:
     def stream(self, units: Sequence[AnyUnit]) -> Iterator[int]:
         """Loads them in order, each read while the one before is stored; yields after each how many layers are whole."""
         whole = 0
-        for unit, piece in zip(units, ahead(partial(self.read, unit) for unit in units), strict=True):
-            self.store(unit, piece)
-            whole += unit.ends_layer
-            yield whole
+        with contextlib.closing(ahead(partial(self.read, unit) for unit in units)) as pieces:
+            for unit in units:
+                with self.watch.during("reading"):  # longer than the one before was packed
+                    piece = next(pieces)
+                with self.watch.during("packing"):
+                    self.store(unit, piece)
+                whole += unit.ends_layer
+                yield whole
 
     def store(self, unit: AnyUnit, piece: _Piece) -> None:
         """On the device, in the unit's format. Empties the piece."""

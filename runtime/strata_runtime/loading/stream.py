@@ -4,7 +4,7 @@ Called by `load_stage`. Knows nothing of weights.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
@@ -12,7 +12,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def ahead(tasks: Iterable[Callable[[], T]], depth: int = 1) -> Iterator[T]:
+def ahead(tasks: Iterable[Callable[[], T]], depth: int = 1) -> Generator[T]:
     """The results of `tasks` in order. While the caller works on one, the next `depth` are made; never more exist.
 
     What a task raises is raised here, in its turn. When the caller stops early, tasks that have not begun never run, and the one under

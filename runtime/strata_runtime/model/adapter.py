@@ -41,7 +41,7 @@ from strata_runtime.model.expert_parts import ExpertPart, expert_part, fused_par
 from strata_runtime.model.fused_forwards import fuse
 from strata_runtime.model.kv.batch import Batch
 from strata_runtime.model.layer_paths import LAYER_LISTS
-from strata_runtime.model.lean_imports import PositionsOnCpu, without_compiler
+from strata_runtime.model.lean_imports import SmallOnCpu, without_compiler
 from strata_runtime.model.linears import use_plain_linears
 from strata_runtime.model.llama4 import use_routed_experts
 from strata_runtime.model.padding import padded
@@ -446,7 +446,7 @@ def _on_meta(config: Any, dtype: torch.dtype) -> Any:
             stack.enter_context(context)
         stack.enter_context(no_init_weights())  # of tensors without memory
         stack.enter_context(without_compiler())
-        stack.enter_context(PositionsOnCpu())
+        stack.enter_context(SmallOnCpu())
         try:
             model = model_class(config)
         except Exception as error:  # transformers looks fields up as it builds, with exceptions of several kinds

@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 _SHARED = ("transformers.modeling_utils", "transformers.masking_utils", "transformers.generation.utils")
 _UNUSED = ("is_torch_distributed_available", "is_torch_flex_attn_available")
+_NUMBERS = frozenset({torch.arange, torch.tensor})
 _COMPILER = "torch._dynamo"
 _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
 
@@ -59,15 +60,17 @@ def without_compiler() -> Iterator[None]:
         del torch._dynamo  # noqa: SLF001
 
 
-class PositionsOnCpu(TorchFunctionMode):
-    """Within it `torch.arange` counts on the processor unless it is told where. A model that is built on the meta device computes its frequencies from
-    that: as numbers they cost nothing, without memory they are computed by torch's references in Python, which import sympy.
+class SmallOnCpu(TorchFunctionMode):
+    """Within it numbers that are written or counted lie on the processor unless it is told where, and what has no memory has no logarithm. Of these a
+    model on the meta device computes its frequencies, scales and decays: without memory by torch's references in Python, which import sympy.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if func is torch.arange and named.get("device") is None:
+        if func in _NUMBERS and named.get("device") is None:
             named = {**named, "device": "cpu"}
+        if func is torch.log and args[0].is_meta:
+            return args[0]
         return func(*args, **named)
 
 

@@ -19,6 +19,7 @@ from strata_runtime.file_pages import drop_file_pages
 from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
 from strata_runtime.slot.slot import Slot, SlotOptions
+from strata_runtime.stopwatch import Stopwatch
 from strata_runtime.wire.transport import take_all_files
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     take_all_files()
     if options.threads:
         torch.set_num_threads(options.threads)
-    warm_up()
+    watch = Stopwatch()
+    with watch.during("warm-up"):
+        warm_up()
+    watch.tell(log)
     freeze_imports()
     drop_file_pages()
     try:

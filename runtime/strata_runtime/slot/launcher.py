@@ -15,22 +15,26 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from strata_planner.contract.phases import Phase
 from strata_runtime.collector import freeze_imports
 from strata_runtime.file_pages import drop_file_pages
 
 PRELOADED = (
+    "transformers",  # which needs no torch yet, and reads files while that is linked
     "strata_runtime.slot.__main__",
-    "strata_runtime.gateway.__main__",
     "transformers.models.llama.modeling_llama",
 )
 END_PATIENCE_SECONDS = 3.0
@@ -38,14 +42,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(modules: Sequence[str] = ()) -> int:
-    """`modules`: what its children find imported; by default what slots and gateways need."""
+    """`modules`: what its children find imported; by default what slots need. A gateway imports the rest of its own while slots load."""
+    begun = time.perf_counter()
     gc.disable()  # until all is imported: what stays would be gone through again and again, a quarter of the start
+    linking = threading.Thread(target=_link_torch)
+    if not modules:
+        linking.start()
     for name in modules or PRELOADED:
         importlib.import_module(name)
-    gc.collect()
+    if not modules:
+        linking.join()  # children have this thread alone
     freeze_imports()  # and a collection in a child would write to every object of the parent, and so copy its pages
     gc.enable()
     drop_file_pages()  # children map the files anew and read what they need
+    sys.stderr.write(f"{Phase('imports', time.perf_counter() - begun)}\n")
     wakeup, bell = os.pipe()
     os.set_blocking(bell, False)
     signal.set_wakeup_fd(bell)
@@ -68,6 +78,14 @@ def main(modules: Sequence[str] = ()) -> int:
             _start(json.loads(line), children)
     _end(children)
     return 0
+
+
+def _link_torch() -> None:
+    """A third of torch's import is spent in the constructors of its libraries: without the interpreter's lock, beside other imports."""
+    found = importlib.util.find_spec("torch")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        with contextlib.suppress(OSError):  # who imports torch says what is wrong with it
+            ctypes.CDLL(str(Path(folder) / "lib" / "libtorch_python.so"))
 
 
 def _start(request: dict[str, Any], children: set[int]) -> None:
