@@ -4,6 +4,9 @@ Each entry overrides the fields of the architecture's configuration that make it
 queries where it has them, and whatever is peculiar to it (windows, soft caps, partial rotation, multipliers) switched on.
 """
 
+import hashlib
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from strata_runtime.model.linears import use_plain_linears
 from strata_runtime.model.random_model import make_random_model, whole_model_class
 from tests.laws import swept
 
+_made = tempfile.TemporaryDirectory(prefix="strata-tiny-models-")
 _BASE: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -205,9 +209,12 @@ def tiny_config(name: str, **config: Any) -> tuple[str, dict[str, Any]]:
 
 
 def make_tiny_model(folder: Path, name: str, **config: Any) -> Path:
-    """Write the tiny model `name` of ALL to `folder`; `config` overrides its fields."""
-    model_type, fields = tiny_config(name, **config)
-    return make_random_model(folder, model_type, **fields)
+    """Write the tiny model `name` of ALL to `folder`; `config` overrides its fields. The same is made once and copied."""
+    made = Path(_made.name) / hashlib.sha256(repr((name, sorted(config.items()))).encode()).hexdigest()
+    if not made.exists():
+        model_type, fields = tiny_config(name, **config)
+        make_random_model(made, model_type, **fields)
+    return Path(shutil.copytree(made, folder, dirs_exist_ok=True))
 
 
 def on_meta(config: Any) -> nn.Module:

@@ -5,6 +5,7 @@ fitted to a model or a slice; constants are measured on single products or the r
 2403.01136) section 4.1, "peak temporaries", with the moments of real layers in place of a factor.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
@@ -144,8 +145,10 @@ def working_memory(model: Model, step: StepShape, storage: Storage, *, head: boo
 
 def row_numbers(least: int, most: int) -> int:
     """How many numbers of rows the runtime multiplies between `least` and `most`, rounded up."""
-    sizes = (*FEW_ROWS, *range(FEW_ROWS[-1] + MANY_ROWS, padded_rows(most) + 1, MANY_ROWS))
-    return sum(1 for size in sizes if least <= size <= padded_rows(most))
+    largest = padded_rows(most)
+    few = bisect_right(FEW_ROWS, largest) - bisect_left(FEW_ROWS, least)
+    many = largest // MANY_ROWS - max(FEW_ROWS[-1], least - 1) // MANY_ROWS
+    return max(0, few) + max(0, many)
 
 
 def _logits_bytes(model: Model, step: StepShape, storage: Storage) -> int:

@@ -394,5 +394,5 @@ class Life(RuleBasedStateMachine):
         )  # the next attempt goes on from there
 
 
-Life.TestCase.settings = settings(max_examples=share(40), stateful_step_count=12, deadline=None)
+Life.TestCase.settings = settings(max_examples=share(40, 16), stateful_step_count=12, deadline=None)
 TestLife = Life.TestCase

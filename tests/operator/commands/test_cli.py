@@ -64,6 +64,7 @@ spec:
   workload: {{promptTokens: 32, outputTokens: 32, concurrency: 4}}
   {more}
 """
+SPLIT = "placement: {minStages: 2}\n  precision: {allowed: [16]}"  # few widths, so that it is planned in a moment
 CLUSTER = """
 nodes:
 - {{name: a, devices: [{{type: {type}, memoryBytes: {memory}, profile: {{layerOverheadSeconds: 0.001}}}}]}}
@@ -85,7 +86,7 @@ class Inputs:
         *,
         config: str = CONFIG,
         max_model_len: int = 256,
-        more: str = "placement: {minStages: 2}",
+        more: str = SPLIT,
         model: str = "",
         type: str = "cpu",  # noqa: A002  the field's name
         memory: int = 200_000_000,
@@ -121,7 +122,7 @@ def test_plan_for_people_shows_stages_and_prediction(strata: Strata, inputs: Inp
         assert part in ended.out
 
 
-GUESSES = "placement: {minStages: 2}\n  runtime: {speculation: {mode: suffix, tokens: 3}}"
+GUESSES = f"{SPLIT}\n  runtime: {{speculation: {{mode: suffix, tokens: 3}}}}"
 
 
 def test_what_speculation_brings_is_told_beside_the_prediction(strata: Strata, inputs: Inputs) -> None:
@@ -284,7 +285,7 @@ def test_a_model_path_may_hold_below_the_deployments_folder(strata: Strata, inpu
             ["roundToNearest", "groups of 4 bits", "anyPrecision"],
             id="several-devices-for-a-format-that-is-not-cut",
         ),
-        pytest.param({"memory": 1_000_000}, 1, ["iB at 3 bits", "2 devices"], id="too-little-memory"),
+        pytest.param({"memory": 1_000_000, "more": ""}, 1, ["iB at 3 bits", "2 devices"], id="too-little-memory"),
         pytest.param({"more": "placement: {exclude: [a, b]}"}, 2, ["placement.exclude"], id="nothing-left"),
     ],
 )

@@ -1,6 +1,7 @@
 """`strata simulate`: arrivals from numbers or a file, tables or JSON, and what it says about wrong input."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,18 @@ from strata_operator import cli
 from strata_operator.commands.errors import exit_code
 
 ROOT = Path(__file__).resolve().parents[3]
-INPUTS = (
-    "-f",
-    str(ROOT / "examples/quickstart.yaml"),
-    "--cluster",
-    str(ROOT / "examples/clusters/two-unlike-cpus.yaml"),
-)
+CLUSTER = ROOT / "examples/clusters/two-unlike-cpus.yaml"
+DEPLOYMENT = f"""
+apiVersion: strata.dev/v1alpha1
+kind: LLMDeployment
+metadata: {{name: quick}}
+spec:
+  model: {{uri: "file://{ROOT}/examples/models/strata-tiny", maxModelLen: 512}}
+  workload: {{promptTokens: 64, outputTokens: 64, concurrency: 8}}
+  placement: {{minStages: 2}}
+  precision: {{allowed: [4]}}
+"""  # of the quickstart's model, planned in a moment
+Simulated = Callable[..., Result]
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,40,8\n2023-11-16 18:15:48.0,9000,16\n"
 
 
@@ -25,11 +32,15 @@ def _no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strata_operator.commands.simulate.log_to", lambda _: None)
 
 
-def simulated(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ["simulate", *INPUTS, *arguments])
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
+    file = tmp_path_factory.mktemp("quick") / "deployment.yaml"
+    file.write_text(DEPLOYMENT, encoding="utf-8")
+    asked = ["simulate", "-f", str(file), "--cluster", str(CLUSTER)]
+    return lambda *arguments: CliRunner().invoke(cli.app, [*asked, *arguments])
 
 
-def test_json_is_the_figures_and_nothing_else() -> None:
+def test_json_is_the_figures_and_nothing_else(simulated: Simulated) -> None:
     result = simulated("--rate", "2", "--requests", "20", "--slo", "100", "10", "--json", "--costs", "roofline")
     figures = json.loads(result.stdout)
     assert (figures["requests"], figures["finished"], figures["refused"]) == (20, 20, 0)
@@ -40,12 +51,12 @@ def test_json_is_the_figures_and_nothing_else() -> None:
 
 
 @pytest.mark.slow  # planner/simulate/test_simulation.py has the law
-def test_the_same_seed_shows_the_same(tmp_path: Path) -> None:
+def test_the_same_seed_shows_the_same(simulated: Simulated) -> None:
     first, again, other = (simulated("--rate", "2", "--requests", "20", "--json", "--seed", seed) for seed in "112")
     assert first.stdout == again.stdout != other.stdout
 
 
-def test_tables_say_what_was_refused_and_where_seconds_are_from(tmp_path: Path) -> None:
+def test_tables_say_what_was_refused_and_where_seconds_are_from(simulated: Simulated, tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text(TRACE, encoding="utf-8")
     shown = simulated("--trace", str(file), "--slo", "100", "10").stdout
@@ -56,7 +67,7 @@ def test_tables_say_what_was_refused_and_where_seconds_are_from(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_without_arrivals_the_workloads_requests_are_in_flight() -> None:
+def test_without_arrivals_the_workloads_requests_are_in_flight(simulated: Simulated) -> None:
     """A closed loop: what the plan predicts is what comes of it."""
     figures = json.loads(simulated("--requests", "60", "--json", "--costs", "roofline").stdout)
     assert figures["finished"] == figures["requests"] > 60
@@ -75,7 +86,7 @@ def test_without_arrivals_the_workloads_requests_are_in_flight() -> None:
         (("--trace", "/nowhere.csv"), "name a csv file that can be read"),
     ],
 )
-def test_wrong_arrivals_are_wrong_input(arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_arrivals_are_wrong_input(simulated: Simulated, arguments: tuple[str, ...], message: str) -> None:
     error = simulated(*arguments).exception
     assert error is not None
     assert message in str(error)

@@ -83,6 +83,7 @@ def test_the_plan_in_force_is_kept_where_another_gains_less_than_min_gain(tmp_pa
     spec = {
         "model": {"uri": f"file://{tmp_path}", "maxModelLen": 128},
         "workload": {"promptTokens": 32, "outputTokens": 32},
+        "precision": {"allowed": [8, 16]},
     }
     deployment = a_deployment().with_spec(**spec).build()
     slow = Node("a", (Device("cpu", memory_bytes=2 << 30, threads=1),))
@@ -155,13 +156,13 @@ def test_a_head_reaches_the_planner_and_holds_replicas_to_one_stage() -> None:
 
 def test_the_operators_planner_reads_the_draft_model_where_the_plan_in_force_has_it(tmp_path: Path) -> None:
     """And says which of the two models is missing."""
-    for name, layers in (("large", CONFIG["num_hidden_layers"]), ("small", 1), ("newer", 2)):
+    for name, layers in (("large", 4), ("small", 1), ("newer", 2)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers}))
     speculation = {"mode": "draft", "draftModel": {"uri": f"file://{tmp_path}/newer"}}
     spec = {"model": {"uri": f"file://{tmp_path}/large", "maxModelLen": 128}, "runtime": {"speculation": speculation}}
     load = {"promptTokens": 32, "outputTokens": 32}
-    deployment = a_deployment().with_spec(workload=load, **spec).build()
+    deployment = a_deployment().with_spec(workload=load, precision={"allowed": [16]}, **spec).build()
     thing = deployment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"status"})
     for asked, expected in (("", "newer"), (f"file://{tmp_path}/small", "small")):
         plan = answer_to(Question(thing, CLUSTER, draft_uri=asked)).plan

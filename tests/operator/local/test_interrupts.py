@@ -30,7 +30,7 @@ SLOW = (sys.executable, "-c", "import time; time.sleep(600)")
 programs = Programs()
 root = Path(sys.argv[1])
 {slow}
-up.run(up.UpOptions(root / "examples/quickstart.yaml", {cluster}, "127.0.0.1", 0, None, None, programs=programs))
+up.run(up.UpOptions(Path(sys.argv[2]), {cluster}, "127.0.0.1", 0, None, None, programs=programs))
 """
 RATES = """
 nodes:
@@ -38,6 +38,15 @@ nodes:
 - {name: b, devices: [{type: cpu, memoryBytes: 1Gi, profile: {layerOverheadSeconds: 0.001}}]}
 """  # rates are given, so that none are measured
 ROOT = Path(__file__).parents[3]
+DEPLOYMENT = f"""
+apiVersion: strata.dev/v1alpha1
+kind: LLMDeployment
+metadata: {{name: quick}}
+spec:
+  model: {{uri: "file://{ROOT}/examples/models/strata-tiny", maxModelLen: 256}}
+  workload: {{promptTokens: 32, outputTokens: 32}}
+  precision: {{allowed: [16]}}
+"""  # planned in a moment
 # Another command, what it does in the end without an end.
 TOOL = """
 import hashlib, sys
@@ -67,9 +76,11 @@ TOOLS = {
 def test_ctrl_c_ends_every_phase_with_a_line_and_nothing_left(phase: str, tmp_path: Path) -> None:
     doing, slow = PHASES[phase]
     (tmp_path / "cluster.yaml").write_text(RATES)
+    deployment = tmp_path / "deployment.yaml"
+    deployment.write_text(DEPLOYMENT)
     cluster = "None" if phase == "measuring" else f"Path({str(tmp_path / 'cluster.yaml')!r})"
     process = subprocess.Popen(
-        [sys.executable, "-c", UP.format(slow=slow, cluster=cluster), str(ROOT)],
+        [sys.executable, "-c", UP.format(slow=slow, cluster=cluster), str(ROOT), str(deployment)],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
     )  # fmt: skip

@@ -165,7 +165,7 @@ def test_it_says_where_it_answers(up: Up, expected: str) -> None:
     assert len(expected.split()) == ANSWER
 
 
-@pytest.mark.parametrize("victim", swept(["tiny-a-cpu", "tiny-b-cpu", "gateway"], ["tiny-a-cpu", "gateway"]))
+@pytest.mark.parametrize("victim", swept(["tiny-a-cpu", "tiny-b-cpu", "gateway"], ["tiny-a-cpu"]))
 def test_a_killed_process_comes_back_and_the_stream_goes_on_with_the_same_tokens(
     up: Up, expected: str, victim: str
 ) -> None:

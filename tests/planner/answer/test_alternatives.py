@@ -29,6 +29,6 @@ def test_no_alternative_is_better_and_each_says_why(name: str) -> None:
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:
-    request = a_request(a_cluster(0.9, 0.9, 0.9), theta=0.0)
+    request = a_request(a_cluster(1.2, 1.2), theta=0.0)
     plan = with_alternatives(request, make_plan(request)).plan
     assert any(each.rejected_because.startswith("does not fit: needs ") for each in plan.alternatives)

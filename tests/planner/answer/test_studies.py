@@ -21,7 +21,7 @@ from strata_planner.question.changes import changed, parse_change, parse_prices,
 from strata_planner.question.request import Objective, PlanRequest
 from strata_planner.search.metric import gain, value_of_plan
 from strata_planner.search.planning import make_plan
-from tests.laws import share
+from tests.laws import share, swept
 from tests.planner.builders import CARD, a_cluster, a_model, a_request, a_wide_model
 
 laws = settings(max_examples=share(4), deadline=None)
@@ -121,7 +121,7 @@ FRONTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", FRONTS)
+@pytest.mark.parametrize("name", swept(FRONTS, ["latency", "one pipeline"]))
 def test_each_width_is_best_where_the_front_says_so(name: str) -> None:
     request = a_request(a_cluster(300, 300), model=a_wide_model(), theta=0.01, **FRONTS[name])
     plan, rows = front(request, make_plan(request, quick=True).plan)

@@ -181,7 +181,7 @@ CHANGED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", swept(CHANGED, ["fewer replicas", "keys and values of 8 bits"]))
 def test_a_running_plan_that_breaks_a_wish_is_replaced_by_one_that_keeps_it(name: str) -> None:
-    request = a_request(FOUR, workload=Workload(32, 16, 16))
+    request = a_request(FOUR, workload=Workload(32, 16, 16), allowed_bits=(8, 16))
     running = make_plan(request).plan
     assert len(running.replicas) == 4
     wished = replace(request, **CHANGED[name])
@@ -191,10 +191,10 @@ def test_a_running_plan_that_breaks_a_wish_is_replaced_by_one_that_keeps_it(name
 
 
 def test_replicas_that_are_whole_stay_and_no_more_than_wished_join_them() -> None:
-    request = a_request(FOUR, workload=Workload(32, 16, 16), max_replicas=2)
+    request = a_request(FOUR, workload=Workload(32, 16, 16), max_replicas=2, allowed_bits=(8, 16))
     running = make_plan(request).plan
     lost = running.replicas[0].stages[0].node
-    larger = without(replace(request, cluster=a_cluster(*[64] * 7)), lost)
+    larger = without(replace(request, cluster=a_cluster(*[64] * 6)), lost)
     outcome = replan(larger, running)
     assert len(outcome.plan.replicas) == 2
     places = {stage.places for stage in running.replicas[1].stages}
@@ -203,7 +203,8 @@ def test_replicas_that_are_whole_stay_and_no_more_than_wished_join_them() -> Non
 
 @pytest.mark.parametrize("goal", swept(["throughput", "latency"], ["latency"]))
 def test_what_lost_replicas_carried_is_carried_by_those_that_stay(goal: str) -> None:
-    request = a_request(FOUR, workload=Workload(32, 16, 16), objective=Objective(goal))  # type: ignore[arg-type]
+    objective = Objective(goal)  # type: ignore[arg-type]
+    request = a_request(FOUR, workload=Workload(32, 16, 16), objective=objective, allowed_bits=(8, 16))
     running = make_plan(request).plan
     outcome = replan(replace(request, cluster=a_cluster(64)), running)
     anew = make_plan(replace(request, cluster=a_cluster(64))).plan

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from strata_planner.contract.frames import Grammar
 from strata_runtime.gateway.http.api_keys import ApiKeys
 from strata_runtime.gateway.http.app import Gateway, create_app
 from strata_runtime.gateway.http.connections import BoundedServer, server_config
@@ -20,9 +21,22 @@ from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits, Pages
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 from strata_runtime.gateway.trials import GrammarTrials
+from strata_runtime.structured.compiler import Compiler
+from strata_runtime.structured.trial import Answer, problem_of
 from tests.runtime.gateway.fake_leader import FakeLeader, Model, route_to
 
 MODEL_NAME = "tiny"
+
+
+class TrialsHere(GrammarTrials):
+    """Tries grammars in the test's process: one of their own imports torch and transformers first."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self._compiler = Compiler(tokenizer.folder, tokenizer.rows)
+
+    async def _asked(self, grammar: Grammar) -> Answer:
+        return Answer(problem_of(self._compiler, grammar))
 
 
 def scripted(tokenizer: Tokenizer, text: str) -> Model:
@@ -91,11 +105,12 @@ async def a_gateway(
     limits: Limits | None = None,
     api_keys: ApiKeys | None = None,
     pages: Pages | None = None,
+    trials: GrammarTrials | None = None,
 ) -> AsyncIterator[Harness]:
     limits = limits or Limits()
     metrics = Metrics(MODEL_NAME)
     dispatcher = Dispatcher(limits, metrics)
-    trials = GrammarTrials(tokenizer)
+    trials = trials or GrammarTrials(tokenizer)
     keys = api_keys or ApiKeys()
     gateway = Gateway(MODEL_NAME, tokenizer, dispatcher, metrics, keys, limits, trials, pages or Pages())
     transport = httpx.ASGITransport(create_app(gateway))

@@ -19,7 +19,7 @@ from strata_runtime.structured.compiler import Compiler
 from strata_runtime.structured.schemas import unsupported
 from strata_runtime.structured.trial import Answer, in_a_fork, problem_of
 from tests.runtime.gateway.fake_leader import FakeLeader
-from tests.runtime.gateway.harness import Harness, a_gateway, a_leader, scripted
+from tests.runtime.gateway.harness import Harness, TrialsHere, a_gateway, a_leader, scripted
 from tests.runtime.gateway.models import CHAT_TEMPLATE, write_model_folder
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -294,7 +294,8 @@ async def test_the_form_is_that_of_what_follows_the_thoughts(tmp_path: Path, ope
     template = THINKING + ("{% if add_generation_prompt %}<think>\n{% endif %}" if opened else "")
     tokenizer = load_tokenizer(write_model_folder(tmp_path, chat_template=template))
     text = f"{begin}so it is</think>\n\n" + '{"a": 5}'
-    async with a_gateway(tokenizer) as gateway, a_leader(scripted(tokenizer, text)) as leader:
+    trials = TrialsHere(tokenizer)
+    async with a_gateway(tokenizer, trials=trials) as gateway, a_leader(scripted(tokenizer, text)) as leader:
         await gateway.connect(leader)
         answer = await gateway.chat(**of_schema(SCHEMA))
         message = answer.json()["choices"][0]["message"]

@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 import pytest_asyncio
@@ -21,11 +20,12 @@ from strata_runtime.gateway.settings import Limits
 from strata_runtime.gateway.text.reasoning import REASONING_FORMATS
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from strata_runtime.gateway.text.tool_formats import TOOL_FORMATS, tool_format
-from tests.laws import share
+from tests.laws import lazily, share
 from tests.runtime.gateway.chats import API_KEY, LONGEST, THOUGHTS, WEATHER, Chatting, chatting
 from tests.runtime.gateway.harness import Harness, a_gateway
 from tests.runtime.gateway.models import write_model_folder
 
+anthropic = lazily("anthropic")
 FOX = "the quick brown fox jumps"
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
@@ -37,16 +37,16 @@ shared = pytest.mark.asyncio(loop_scope="module")  # one gateway for all: each t
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(plain: Chatting) -> AsyncIterator[anthropic.AsyncAnthropic]:
+async def client(plain: Chatting) -> "AsyncIterator[anthropic.AsyncAnthropic]":
     async with a_client(plain) as one:
         yield one
 
 
-def a_client(of: Chatting, api_key: str = API_KEY) -> anthropic.AsyncAnthropic:
+def a_client(of: Chatting, api_key: str = API_KEY) -> "anthropic.AsyncAnthropic":
     return anthropic.AsyncAnthropic(base_url=of.url, api_key=api_key, max_retries=0)
 
 
-async def both(client: anthropic.AsyncAnthropic, **fields: Any) -> anthropic.types.Message:
+async def both(client: "anthropic.AsyncAnthropic", **fields: Any) -> "anthropic.types.Message":
     """The whole answer; what is streamed comes to the same."""
     asked = ASKED | fields
     whole = await client.messages.create(**asked)
@@ -56,7 +56,7 @@ async def both(client: anthropic.AsyncAnthropic, **fields: Any) -> anthropic.typ
     return whole
 
 
-def kept(message: anthropic.types.Message) -> dict[str, Any]:
+def kept(message: "anthropic.types.Message") -> dict[str, Any]:
     """All but names that are new each time."""
     plain = message.model_dump(exclude={"id"}, exclude_none=True)
     for block in plain["content"]:
@@ -74,7 +74,7 @@ async def post(of: Chatting, path: str = "", headers: dict[str, str] | None = No
 
 
 @shared
-async def test_text(plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: anthropic.AsyncAnthropic) -> None:
+async def test_text(plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: "anthropic.AsyncAnthropic") -> None:
     plain.says(FOX)
     monkeypatch.setattr(plain.leader, "found", 4)
     answer = await both(client, system="be brief")
@@ -88,7 +88,7 @@ async def test_text(plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: an
 
 
 @shared
-async def test_no_text_is_no_block(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_no_text_is_no_block(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says("")
     assert (await both(client)).content == []
 
@@ -110,7 +110,7 @@ async def test_events_have_names_and_an_order(plain: Chatting) -> None:
 
 
 @shared
-async def test_a_stop_sequence_is_told(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_stop_sequence_is_told(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says(FOX)
     answer = await both(client, stop_sequences=["fox", "brown"])
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "brown")
@@ -118,7 +118,7 @@ async def test_a_stop_sequence_is_told(plain: Chatting, client: anthropic.AsyncA
 
 
 @shared
-async def test_the_most_tokens(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_the_most_tokens(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says(FOX * 9)
     answer = await both(client, max_tokens=3)
     assert (answer.stop_reason, answer.usage.output_tokens) == ("max_tokens", 3)
@@ -144,7 +144,7 @@ async def test_an_answer_goes_on_from_a_last_message_of_the_assistant(plain: Cha
 
 
 @shared
-async def test_sampling_parameters_reach_the_pipeline(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_sampling_parameters_reach_the_pipeline(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says(FOX)
     await client.messages.create(**ASKED, extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 7})
     sampling = plain.leader.submits[-1].sampling
@@ -155,7 +155,7 @@ async def test_sampling_parameters_reach_the_pipeline(plain: Chatting, client: a
 
 
 @shared
-async def test_a_call_its_result_and_the_answer(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_call_its_result_and_the_answer(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says("I look." + WEATHER)
     answer = await both(client, tools=[TOOL])
     said, call = answer.content
@@ -178,7 +178,7 @@ async def test_a_call_its_result_and_the_answer(plain: Chatting, client: anthrop
 
 
 @shared
-async def test_results_of_calls_that_failed(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_results_of_calls_that_failed(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says(FOX)
     use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "a", "is_error": True, "content": "no network"}
@@ -188,7 +188,7 @@ async def test_results_of_calls_that_failed(plain: Chatting, client: anthropic.A
 
 
 @shared
-async def test_further_messages_of_a_role_are_one_turn(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_further_messages_of_a_role_are_one_turn(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says(FOX)
     turns = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -213,7 +213,7 @@ async def test_further_messages_of_a_role_are_one_turn(plain: Chatting, client: 
 )
 @shared
 async def test_which_tools_may_be_called(
-    plain: Chatting, client: anthropic.AsyncAnthropic, choice: dict[str, Any], form: str | None
+    plain: Chatting, client: "anthropic.AsyncAnthropic", choice: dict[str, Any], form: str | None
 ) -> None:
     plain.says(WEATHER)
     answer = await client.messages.create(**ASKED, tools=[TOOL], tool_choice=choice)
@@ -224,7 +224,7 @@ async def test_which_tools_may_be_called(
 
 
 @shared
-async def test_calls_one_at_a_time(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_calls_one_at_a_time(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says(f"a{WEATHER}{WEATHER}")
     assert [block.type for block in (await both(client, tools=[TOOL])).content] == ["text", "tool_use", "tool_use"]
     one = {"type": "auto", "disable_parallel_tool_use": True}
@@ -233,7 +233,7 @@ async def test_calls_one_at_a_time(plain: Chatting, client: anthropic.AsyncAnthr
 
 
 @shared
-async def test_a_call_that_is_cut_off(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_call_that_is_cut_off(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says(WEATHER)
     tokens = len(plain.tokenizer.encode(WEATHER.partition(', "days')[0]))
     answer = await both(client, tools=[TOOL], max_tokens=tokens)
@@ -286,7 +286,7 @@ async def test_thoughts_can_be_turned_off(thinking: Chatting) -> None:
 
 
 @shared
-async def test_a_model_without_thoughts(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_model_without_thoughts(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says(FOX)
     await client.messages.create(**ASKED, thinking={"type": "disabled"})
     with pytest.raises(anthropic.BadRequestError, match="does not think aloud"):
@@ -301,7 +301,7 @@ async def test_a_model_that_always_thinks(tmp_path: Path) -> None:
 
 
 @shared
-async def test_structured_output(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_structured_output(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says('{"city":"Köln"}')
     answer = await both(client, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
     assert json.loads(answer.content[0].text) == {"city": "Köln"}
@@ -315,7 +315,7 @@ async def test_structured_output(plain: Chatting, client: anthropic.AsyncAnthrop
 
 
 @shared
-async def test_tokens_are_counted_as_requests_have_them(plain: Chatting, client: anthropic.AsyncAnthropic) -> None:
+async def test_tokens_are_counted_as_requests_have_them(plain: Chatting, client: "anthropic.AsyncAnthropic") -> None:
     plain.says(FOX)
     fields: dict[str, Any] = {
         "system": [{"type": "text", "text": "be brief"}],
@@ -416,7 +416,7 @@ async def test_what_changes_nothing_is_accepted(plain: Chatting) -> None:
 
 @shared
 async def test_errors_are_the_clients_own_classes(
-    plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: anthropic.AsyncAnthropic
+    plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: "anthropic.AsyncAnthropic"
 ) -> None:
     with pytest.raises(anthropic.NotFoundError, match="'gpt-4' does not exist") as missing:
         await client.messages.create(**ASKED | {"model": "gpt-4"})
@@ -431,7 +431,7 @@ async def test_errors_are_the_clients_own_classes(
 
 @shared
 async def test_a_failure_in_mid_stream_is_raised(
-    plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: anthropic.AsyncAnthropic
+    plain: Chatting, monkeypatch: pytest.MonkeyPatch, client: "anthropic.AsyncAnthropic"
 ) -> None:
     plain.says(FOX)
     monkeypatch.setattr(plain.leader, "fail_at", 3)

@@ -15,7 +15,7 @@ from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.stage.executor import StageExecutor
 from tests.laws import swept
-from tests.runtime.gateway.harness import Harness, a_gateway
+from tests.runtime.gateway.harness import Harness, TrialsHere, a_gateway
 from tests.runtime.gateway.models import write_model_folder
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import PipelineHarness
@@ -128,9 +128,10 @@ RULED = {"structured_outputs": {"regex": FORM}, "repetition_penalty": 1.1, "logi
 async def test_an_answer_keeps_its_form_and_its_rules_when_a_stage_is_lost(model: Path, lost: str) -> None:
     """It is the one that it would have been: grammar and penalties follow from the tokens so far, wherever they were drawn."""
     plan = even_plan(model, THREE, max_model_len=MAX_MODEL_LEN)
+    tokenizer = load_tokenizer(model)
     with PipelineHarness(THREE) as pipeline:
         async with (
-            a_gateway(load_tokenizer(model)) as gateway,
+            a_gateway(tokenizer, trials=TrialsHere(tokenizer)) as gateway,
             gateway.serving() as url,
             AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
         ):
@@ -185,6 +186,7 @@ async def test_a_request_that_fails_its_steps_ends_and_the_others_go_on(model: P
                 failing = pipeline.slots[SLOTS[failing_stage]]
                 status = await asyncio.to_thread(failing.until, lambda status: status.failure)
                 assert "index out of range in self" in status.failure
+                await gateway.until(lambda: not gateway.dispatcher.status().leaders_connected)  # it has heard why
                 await asyncio.to_thread(pipeline.serve, even_plan(model, SLOTS, max_model_len=MAX_MODEL_LEN))
                 route(pipeline, gateway)
             answers = [await task for task in asked]

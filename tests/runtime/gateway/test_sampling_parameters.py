@@ -9,7 +9,7 @@ import pytest
 from strata_planner.contract.frames import LogitRules, Sampling
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader
-from tests.runtime.gateway.harness import Harness, a_gateway, a_leader, scripted
+from tests.runtime.gateway.harness import Harness, TrialsHere, a_gateway, a_leader, scripted
 from tests.runtime.gateway.models import CHAT_TEMPLATE, write_model_folder
 
 END = 1  # of the tests' model
@@ -252,7 +252,8 @@ async def test_a_template_that_teaches_no_calls_takes_no_tools(gateway: Harness)
 
 
 async def test_a_call_that_must_come_is_held_to_its_schema(with_tools: Tokenizer, tmp_path: Path) -> None:
-    async with a_gateway(with_tools) as gateway, a_leader(scripted(with_tools, CALL)) as leader:
+    trials = TrialsHere(with_tools)
+    async with a_gateway(with_tools, trials=trials) as gateway, a_leader(scripted(with_tools, CALL)) as leader:
         await gateway.connect(leader)
         named = {"type": "function", "function": {"name": "add"}}
         for choice in ("required", named):

@@ -65,7 +65,7 @@ def packed(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
     return steps
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("stages", swept([1, 2, 3], [2]))
 @pytest.mark.parametrize("name", KINDS)
 def test_a_packed_batch_is_its_sequences_alone(folders: Path, name: str, stages: int) -> None:
     model = a_model(folders, name)

@@ -31,7 +31,7 @@ def held_and_free() -> list[Submit]:
             f"r{number}",
             [number, *range(50, 60)],
             [],
-            40,
+            24,
             [3],
             Sampling(0.8 * (number % 2), seed=number, rules=LogitRules(grammar=form) if number < 3 else None),
         )

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 
 from strata_planner.contract.control import SlotAddress
+from strata_runtime.slot.memory import MemoryMeter
 from strata_runtime.slot.slot import Slot, SlotOptions
 from strata_runtime.wire.client import PipelineClient, SlotClient
 
@@ -28,6 +29,8 @@ class SlotThread(SlotClient):
             host="127.0.0.1", control_port=ports[0], data_port=ports[1], request_port=ports[2]
         )
         self.slot = Slot(SlotOptions(name, "127.0.0.1", address.control_port, CONTROL_KEY, 1))
+        idle = self.slot._idle_bytes
+        self.slot._memory = MemoryMeter(lambda: idle)  # the kernel takes 10 ms to say what all of the tests hold
         self._thread = threading.Thread(target=self.slot.run, name=name)
         self._thread.start()
         super().__init__(name, address, CONTROL_KEY)

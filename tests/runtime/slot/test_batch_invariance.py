@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strata_planner.contract.frames import Segment
 from strata_runtime.kernels import native_dense
 from strata_runtime.model.random_model import make_random_model
-from tests.laws import share
+from tests.laws import share, swept
 from tests.runtime.loading.stages import CPU, Stages, roles
 
 pytestmark = pytest.mark.skipif(
@@ -49,7 +49,7 @@ def alone(model: Path, texts: dict[int, torch.Tensor]) -> dict[int, torch.Tensor
 
 @settings(max_examples=share(16), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", swept([1, 2], [2]))
 def test_however_texts_are_cut_and_packed(
     model: Path,
     texts: dict[int, torch.Tensor],

@@ -26,7 +26,7 @@ SHAPES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers, with the tokens of `tiny_llama`."""
+    """Two layers, with the tokens of `shallow_llama`."""
     return make_random_model(tmp_path_factory.mktemp("small"), "llama", vocab_size=128, num_hidden_layers=2, **SHAPES)
 
 
@@ -45,14 +45,14 @@ def idle(leader: LeaderClient) -> LeaderHello:
     return hello
 
 
-@pytest.mark.parametrize("stages", swept([1, 3], [1, 3]))
-@pytest.mark.parametrize("pages", [32, 12])
-def test_a_small_models_drafts_change_no_text(tiny_llama: Path, small: Path, stages: int, pages: int) -> None:
-    """Also in blocks that are too few for all."""
+@pytest.mark.parametrize("case", swept([(1, 32), (1, 12), (3, 32), (3, 12)], [(1, 32), (3, 12)]), ids=str)
+def test_a_small_models_drafts_change_no_text(shallow_llama: Path, small: Path, case: tuple[int, int]) -> None:
+    """Of so many stages; also in blocks that are too few for all."""
+    stages, pages = case
     names = [f"s{place}" for place in range(stages)]
     with PipelineHarness(names) as pipeline:
-        expected = pipeline.serve(even_plan(tiny_llama, names)).generate(asked())
-        plan = even_plan(tiny_llama, names, pages=pages)
+        expected = pipeline.serve(even_plan(shallow_llama, names)).generate(asked())
+        plan = even_plan(shallow_llama, names, pages=pages)
         for mode in ("draft", "auto"):
             leader = pipeline.serve(drafting(plan, small, mode))
             assert leader.generate(asked()) == expected, mode
@@ -62,31 +62,31 @@ def test_a_small_models_drafts_change_no_text(tiny_llama: Path, small: Path, sta
             assert mode == "auto" or 0 < hello.accepted_tokens < hello.draft_tokens
 
 
-@pytest.mark.parametrize("stages", swept([1, 3], [1, 3]))
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_model_that_drafts_for_itself_is_always_right(tiny_llama: Path, stages: int, temperature: float) -> None:
+@pytest.mark.parametrize("case", swept([(1, 0.0), (1, 0.9), (3, 0.0), (3, 0.9)], [(1, 0.0), (3, 0.9)]), ids=str)
+def test_a_model_that_drafts_for_itself_is_always_right(shallow_llama: Path, case: tuple[int, float]) -> None:
     """In fp32, greedy and drawn: keys, values and positions of its own pool are those of the text, and draws are those of the verification."""
+    stages, temperature = case
     names = [f"s{place}" for place in range(stages)]
     several = [
         Submit(f"r{number}", [*range(9, 40), number], [], 41, [], Sampling(temperature, top_k=5, seed=number))
         for number in range(3)
     ]
     with PipelineHarness(names) as pipeline:
-        plan = even_plan(tiny_llama, names)
+        plan = even_plan(shallow_llama, names)
         expected = pipeline.serve(plan).generate(several)
-        leader = pipeline.serve(drafting(plan, tiny_llama))
+        leader = pipeline.serve(drafting(plan, shallow_llama))
         assert leader.generate(several) == expected
         hello = idle(leader)
         assert hello.accepted_tokens == hello.draft_tokens
         assert hello.draft_tokens >= 3 * 40 * TOKENS / (TOKENS + 1) - 3 * TOKENS
 
 
-def test_what_was_refused_is_not_gone_on_from(tiny_llama: Path) -> None:
+def test_what_was_refused_is_not_gone_on_from(shallow_llama: Path) -> None:
     """A penalty that only the verification knows refuses drafts; the next ones follow from the text again: as many are right as each time before."""
     bias = LogitRules(bias=((7, 100.0),), min_tokens=0)
     one = Submit("r0", [*range(9, 40)], [], 20, [], Sampling(0.0, rules=bias))
     with PipelineHarness(["s0"]) as pipeline:
-        leader = pipeline.serve(drafting(even_plan(tiny_llama, ["s0"]), tiny_llama))
+        leader = pipeline.serve(drafting(even_plan(shallow_llama, ["s0"]), shallow_llama))
         assert leader.generate([one]) == {"r0": [7] * 20}
         assert idle(leader).accepted_tokens == 0
         plain = greedy("r1", [*range(9, 40)] + [7] * 20, 41)
@@ -101,9 +101,9 @@ def test_what_was_refused_is_not_gone_on_from(tiny_llama: Path) -> None:
         assert accepted == drafted == 40 * TOKENS / (TOKENS + 1)
 
 
-def test_a_replay_and_an_abort_in_the_midst_of_others(tiny_llama: Path, small: Path) -> None:
+def test_a_replay_and_an_abort_in_the_midst_of_others(shallow_llama: Path, small: Path) -> None:
     with PipelineHarness(["s0", "s1"]) as pipeline:
-        plan = even_plan(tiny_llama, ["s0", "s1"])
+        plan = even_plan(shallow_llama, ["s0", "s1"])
         expected = pipeline.serve(plan).generate(asked())
         leader = pipeline.serve(drafting(plan, small))
         for each in asked():
@@ -120,11 +120,11 @@ def test_a_replay_and_an_abort_in_the_midst_of_others(tiny_llama: Path, small: P
 
 
 def test_where_the_small_model_fails_steps_go_on(
-    tiny_llama: Path, small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shallow_llama: Path, small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its guesses are lost, and nothing else."""
     with PipelineHarness(["s0"]) as pipeline:
-        plan = even_plan(tiny_llama, ["s0"])
+        plan = even_plan(shallow_llama, ["s0"])
         expected = pipeline.serve(plan).generate(asked())
         leader = pipeline.serve(drafting(plan, small))
         monkeypatch.setattr(Drafter, "_drawn", lambda *_: 1 / 0)
@@ -148,9 +148,9 @@ def test_forms_are_kept(tmp_path: Path) -> None:
         assert idle(leader).accepted_tokens > 0
 
 
-def test_a_slot_keeps_its_drafter_over_epochs_and_lets_go_of_it(tiny_llama: Path, small: Path) -> None:
+def test_a_slot_keeps_its_drafter_over_epochs_and_lets_go_of_it(shallow_llama: Path, small: Path) -> None:
     with PipelineHarness(["s0"]) as pipeline:
-        plan = even_plan(tiny_llama, ["s0"])
+        plan = even_plan(shallow_llama, ["s0"])
         held = []
         for each in (drafting(plan, small), drafting(plan, small), plan):
             pipeline.serve(each)
@@ -161,9 +161,9 @@ def test_a_slot_keeps_its_drafter_over_epochs_and_lets_go_of_it(tiny_llama: Path
         assert held[2] is None
 
 
-def test_a_small_model_takes_the_bytes_that_plans_count(tiny_llama: Path, small: Path) -> None:
+def test_a_small_model_takes_the_bytes_that_plans_count(shallow_llama: Path, small: Path) -> None:
     with PipelineHarness(["s0"]) as pipeline:
-        pipeline.serve(drafting(even_plan(tiny_llama, ["s0"]), small))
+        pipeline.serve(drafting(even_plan(shallow_llama, ["s0"]), small))
         running = pipeline.threads["s0"].slot._running
         assert running is not None
         drafter, shapes = running.prepared.loaded[0].drafter, Model.from_folder(small)
@@ -181,8 +181,8 @@ def with_tokens(folder: Path, model: Path, tokens: dict[str, int]) -> Path:
     return folder
 
 
-def test_who_means_something_else_by_a_token_is_refused(tiny_llama: Path, small: Path, tmp_path: Path) -> None:
-    target = with_tokens(tmp_path / "target", tiny_llama, {"a": 0, "b": 1, "c": 2})
+def test_who_means_something_else_by_a_token_is_refused(shallow_llama: Path, small: Path, tmp_path: Path) -> None:
+    target = with_tokens(tmp_path / "target", shallow_llama, {"a": 0, "b": 1, "c": 2})
     alike = with_tokens(tmp_path / "alike", small, {"a": 0, "b": 1})
     other = with_tokens(tmp_path / "other", small, {"a": 0, "c": 1, "b": 2})
     larger = make_random_model(tmp_path / "larger", "llama", vocab_size=160, num_hidden_layers=1, **SHAPES)
@@ -204,10 +204,10 @@ def test_who_means_something_else_by_a_token_is_refused(tiny_llama: Path, small:
             pipeline.serve(drafting(plan, tmp_path / "gone"))
 
 
-def test_tables_of_unlike_padding_draft_for_each_other(tiny_llama: Path, tmp_path: Path) -> None:
+def test_tables_of_unlike_padding_draft_for_each_other(shallow_llama: Path, tmp_path: Path) -> None:
     """The tokenizers agree; no token is drafted that the target does not have."""
     tokens = {f"t{number}": number for number in range(100)}
-    target = with_tokens(tmp_path / "target", tiny_llama, tokens)
+    target = with_tokens(tmp_path / "target", shallow_llama, tokens)
     larger = make_random_model(tmp_path / "larger", "llama", vocab_size=160, num_hidden_layers=1, **SHAPES)
     fewer = make_random_model(tmp_path / "fewer", "llama", vocab_size=100, num_hidden_layers=1, **SHAPES)
     with PipelineHarness(["s0"]) as pipeline:

@@ -26,6 +26,7 @@ from tests.runtime.slot.harness import PipelineHarness, SlotThread
 PROMPTS = {"a": [1, 5, 9, 2, 6], "b": [3] * 30, "c": [7, 8], "d": list(range(20, 45))}
 ANSWER = 12
 LAYERS = 6
+SHALLOW = 3
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +52,12 @@ def test_tokens_equal_the_unsliced_models(tiny_llama: Path, expected: dict[str, 
 
 
 @pytest.mark.parametrize("stages", swept([1, 3], [3]))
-def test_shared_prefixes_and_too_little_room_change_no_text(tiny_llama: Path, stages: int) -> None:
+def test_shared_prefixes_and_too_little_room_change_no_text(shallow_llama: Path, stages: int) -> None:
     """Seven requests with a prefix in common, in blocks for some of them: found, driven out, computed again."""
     names = [f"s{place}" for place in range(stages)]
     asked = [greedy(f"r{number}", [*range(20, 60), number], 30) for number in range(7)]
     with PipelineHarness(names) as pipeline:
-        plan = even_plan(tiny_llama, names, pages=12)
+        plan = even_plan(shallow_llama, names, pages=12)
         leader = pipeline.serve(plan)
         expected = {}
         for each in asked:
@@ -76,10 +77,10 @@ def test_shared_prefixes_and_too_little_room_change_no_text(tiny_llama: Path, st
 
 
 @pytest.mark.parametrize("stages", swept([1, 3], [3]))
-def test_speculation_changes_no_text(tiny_llama: Path, stages: int) -> None:
+def test_speculation_changes_no_text(shallow_llama: Path, stages: int) -> None:
     """Greedy and drawn, in the midst of others: what is verified is what is drawn."""
     names = [f"s{place}" for place in range(stages)]
-    plan = even_plan(tiny_llama, names)
+    plan = even_plan(shallow_llama, names)
     asked = [
         Submit(
             f"r{number}", [*range(9, 15)] * 2 + [number], [], 40, [], Sampling(0.9 * (number % 2), top_k=3, seed=number)
@@ -98,17 +99,17 @@ def test_speculation_changes_no_text(tiny_llama: Path, stages: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", swept([("any8", 1), ("any8", 3), ("dense", 1), ("dense", 3)], [("any8", 3), ("dense", 1)]), ids=str
+    "case", swept([("any8", 1), ("any8", 3), ("dense", 1), ("dense", 3)], [("any8", 1), ("dense", 3)]), ids=str
 )
-def test_drafts_of_four_bits_change_no_text(tiny_llama: Path, case: tuple[FormatName, int]) -> None:
+def test_drafts_of_four_bits_change_no_text(shallow_llama: Path, case: tuple[FormatName, int]) -> None:
     """Greedy, drawn and with penalties, in blocks that are too few for all: what was drafted is never what others or the text go on from."""
     name, stages = case
     names = [f"s{place}" for place in range(stages)]
-    plan = even_plan(tiny_llama, names, formats=[name] * LAYERS)
+    plan = even_plan(shallow_llama, names, formats=[name] * SHALLOW)
     asked = penalized()
     with PipelineHarness(names) as pipeline:
         expected = pipeline.serve(plan).generate(asked)
-        scarce = even_plan(tiny_llama, names, formats=[name] * LAYERS, pages=12)
+        scarce = even_plan(shallow_llama, names, formats=[name] * SHALLOW, pages=12)
         for each in (plan, scarce):
             leader = pipeline.serve(structs.replace(each, speculation=Speculation("selfPrecision", 4)))
             assert leader.generate(asked) == expected

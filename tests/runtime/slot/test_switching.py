@@ -27,7 +27,7 @@ from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.slot.switching import Switches, moves_within
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.wire.client import greedy
-from tests.laws import swept
+from tests.laws import share, swept
 from tests.runtime.loading.artefacts import write_artefact
 from tests.runtime.loading.stages import load, roles
 from tests.runtime.plans import even_plan
@@ -35,7 +35,7 @@ from tests.runtime.slot.harness import PipelineHarness
 
 LAYERS = 6
 PROMPT = [1, 5, 9, 2, 6, 44, 31]
-ANSWER = 100
+ANSWER = 60
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_a_running_sequence_goes_on_with_the_new_weights_from_the_step_that_is_t
     assert tokens == reference.answer(PROMPT, ANSWER, switches)
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", swept([0, 1], [1]))
 def test_what_other_weights_computed_is_not_found(model: Path, stage: int) -> None:
     """Also by the first request after the change, of which the leader learns from that request's own step."""
     names, asked = ["s0", "s1"], greedy("first", range(40), 20)
@@ -311,7 +311,7 @@ REQUESTS = st.dictionaries(st.integers(0, LAYERS), st.sampled_from([2, 3, 4, 5, 
 
 
 @given(requests=st.lists(REQUESTS, max_size=4))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=share(10, 3), deadline=None)
 def test_after_any_requests_the_role_tells_the_truth_and_refused_ones_changed_nothing(
     model: Path, requests: list[dict[int, int]]
 ) -> None:

@@ -1,6 +1,7 @@
 """Allowing more widths never makes a plan worse, also where memory beside the weights grows with every width."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -41,14 +42,16 @@ def best(request: PlanRequest) -> float:
     method=st.sampled_from(sorted(FORMATS_OF_METHOD)),
     theta=st.sampled_from([0.0, 1.0]),
     solver=st.sampled_from(["auto", "pipeline"]),
+    draw=st.randoms(use_true_random=False),
 )
-def test_more_widths_are_never_worse(memory: float, method: Method, theta: float, solver: Solver) -> None:
+def test_more_widths_are_never_worse(memory: float, method: Method, theta: float, solver: Solver, draw: Random) -> None:
     widths = tuple(FORMATS_OF_METHOD[method])
     request = a_request(
         small_processors(memory, memory), method=method, allowed_bits=widths, theta=theta, solver=solver
     )
     all_of_them = best(request)
-    for few in (*((each,) for each in widths), widths[:2], widths[-2:]):
+    fewer = [*((each,) for each in widths), widths[:2], widths[-2:]]
+    for few in draw.sample(fewer, share(len(fewer), 3)):
         few_of_them = best(replace(request, allowed_bits=few))
         assert all_of_them >= few_of_them - 1e-6 * abs(few_of_them)
 

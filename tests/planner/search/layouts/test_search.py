@@ -22,7 +22,7 @@ from strata_planner.search.layouts.search import (
     layout_plan,
     replan_layout,
 )
-from tests.laws import share
+from tests.laws import share, swept
 from tests.planner.search.layouts.layouts import a_device, a_pool, a_pool_request, used
 
 QUICK = Wish(stall=100, seconds=60.0)
@@ -63,7 +63,7 @@ def test_devices_serve_once_and_every_replica_holds_the_model(counts: list[int],
         assert stage.memory.total_bytes <= min(device.usable_bytes for device in stage.devices)
 
 
-@pytest.mark.parametrize("goal", sorted(GOALS))
+@pytest.mark.parametrize("goal", swept(sorted(GOALS), ["cost"]))
 def test_the_same_seed_finds_the_same_layout(goal: str) -> None:
     request = a_pool_request(priced(a_pool(a=4, b=3)))
     one, other = (found(request, goal, seed=3) for _ in range(2))
@@ -84,7 +84,7 @@ def test_work_ends_a_search_as_no_clock_does() -> None:
     assert not free.stats.ended_by_work
 
 
-@pytest.mark.parametrize("goal", ["throughput", "latency"])
+@pytest.mark.parametrize("goal", swept(["throughput", "latency"], ["latency"]))
 def test_more_devices_never_estimate_less_from_the_smaller_pools_layout(goal: str) -> None:
     small, large = a_pool_request(a_pool(a=4, b=2)), a_pool_request(a_pool(a=4, b=2, c=3))
     wish = dataclasses.replace(QUICK, goal=GOALS[goal])
@@ -142,7 +142,7 @@ def test_degrees_that_part_no_class_are_told() -> None:
         laid(a_pool_request(a_pool(a=2, b=1)), ((2, 1),), QUICK, degrees=((1, 2),))
 
 
-@pytest.mark.parametrize("wished", [(1,), (2,), (4, 2)])
+@pytest.mark.parametrize("wished", swept([(1,), (2,), (4, 2)], [(2,), (4, 2)]))
 def test_only_wished_degrees_are_used(wished: tuple[int, ...]) -> None:
     request = a_pool_request(a_pool(a=5, b=3), tensor_parallel=wished)
     assert {group.degree for each in found(request).replicas for group in each.order} <= set(wished)
