@@ -20,6 +20,7 @@ from strata_runtime.formats import make_linear, stored_bytes_of
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.formats.quantizers import quantize_channels
 from strata_runtime.formats.weights import PlanesWeight
+from strata_runtime.loading.blocked import dense_linear
 from strata_runtime.measuring.timing import copies_beyond_cache
 
 SHAPES = {  # outputs, inputs
@@ -30,6 +31,9 @@ SHAPES = {  # outputs, inputs
     "30B attention": (7168, 7168),
 }
 BITS = (3, 4, 5, 6, 7, 8)
+ROWS = (1, 2, 5, 8, 16, 32)  # tokens at which few bits are held to 16
+BITS_OF_ROWS = (3, 4, 6, 8)
+SHAPE_OF_ROWS = (2816, 1024)
 ROUNDS = 12
 Calls = Sequence[Callable[[], object]]
 
@@ -103,6 +107,26 @@ def at_one_token(shape: tuple[int, int]) -> dict[str, float]:
     return interleaved(contenders)
 
 
+def int8_linears(shape: tuple[int, int]) -> list[nn.Module]:
+    return [make_linear(weight, None, "int8", torch.bfloat16) for weight in dense_weights(shape)]
+
+
+def at_rows(shape: tuple[int, int]) -> dict[int, dict[str, float]]:
+    """Formats of few bits beside 16 bits as a slot multiplies them, at each of ROWS tokens."""
+    linears: dict[str, Sequence[nn.Module]] = {
+        "dense": [dense_linear(weight, None) for weight in dense_weights(shape)],
+        "int8": int8_linears(shape),
+    }
+    linears |= {f"k{bits}": any_linears(shape, bits) for bits in BITS_OF_ROWS}
+    found = {}
+    for count in ROWS:
+        tokens = torch.randn(count, shape[1]).to(torch.bfloat16)
+        found[count] = interleaved(
+            {name: [partial(each, tokens) for each in calls] for name, calls in linears.items()}, rounds=5
+        )
+    return found
+
+
 def at_tokens(shape: tuple[int, int], count: int) -> dict[str, float]:
     tokens = torch.randn(count, shape[1]).to(torch.bfloat16)
     contenders: dict[str, Calls] = {
@@ -122,10 +146,13 @@ def deviation(seconds: dict[str, float]) -> float:
 def print_times(title: str, times: dict[str, dict[str, float]]) -> None:
     names = list(next(iter(times.values())))
     print(f"\n{title}, microseconds (times faster than dense)\n{'':24}" + "".join(f"{name:>15}" for name in names))
-    for shape, seconds in times.items():
+    for line, seconds in times.items():
         cells = (f"{seconds[name] * 1e6:.0f} ({seconds['dense'] / seconds[name]:.2f})" for name in names)
-        rows, columns = SHAPES[shape]
-        print(f"{shape + f' {rows}x{columns}':24}" + "".join(f"{cell:>15}" for cell in cells))
+        print(f"{line:24}" + "".join(f"{cell:>15}" for cell in cells))
+
+
+def _titled(shape: str) -> str:
+    return f"{shape} {SHAPES[shape][0]}x{SHAPES[shape][1]}"
 
 
 def worst_row(
@@ -152,7 +179,13 @@ def measure() -> list[Row]:
     torch.set_num_threads(1)
     rows: list[Row] = []
     with torch.inference_mode():
-        single = {name: at_one_token(shape) for name, shape in SHAPES.items()}
+        by_rows = at_rows(SHAPE_OF_ROWS)
+        print_times(f"{SHAPE_OF_ROWS}, as slots load them", {f"{count} tokens": by_rows[count] for count in ROWS})
+        for count in ROWS:
+            for name in ("k4", "int8"):
+                times = {"": by_rows[count]}
+                rows.append(worst_row(f"rows_{count}_{name}", times, name, ("dense",), "packed bfloat16", 1.0))
+        single = {_titled(name): at_one_token(shape) for name, shape in SHAPES.items()}
         print_times("1 token", single)
         for bits in BITS:
             goal = 3.0 if bits == 4 else None
@@ -162,7 +195,7 @@ def measure() -> list[Row]:
         rows.append(worst_row("matvec_over_int4pack", single, "k4", ("int4pack",), "torch int4pack", 1.0))
         rows.append(worst_row("matvec_a8_over_a16", single, "k4 a8", ("k4",), "16-bit activations", None))
         for count in (16, 64):
-            times = {name: at_tokens(shape, count) for name, shape in SHAPES.items()}
+            times = {_titled(name): at_tokens(shape, count) for name, shape in SHAPES.items()}
             print_times(f"{count} tokens", times)
             rows.append(worst_row(f"gemm_{count}_a16", times, "k4", ("dense",), "bfloat16 nn.Linear", 0.9))
             rows.append(worst_row(f"gemm_{count}_a8", times, "k4 a8", ("qlinear", "_int_mm"), "oneDNN W8A8", 0.9))

@@ -46,65 +46,52 @@ STRATA_INLINE void transpose_nibbles(const __m512i* planes, __m512i quads[4]) {
   pair_pairs(high_odd, high_even, low_odd, low_even, quads);
 }
 
-constexpr int kLowOf[4] = {3, 1, 2, 0};  // b of a quad's low nibble; its high one is 4 further
+constexpr int kQuadOf[4] = {3, 1, 2, 0};  // of a run b, in whose low nibble; runs 4 further have the high ones
 
-// codes[b]: the codes of the 64 (in a short tile fewer) columns of run b in the low `Bits` bits of bytes; bits above are any.
+// Every 16-bit lane moved to the left, or by a negative distance to the right.
+STRATA_INLINE __m512i moved(__m512i values, int left) { return left < 0 ? _mm512_srli_epi16(values, -left) : _mm512_slli_epi16(values, left); }
+
+// A tile's planes, transposed as far as nibbles: few enough vectors to wait in registers until codes are taken out of them.
+template <int Bits>
+struct Transposed {
+  __m512i quads[4];  // the low four bits of all codes; of two bits: odd, even
+  __m512i upper[4];  // the others. Of five bits: a plane; of six: odd, even; of more: quads
+
+  STRATA_INLINE void load(const __m512i* planes) {
+    if constexpr (Bits == 2) {
+      pair_planes(planes[0], planes[1], quads[0], quads[1]);
+    } else {
+      transpose_nibbles<(Bits < 4 ? 3 : 4)>(planes + (Bits > 4 ? Bits - 4 : 0), quads);
+      if constexpr (Bits == 5) upper[0] = planes[0];
+      if constexpr (Bits == 6) pair_planes(planes[0], planes[1], upper[0], upper[1]);
+      if constexpr (Bits > 6) transpose_nibbles<Bits - 4>(planes, upper);
+    }
+  }
+
+  // Codes of the 64 (in a short tile fewer) columns of run b in the low `Bits` bits of bytes; bits above are any.
+  STRATA_INLINE __m512i codes(int b) const {
+    if constexpr (Bits == 2) return b % 2 ? moved(quads[0], 1 - b) : moved(quads[1], -b);
+    const __m512i quad = quads[kQuadOf[b % 4]], low = b < 4 ? quad : _mm512_srli_epi16(quad, 4);
+    if constexpr (Bits <= 4) return low;
+    return take_first(low, above(b), _mm512_set1_epi8(0x0F));
+  }
+
+ private:
+  // The upper bits of a run's codes, from bit 4 on.
+  STRATA_INLINE __m512i above(int b) const {
+    if constexpr (Bits == 5) return moved(upper[0], 4 - b);
+    if constexpr (Bits == 6) return b % 2 ? moved(upper[0], 5 - b) : moved(upper[1], 4 - b);
+    return b < 4 ? _mm512_slli_epi16(upper[kQuadOf[b % 4]], 4) : upper[kQuadOf[b % 4]];
+  }
+};
+
+// codes[b] of run b.
 template <int Bits>
 STRATA_INLINE void transpose(const __m512i* planes, __m512i codes[8]) {
-  const __m512i low_nibble = _mm512_set1_epi8(0x0F);
-  __m512i quads[4];
-  if constexpr (Bits == 2) {
-    __m512i odd, even;
-    pair_planes(planes[0], planes[1], odd, even);
-    for (int place = 0; place < 4; ++place) {
-      codes[2 * place] = place ? _mm512_srli_epi16(even, 2 * place) : even;
-      codes[2 * place + 1] = place ? _mm512_srli_epi16(odd, 2 * place) : odd;
-    }
-    return;
-  }
-  transpose_nibbles<(Bits < 4 ? 3 : 4)>(planes + (Bits > 4 ? Bits - 4 : 0), quads);
-  if constexpr (Bits <= 4) {
-    for (int quad = 0; quad < 4; ++quad) {
-      codes[kLowOf[quad]] = quads[quad];
-      codes[kLowOf[quad] + 4] = _mm512_srli_epi16(quads[quad], 4);
-    }
-  } else {
-    __m512i high[8];  // the upper bits of every code, from bit 4 on
-    if constexpr (Bits == 5) {
-      const __m512i plane = planes[0];
-      high[0] = _mm512_slli_epi16(plane, 4);
-      high[1] = _mm512_slli_epi16(plane, 3);
-      high[2] = _mm512_slli_epi16(plane, 2);
-      high[3] = _mm512_slli_epi16(plane, 1);
-      high[4] = plane;
-      high[5] = _mm512_srli_epi16(plane, 1);
-      high[6] = _mm512_srli_epi16(plane, 2);
-      high[7] = _mm512_srli_epi16(plane, 3);
-    } else if constexpr (Bits == 6) {
-      __m512i odd, even;
-      pair_planes(planes[0], planes[1], odd, even);
-      high[0] = _mm512_slli_epi16(even, 4);
-      high[1] = _mm512_slli_epi16(odd, 4);
-      high[2] = _mm512_slli_epi16(even, 2);
-      high[3] = _mm512_slli_epi16(odd, 2);
-      high[4] = even;
-      high[5] = odd;
-      high[6] = _mm512_srli_epi16(even, 2);
-      high[7] = _mm512_srli_epi16(odd, 2);
-    } else {
-      __m512i upper[4];
-      transpose_nibbles<Bits - 4>(planes, upper);
-      for (int quad = 0; quad < 4; ++quad) {
-        high[kLowOf[quad]] = _mm512_slli_epi16(upper[quad], 4);
-        high[kLowOf[quad] + 4] = upper[quad];
-      }
-    }
-    for (int quad = 0; quad < 4; ++quad) {
-      const int low = kLowOf[quad];
-      codes[low + 4] = take_first(_mm512_srli_epi16(quads[quad], 4), high[low + 4], low_nibble);
-      codes[low] = take_first(quads[quad], high[low], low_nibble);
-    }
-  }
+  Transposed<Bits> found;
+  found.load(planes);
+#pragma GCC unroll 8
+  for (int b = 0; b < 8; ++b) codes[b] = found.codes(b);
 }
 
 STRATA_INLINE __mmask64 first_bytes(int64_t count) { return count >= 64 ? ~__mmask64{0} : (__mmask64{1} << count) - 1; }
@@ -137,24 +124,46 @@ STRATA_INLINE void prefetch_next(const Planes& weight, int64_t row, int64_t each
       for (int64_t at = start; at < end; ++at) _mm_prefetch(weight.planes[place] + next * weight.stride[place] + at * kTileBytes, _MM_HINT_T1);
 }
 
-// A table of 2^Bits 16-bit values, its low and high bytes apart, as vpermb and vpermi2b read it.
+// The order in which look-ups give the 64 columns of a run, 32 in each of two vectors: `columns`; `places`: the other way round.
+struct Order {
+  alignas(64) uint16_t columns[64] = {}, places[64] = {};
+
+  constexpr explicit Order(bool is_whole) {
+    for (int place = 0; place < 64; ++place) {
+      const int second = place / 32, inner = place % 32;
+      columns[place] = static_cast<uint16_t>(is_whole ? 2 * inner + second : inner / 8 * 16 + inner % 8 + 8 * second);
+      places[columns[place]] = static_cast<uint16_t>(place);
+    }
+  }
+};
+
+constexpr bool looked_up_whole(int bits) { return bits <= 6; }
+inline constexpr Order kOrders[2] = {Order(false), Order(true)};
+constexpr const Order& order_of(int bits) { return kOrders[looked_up_whole(bits)]; }
+
+// 64 items of two vectors in another order: that of `order`, of 64 numbers.
+STRATA_INLINE void reorder(const uint16_t* order, __m512i first, __m512i second, __m512i& front, __m512i& back) {
+  front = _mm512_permutex2var_epi16(first, _mm512_load_si512(order), second);
+  back = _mm512_permutex2var_epi16(first, _mm512_load_si512(order + 32), second);
+}
+
+// A table of 2^Bits 16-bit values. Up to 64 of them are looked up whole, by vpermw and vpermi2w; more by their low and high bytes apart, by vpermi2b.
 template <int Bits>
 struct Table16 {
-  static constexpr int kVectors = Bits <= 6 ? 1 : 1 << (Bits - 6);
-  __m512i low[kVectors], high[kVectors];
+  static constexpr bool kWhole = looked_up_whole(Bits);
+  static constexpr int kVectors = Bits <= 5 ? 1 : Bits <= 7 ? 2 : 4;
+  __m512i low[kVectors], high[kVectors];  // `low` alone where values are whole
 
   STRATA_INLINE void load(const void* table) {
-    const __m512i places = _mm512_load_si512(kPlaces);
-    if constexpr (Bits <= 5) {
-      const __m512i even = _mm512_and_si512(_mm512_add_epi8(places, places), _mm512_set1_epi8(static_cast<char>((2 << Bits) - 1)));
-      const __mmask64 mask = Bits == 5 ? ~__mmask64{0} : (__mmask64{1} << (2 << Bits) % 64) - 1;
-      const __m512i values = _mm512_maskz_loadu_epi8(mask, table);
-      low[0] = _mm512_permutexvar_epi8(even, values);
-      high[0] = _mm512_permutexvar_epi8(_mm512_or_si512(even, _mm512_set1_epi8(1)), values);
+    const uint8_t* bytes = static_cast<const uint8_t*>(table);
+    if constexpr (Bits < 5) {  // again and again: bits above a code name the same value
+      const __m512i places = _mm512_and_si512(_mm512_load_si512(kWords), _mm512_set1_epi16((1 << Bits) - 1));
+      low[0] = _mm512_permutexvar_epi16(places, _mm512_maskz_loadu_epi8((__mmask64{1} << (2 << Bits) % 64) - 1, table));
+    } else if constexpr (kWhole) {
+      for (int each = 0; each < kVectors; ++each) low[each] = _mm512_loadu_si512(bytes + 64 * each);
     } else {
-      const __m512i even = _mm512_add_epi8(places, places);
+      const __m512i places = _mm512_load_si512(kPlaces), even = _mm512_add_epi8(places, places);
       const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi8(1));
-      const char* bytes = static_cast<const char*>(table);
       for (int each = 0; each < kVectors; ++each) {
         const __m512i first = _mm512_loadu_si512(bytes + 128 * each), second = _mm512_loadu_si512(bytes + 128 * each + 64);
         low[each] = _mm512_permutex2var_epi8(first, even, second);
@@ -163,29 +172,38 @@ struct Table16 {
     }
   }
 
-  // 64 values: of columns 0-7, 16-23, 32-39, 48-55 in `first`, the others in `second`.
+  // The second half of `look_up` where values are whole.
+  STRATA_INLINE __m512i odd(__m512i codes) const { return named(_mm512_srli_epi16(codes, 8)); }
+
+  // 64 values, in the order of `order_of(Bits)`.
   STRATA_INLINE void look_up(__m512i codes, __m512i& first, __m512i& second) const {
-    __m512i low_bytes, high_bytes;
-    if constexpr (Bits <= 6) {
-      low_bytes = _mm512_permutexvar_epi8(codes, low[0]);
-      high_bytes = _mm512_permutexvar_epi8(codes, high[0]);
-    } else if constexpr (Bits == 7) {
-      low_bytes = _mm512_permutex2var_epi8(low[0], codes, low[1]);
-      high_bytes = _mm512_permutex2var_epi8(high[0], codes, high[1]);
+    if constexpr (kWhole) {
+      first = named(codes);
+      second = named(_mm512_srli_epi16(codes, 8));
     } else {
-      const __mmask64 upper = _mm512_movepi8_mask(codes);
-      low_bytes = _mm512_mask_blend_epi8(upper, _mm512_permutex2var_epi8(low[0], codes, low[1]),
-                                         _mm512_permutex2var_epi8(low[2], codes, low[3]));
-      high_bytes = _mm512_mask_blend_epi8(upper, _mm512_permutex2var_epi8(high[0], codes, high[1]),
-                                          _mm512_permutex2var_epi8(high[2], codes, high[3]));
+      const __m512i low_bytes = bytes_of(low, codes), high_bytes = bytes_of(high, codes);
+      first = _mm512_unpacklo_epi8(low_bytes, high_bytes);
+      second = _mm512_unpackhi_epi8(low_bytes, high_bytes);
     }
-    first = _mm512_unpacklo_epi8(low_bytes, high_bytes);
-    second = _mm512_unpackhi_epi8(low_bytes, high_bytes);
+  }
+
+ private:
+  // The values that the low bits of 16-bit lanes name.
+  STRATA_INLINE __m512i named(__m512i codes) const {
+    return Bits == 6 ? _mm512_permutex2var_epi16(low[0], codes, low[kVectors - 1]) : _mm512_permutexvar_epi16(codes, low[0]);
+  }
+
+  STRATA_INLINE static __m512i bytes_of(const __m512i* halves, __m512i codes) {
+    const __m512i lower = _mm512_permutex2var_epi8(halves[0], codes, halves[1]);
+    if constexpr (Bits == 7) return lower;
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), lower, _mm512_permutex2var_epi8(halves[kVectors - 2], codes, halves[kVectors - 1]));
   }
 
   alignas(64) static constexpr uint8_t kPlaces[64] = {
       0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
       32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+  alignas(64) static constexpr uint16_t kWords[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                                      16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
 };
 
 }  // namespace strata

@@ -5,30 +5,33 @@
 #if STRATA_X86
 namespace strata {
 
-constexpr int kFewTokens = 4;     // multiplied straight from the planes
+constexpr int kFewTokens = 4;     // of groups: multiplied straight from the planes
 constexpr int kBlockRows = 4;     // of accumulators
 constexpr int kBlockTokens = 6;
 constexpr int kRowsDecoded = 32;  // at once: with a section of columns they stay in the second-level cache
 constexpr int kSectionTiles = 4;  // 6 tokens x 2048 columns stay in the first
+constexpr int64_t kLine = 32;      // items of a vector
 constexpr int kPadding = 32;      // items between rows of activations and of decoded weights, so that they do not meet in one set of the cache
 constexpr int64_t kAheadBytes = 3072;  // of each plane, prefetched: 4096 would fall into the cache's set that is being read
 constexpr int64_t kRowsAhead = 2;      // prefetched while one is decoded
 
-// The order in which look-ups give columns: of each run of 64, the even groups of 8, then the odd ones. Columns beyond the weight's are zeros: they meet
-// the value of code 0, which is finite.
-STRATA_AVX512 inline void permute_token(const uint16_t* token, int64_t in_features, const Planes& weight, uint16_t* out) {
-  const __m512i even = _mm512_set_epi64(13, 12, 9, 8, 5, 4, 1, 0), odd = _mm512_set_epi64(15, 14, 11, 10, 7, 6, 3, 2);
+// A token in the order of look-ups, each 32 columns `step` items behind those before. Columns beyond the weight's are zeros: they meet the value of code 0,
+// which is finite.
+STRATA_AVX512 inline void permute_token(const uint16_t* token, int64_t in_features, const Planes& weight, uint16_t* out, int64_t step) {
+  const Order& order = order_of(weight.bits);
   for (int64_t tile = 0; tile < weight.tiles(); ++tile) {
     const int run = weight.tile_bytes(tile);  // columns of each of its 8 runs
-    for (int b = 0; b < 8; ++b, out += 64) {
+    for (int b = 0; b < 8; ++b, out += 2 * step) {
       const int64_t start = tile * kTile + b * run;
       int64_t count = in_features - start;
       count = count < 0 ? 0 : count > run ? run : count;
       const __mmask64 mask = first_bytes(count);
       const __m512i first = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(mask), token + start);
       const __m512i second = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(mask >> 32), token + start + 32);
-      _mm512_store_si512(out, _mm512_permutex2var_epi64(first, even, second));
-      _mm512_store_si512(out + 32, _mm512_permutex2var_epi64(first, odd, second));
+      __m512i front, back;
+      reorder(order.columns, first, second, front, back);
+      _mm512_store_si512(out, front);
+      _mm512_store_si512(out + step, back);
     }
   }
 }
@@ -115,7 +118,7 @@ inline const uint16_t* permuted(const Matrix& tokens, const Planes& weight, int 
   uint16_t* out = scratch.of<uint16_t>(tokens.rows * width);
   parallel_for(tokens.rows < 16 ? 1 : threads, tokens.rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token)
-      permute_token(reinterpret_cast<const uint16_t*>(tokens.row(token)), tokens.columns, weight, out + token * width);
+      permute_token(reinterpret_cast<const uint16_t*>(tokens.row(token)), tokens.columns, weight, out + token * width, kLine);
   });
   return out;
 }

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kOutputs = 32;  // of a block
 constexpr int kPairItems = 2 * kOutputs;
+constexpr int64_t kLineBytes = 64;
 
 // In the order of native_dense.py. Addresses and sizes; strides in items.
 struct PackCall {
@@ -35,9 +36,8 @@ int64_t pairs_of(int64_t columns) { return (columns + 1) / 2; }
 
 #if STRATA_X86
 
-constexpr int kMostTogether = 12;       // tokens whose sums are held in registers
 constexpr int64_t kTokensAtOnce = 128;  // they stay in the second-level cache
-constexpr int64_t kSection = 256;       // pairs of columns: of 32 outputs and 12 tokens they stay in the first
+constexpr int64_t kSection = 128;       // pairs of columns: as bfloat16 of 32 outputs, and with 12 tokens, they stay in the first-level cache
 constexpr int64_t kBlocksAtOnce = 4;    // a thread's least work
 
 // Rows of tokens, zeros beyond their columns, apart from each other in the cache; kept until the thread's next call.
@@ -54,10 +54,56 @@ const uint16_t* aligned(const uint16_t* tokens, int64_t count, int64_t columns, 
   return out;
 }
 
+// A pair's 32 outputs, as they were packed.
+struct Sixteen {
+  using Item = uint16_t;
+  static constexpr int64_t kMostTogether = 12;  // tokens whose sums are held in registers
+
+  STRATA_INLINE void read(const Item* at, __m512i& first, __m512i& second) const {
+    first = _mm512_load_si512(at);
+    second = _mm512_load_si512(at + kOutputs);
+  }
+};
+
+// The same of int8 as bfloat16, which holds each of them exactly: the bytes of magnitudes are looked up, signs put back. Unpacking takes them in the order of
+// `place_of`. It is mostly the work of other ports than multiplying.
+struct Eight {
+  using Item = int8_t;
+  static constexpr int64_t kMostTogether = 8;  // the table takes registers
+  __m512i low[2], high[2];
+
+  STRATA_INLINE Eight() {
+    alignas(64) static const struct Table {
+      uint8_t low[128], high[128];
+      Table() {
+        for (int value = 0; value < 128; ++value) {
+          const uint16_t bits = bfloat16_of_float(static_cast<float>(value));
+          low[value] = static_cast<uint8_t>(bits);
+          high[value] = static_cast<uint8_t>(bits >> 8);
+        }
+      }
+    } table;
+    for (int half = 0; half < 2; ++half) {
+      low[half] = _mm512_loadu_si512(table.low + 64 * half);
+      high[half] = _mm512_loadu_si512(table.high + 64 * half);
+    }
+  }
+
+  STRATA_INLINE void read(const Item* at, __m512i& first, __m512i& second) const {
+    const __m512i all = _mm512_load_si512(at), sizes = _mm512_abs_epi8(all), sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    const __m512i low_bytes = _mm512_permutex2var_epi8(low[0], sizes, low[1]);
+    const __m512i high_bytes = _mm512_ternarylogic_epi32(_mm512_permutex2var_epi8(high[0], sizes, high[1]), all, sign, 0xF8);  // a | (b & c)
+    first = _mm512_unpacklo_epi8(low_bytes, high_bytes);
+    second = _mm512_unpackhi_epi8(low_bytes, high_bytes);
+  }
+};
+
 // Some tokens times a section of a block, added to sums [token][32]. `Lines` of what is read next are brought near for each pair. Pair after pair in one
 // order, whatever the number of tokens: what comes out for a token does not depend on those beside it.
-template <int Tokens, int Lines>
-STRATA_AVX512 void section(const uint16_t* weights, const uint16_t* ahead, const uint16_t* tokens, int64_t pairs, int64_t width, float* sums) {
+template <class Weights, int Tokens, int Lines>
+STRATA_AVX512 void section(const void* weights, const uint8_t* ahead, const uint16_t* tokens, int64_t pairs, int64_t width, float* sums) {
+  const Weights reader;
+  const typename Weights::Item* at = static_cast<const typename Weights::Item*>(weights);
   __m512 found[Tokens][2];
 #pragma GCC unroll 16
   for (int token = 0; token < Tokens; ++token) {
@@ -65,10 +111,10 @@ STRATA_AVX512 void section(const uint16_t* weights, const uint16_t* ahead, const
     found[token][1] = _mm512_load_ps(sums + token * kOutputs + 16);
   }
   for (int64_t pair = 0; pair < pairs; ++pair) {
-    const uint16_t* at = weights + pair * kPairItems;
-    const __m512i first = _mm512_load_si512(at), second = _mm512_load_si512(at + kOutputs);
+    __m512i first, second;
+    reader.read(at + pair * kPairItems, first, second);
 #pragma GCC unroll 2
-    for (int line = 0; line < Lines; ++line) _mm_prefetch(ahead + (pair * Lines + line) * kOutputs, _MM_HINT_T1);
+    for (int line = 0; line < Lines; ++line) _mm_prefetch(ahead + (pair * Lines + line) * kLineBytes, _MM_HINT_T1);
 #pragma GCC unroll 16
     for (int token = 0; token < Tokens; ++token) {
       const __m512i values = pair_at(tokens + token * width + 2 * pair);
@@ -83,41 +129,27 @@ STRATA_AVX512 void section(const uint16_t* weights, const uint16_t* ahead, const
   }
 }
 
-using Section = void (*)(const uint16_t*, const uint16_t*, const uint16_t*, int64_t, int64_t, float*);
-template <int Lines>
-constexpr Section kSections[] = {nullptr,           section<1, Lines>, section<2, Lines>, section<3, Lines>,  section<4, Lines>,  section<5, Lines>, section<6, Lines>,
-                                 section<7, Lines>, section<8, Lines>, section<9, Lines>, section<10, Lines>, section<11, Lines>, section<12, Lines>};
+using Section = void (*)(const void*, const uint8_t*, const uint16_t*, int64_t, int64_t, float*);
+template <class Weights, int Lines>
+constexpr Section kSections[] = {nullptr,
+                                 section<Weights, 1, Lines>,
+                                 section<Weights, 2, Lines>,
+                                 section<Weights, 3, Lines>,
+                                 section<Weights, 4, Lines>,
+                                 section<Weights, 5, Lines>,
+                                 section<Weights, 6, Lines>,
+                                 section<Weights, 7, Lines>,
+                                 section<Weights, 8, Lines>,
+                                 section<Weights, 9, Lines>,
+                                 section<Weights, 10, Lines>,
+                                 section<Weights, 11, Lines>,
+                                 section<Weights, 12, Lines>};
 
 struct Dense {
   const void* packed;
   int64_t rows, columns;
   const uint16_t *bias, *scales;
 };
-
-// int8 as bfloat16, which holds each of them exactly: the bytes of magnitudes are looked up, signs put back. Unpacking takes them in the order of `place_of`.
-STRATA_AVX512 void widen_section(const int8_t* codes, int64_t pairs, uint16_t* out) {
-  alignas(64) static const struct Table {
-    uint8_t low[128], high[128];
-    Table() {
-      for (int value = 0; value < 128; ++value) {
-        const uint16_t bits = bfloat16_of_float(static_cast<float>(value));
-        low[value] = static_cast<uint8_t>(bits);
-        high[value] = static_cast<uint8_t>(bits >> 8);
-      }
-    }
-  } table;
-  const __m512i low[2] = {_mm512_loadu_si512(table.low), _mm512_loadu_si512(table.low + 64)};
-  const __m512i high[2] = {_mm512_loadu_si512(table.high), _mm512_loadu_si512(table.high + 64)};
-  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-  for (int64_t pair = 0; pair < pairs; ++pair, codes += kPairItems, out += kPairItems) {
-    const __m512i all = _mm512_load_si512(codes), sizes = _mm512_abs_epi8(all);
-    _mm_prefetch(codes + 4096, _MM_HINT_T0);
-    const __m512i low_bytes = _mm512_permutex2var_epi8(low[0], sizes, low[1]);
-    const __m512i high_bytes = _mm512_ternarylogic_epi32(_mm512_permutex2var_epi8(high[0], sizes, high[1]), all, sign, 0xF8);  // a | (b & c)
-    _mm512_store_si512(out, _mm512_unpacklo_epi8(low_bytes, high_bytes));
-    _mm512_store_si512(out + kOutputs, _mm512_unpackhi_epi8(low_bytes, high_bytes));
-  }
-}
 
 STRATA_AVX512 void store(const Dense& dense, int64_t block, const float* sums, int64_t count, uint16_t* out, int64_t out_stride) {
   for (int half = 0; half < 2; ++half) {
@@ -133,26 +165,53 @@ STRATA_AVX512 void store(const Dense& dense, int64_t block, const float* sums, i
   }
 }
 
+// What is read next is brought near by the first group, if there are more and the weight has two lines for a pair by the first two.
+template <class Weights>
+const Section* sections_of(int64_t group, int64_t groups) {
+  if (groups == 1) return kSections<Weights, sizeof(typename Weights::Item)>;
+  return group < static_cast<int64_t>(sizeof(typename Weights::Item)) ? kSections<Weights, 1> : kSections<Weights, 0>;
+}
+
+// A section of a block times all tokens, added to sums.
+template <class Weights>
+STRATA_AVX512 void multiply_section(const void* at, const uint8_t* next, const uint16_t* tokens, int64_t count, int64_t pairs, int64_t width, float* sums) {
+  const int64_t groups = (count + Weights::kMostTogether - 1) / Weights::kMostTogether;
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t first = count * group / groups, taken = count * (group + 1) / groups - first;
+    sections_of<Weights>(group, groups)[taken](at, next + group * pairs * kLineBytes, tokens + first * width, pairs, width, sums + first * kOutputs);
+  }
+}
+
+// A section of int8 as bfloat16, for all groups of tokens; a single one takes it as it is read.
+STRATA_AVX512 const uint16_t* widened(const uint8_t* at, int64_t pairs) {
+  thread_local Scratch scratch;
+  uint16_t* out = scratch.of<uint16_t>(kSection * kPairItems);
+  const Eight reader;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    __m512i first, second;
+    reader.read(reinterpret_cast<const int8_t*>(at) + pair * kPairItems, first, second);
+    _mm512_store_si512(out + pair * kPairItems, first);
+    _mm512_store_si512(out + pair * kPairItems + kOutputs, second);
+  }
+  return out;
+}
+
+template <class Weights>
 STRATA_AVX512 void multiply(const Dense& dense, const uint16_t* tokens, int64_t count, uint16_t* out, int64_t out_stride, int64_t begin, int64_t end) {
-  thread_local Scratch scratch, widened;
+  thread_local Scratch scratch;
+  constexpr int64_t kPairBytes = kPairItems * sizeof(typename Weights::Item);
   float* sums = scratch.of<float>(count * kOutputs);
-  uint16_t* wide = dense.scales ? widened.of<uint16_t>(kSection * kPairItems) : nullptr;
-  const int64_t width = width_of(dense.columns), pairs = pairs_of(dense.columns), groups = (count + kMostTogether - 1) / kMostTogether;
-  const int64_t item = dense.scales ? 1 : 2, lines = (groups == 1 ? 2 : 1) * item / 2;  // of what is read next, for a pair: half of it in each of two groups
+  const int64_t width = width_of(dense.columns), pairs = pairs_of(dense.columns);
   for (int64_t block = begin; block < end; ++block) {
-    const uint8_t* weights = static_cast<const uint8_t*>(dense.packed) + block * pairs * kPairItems * item;
+    const uint8_t* weights = static_cast<const uint8_t*>(dense.packed) + block * pairs * kPairBytes;
     __builtin_memset(sums, 0, static_cast<size_t>(count) * kOutputs * sizeof(float));
     for (int64_t start = 0; start < pairs; start += kSection) {
       const int64_t here = pairs - start < kSection ? pairs - start : kSection;
-      const uint8_t *at = weights + start * kPairItems * item, *next = at + here * kPairItems * item;
-      if (wide) widen_section(reinterpret_cast<const int8_t*>(at), here, wide);
-      const uint16_t* values = wide ? wide : reinterpret_cast<const uint16_t*>(at);
-      for (int64_t group = 0; group < groups; ++group) {
-        const int64_t first = count * group / groups, taken = count * (group + 1) / groups - first;
-        const Section* sections = group > 1 || lines == 0 ? kSections<0> : lines == 1 ? kSections<1> : kSections<2>;
-        const uint16_t* ahead = reinterpret_cast<const uint16_t*>(next) + (item == 2 ? group * here * kOutputs : 0);
-        sections[taken](values, ahead, tokens + first * width + 2 * start, here, width, sums + first * kOutputs);
-      }
+      const uint8_t *at = weights + start * kPairBytes, *next = at + here * kPairBytes;
+      if (dense.scales && count > Weights::kMostTogether)
+        multiply_section<Sixteen>(widened(at, here), next, tokens + 2 * start, count, here, width, sums);
+      else
+        multiply_section<Weights>(at, next, tokens + 2 * start, count, here, width, sums);
     }
     store(dense, block, sums, count, out, out_stride);
   }
@@ -209,7 +268,7 @@ STRATA_API void strata_dense_linear(const DenseCall* call) {
     const uint16_t* part = aligned(reinterpret_cast<const uint16_t*>(call->tokens) + first * call->token_stride, count, dense.columns, call->token_stride);
     uint16_t* out = reinterpret_cast<uint16_t*>(call->out) + first * call->out_stride;
     parallel_for(static_cast<int>(call->threads), blocks_of(dense.rows), kBlocksAtOnce,
-                 [&](int64_t begin, int64_t end) { multiply(dense, part, count, out, call->out_stride, begin, end); });
+                 [&](int64_t begin, int64_t end) { (dense.scales ? multiply<Eight> : multiply<Sixteen>)(dense, part, count, out, call->out_stride, begin, end); });
   }
 #else
   (void)call;

@@ -55,7 +55,7 @@ STRATA_INLINE void load_groups(const Groups& groups, int64_t row, int64_t padded
   }
 }
 
-// The scales of run b of a full tile, lane by lane of its sums: 16 columns of each lane's 4 floats.
+// The scales of a run of a full tile, lane by lane of its sums: the 32 columns of 8 lanes are in one group.
 STRATA_INLINE __m512 scales_of_run(const Job& job, const float* scales, int64_t start) {
   const int32_t* groups = job.groups_of_16 + start / 16;
   return _mm512_mask_broadcastss_ps(_mm512_set1_ps(scales[groups[0]]), 0xFF00, _mm_load_ss(scales + groups[2]));
@@ -70,7 +70,10 @@ STRATA_AVX512 void few_tokens(const Job& job, int64_t begin, int64_t end) {
   float* shifts = scales + job.padded_groups;
   Table16<Bits> table;
   table.load(whole_numbers());
-  const __m512i pairs_first = _mm512_set_epi32(54, 52, 50, 48, 38, 36, 34, 32, 22, 20, 18, 16, 6, 4, 2, 0);  // columns of the lanes of a run's sums
+  const auto lanes = [](int half) STRATA_AVX512 {  // of a run's sums: their first columns
+    return _mm512_and_si512(_mm512_load_si512(order_of(Bits).columns + 32 * half), _mm512_set1_epi32(0xFFFF));
+  };
+  const __m512i first_lanes = lanes(0), second_lanes = lanes(1);
   for (int64_t row = begin; row < end; ++row) {
     load_groups(job.groups, row, job.padded_groups, scales, shifts);
     __m512 sums[Tokens];
@@ -106,8 +109,8 @@ STRATA_AVX512 void few_tokens(const Job& job, int64_t begin, int64_t end) {
         __m512i first, second;
         table.look_up(codes[b], first, second);
         const int32_t* groups = job.short_groups + b * 64;
-        const __m512 first_scales = _mm512_i32gather_ps(_mm512_i32gather_epi32(pairs_first, groups, 4), scales, 4);
-        const __m512 second_scales = _mm512_i32gather_ps(_mm512_i32gather_epi32(pairs_first, groups + 8, 4), scales, 4);
+        const __m512 first_scales = _mm512_i32gather_ps(_mm512_i32gather_epi32(first_lanes, groups, 4), scales, 4);
+        const __m512 second_scales = _mm512_i32gather_ps(_mm512_i32gather_epi32(second_lanes, groups, 4), scales, 4);
         for (int token = 0; token < Tokens; ++token) {
           const uint16_t* at = job.activations + token * width + full * kTile + b * 64;
           sums[token] = _mm512_fmadd_ps(dot(_mm512_setzero_ps(), first, at), first_scales, sums[token]);
@@ -128,7 +131,6 @@ STRATA_AVX512 void decode_row(const Job& job, int64_t row, int64_t first_tile, i
   float* shifts = scales + job.padded_groups;
   load_groups(job.groups, row, job.padded_groups, scales, shifts);
   const __m512i meant = _mm512_set1_epi8(static_cast<char>((1 << Bits) - 1));
-  const __m512i even = _mm512_set_epi64(13, 12, 9, 8, 5, 4, 1, 0), odd = _mm512_set_epi64(15, 14, 11, 10, 7, 6, 3, 2);
   for (int64_t tile = first_tile; tile < last_tile; ++tile) {
     __m512i planes[Bits], codes[8];
     for (int place = 0; place < Bits; ++place) {
@@ -159,8 +161,10 @@ STRATA_AVX512 void decode_row(const Job& job, int64_t row, int64_t first_tile, i
       }
       const __m512i front = (__m512i)_mm512_cvtne2ps_pbh(quarters[1], quarters[0]);  // no value is NaN or as small as a subnormal
       const __m512i back = (__m512i)_mm512_cvtne2ps_pbh(quarters[3], quarters[2]);
-      _mm512_store_si512(out, _mm512_permutex2var_epi64(front, even, back));
-      _mm512_store_si512(out + 32, _mm512_permutex2var_epi64(front, odd, back));
+      __m512i first, second;
+      reorder(order_of(Bits).columns, front, back, first, second);
+      _mm512_store_si512(out, first);
+      _mm512_store_si512(out + 32, second);
     }
   }
 }

@@ -107,7 +107,6 @@ STRATA_AVX512 void avx512_dot(const float* weights, const float* tokens, int64_t
 // 16-bit values, in the columns' order.
 template <int Bits>
 STRATA_AVX512 void avx512_values16(const Planes& weight, int64_t row, uint16_t* out) {
-  const __m512i front = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), back = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
   Table16<Bits> table;
   table.load(weight.table + row * weight.table_stride_bytes);
   for (int64_t tile = 0; tile < weight.tiles(); ++tile) {
@@ -116,11 +115,12 @@ STRATA_AVX512 void avx512_values16(const Planes& weight, int64_t row, uint16_t* 
     load_planes<Bits>(weight, row, tile, first_bytes(run), planes);
     transpose<Bits>(planes, codes);
     for (int b = 0; b < 8; ++b) {
-      __m512i first, second;
+      __m512i first, second, front, back;
       table.look_up(codes[b], first, second);
+      reorder(order_of(Bits).places, first, second, front, back);
       uint16_t* at = out + tile * kTile + b * run;
-      _mm512_mask_storeu_epi16(at, static_cast<__mmask32>(first_bytes(run)), _mm512_permutex2var_epi64(first, front, second));
-      _mm512_mask_storeu_epi16(at + 32, static_cast<__mmask32>(first_bytes(run) >> 32), _mm512_permutex2var_epi64(first, back, second));
+      _mm512_mask_storeu_epi16(at, static_cast<__mmask32>(first_bytes(run)), front);
+      _mm512_mask_storeu_epi16(at + 32, static_cast<__mmask32>(first_bytes(run) >> 32), back);
     }
   }
 }
