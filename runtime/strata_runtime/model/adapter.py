@@ -180,8 +180,10 @@ class ModelSlice:
 
     def initialise_buffers(self, device: torch.device) -> None:
         """Compute what no checkpoint holds (rotary frequencies, embedding scales). Call before loading."""
-        for parameter in self.module.parameters():
-            parameter._is_hf_initialized = True  # noqa: SLF001  a checkpoint holds them
+        for parameter in self.module.parameters():  # a checkpoint holds them
+            parameter._is_hf_initialized = True  # noqa: SLF001
+        for module in self.module.modules():
+            module._is_hf_initialized = next(module.buffers(recurse=False), None) is None  # noqa: SLF001
         with _BUILDING:
             self.module._move_missing_keys_from_meta_to_device(set(), {"": device}, None, None)  # noqa: SLF001
             self.module._initialize_missing_keys(is_quantized=False)  # noqa: SLF001
