@@ -8,6 +8,7 @@ is the control loop; each role's worker computes in a thread of its own. Knows n
 import logging
 import secrets
 import socket as sockets
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,18 +57,22 @@ class SlotOptions:
 
 
 class Wakeup:
-    """Lets any thread wake the control loop."""
+    """Lets any thread wake the control loop, also one that outlives it."""
 
     def __init__(self) -> None:
         self.reader, self._writer = sockets.socketpair()
         self.reader.setblocking(False)
         self._writer.setblocking(False)
+        self._open = threading.Lock()  # held while the writer is used or closed
 
     def ring(self) -> None:
-        try:
-            self._writer.send(b"\0")
-        except BlockingIOError:
-            return  # it is ringing already
+        with self._open:
+            if self._writer.fileno() < 0:
+                return  # closed: nobody is to be woken
+            try:
+                self._writer.send(b"\0")
+            except BlockingIOError:
+                return  # it is ringing already
 
     def clear(self) -> None:
         try:
@@ -76,8 +81,9 @@ class Wakeup:
             return
 
     def close(self) -> None:
-        self.reader.close()
-        self._writer.close()
+        with self._open:
+            self.reader.close()
+            self._writer.close()
 
 
 class Slot:
