@@ -76,7 +76,9 @@ class EagleHead:
     def fuse(self, states: Sequence[Tensor]) -> Tensor:
         """states: three of [tokens, target's hidden] -> [tokens, hidden]."""
         tokens = states[0].shape[0]
-        fused: Tensor = self.linears.fc(self._rows(torch.cat([each.to(self.dtype) for each in states], dim=-1)))
+        fused: Tensor = self.linears.fc(
+            self._rows(torch.cat([each.to(self.device, self.dtype) for each in states], dim=-1))
+        )
         return fused[:tokens]
 
     def forward(self, tokens: Tensor, before: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -100,6 +102,11 @@ class EagleHead:
         hidden += self._mlp(self._norm(hidden, self.norms.mlp))
         logits = self.linears.logits(self._rows(self._norm(hidden, self.norms.out)))[: len(rows)]
         return logits.float(), hidden
+
+    @staticmethod
+    def fuse_sizes(tokens: int) -> set[tuple[str, int, int]]:
+        """As `kernel_sizes`, of fusing the states of so many."""
+        return {("fuse", padded_rows(tokens), 0)}
 
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         """All that the libraries make kernels for in a step of this batch on a processor."""

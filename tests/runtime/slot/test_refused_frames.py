@@ -79,6 +79,9 @@ class Wire:
     def send(self, message: bytes) -> None:
         self.sent.append(message)
 
+    def send_multipart(self, messages: list[bytes], copy: bool) -> None:  # noqa: FBT001
+        self.sent.extend(messages)
+
     def close(self) -> None: ...
 
 
