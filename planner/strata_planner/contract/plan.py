@@ -219,6 +219,11 @@ class Plan(Value, frozen=True):
         """The laws of a plan: every layer once and in order, lists as long as their layers. Raises ContractError."""
         if self.version != PLAN_VERSION:
             raise ContractError(f"plan version {self.version}; this release reads version {PLAN_VERSION}: plan again")
+        fused = self.speculation.fused
+        if fused != tuple(sorted(set(fused))) or not all(0 <= layer < self.num_layers for layer in fused):
+            raise ContractError(
+                f"a head that drafts reads the layers {list(fused)}: each once, ascending, of 0..{self.num_layers - 1}; plan again"
+            )
         for replica in self.replicas:
             _check_replica(replica, self.num_layers)
 

@@ -10,11 +10,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
 import zmq
 
 from strata_planner.contract.decoding import decode_frame
-from strata_planner.contract.frames import DataMessage, FrameHeader, StepFailed, StepResult, data_decoder, encode
+from strata_planner.contract.frames import DataMessage, FrameHeader, StepFailed, data_decoder, encode
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import StepError
 from strata_runtime.stage.bounds import FrameBounds
