@@ -118,6 +118,23 @@ def test_the_states_of_a_head_count_on_links(solver: Solver) -> None:
     assert back - plain_back == pytest.approx(on - plain_on)
 
 
+def test_devices_that_share_an_embedding_lead_no_replica_with_a_head() -> None:
+    """The devices of later stages may."""
+    cluster = a_cluster(64)
+    (node,) = cluster.nodes
+    devices = tuple(replace_struct(each, count=3) for each in node.devices)
+    cluster = replace_struct(cluster, nodes=(replace_struct(node, devices=devices),))
+    request = a_request(cluster, workload=Workload(32, 16, 2), speculation=EAGLE, draft_model=HEAD)
+    for stages, degrees in ((1, (1, 2)), (2, (1, 2))):
+        wish = replace(request, min_stages=stages, max_stages=stages, tensor_parallel=degrees)
+        plan = make_plan(wish).plan
+        assert all(stage.tensor_parallel == 1 for stage in plan.stages if stage.leader)
+    two = replace(request, tensor_parallel=(2,))
+    assert make_plan(replace(two, speculation=DRAFT, draft_model=SMALL)).plan.stages
+    with pytest.raises(InfeasibleError):
+        make_plan(two)
+
+
 def test_layers_that_a_head_cannot_read_are_refused() -> None:
     plan = a_plan(64, concurrency=2, speculation=EAGLE, draft_model=HEAD)
     for fused in ((2, 1), (1, 1), (-1,), (a_model().num_layers,)):

@@ -309,8 +309,11 @@ class Pricer:
         sizes, weights = self._sizes(group.degree)
         seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}
         least = min(dense.serving, quantized.serving)
+        parts_of_embedding = first and group.degree > 1  # a head reads the whole: such devices cannot lead one
         return StageCosts(
-            capacity_bytes=group.usable_bytes - least - tables - draft_kv,
+            capacity_bytes=-1
+            if parts_of_embedding and self.request.served_speculation.has_head
+            else group.usable_bytes - least - tables - draft_kv,
             quantized_bytes=quantized.serving - least,
             dense_bytes=dense.serving - least,
             mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),
