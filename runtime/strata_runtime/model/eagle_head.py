@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from strata_planner.contract.draft_head import DraftHead
 from strata_planner.contract.rows import padded_rows
+from strata_runtime.kernels import native_rowwise
 from strata_runtime.model.attention import attend
 from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.batch import Batch
@@ -118,6 +119,10 @@ class EagleHead:
         heads = projected.view(projected.shape[0], -1, shape.head_dim).transpose(0, 1)
         query, key, value = torch.split(heads, [shape.heads, shape.kv_heads, shape.kv_heads])
         cos, sin = self.rotary(projected, (batch.positions - FIRST)[None])
+        if native_rowwise.takes(projected) and cos.dtype is projected.dtype:
+            for each in (query, key):
+                native_rowwise.rotate(each, cos[0], sin[0])
+            return query, key, value
         return turned_halves(query, cos, sin), turned_halves(key, cos, sin), value.contiguous()
 
     def _mlp(self, rows: Tensor) -> Tensor:
@@ -126,6 +131,8 @@ class EagleHead:
         return projected[: rows.shape[0]]
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
+        if native_rowwise.takes(rows):
+            return native_rowwise.rms_norm(rows, weight, self.shape.norm_eps)
         wide = rows.float()
         scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.shape.norm_eps)
         return weight * scaled.to(rows.dtype)

@@ -9,12 +9,14 @@ import torch
 from msgspec import structs
 
 from strata_planner.contract.draft_head import DraftHead, is_draft_head
+from strata_planner.contract.formats import ComputeType
 from strata_planner.contract.frames import Abort, Sampling, Segment, Submit
 from strata_planner.contract.plan import Plan, Speculation, SpeculationMode
 from strata_planner.contract.roles import roles_of
 from strata_planner.costs.draft_model import draft_page_bytes, draft_weights_bytes
 from strata_planner.question.draft_head import head_model
 from strata_runtime.errors import RuntimeFaultError
+from strata_runtime.kernels import native_dense, native_rowwise
 from strata_runtime.loading.load import load_stage
 from strata_runtime.model.eagle_head import EagleHead
 from strata_runtime.scheduler.draft_round import Drafted, DraftRound, DraftTask
@@ -122,8 +124,8 @@ def test_a_replay_and_an_abort_in_the_midst_of_others(tiny_llama: Path, head: Pa
 class Beside:
     """A stage and its head, driven by hand: what the engine makes of them is tested above."""
 
-    def __init__(self, target: Path, head: Path, pages: int = 32) -> None:
-        role = roles_of(eagle(even_plan(target, ["s0"], pages=pages), head))["s0"][0]
+    def __init__(self, target: Path, head: Path, pages: int = 32, compute_type: ComputeType = "float32") -> None:
+        role = roles_of(eagle(even_plan(target, ["s0"], pages=pages, compute_type=compute_type), head))["s0"][0]
         self.model = load_stage(role, target, lambda *_: None, torch.device("cpu"))
         self.drafter: Drafter = load_drafter(role, self.model, lambda: None)
         self._cache = cache_of(role, self.model)
@@ -189,6 +191,23 @@ def test_a_head_goes_on_from_the_text_whatever_was_refused_or_shared(tiny_llama:
     beside.compute(1, other[32:-1], 32, shared)
     assert beside.draft(task(1, other, shared, start=32)) == [plain.chain(other, 6)]
     assert beside.draft(task(0, text, blocks, start=32)) == [plain.chain(text, 6)], "nobody else's entries are touched"
+
+
+@pytest.mark.skipif(not native_dense.runs(), reason="this processor has no use for it")
+def test_what_the_native_library_does_of_rows_makes_the_same_logits(
+    tiny_llama: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, but for the last bits."""
+    text, blocks, logits = a_text(5, 34), (3, 1, 8), []
+    for takes in (native_rowwise.takes, lambda _: False):
+        monkeypatch.setattr(native_rowwise, "takes", takes)
+        beside = Beside(tiny_llama, head, compute_type="bfloat16")
+        beside.compute(0, text[:-1], 0, blocks)
+        batch = beside.drafter.cache.plan([Segment(0, 1, 33, 33, blocks)])
+        with torch.inference_mode():
+            logits.append(beside.drafter.guesser.logits(torch.tensor(text[1:]), batch))
+    native, plain = logits
+    assert (native - plain).abs().mean() < 0.02 * plain.abs().mean()
 
 
 def test_drafts_of_one_token_texts_and_of_parts(tiny_llama: Path, head: Path) -> None:
