@@ -24,6 +24,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.ranks.collectives import RankLostError
 from strata_runtime.ranks.shared_memory import SharedMemory, make_segment, runs
 from strata_runtime.loading.precision_switch import Growth
+from strata_runtime.slot.memory import private_bytes
 from strata_runtime.slot.rank_process import (
     Answer,
     Begin,
@@ -40,6 +41,7 @@ from strata_runtime.slot.rank_process import (
 
 log = logging.getLogger(__name__)
 
+_idle: dict[int, int] = {}  # process id of each rank that has loaded its part -> what it held before
 WAIT_SECONDS = 0.25  # for parts that are being loaded, between two looks at whether they are still wanted
 
 
@@ -63,6 +65,16 @@ def check_ranks(role: Role) -> None:
             "ranks of a stage talk through the native library, which is not here: install a C++ compiler and run "
             "python -m strata_runtime.kernels.native.build, or use tensorParallel [1]"
         )
+
+
+def held_by_ranks() -> int:
+    """Private bytes, now, of the processes of all ranks that this one has started and that have loaded their parts."""
+    return sum(private_bytes(process) for process in dict(_idle))
+
+
+def idle_of_ranks() -> int:
+    """The same before they had loaded them."""
+    return sum(dict(_idle).values())
 
 
 class OtherRanks:
@@ -105,7 +117,11 @@ class OtherRanks:
 
     def wait_loaded(self, still_wanted: Callable[[], None]) -> None:
         """Raises InputError where a part could not be loaded, and whatever `still_wanted` does, which is called now and then."""
-        self._answers(0, still_wanted)
+        answers = self._answers(0, still_wanted)
+        for process, answer in zip(self.processes, answers, strict=True):
+            _idle[process.pid] = answer.idle_bytes
+            if process.poll() is not None:
+                _idle.pop(process.pid, None)
 
     def begin(self, role: Role, failed: Callable[[str], None]) -> None:
         """An epoch begins, with the weights that are held. `failed` hears, from any thread, why it cannot go on when a rank ends."""
@@ -203,6 +219,7 @@ def _watch(
     group: "weakref.ref[OtherRanks]", collectives: SharedMemory, rank: int, process: "subprocess.Popen[bytes]"
 ) -> None:
     code = process.wait()
+    _idle.pop(process.pid, None)
     collectives.end()
     still = group()
     if still is not None:

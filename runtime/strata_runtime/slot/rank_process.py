@@ -33,6 +33,7 @@ from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.ranks.shared_memory import SharedMemory
+from strata_runtime.slot.memory import private_bytes
 from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.slot.switching import moves_within
 from strata_runtime.stage.executor import StageExecutor
@@ -79,12 +80,15 @@ class DropBits(Value, frozen=True, tag=True):
 
 
 class Answer(Value, frozen=True):
-    """`number`: of the order, 0 of `LoadPart`; `reason`: why it could not be obeyed, empty if it could; bytes: those of a layer that was read."""
+    """`number`: of the order, 0 of `LoadPart`; `reason`: why it could not be obeyed, empty if it could; added, returned: of a layer that was read; idle: what the
+    process held before it loaded its part.
+    """
 
     number: int = 0
     reason: str = ""
     added_bytes: int = 0
     returned_bytes: int = 0
+    idle_bytes: int = 0
 
 
 Order = LoadPart | Begin | CheckBits | ReadBits | SwapBits | DropBits
@@ -111,6 +115,7 @@ class RankProcess:
     """Orders in, steps computed; what is computed goes to the other ranks within the step."""
 
     def __init__(self, connection: Connection, collectives: SharedMemory) -> None:
+        self._idle_bytes = private_bytes()
         self._connection = connection
         self._collectives = collectives
         self._loaded: tuple[StageModel, PagedKvCache] | None = None
@@ -155,7 +160,7 @@ class RankProcess:
         """Obey, and say how that went."""
         try:
             growth = obey() or Growth()
-            answer = Answer(number, "", growth.added_bytes, growth.returned_bytes)
+            answer = Answer(number, "", growth.added_bytes, growth.returned_bytes, self._idle_bytes)
         except Exception as error:
             log.exception("rank %d cannot do what it was told", self._collectives.rank)
             answer = Answer(number, f"rank {self._collectives.rank}: {reason_of(error)}")

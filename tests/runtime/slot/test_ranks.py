@@ -21,7 +21,7 @@ from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import growth_of, read_change
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.ranks import shared_memory
-from strata_runtime.slot.other_ranks import check_ranks
+from strata_runtime.slot.other_ranks import check_ranks, held_by_ranks, idle_of_ranks
 from strata_runtime.wire.client import greedy
 from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
@@ -86,6 +86,9 @@ def test_a_rank_that_ends_is_named_and_the_next_epoch_has_a_new_one(tiny_llama: 
     with PipelineHarness(["s0"]) as pipeline:
         expected = pipeline.serve(plan).generate(penalized())
         before = ranks_of(pipeline, "s0")
+        status = pipeline.slots["s0"].ask(GetStatus())
+        assert status.idle_bytes - pipeline.threads["s0"].slot._idle_bytes == idle_of_ranks() > 0
+        assert held_by_ranks() > idle_of_ranks(), "what each has loaded counts"
         before[0].kill()
         status = pipeline.slots["s0"].until(lambda status: bool(status.failure))
         assert "rank 1 of 2 of stage 0 ended with -9" in status.failure
