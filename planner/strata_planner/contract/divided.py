@@ -14,24 +14,43 @@ DIVIDED = frozenset(
     {
         "apertus",
         "arcee",
+        "bloom",
+        "cohere",
         "cohere2",
         "ernie4_5",
         "exaone4",
+        "falcon",
         "gemma",
         "gemma2",
         "gemma3_text",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "gpt2",
+        "gpt_neox",
+        "gpt_oss",
         "granite",
+        "granitemoe",
         "helium",
         "hunyuan_v1_dense",
         "llama",
+        "llama4_text",
         "ministral",
         "mistral",
+        "mixtral",
         "nemotron",
         "olmo",
+        "olmo2",
+        "olmo3",
+        "olmoe",
         "opt",
+        "persimmon",
         "phi",
+        "phi3",
         "qwen2",
+        "qwen2_moe",
         "qwen3",
+        "qwen3_moe",
         "seed_oss",
         "smollm3",
         "stablelm",
@@ -49,8 +68,6 @@ def check_divided(config: dict[str, Any]) -> None:
     lacking = ""
     if model_type not in DIVIDED:
         lacking = f"how the layers of '{model_type}' are cut over several devices is not known"
-    elif part.get("qk_layernorm"):
-        lacking = "norms of single heads (qk_layernorm) are not cut over several devices"
     elif config.get("quantization_config"):
         lacking = "a checkpoint that is quantized already is not cut over several devices"
     if lacking:

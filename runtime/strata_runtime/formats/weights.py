@@ -16,6 +16,7 @@ from strata_runtime.formats.quantizers import quantize_groups
 from strata_runtime.kernels import native_planes
 
 Range = tuple[int, int]  # first, behind the last
+Ranges = tuple[Range, ...]
 
 PLANE_BITS: dict[FormatName, tuple[int, ...]] = {"int4": (4,), "int3": (2, 1)}
 QUANTIZED_AT_A_TIME = 1 << 20  # weights: what is not yet packed stays small beside the checkpoint's own matrix
@@ -132,13 +133,14 @@ class PlanesWeight:
         """As the native library is called with it."""
         return native_planes.Stored.of(self.planes, self.table)
 
-    def part(self, rows: Range | None, columns: Range | None) -> "PlanesWeight":
+    def part(self, rows: Ranges | None, columns: Range | None) -> "PlanesWeight":
         """Of some outputs and some inputs alone; None: of all."""
-        kept = slice(*rows) if rows else slice(None)
-        planes = tuple(plane[kept] for plane in self.planes)
+        planes, table = self.planes, self.table
+        if rows is not None:
+            planes, table = tuple(_rows(plane, rows) for plane in planes), _rows(table, rows)
         if columns is None:
-            return PlanesWeight(planes, self.table[kept], self.in_features)
-        return PlanesWeight(cut_planes(planes, self.in_features, columns), self.table[kept], columns[1] - columns[0])
+            return PlanesWeight(planes, table, self.in_features)
+        return PlanesWeight(cut_planes(planes, self.in_features, columns), table, columns[1] - columns[0])
 
     def dequantized_rows(self, start: int, stop: int) -> Tensor:
         """[stop - start, K] in the table's type."""
@@ -148,3 +150,8 @@ class PlanesWeight:
     def dequantized(self) -> Tensor:
         """float32 [N, K]."""
         return self.dequantized_rows(0, self.out_features).float()
+
+
+def _rows(tensor: Tensor, rows: Ranges) -> Tensor:
+    parts = [tensor[slice(*each)] for each in rows]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

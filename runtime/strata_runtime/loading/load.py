@@ -289,6 +289,8 @@ class _Loader:
         rows = self._cut(unit).rows
         if rows and "bias" in wanted:
             tensors["bias"] = self._checkpoint.read_part(wanted.pop("bias"), self._dtype, rows)
+        for name, own in self._stage.rows_of(wanted.values() if unit.key is None else ()).items():
+            tensors[name] = self._checkpoint.read_part(wanted.pop(name), self._stage.type_of(name), own)
         by_type: dict[torch.dtype, list[str]] = defaultdict(list)
         for name in wanted.values():
             by_type[self._stage.type_of(name)].append(name)

@@ -21,9 +21,9 @@ import torch
 from strata_planner.contract.frames import FrameHeader
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
+from strata_runtime.loading.precision_switch import Growth
 from strata_runtime.ranks.collectives import RankLostError
 from strata_runtime.ranks.shared_memory import SharedMemory, make_segment, runs
-from strata_runtime.loading.precision_switch import Growth
 from strata_runtime.slot.memory import private_bytes
 from strata_runtime.slot.rank_process import (
     Answer,
@@ -88,7 +88,9 @@ class OtherRanks:
         self._role = role
         self._lost = ""
         self._failed: Callable[[str], None] = log.warning
-        self._sending = threading.Lock()  # steps and orders come from two threads, and keep their order on every connection
+        self._sending = (
+            threading.Lock()
+        )  # steps and orders come from two threads, and keep their order on every connection
         self._asked = 0  # orders that are answered
         self._connections: list[Connection] = []
         self.processes: list[subprocess.Popen[bytes]] = []

@@ -136,6 +136,7 @@ class StageExecutor:
 
         The others have read theirs (`read_bits`). Returns the number of the first step that computes with them and the seconds that the swap took. Raises BoundaryClosedError.
         """
+
         def swap() -> tuple[int, float]:
             started = time.perf_counter()
             if self.others is not None:  # they take it behind the same step: nothing overtakes on their connections
