@@ -11,7 +11,7 @@ import msgspec
 from strata_operator.api import LLMDeployment
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import Calibration
-from strata_planner.contract.divided import check_divided
+from strata_planner.contract.divided import check_divided, check_groups
 from strata_planner.contract.draft_head import DraftHead, is_draft_head
 from strata_planner.contract.formats import ComputeType, Method
 from strata_planner.contract.plan import Speculation
@@ -172,13 +172,9 @@ def _degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster
             "use [1], or study the plan with `strata plan --shapes-only`"
         )
     check_divided(config)
-    method, allowed = deployment.spec.precision.method, deployment.spec.precision.allowed
-    rounded = sorted({3, 4}.intersection(allowed))
-    if method == "roundToNearest" and rounded:
-        raise WorkloadError(
-            f"precision.method roundToNearest with allowed {list(allowed)}: groups of {rounded[0]} bits are not cut over several devices; use "
-            "anyPrecision, or allow 8 and 16 alone"
-        )
+    rounded = sorted({3, 4}.intersection(deployment.spec.precision.allowed))
+    if deployment.spec.precision.method == "roundToNearest" and rounded:
+        check_groups(config, rounded[0])
     return degrees
 
 

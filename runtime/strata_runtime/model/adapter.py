@@ -333,7 +333,7 @@ class ModelSlice:
         self.module.eval()
         if self.division is not None:
             head = self.module.get_output_embeddings() if self._head else None
-            self.division.join(head, self.module.get_input_embeddings() if self._embedding else None)
+            self.division.join(self.own_layers(), head, self.module.get_input_embeddings() if self._embedding else None)
         if all(parameter.device.type == "cpu" for parameter in self.module.parameters()):
             fuse(self.module, attention)
 

@@ -6,7 +6,7 @@ to each rank; which of them a token goes to all ranks find alike.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from strata_runtime.errors import InputError
+from strata_runtime.formats.rounded.rounded_linear import WholeRowLinear
 from strata_runtime.model.cached_heads import cached_heads
 from strata_runtime.model.fused_forwards import is_the_same
 from strata_runtime.ranks.collectives import Collectives
@@ -128,8 +129,13 @@ class Division:
             if module.bias is not None:
                 module.bias = nn.Parameter(module.bias.new_empty(last - first), requires_grad=False)
 
-    def join(self, head: nn.Module | None, table: nn.Module | None) -> None:
-        """Once they are loaded: the head answers for the whole vocabulary, the embedding takes ids of it."""
+    def join(self, layers: Iterable[nn.Module], head: nn.Module | None, table: nn.Module | None) -> None:
+        """Once they are loaded: linears that need to know of the whole row ask the other ranks, the head answers for the whole vocabulary, the
+        embedding takes ids of it.
+        """
+        for summed in (each for layer in layers for each in layer.modules() if isinstance(each, SummedLinear)):
+            if isinstance(summed.inner, WholeRowLinear):
+                summed.inner.largest = summed.largest
         if head is not None:
             head.forward = gathered(head.forward, self._collectives, self._widths)
         if table is not None:

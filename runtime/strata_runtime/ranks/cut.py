@@ -100,37 +100,34 @@ class Cut:
 
     def linear(self, key: str, shape: tuple[int, int]) -> LinearCut:
         """What of the linear at this path of the model; shape: [N, K]. Raises InputError for one that is not known."""
-        queries, keys = self._wide(self.queries), self._wide(self.keys)
-        match kind_of(key):
+        kind = kind_of(key)
+        if not kind:
+            raise InputError(
+                f"how '{key}' is cut over several devices is not known: give this model stages of one device each"
+            )
+        if kind == "whole":
+            return WHOLE
+        if kind in BY_INPUTS:
+            return LinearCut(columns=self._wide(self.queries) if kind == "attended" else self.columns(shape[1]))
+        return LinearCut(rows=self._rows(kind, shape[0]))
+
+    def _rows(self, kind: str, count: int) -> Ranges:
+        """Of the `count` outputs of a linear of this kind."""
+        queries, keys, half = self._wide(self.queries), self._wide(self.keys), count // 2
+        all_queries, all_keys = self.heads.queries * self.heads.width, self.heads.keys * self.heads.width
+        match kind:
             case "queries":
-                return LinearCut(rows=(queries,))
+                return (queries,)
             case "keys":
-                return LinearCut(rows=(keys,))
+                return (keys,)
             case "one after the other":
-                starts = (
-                    0,
-                    self.heads.queries * self.heads.width,
-                    (self.heads.queries + self.heads.keys) * self.heads.width,
-                )
-                return LinearCut(
-                    rows=tuple(moved(part, start) for part, start in zip((queries, keys, keys), starts, strict=True))
-                )
+                return joined((queries, moved(keys, all_queries), moved(keys, all_queries + all_keys)))
             case "by key heads":
-                return LinearCut(rows=self._by_key_heads())
-            case "attended":
-                return LinearCut(columns=queries)
+                return self._by_key_heads()
             case "wide":
-                return LinearCut(rows=(self.columns(shape[0]),))
-            case "two wide":
-                half = shape[0] // 2
-                return LinearCut(rows=(self.columns(half), moved(self.columns(half), half)))
-            case "narrow":
-                return LinearCut(columns=self.columns(shape[1]))
-            case "whole":
-                return WHOLE
-        raise InputError(
-            f"how '{key}' is cut over several devices is not known: give this model stages of one device each"
-        )
+                return (self.columns(count),)
+        assert kind == "two wide", kind
+        return joined((self.columns(half), moved(self.columns(half), half)))
 
     @property
     def counts_keys(self) -> bool:

@@ -27,6 +27,10 @@ class SummedLinear(nn.Module):
         self._collectives.all_reduce(partial)
         return partial
 
+    def largest(self, peaks: Tensor) -> Tensor:
+        """What each rank has found of every row, [rows, 1] -> the largest of all ranks."""
+        return self._collectives.gather(peaks.contiguous(), (1,) * self._collectives.ranks).amax(1, keepdim=True)
+
 
 @dataclass(frozen=True, slots=True)
 class NormOverAll:

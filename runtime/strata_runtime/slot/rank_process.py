@@ -144,8 +144,8 @@ class RankProcess:
                 self._answer(0, lambda: self._load(order))
             case Begin(role):
                 self._begin(role)
-            case CheckBits(number, bits):
-                self._beside.submit(self._answer, number, lambda: self._check_bits(bits))
+            case CheckBits(number, wanted):
+                self._beside.submit(self._answer, number, lambda: self._check_bits(wanted))
             case ReadBits(number, layer, bits):
                 self._beside.submit(self._answer, number, lambda: self._read_bits(layer, bits))
             case SwapBits():
