@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.divided import DIVIDED, DIVIDED_FORMATS, check_divided
@@ -236,6 +237,15 @@ def test_rounded_weights_are_the_same_however_many_share_them(
     [role] = roles(model, 1, formats=formats)
     expected = logits(model, formats, stages=1)
     for computed in shared(model, ranks, role):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied-bias"])
+def test_a_head_of_8_bits_is_the_same_however_many_share_it(name: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, name)
+    role = structs.replace(roles(model, 1)[0], head_format="int8")
+    expected = run(load_stage(role, model, lambda *_: None, CPU), role)
+    for computed in shared(model, 3, role):
         torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
 
 
