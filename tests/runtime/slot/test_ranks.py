@@ -66,6 +66,16 @@ def test_text_is_the_same_however_many_share_a_stage(tiny_llama: Path, ranks: tu
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["phi3", "qwen2_moe", "gpt_oss", "olmo2"])
+def test_text_of_every_kind_of_layer_is_the_same(name: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, name, vocab_size=128)
+    with PipelineHarness(["s0"]) as pipeline:
+        plan = even_plan(model, ["s0"], pages=12)
+        expected = pipeline.serve(plan).generate(penalized())
+        assert pipeline.serve(shared(plan, [3])).generate(penalized()) == expected
+
+
+@pytest.mark.slow
 def test_answers_with_a_form_are_held_to_it_by_the_first_rank_alone() -> None:
     with PipelineHarness(["s0"]) as pipeline:
         plan = even_plan(STRATA_TINY, ["s0"], pages=64)
@@ -190,7 +200,8 @@ def test_a_change_that_one_rank_cannot_take_changes_none(tmp_path: Path) -> None
     """Of three ranks over two key heads the last has the queries of two: it alone has no room."""
     model = make_random_model(tmp_path, "llama", num_hidden_layers=LAYERS, **SHAPES | {"intermediate_size": 48})
     write_artefact(model, layers=LAYERS)
-    [role] = roles_of(any_plan(model))["s0"]
+    plan = any_plan(model, ["any3"] * LAYERS)
+    [role] = roles_of(plan)["s0"]
 
     def growth(collectives: shared_memory.SharedMemory) -> int:
         stage = load_stage(role, model, lambda *_: None, CPU, LoadOptions(collectives=collectives))
@@ -201,13 +212,25 @@ def test_a_change_that_one_rank_cannot_take_changes_none(tmp_path: Path) -> None
     usable = 1 << 30
     with PipelineHarness(["s0"]) as pipeline:
         slot = pipeline.slots["s0"]
-        leader = pipeline.serve(taking(shared(any_plan(model), [3]), usable - growths[0]))
+        leader = pipeline.serve(taking(shared(plan, [3]), usable - growths[0]))
         before = leader.generate(penalized())
         state = slot.set_bits(SetBits(pipeline.epoch, 0, 0, {0: 16}))
         assert state.phase == "refused"
         assert "rank 2: layer 0 at 16 bits does not fit" in state.reason
         assert leader.generate(penalized()) == before
-        assert slot.ask(GetStatus()).roles[0].bits == (8,) * LAYERS
+        assert slot.ask(GetStatus()).roles[0].bits == (3,) * LAYERS
+
+
+@pytest.mark.slow
+def test_where_old_and_new_do_not_fit_ranks_at_other_bits_move_what_they_hold(movable: Path) -> None:
+    with PipelineHarness(["s0"]) as pipeline:
+        expected = pipeline.serve(any_plan(movable, MOVED)).generate(penalized())
+        much = (1 << 30) * 2 // 3
+        pipeline.serve(taking(shared(any_plan(movable), [2]), much))
+        before = ranks_of(pipeline, "s0")
+        leader = pipeline.serve(taking(shared(any_plan(movable, MOVED), [2]), much))
+        assert ranks_of(pipeline, "s0") is before
+        assert leader.generate(penalized()) == expected
 
 
 def taking(plan: Plan, size_bytes: int) -> Plan:
@@ -218,6 +241,7 @@ def taking(plan: Plan, size_bytes: int) -> Plan:
     return structs.replace(plan, replicas=(structs.replace(replica, stages=stages),))
 
 
+@pytest.mark.slow
 def test_a_layer_that_cannot_be_read_keeps_its_bits_on_all_ranks(movable: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(movable, tmp_path / "model"))
     with PipelineHarness(["s0"]) as pipeline:
