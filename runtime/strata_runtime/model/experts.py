@@ -37,14 +37,16 @@ def experts(
     if not (quantized or on_cpu or weigh_inputs) or not _plain(module):
         grouped: torch.Tensor = grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
         return grouped
-    first, last = own = getattr(module, "own_experts", (0, module.num_experts))
-    chosen = top_k_index.flatten() - first
-    chosen = chosen.where((chosen >= 0) & (chosen < last - first), last - first)  # behind all: another rank's
+    chosen, count = top_k_index.flatten(), module.num_experts
+    own = getattr(module, "own_experts", None)
+    if own is not None:
+        chosen, count = chosen - own[0], own[1] - own[0]
+        chosen = chosen.where((chosen >= 0) & (chosen < count), count)  # behind all: another rank's
     weights = top_k_weights.flatten()[:, None]
     total = torch.zeros_like(hidden_states, dtype=torch.float32)
     order = chosen.argsort(stable=True)
-    counts = torch.bincount(chosen, minlength=last - first + 1).tolist()
-    for expert, routed in enumerate(torch.split_with_sizes(order, counts)[: last - first]):
+    counts = torch.bincount(chosen, minlength=count + 1).tolist()
+    for expert, routed in enumerate(torch.split_with_sizes(order, counts)[:count]):
         for places in torch.split_with_sizes(routed, _pieces(len(routed), on_cpu=on_cpu)):
             rows = places // top_k_index.shape[1]
             gathered = hidden_states[rows]
@@ -52,7 +54,7 @@ def experts(
                 gathered = gathered * weights[places]
             out = _expert(module, expert, padded(gathered) if on_cpu else gathered)[: len(rows)].float()
             total.index_add_(0, rows, out if weigh_inputs else out * weights[places])
-    if own != (0, module.num_experts):
+    if own is not None:
         module.collectives.all_reduce(total)
     return total.to(hidden_states.dtype)
 
