@@ -11,10 +11,11 @@ import msgspec
 from strata_operator.api import LLMDeployment
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import Calibration
-from strata_planner.contract.divided import check_divided
+from strata_planner.contract.divided import check_divided, check_groups
 from strata_planner.contract.draft_head import DraftHead, is_draft_head
 from strata_planner.contract.formats import ComputeType, FormatName, Method
 from strata_planner.contract.plan import Speculation
+from strata_planner.contract.quantization import CONFIG_FIELD
 from strata_planner.errors import ClusterError, WorkloadError
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import CPU_USABLE_FRACTION, CUDA_USABLE_FRACTION, Cluster, Device
@@ -64,7 +65,7 @@ def request_for(
         output_deviation=spec.workload.output_tokens_deviation,
     )
     devices = corrected(deployment, cluster)
-    method = _method(deployment, prequantized=bool(beside.copied_bits))
+    method = _method(deployment, model, prequantized=bool(beside.copied_bits))
     model = msgspec.structs.replace(model, head_format=_head_format(deployment, model, devices))
     sensitivity = _sensitivity(beside.calibration, model)
     most, guess = spec.objective.max_perplexity_increase, spec.runtime.speculation
@@ -93,7 +94,7 @@ def request_for(
         prefix_caching=spec.runtime.prefix_caching,
         speculation=Speculation(guess.mode, guess.tokens, guess.draft_bits),
         objective=_objective(deployment),
-        tensor_parallel=_degrees(deployment, config, devices) if for_serving else _wished_degrees(deployment),
+        tensor_parallel=_degrees(deployment, config, devices, method) if for_serving else _wished_degrees(deployment),
     )
 
 
@@ -129,11 +130,11 @@ def _head_for(model: Model, config: dict[str, Any]) -> tuple[Model, tuple[int, .
     return head_model(head), head.read_layers(model.num_layers)
 
 
-def _method(deployment: LLMDeployment, *, prequantized: bool) -> Method:
+def _method(deployment: LLMDeployment, model: Model, *, prequantized: bool) -> Method:
     asked, drafts = deployment.spec.precision.method, deployment.spec.runtime.speculation.mode == "selfPrecision"
     if asked != "auto":
         return asked
-    divided = _wished_degrees(deployment) != (1,)
+    divided = _wished_degrees(deployment) != (1,) and not model.has_experts  # which have no any-precision form
     return "anyPrecision" if prequantized or drafts or divided else "roundToNearest"
 
 
@@ -170,7 +171,7 @@ def _wished_degrees(deployment: LLMDeployment) -> tuple[int, ...]:
     return tuple(sorted(deployment.spec.placement.tensor_parallel))
 
 
-def _degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster) -> tuple[int, ...]:
+def _degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster, method: Method) -> tuple[int, ...]:
     """Raises WorkloadError for stages of several devices that the runtime cannot run, UnsupportedModelError for a model that they cannot share."""
     degrees = _wished_degrees(deployment)
     if degrees == (1,):
@@ -182,13 +183,9 @@ def _degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster
             "use [1], or study the plan with `strata plan --shapes-only`"
         )
     check_divided(config)
-    method, allowed = deployment.spec.precision.method, deployment.spec.precision.allowed
-    rounded = sorted({3, 4}.intersection(allowed))
-    if method == "roundToNearest" and rounded:
-        raise WorkloadError(
-            f"precision.method roundToNearest with allowed {list(allowed)}: groups of {rounded[0]} bits are not cut over several devices; use "
-            "anyPrecision, or allow 8 and 16 alone"
-        )
+    rounded = sorted({3, 4}.intersection(deployment.spec.precision.allowed))
+    if method == "roundToNearest" and rounded and not config.get(CONFIG_FIELD):
+        check_groups(config, rounded[0])
     return degrees
 
 
