@@ -10,8 +10,8 @@ from typing import Literal, get_args
 from strata_planner.contract.divided import DIVIDED_FORMATS
 from strata_planner.contract.formats import (
     BITS_OF_FORMAT,
-    FORMAT_NAMES,
     COMPUTE_TYPE_BYTES,
+    FORMAT_NAMES,
     FORMATS_OF_METHOD,
     WITHOUT_EXPERTS,
     ComputeType,

@@ -92,7 +92,7 @@ def test_stages_of_several_devices_are_asked_for_in_formats_that_these_share() -
     deployment = a_deployment().with_spec(**spec).build()
     assert request_for(deployment, cluster, CONFIG).formats == {16: ("dense",), 8: ("any8", "w8a8"), 4: ("any4",)}
     experts = CONFIG | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
-    with pytest.raises(UnsupportedModelError, match="groups of 4 bits are not cut .* heads are 16 wide"):
+    with pytest.raises(UnsupportedModelError, match=r"groups of 4 bits are not cut .* heads are 16 wide"):
         request_for(deployment, cluster, experts | {"head_dim": 16})
     request = request_for(deployment, cluster, experts | {"head_dim": 32})
     assert request.formats == {16: ("dense",), 8: ("int8", "w8a8"), 4: ("int4",)}
