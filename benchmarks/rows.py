@@ -51,7 +51,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         f"{name}{mark}"
         for mark in ("", "_2_stages")
         for name in (
-            *("prefix_ttft", "chat_capacity", "short_behind_long", "stall", "spec_ngram"),
+            *("prefix_ttft", "chat_capacity", "short_behind_long", "stall", "spec_ngram", "spec_eagle"),
             *(f"spec_never_worse_{streams}" for streams in (1, 4, 16, 64)),
             *(f"structured_{streams}" for streams in (1, 16)),
         )

@@ -22,6 +22,7 @@ from strata_runtime.errors import InputError, RuntimeFaultError, reason_of
 from strata_runtime.loading.drafts import check_drafts
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import formats_after, read_change, role_after
+from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
@@ -51,7 +52,7 @@ def differ_in_bits(one: Role, other: Role) -> bool:
 
 def _place(role: Role) -> tuple[object, ...]:
     pages = (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots)
-    drafts_with = (role.speculation.draft_uri, role.speculation.mode == "eagle") if role.leader else None
+    drafts_with = (role.speculation.draft_uri, role.speculation.has_head, role.watched) if role.leader else None
     tables = (role.embedding, role.head, role.head_format)
     return (role.layers, tables, role.model_uri, role.compute_type, role.devices, pages, drafts_with)
 
@@ -164,6 +165,7 @@ class Loading:
             if same_weights(held.role, role):
                 self._held.remove(held)
                 held.model.speculation = role.speculation
+                _watch(role, held.model)
                 self._progress(count)
                 return replace(held, role=role)
         moved = self._move(role) if self._idle else None
@@ -188,6 +190,7 @@ class Loading:
         if others is not None:
             others.wait_loaded(lambda: self._step(role))
         drafter = None
+        _watch(role, model)
         if drafts:
             drafter = load_drafter(role, model, lambda: self._step(role))
         return LoadedRole(role, model, cache_of(role, model), drafter, others)
@@ -218,6 +221,7 @@ class Loading:
                 held = replace(held, role=role_after(held.role, change))  # noqa: PLW2901  it is that now
                 change.release()
                 self._moved(role, held)
+            _watch(role, held.model)
             return replace(held, role=role)
         return None
 
@@ -254,6 +258,12 @@ class Loading:
         """Without waking anybody: whoever watches looks now and then."""
         with self._counting:
             self.state = msgspec.structs.replace(self.state, progress=self.state.progress + steps)
+
+
+def _watch(role: Role, model: StageModel) -> None:
+    """The leader's own layers its head watches, for as long as it is loaded."""
+    if not role.leader:
+        model.watch(role.watched)
 
 
 def _device(role: Role) -> torch.device:

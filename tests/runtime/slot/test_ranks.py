@@ -31,6 +31,7 @@ from tests.runtime.plans import even_plan
 from tests.runtime.ranks.together import together
 from tests.runtime.slot.asked import STRATA_TINY, held_and_free, penalized
 from tests.runtime.slot.conftest import SHAPES
+from tests.runtime.slot.eagle_heads import make_head
 from tests.runtime.slot.harness import PipelineHarness
 
 LAYERS = 6
@@ -262,6 +263,17 @@ def test_a_layer_that_cannot_be_read_keeps_its_bits_on_all_ranks(movable: Path, 
         moved = leader.generate(penalized())
         formats: list[FormatName] = [*["any8"] * 4, "any4", "any8"]  # type: ignore[list-item]
         assert moved == pipeline.serve(any_plan(movable, formats)).generate(penalized())
+
+
+def test_a_stage_of_ranks_hands_on_what_a_head_reads(tiny_llama: Path, tmp_path: Path) -> None:
+    head, names, several = make_head(tmp_path, tiny_llama), ["s0", "s1"], penalized(4, 20)
+    with PipelineHarness(names) as pipeline:
+        expected = pipeline.serve(even_plan(tiny_llama, names)).generate(several)
+        wish = Speculation("eagle", 3, draft_uri=str(head), fused=(1, 2, 5))
+        make_head(tmp_path, tiny_llama, eagle_aux_hidden_state_layer_ids=[2, 3, 6])
+        leader = pipeline.serve(structs.replace(shared(even_plan(tiny_llama, names), [1, 2]), speculation=wish))
+        assert leader.generate(several) == expected
+        assert leader.hello().draft_tokens > 0
 
 
 def test_a_head_that_drafts_is_refused_beside_parts_of_an_embedding(tiny_llama: Path) -> None:
