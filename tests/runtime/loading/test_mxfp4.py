@@ -16,8 +16,8 @@ from strata_runtime.errors import InputError
 from strata_runtime.loading.quantized import read_model_config
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.parity import logits
+from tests.runtime.loading.shared import shared
 from tests.runtime.loading.stages import load, roles
-from tests.runtime.loading.test_ranks import shared
 
 QUANTIZED = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 

@@ -12,28 +12,26 @@ from msgspec import structs
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.divided import DIVIDED, DIVIDED_FORMATS, check_divided
 from strata_planner.contract.formats import STORED_FORMATS, FormatName
-from strata_planner.contract.roles import Role
 from strata_planner.contract.text_part import text_part
 from strata_runtime.errors import InputError
 from strata_runtime.formats.linear import PART_MAKERS, make_linear
 from strata_runtime.formats.rounded.rounded_linear import WholeRowLinear
 from strata_runtime.formats.static8.activation_file import ActivationEntry
 from strata_runtime.formats.static8.static_linear import static_linear
-from strata_runtime.loading.load import LoadOptions, load_stage
+from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.precision_switch import read_change
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.ranks.linears import SummedLinear
 from strata_runtime.ranks.shared_memory import SharedMemory
-from strata_runtime.scheduler.blocks import OwnBlocks
 from strata_runtime.slot.role_cache import cache_of
 from tests.laws import swept
 from tests.runtime.architectures import ALL, make_tiny_model, tiny_config
 from tests.runtime.loading.artefacts import write_artefact
 from tests.runtime.loading.float8_models import make_float8_model
-from tests.runtime.loading.gptq_models import make_gptq_model
-from tests.runtime.loading.parity import FIRST, RAGGED, logits, make_texts
+from tests.runtime.loading.gptq_models import formats_of, make_gptq_model
+from tests.runtime.loading.parity import FIRST, logits, make_texts
+from tests.runtime.loading.shared import part, run, shared
 from tests.runtime.loading.stages import CPU, Stages, roles
-from tests.runtime.loading.test_gptq import formats_of
 from tests.runtime.ranks.together import together
 
 TOLERANCE = 2e-5  # of logits up to 20: sums in another order
@@ -51,28 +49,6 @@ ALIKE = {  # refused for the same reason
 KNOWN = sorted(ALL.keys() - REFUSED.keys() - ALIKE.keys())
 
 
-def part(role: Role, model: Path, collectives: SharedMemory) -> StageModel:
-    return load_stage(role, model, lambda *_: None, CPU, LoadOptions(collectives=collectives))
-
-
-def shared(model: Path, ranks: int, role: Role) -> list[torch.Tensor]:
-    """The logits of the ragged batch, from each rank."""
-
-    def body(collectives: SharedMemory) -> torch.Tensor:
-        stage = part(role, model, collectives)
-        return run(stage, role)
-
-    return together(ranks, body)
-
-
-def run(stage: StageModel, role: Role) -> torch.Tensor:
-    cache, blocks, texts = cache_of(role, stage), OwnBlocks(role.replica_page_budget, role.page_tokens), make_texts()
-    for segments in (FIRST, RAGGED):
-        inputs = torch.cat([texts[s.sequence][s.start : s.start + s.length] for s in segments])
-        computed = stage.forward(inputs, cache.plan(blocks.deal(segments)))
-    return computed
-
-
 # One of each kind of cut: plain, biases that are added once, positions of all ranks, projections in one, by key heads, whole experts beside a cut one, sinks, a
 # norm over all heads, a norm for each.
 STANDING = (
@@ -86,8 +62,6 @@ STANDING = (
     "olmo2",
     "stablelm",
 )
-
-
 CASES = [(name, ranks) for name in KNOWN for ranks in (2, 3, 4)]
 
 
