@@ -7,8 +7,6 @@ is some cores of the slot's node, and a rank one process on them; several GPUs i
 import logging
 import os
 import socket
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
 from strata_runtime.ranks.collectives import RankLostError
 from strata_runtime.ranks.shared_memory import SharedMemory, make_segment, runs
+from strata_runtime.slot.nursery import RankHandle, the_nursery
 from strata_runtime.slot.rank_process import Begin, LoadPart, receive_answer, send_order, send_step
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class OtherRanks:
         self._lost = ""
         self._failed: Callable[[str], None] = log.warning
         self._connections: list[Connection] = []
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[RankHandle] = []
         self._ended = weakref.finalize(self, _end, self.collectives, self._connections, self.processes)
         try:
             for rank in range(1, ranks):
@@ -126,22 +125,17 @@ class OtherRanks:
             self._failed(self._lost)
 
 
-def _start(rank: int, ranks: int, connection: int, segment: int) -> "subprocess.Popen[bytes]":
-    arguments = {
-        "socket": connection,
-        "segment": segment,
-        "rank": rank,
-        "ranks": ranks,
-        "threads": torch.get_num_threads(),
-    }
-    flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "strata_runtime.slot.rank_process", *flags]
-    return subprocess.Popen(command, pass_fds=(connection, segment), stdin=subprocess.DEVNULL)  # noqa: S603  our own module
+def _start(rank: int, ranks: int, connection: int, segment: int) -> RankHandle:
+    values = {"rank": rank, "ranks": ranks, "threads": torch.get_num_threads()}
+    arguments = [text for name, value in values.items() for text in (f"--{name}", str(value))]
+    try:
+        return the_nursery().start(arguments, connection, segment)
+    except OSError:
+        log.warning("the process that ranks are forked from has ended: another one starts")
+        return the_nursery(anew=True).start(arguments, connection, segment)
 
 
-def _watch(
-    group: "weakref.ref[OtherRanks]", collectives: SharedMemory, rank: int, process: "subprocess.Popen[bytes]"
-) -> None:
+def _watch(group: "weakref.ref[OtherRanks]", collectives: SharedMemory, rank: int, process: RankHandle) -> None:
     code = process.wait()
     collectives.end()
     still = group()
@@ -149,7 +143,7 @@ def _watch(
         still.lose(rank, code)
 
 
-def _end(collectives: SharedMemory, connections: list[Connection], processes: list["subprocess.Popen[bytes]"]) -> None:
+def _end(collectives: SharedMemory, connections: list[Connection], processes: list[RankHandle]) -> None:
     """Nobody has any use for them: one that hears no more ends by itself, one that computes or loads is ended."""
     collectives.end()
     for connection in connections:
