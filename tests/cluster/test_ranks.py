@@ -13,7 +13,6 @@ from typing import Any
 import openai
 import pytest
 
-from strata_operator.observe.inventory import COUNT_LABEL
 from tests.cluster.deployed import Deployed, manifest
 from tests.cluster.operator_release import OperatorRelease
 from tests.cluster.testbed.cluster import Cluster
@@ -23,6 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PROMPT = "<|user|>\nWhat does json.dumps do?<|end|>\n<|assistant|>\n"
 TOKENS = 96
+COUNT_LABEL = "strata.dev/device.count"
 
 
 def placement(degree: int) -> dict[str, Any]:
