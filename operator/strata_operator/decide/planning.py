@@ -11,7 +11,7 @@ import msgspec
 from strata_operator.api import LLMDeployment
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import Calibration
-from strata_planner.contract.divided import check_divided
+from strata_planner.contract.divided import DIVIDED_FORMATS, check_divided
 from strata_planner.contract.draft_head import DraftHead, is_draft_head
 from strata_planner.contract.formats import ComputeType, Method
 from strata_planner.contract.plan import Speculation
@@ -20,7 +20,7 @@ from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import CPU_USABLE_FRACTION, CUDA_USABLE_FRACTION, Cluster, Device
 from strata_planner.question.draft_head import head_model
 from strata_planner.question.model import Model
-from strata_planner.question.request import MOST_PADDED_ROWS, Objective, PlanRequest
+from strata_planner.question.request import MOST_PADDED_ROWS, ONE_PIPELINE, Objective, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
 
@@ -67,7 +67,7 @@ def request_for(
     method = _method(deployment, prequantized=bool(beside.copied_bits))
     sensitivity = _sensitivity(beside.calibration, model)
     most, guess = spec.objective.max_perplexity_increase, spec.runtime.speculation
-    return PlanRequest(
+    request = PlanRequest(
         deployment=deployment.name,
         model_uri=model_uri or spec.model.uri,
         model=model,
@@ -92,8 +92,14 @@ def request_for(
         prefix_caching=spec.runtime.prefix_caching,
         speculation=Speculation(guess.mode, guess.tokens, guess.draft_bits),
         objective=_objective(deployment),
-        tensor_parallel=_degrees(deployment, config, devices) if for_serving else _wished_degrees(deployment),
+        tensor_parallel=_wished_degrees(deployment),
     )
+    if not for_serving:
+        return request
+    if spec.placement.tensor_parallel is None:
+        return replace(request, tensor_parallel=_helpful_degrees(request, config))
+    _check_degrees(deployment, config, devices)
+    return request
 
 
 def with_draft_model(request: PlanRequest, config: dict[str, Any], uri: str) -> PlanRequest:
@@ -157,16 +163,35 @@ def _objective(deployment: LLMDeployment) -> Objective:
 
 
 def _wished_degrees(deployment: LLMDeployment) -> tuple[int, ...]:
-    return tuple(sorted(deployment.spec.placement.tensor_parallel))
+    return tuple(sorted(deployment.spec.placement.tensor_parallel or (1,)))
 
 
-def _degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster) -> tuple[int, ...]:
+def _helpful_degrees(request: PlanRequest, config: dict[str, Any]) -> tuple[int, ...]:
+    """Of a deployment that names none: all that the processors here make, for a model, formats and drafts that the runtime can run so. The search
+    takes groups where they are better by the request's own metric.
+    """
+    formats = {name for names in request.formats.values() for name in names}
+    runs = formats <= set(DIVIDED_FORMATS) and request.speculation.mode != "eagle"
+    if request.solver in ONE_PIPELINE or _gpus(request.cluster) or not runs:
+        return (1,)
+    try:
+        check_divided(config)
+    except UnsupportedModelError:
+        return (1,)
+    most = max(sum(device.count for device in node.devices) for node in request.cluster.nodes)
+    return tuple(degree for degree in (1, 2, 4, 8) if degree <= most)
+
+
+def _gpus(cluster: Cluster) -> list[str]:
+    return sorted({device.type for node in cluster.nodes for device in node.devices} - {CPU})
+
+
+def _check_degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster) -> None:
     """Raises WorkloadError for stages of several devices that the runtime cannot run, UnsupportedModelError for a model that they cannot share."""
     degrees = _wished_degrees(deployment)
     if degrees == (1,):
-        return degrees
-    gpus = sorted({device.type for node in cluster.nodes for device in node.devices} - {CPU})
-    if gpus:
+        return
+    if gpus := _gpus(cluster):
         raise WorkloadError(
             f"placement.tensorParallel {list(degrees)}: of {', '.join(gpus)} this release runs one device per stage, of processors several; "
             "use [1], or study the plan with `strata plan --shapes-only`"
@@ -179,7 +204,6 @@ def _degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster
             f"precision.method roundToNearest with allowed {list(allowed)}: groups of {rounded[0]} bits are not cut over several devices; use "
             "anyPrecision, or allow 8 and 16 alone"
         )
-    return degrees
 
 
 def _sensitivity(calibration: Calibration | None, model: Model) -> Sensitivity | None:
