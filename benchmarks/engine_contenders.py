@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from msgspec import structs
+
 from benchmarks.engine_rows import CELLS, MEMORY, OURS
 from benchmarks.peers.environments import PEERS, NotInstalledError, Peer, python_of
 from benchmarks.peers.process import PeerError, PeerProcess
@@ -143,7 +145,9 @@ def plan(model: Path, cell: Cell, bits: int, threads: int) -> Plan:
     request = PlanRequest(
         deployment="bench",
         model_uri=str(model),
-        model=Model.from_folder(model),
+        model=structs.replace(
+            Model.from_folder(model), head_format="dense" if bits == 16 else "int8"
+        ),  # as `strata up`
         cluster=Cluster(nodes=(Node(name="n0", devices=(device,)),)).with_profile(profile(threads)),
         workload=Workload(cell.prompt, cell.answer, cell.sequences),
         max_model_len=LONGEST,
@@ -156,7 +160,7 @@ def plan(model: Path, cell: Cell, bits: int, threads: int) -> Plan:
 
 def bytes_a_token(model: Path, made: Plan) -> float:
     """What a sequence of `decode_1` reads for a token: every layer, the head, and its keys and values half-way through its answer."""
-    shapes, cell = Model.from_folder(model), SIZES["decode_1"]
+    shapes, cell = structs.replace(Model.from_folder(model), head_format=made.head_format), SIZES["decode_1"]
     (stage,) = made.replicas[0].stages
     total = embedding_bytes(shapes, embedding=False, head=True, compute_type="bfloat16")
     for layer, name in zip(shapes.layers, stage.format, strict=True):

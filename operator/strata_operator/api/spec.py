@@ -158,6 +158,8 @@ class PrecisionSpec(ApiType):
         Field(min_length=1, max_length=2, json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = (16,)
     """8 beside 16 lets products with 8-bit weights (4-bit ones of anyPrecision) round activations too, on devices that are faster by it."""
+    head_bits: Literal[16, 8] | None = None
+    """Bits of the table that makes logits (the head). Left out: 8 where `allowed` has no 16 and all devices are processors, else 16."""
     kv_cache_bits: Literal[16, 8] = 16
     """Bits of the KV cache's entries. 8: integers with a scale per token and head, in about half the memory; 16: the compute type."""
 

@@ -186,6 +186,7 @@ class Plan(Value, frozen=True):
     unused: tuple[UnusedDevices, ...] = ()
     prefix_caching: bool = True  # KV of equal prefixes is computed once and shared
     speculation: Speculation = NO_SPECULATION
+    head_format: FormatName = "dense"  # of the table that logits are made with
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -48,6 +48,7 @@ class Role(Value, frozen=True, omit_defaults=True):
     state_slots: int = (
         0  # sequences that may run at once, since each keeps state beside its KV; 0: this model's keep none
     )
+    head_format: FormatName = "dense"  # of the table that logits are made with, where the role has the head
 
 
 def roles_of(plan: Plan) -> dict[str, tuple[Role, ...]]:
@@ -101,4 +102,5 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         speculation=plan.speculation,
         drafts=any(has_draft(name, plan.speculation) for other in replica.stages for name in other.format),
         state_slots=replica.concurrency if keeps_state(plan.architecture) else 0,
+        head_format=plan.head_format if stage.head else "dense",
     )

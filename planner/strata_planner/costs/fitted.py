@@ -155,7 +155,10 @@ class FittedLatency:
 
     def head(self, model: Model, rates: Rates, sequences: int) -> Timed | None:
         own = (self.profile.model.vocab_size, self.profile.model.hidden_size)
-        if not self.knows_device(rates) or (model.vocab_size, model.embedding_size) != own:
+        if not self.knows_device(rates) or ((model.vocab_size, model.embedding_size), model.head_format) != (
+            own,
+            "dense",
+        ):
             return None
         rows = self.profile.rows(sequences)
         return self._timed([(self._head.seconds(_HEAD, rows, []), self._head.covers(_HEAD, rows, []))])

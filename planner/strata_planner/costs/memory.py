@@ -5,7 +5,7 @@ Source of the model: LLM-PQ (arXiv 2403.01136) section 4.1, with real shapes in 
 """
 
 from strata_planner.contract.draft_weights import draft_bytes
-from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
 from strata_planner.contract.kv import kv_token_bytes
 from strata_planner.contract.plan import NO_SPECULATION, Speculation
 from strata_planner.question.linear import Linear
@@ -47,8 +47,10 @@ def state_bytes_per_sequence(layer: LayerShape, compute_type: ComputeType) -> in
 def embedding_bytes(model: Model, *, embedding: bool, head: bool, compute_type: ComputeType) -> int:
     """Token table, positions and projections where the embedding is; final norm and head's table where the head is.
 
-    A tied table lies once on a stage that has both, and on both stages where they differ.
+    A tied table lies once on a stage that has both, unless the head is stored in fewer bits, and on both stages where they differ.
     """
-    tables = 1 if embedding and head and model.tied else embedding + head
-    parameters = tables * model.table + embedding * model.embedding_other + head * model.head_other
-    return parameters * COMPUTE_TYPE_BYTES[compute_type]
+    rounded = head and model.head_format != "dense"
+    tables = 1 if embedding and head and model.tied and not rounded else embedding + head
+    parameters = (tables - rounded) * model.table + embedding * model.embedding_other + head * model.head_other
+    head_bytes = stored_bytes(model.head_format, model.vocab_size, model.embedding_size, compute_type) if rounded else 0
+    return parameters * COMPUTE_TYPE_BYTES[compute_type] + head_bytes

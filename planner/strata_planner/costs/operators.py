@@ -115,7 +115,7 @@ class OperatorTables:
     def head(self, model: Model, rates: Rates, sequences: int) -> Timed | None:
         system = self._system(rates)
         gemm = gemms(self.folder, system, GEMM_TYPES["dense"], self.engine) if system else None
-        if system is None or gemm is None:
+        if system is None or gemm is None or model.head_format != "dense":
             return None
         seconds = gemm.axes.at(model.vocab_size, model.embedding_size, sequences) * 1e-3
         return Timed(seconds, self._source(system, gemm.measured_with))

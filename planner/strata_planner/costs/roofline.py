@@ -38,7 +38,7 @@ class Roofline:
     def head(self, model: Model, rates: Rates, sequences: int) -> Timed:
         head = Linear("lm_head", model.vocab_size, model.embedding_size)
         sampling = sequences * rates.profile.sampled_row_seconds
-        return _timed(linear_seconds(head, "dense", rates, sequences) + sampling, rates)
+        return _timed(linear_seconds(head, model.head_format, rates, sequences) + sampling, rates)
 
     def step(self, model: Model, rates: Rates, phase: Phase) -> Timed:  # noqa: ARG002  other sources know the model's
         profile = rates.profile

@@ -164,7 +164,7 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
     decays = _decays(model)
     linears = {linear for layer in set(model.layers) for linear in layer.linears} - decays
     packed_rows = PACKED_ROWS | dict(storage.packed_rows)
-    kernels = head * row_numbers(packed_rows["dense"] + 1, step.sampled) + _product_kernels(
+    kernels = head * row_numbers(packed_rows[model.head_format] + 1, step.sampled) + _product_kernels(
         linears, step, packed_rows, storage
     )
     if any(layer.latent for layer in model.layers):  # queries into the latents' width, and values out of it

@@ -320,6 +320,7 @@ def _check_profile(type_: str, profile: DeviceProfile) -> None:
         "attention_flops_per_second",
         "activation_bytes_per_second",
         "chunk_layer_seconds",
+        "step_variation",
     )
     wrong += [
         f"{name} {getattr(profile, name):g}" for name in not_negative if not 0 <= getattr(profile, name) < math.inf

@@ -79,6 +79,7 @@ class Model(Value, frozen=True):
     hidden size, norm) on the first stage; `head_other` (final norm, projection out, bias) and the head's table on the last.
     `tied`: head and embedding share one table where they share a device. `max_positions`: 0 where nothing bounds them. `quantization`: what
     the checkpoint says of weights that are quantized already; its layers then have `stored_formats`, and 16 bits, and nothing else.
+    `head_format`: how the head's table is stored where it is served; one of fewer bits is shared with no embedding.
     """
 
     architecture: str
@@ -91,6 +92,7 @@ class Model(Value, frozen=True):
     head_other: int
     tied: bool
     quantization: Quantization | BlockFloat8 | None = None
+    head_format: FormatName = "dense"
 
     @property
     def has_experts(self) -> bool:

@@ -22,11 +22,12 @@ from strata_planner.search.prediction import predict
 
 def keeps_to(request: PlanRequest, plan: Plan) -> bool:
     """Whether a plan may answer this request at all: its model, its type of activations, its length, its shape and its formats."""
-    asked = (request.model_uri, request.compute_type, request.max_model_len, request.model.num_layers)
-    most = request.max_stages or request.model.num_layers
+    model = request.model
+    asked = (request.model_uri, request.compute_type, request.max_model_len, model.num_layers, model.head_format)
+    most = request.max_stages or model.num_layers
     replicas = 1 if request.solver in ONE_PIPELINE else request.max_replicas or len(plan.replicas)
     return (
-        asked == (plan.model_uri, plan.compute_type, plan.max_model_len, plan.num_layers)
+        asked == (plan.model_uri, plan.compute_type, plan.max_model_len, plan.num_layers, plan.head_format)
         and (request.served_prefix_caching, request.served_speculation) == (plan.prefix_caching, plan.speculation)
         and len(plan.replicas) <= min(replicas, request.workload.concurrency)
         and all(request.min_stages <= len(replica.stages) <= most for replica in plan.replicas)

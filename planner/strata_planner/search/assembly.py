@@ -110,6 +110,7 @@ def assemble(
         prediction=predict(pricer, found),
         prefix_caching=request.served_prefix_caching,
         speculation=request.served_speculation,
+        head_format=request.model.head_format,
     )
 
 

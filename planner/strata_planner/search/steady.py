@@ -6,8 +6,9 @@ stage's seconds per request are therefore those of its prompt beside decoding an
 
 Steps do not overtake each other. Behind a long one every stage waits: a round in which any of the steps is long takes as long as if all of
 its stages met the long one in turn (the critical cycle of a flow shop, Baccelli et al., Synchronization and Linearity, 1992). That is
-why prompts in small chunks, spread over all steps, cost a long pipeline much less than whole ones now and then. Little's law says
-how many of the requests in flight are decoding.
+why prompts in small chunks, spread over all steps, cost a long pipeline much less than whole ones now and then. Where steps that are alike
+vary, as on processors, neighbours wait for each other too: both go on with the later of the two. Little's law says how many of the
+requests in flight are decoding.
 """
 
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class Load:
 @dataclass(frozen=True)
 class StageSteps:
     """Seconds. Arrays [stages, loads]: `decode` of a step that only decodes, `prompts` what a chunk of prompts adds to it, `send` and
-    `send_prompts` how long they keep the link to the next stage busy. `latency` [stages, 1]: until what was sent is there.
+    `send_prompts` how long they keep the link to the next stage busy. `latency` [stages, 1]: until what was sent is there. `varies` [stages, 1]:
+    a stage's `DeviceProfile.step_variation`.
     """
 
     decode: Floats
@@ -54,6 +56,7 @@ class StageSteps:
     send: Floats
     send_prompts: Floats
     latency: Floats
+    varies: Floats
 
 
 class Steady(NamedTuple):
@@ -87,7 +90,8 @@ def steady(stages: StageSteps, load: Load) -> Steady:
     """Infinite seconds stay infinite."""
     decode, carry = np.maximum(stages.decode, stages.send), stages.prompts + stages.decode
     carry = np.maximum(carry, stages.send + stages.send_prompts)
-    slowest, slowest_long = decode.max(axis=0), np.maximum(carry.max(axis=0), 1e-12)
+    slowest = slowest_of(decode, stages.varies, load.micro_batches)
+    slowest_long = np.maximum(slowest_of(carry, stages.varies, load.micro_batches), 1e-12)
     hops = (stages.send + stages.latency).sum(axis=0)
     through = stages.decode.sum(axis=0) + hops
     through_long = through + (stages.prompts + stages.send_prompts).sum(axis=0)
@@ -109,6 +113,35 @@ def steady(stages: StageSteps, load: Load) -> Steady:
         first = np.maximum(first, load.in_flight / np.maximum(rate, 1e-300) - answering)
         decoding = np.minimum(load.in_flight, rate * answering)
     return Steady(rate, first, each)
+
+
+def slowest_of(seconds: Floats, varies: Floats, steps: Floats) -> Floats:
+    """The mean time [loads] between two ends of steps of the slowest stage, of `seconds` [stages, loads]; `steps` [loads]: that go round.
+
+    With as many steps as stages, neighbours begin theirs together and wait for the later of the two, taken as normal and independent (C. E.
+    Clark, The greatest of a finite set of random variables, 1961); a normal's spread is the square root of pi times its Gini coefficient. One
+    step more lies ready before a stage that is done early, and hardly anything is waited for.
+    """
+    slowest: Floats = seconds.max(axis=0)
+    if len(seconds) == 1 or not varies.any():
+        return slowest
+    variance = np.pi * (varies * seconds) ** 2
+    other = np.roll(seconds, 1, axis=0)
+    apart = np.sqrt(np.maximum(variance + np.roll(variance, 1, axis=0), 1e-300))
+    by = (seconds - other) / apart
+    share = _normal(by)
+    later = seconds * share + other * (1 - share) + apart * np.exp(-(by**2) / 2) / np.sqrt(2 * np.pi)
+    waiting: Floats = np.maximum(later.max(axis=0) - slowest, 0.0)
+    return slowest + waiting * np.clip(len(seconds) + 1 - steps, 0.0, 1.0)
+
+
+def _normal(x: Floats) -> Floats:
+    """Its distribution function, to 1e-7 (Abramowitz and Stegun, 26.2.17)."""
+    t = 1 / (1 + 0.2316419 * np.abs(x))
+    tail = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi) * t
+    tail *= 0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429)))
+    above: Floats = np.where(x < 0, tail, 1 - tail)
+    return above
 
 
 def _queue(load: Load, carrying: Floats) -> Floats:

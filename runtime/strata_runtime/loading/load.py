@@ -142,7 +142,7 @@ def _load(
         _checking(artefact, verify=options.verify),
     ):
         with loader.watch.during("embedding and head"):
-            loader.load_outside(sources.get(None, ()))
+            loader.load_outside(sources.get(None, ()), role.head_format)
         for layers in loader.stream(units):
             progress(layers, last - first + 1)
         stage.finish()
@@ -395,15 +395,15 @@ class _Loader:
         planes = self._cache.quantized(unit.layer, unit.key, weight, BITS_OF_FORMAT[unit.format], self._dtype)
         return AnyLinear(self._source.part(unit.key, planes), bias, unit.format)
 
-    def load_outside(self, keys: Sequence[str]) -> None:
+    def load_outside(self, keys: Sequence[str], head_format: FormatName) -> None:
         """Embedding, last norm, head. While nothing else is held: the head takes its table twice."""
         rows = self._stage.rows_of(keys)
         parts = {key: self._checkpoint.read_part(key, self._dtype, own).to(self._device) for key, own in rows.items()}
         whole = self._checkpoint.read([key for key in keys if key not in parts], self._dtype, self._device)
         self._stage.load(whole | parts, self._device)
         self._stage.tie()
-        for parent, attribute, head in self._stage.own_head():
-            self._replace(parent, attribute, head, "dense", attribute)
+        for parent, attribute, head in self._stage.own_head(shared=head_format != "dense"):
+            self._replace(parent, attribute, head, head_format, attribute)
         self._stage.share_table(blocked_pair)
 
     def _store_filled(self, unit: Unit) -> None:

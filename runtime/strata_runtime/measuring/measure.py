@@ -31,7 +31,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import build
 from strata_runtime.measuring.rates import Subject, profile_of
 
-VERSION = 7  # of the measurement: raised when its results change meaning
+VERSION = 8  # of the measurement: raised when its results change meaning
 # Other slots of this machine compute meanwhile and share its memory: so many processes do while one is measured. What small layers take is
 # measured beside small ones, what reading large weights takes beside large ones, which leave less of the memory to others.
 MOST_BESIDE = 3
@@ -183,7 +183,7 @@ def table(profile: DeviceProfile) -> str:
         f"16 bits     {profile.flops_per_second / 1e9:8.0f} GFLOP/s",
         f"float32     {profile.float32_flops_per_second / 1e9:8.0f} GFLOP/s",
         f"layer       {profile.layer_overhead_seconds * 1e6:8.0f} us",
-        f"step        {profile.step_overhead_seconds * 1e6:8.0f} us",
+        f"step        {profile.step_overhead_seconds * 1e6:8.0f} us; of two alike the later ends {profile.step_variation:.1%} later than the mean",
         f"sequence    {profile.sequence_layer_seconds * 1e6:8.1f} us in a layer, {profile.sequence_step_seconds * 1e6:.1f} us in a step",
         f"attention   {profile.attention_bytes_per_second / 1e9:8.1f} GB/s of keys and values",
         f"prompts     {profile.attention_flops_per_second / 1e9:8.0f} GFLOP/s of attention",

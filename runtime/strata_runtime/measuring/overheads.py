@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,12 +53,12 @@ def take(device: torch.device, compute_type: ComputeType) -> Overheads:
         dense: FormatName = "dense"
         inner = ProfiledStage(model, StageSpec((dense,) * LAYERS, compute_type, cached, 1024), device)
         last = ProfiledStage(model, StageSpec((dense,), compute_type, cached, 1024, head=True, first=LAYERS), device)
-        one, many, long = _typical(
-            inner, [_decoding(*each) for each in ((_FEW, _SHORT), (_MANY, _SHORT), (_MANY, _LONG))]
-        )
-        head = [each.after for each in _typical(last, [_decoding(each, _SHORT) for each in (_FEW, _MANY)])]
-        prompt, prompts, whole = _typical(inner, [Work("prefill", *each, 0) for each in (_ONE, _PARTS, _WHOLE)])
-        (carrying,) = _typical(inner, [_Carrying("decode", _MANY + 1, 1, _SHORT)])
+        decoding = _typical(inner, [_decoding(*each) for each in ((_FEW, _SHORT), (_MANY, _SHORT), (_MANY, _LONG))])
+        one, many, long = (each.mean for each in decoding)
+        head = [each.mean.after for each in _typical(last, [_decoding(each, _SHORT) for each in (_FEW, _MANY)])]
+        works = [Work("prefill", *each, 0) for each in (_ONE, _PARTS, _WHOLE)]
+        prompt, prompts, whole = (each.mean for each in _typical(inner, works))
+        carrying = _typical(inner, [_Carrying("decode", _MANY + 1, 1, _SHORT)])[0].mean
     alone, together = _handled(compute_type)
     key = 2 * KV_HEADS * HEAD_DIM * COMPUTE_TYPE_BYTES[compute_type]
     per_key = max(0.0, long.layer - many.layer) / (_MANY * (_LONG - _SHORT))
@@ -85,6 +85,7 @@ def take(device: torch.device, compute_type: ComputeType) -> Overheads:
         row=row if on_cpu else 0.0,
         row_values=4 * WIDTH + 2 * (HEADS + KV_HEADS) * HEAD_DIM + 3 * (WIDTH + INTERMEDIATE),
         chunk=max(0.0, chunk) if on_cpu else 0.0,
+        variation=statistics.median(each.variation for each in decoding) if on_cpu else 0.0,
     )
 
 
@@ -104,23 +105,38 @@ def _decoding(sequences: int, keys: int) -> Work:
     return Work("decode", sequences, 1, keys)
 
 
-def _typical(stage: ProfiledStage, works: Sequence[Work]) -> list[Taken]:
+class _Round(NamedTuple):
+    """Many runs of one step. `variation`: the Gini coefficient of their seconds."""
+
+    mean: Taken
+    variation: float
+
+
+def _typical(stage: ProfiledStage, works: Sequence[Work]) -> list[_Round]:
     """The mean of many runs, for long ones hold up a pipeline; of rounds the middle one, without the first, which makes what is made once."""
     _, *rounds = [[_round(stage, work) for work in works] for _ in range(_ROUNDS + 1)]
-    return [sorted(each, key=_whole)[_ROUNDS // 2] for each in zip(*rounds, strict=True)]
+    return [sorted(each, key=lambda one: _whole(one.mean))[_ROUNDS // 2] for each in zip(*rounds, strict=True)]
 
 
 def _whole(taken: Taken) -> float:
     return taken.layer + taken.before + taken.after
 
 
-def _round(stage: ProfiledStage, work: Work) -> Taken:
+def _round(stage: ProfiledStage, work: Work) -> _Round:
     stage.prepare(work)
     taken = []
     for _ in range(_RUNS):
         time.sleep(_PAUSE_SECONDS)
         taken.append(stage.run(work))
-    return Taken(*(statistics.fmean(getattr(each, name) for each in taken) for name in ("layer", "before", "after")))
+    mean = Taken(*(statistics.fmean(getattr(each, name) for each in taken) for name in ("layer", "before", "after")))
+    return _Round(mean, gini([_whole(each) for each in taken]))
+
+
+def gini(values: Sequence[float]) -> float:
+    """Half the mean difference of two of them, over their mean (Gini, Variabilita e mutabilita, 1912); 0: all are equal."""
+    count = len(values)
+    ranked = sum((2 * place + 1 - count) * value for place, value in enumerate(sorted(values)))
+    return ranked / (count * (count - 1)) / statistics.fmean(values)
 
 
 def _handled(compute_type: ComputeType) -> tuple[tuple[float, float], tuple[float, float]]:

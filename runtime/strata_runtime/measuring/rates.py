@@ -39,7 +39,7 @@ class Overheads:
     """Seconds: of a layer, reading its `layer_weights` included, and of a step, of each decoding sequence in a layer and in a step, of a
     sampled row. `attention_bytes_per_second`: at which decoding attention reads keys and values; `attention_flops_per_second`: at which that
     of prompts multiplies. `row`: of a prompt's token in a layer, its attention left out; `row_values`: inputs and outputs of its linears; `chunk`:
-    what a prompt adds to a layer of decoding sequences beside its rows and its attention.
+    what a prompt adds to a layer of decoding sequences beside its rows and its attention. `variation`: of steps alike, their Gini coefficient.
     """
 
     layer: float
@@ -53,6 +53,7 @@ class Overheads:
     row: float
     row_values: int
     chunk: float
+    variation: float
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ def profile_of(subject: Subject, timings: Timings) -> DeviceProfile:
         attention_bytes_per_second=min(beside.attention_bytes_per_second, bandwidth),
         attention_flops_per_second=min(beside.attention_flops_per_second, flops),
         chunk_layer_seconds=beside.chunk,
+        step_variation=beside.variation,
         activation_bytes_per_second=beside.row_values * item / passing if passing > 0 else 0.0,
         source="measured",
         compute_capability=subject.compute_capability,

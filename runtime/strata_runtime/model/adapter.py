@@ -285,10 +285,10 @@ class ModelSlice:
             elif own.is_meta or torch.equal(own, shared):
                 _set_parameter(self.module, name, shared)
 
-    def own_head(self) -> list[tuple[nn.Module, str, nn.Linear]]:
-        """The head as `linears` gives them, unless it shares its weight with this stage's embedding."""
+    def own_head(self, *, shared: bool) -> list[tuple[nn.Module, str, nn.Linear]]:
+        """The head as `linears` gives them; one that shares its weight with this stage's embedding only if `shared`."""
         head, table = self.module.get_output_embeddings(), self.module.get_input_embeddings()
-        if type(head) is not nn.Linear or head.weight is getattr(table, "weight", None):
+        if type(head) is not nn.Linear or (head.weight is getattr(table, "weight", None) and not shared):
             return []
         return [(self.module, name, child) for name, child in self.module.named_children() if child is head]
 

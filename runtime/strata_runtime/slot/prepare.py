@@ -52,7 +52,8 @@ def differ_in_bits(one: Role, other: Role) -> bool:
 def _place(role: Role) -> tuple[object, ...]:
     pages = (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots)
     drafts_with = (role.speculation.draft_uri, role.speculation.mode == "eagle") if role.leader else None
-    return (role.layers, role.embedding, role.head, role.model_uri, role.compute_type, role.devices, pages, drafts_with)
+    tables = (role.embedding, role.head, role.head_format)
+    return (role.layers, tables, role.model_uri, role.compute_type, role.devices, pages, drafts_with)
 
 
 class SupersededError(RuntimeFaultError):

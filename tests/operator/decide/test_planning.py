@@ -66,6 +66,26 @@ def test_a_field_reaches_the_planner(name: str) -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("precision", "devices", "expected"),
+    [
+        ({"allowed": [4, 8]}, ["cpu", "cpu"], "int8"),
+        ({"allowed": [4, 16]}, ["cpu"], "dense"),
+        ({"allowed": [4, 8]}, ["cpu", "Tesla-T4"], "dense"),
+        ({"allowed": [4], "headBits": 16}, ["cpu"], "dense"),
+        ({"allowed": [16], "headBits": 8}, ["Tesla-T4"], "int8"),
+    ],
+)
+def test_the_head_is_rounded_where_that_is_wished_or_layers_are_on_processors(
+    precision: dict[str, Any], devices: list[str], expected: str
+) -> None:
+    cluster = Cluster(nodes=(Node("a", tuple(Device(each, memory_bytes=8 << 30, threads=1) for each in devices)),))
+    deployment = a_deployment().with_spec(precision=precision, runtime={"computeType": "float16"}).build()
+    assert request_for(deployment, cluster, CONFIG).model.head_format == expected
+    gptq = CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}}
+    assert request_for(deployment, cluster, gptq).model.head_format == "dense"
+
+
 def test_a_margin_is_left_free_of_every_device_beside_what_the_user_said() -> None:
     cluster = Cluster(
         nodes=(Node("a", (Device("cpu", memory_bytes=8 << 30, threads=1), Device("Tesla-T4", memory_bytes=8 << 30))),)

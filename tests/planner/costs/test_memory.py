@@ -1,8 +1,9 @@
 """Bytes counted by hand."""
 
+import msgspec
 import pytest
 
-from strata_planner.contract.formats import ComputeType, FormatName
+from strata_planner.contract.formats import ComputeType, FormatName, stored_bytes
 from strata_planner.contract.plan import Speculation, SpeculationMode
 from strata_planner.costs.memory import (
     embedding_bytes,
@@ -105,3 +106,13 @@ def test_a_tied_table_lies_where_it_is_used() -> None:
     assert both(tied, embedding=True, head=False) == table
     assert both(tied, embedding=False, head=True) == table + norm
     assert both(tied, embedding=False, head=False) == 0
+
+
+def test_a_head_of_8_bits_lies_beside_the_embedding_even_where_they_are_tied() -> None:
+    table, norm, rounded = 512 * 128 * 2, 128 * 2, stored_bytes("int8", 512, 128, "bfloat16")
+    for tied in (False, True):
+        model = a_model(tie_word_embeddings=tied)
+        model = msgspec.structs.replace(model, head_format="int8")
+        ends = [(True, True), (True, False), (False, True), (False, False)]
+        sizes = [embedding_bytes(model, embedding=a, head=b, compute_type="bfloat16") for a, b in ends]
+        assert sizes == [table + rounded + norm, table, rounded + norm, 0]

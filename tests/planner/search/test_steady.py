@@ -11,7 +11,7 @@ from strata_planner.contract.plan import MicroBatch, steps_under_way
 from strata_planner.question.workload import Workload
 from strata_planner.search.exact.phases import Pair
 from strata_planner.search.layouts.stages import Split, pair_of
-from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, steady
+from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, slowest_of, steady
 from strata_planner.simulate import Batch, Hop, Limits, ReplicaModel, Request, StageModel, StageSeconds, simulate
 from tests.planner.builders import a_request
 
@@ -29,7 +29,9 @@ def decoding(speeds: list[float], in_flight: int, prompt: int, answer: int, chun
     return pair_of(request, Split(len(speeds), 0), len(speeds)).decode
 
 
-def told(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop) -> Steady:
+def told(
+    speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop, varies: float = 0.0
+) -> Steady:
     """By the formula."""
     pair = Pair(1, decoding(speeds, in_flight, prompt, answer, chunk), chunk)
     steps = -(-prompt // chunk)
@@ -39,7 +41,8 @@ def told(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: i
     several = len(speeds) > 1
     send = np.full_like(decode, several * hop.seconds_per_token * pair.decode)
     prompts = np.full_like(decode, several * hop.seconds_per_token * (rows - pair.decode))
-    stages = StageSteps(decode, both - decode, send, prompts, np.full_like(decode, several * hop.latency_seconds))
+    latency = np.full_like(decode, several * hop.latency_seconds)
+    stages = StageSteps(decode, both - decode, send, prompts, latency, np.full_like(decode, varies))
     batches = micro_batches_of(in_flight, len(speeds), pair)
     one = (np.array([float(each)]) for each in (in_flight, batches, len(speeds), steps))
     in_flight_, count, under, prompt_steps = one
@@ -96,7 +99,8 @@ def test_whole_prompts_which_every_stage_waits_for_are_cut_by_the_engine() -> No
 def test_no_more_steps_are_under_way_than_the_plan_says(count: int) -> None:
     """Prompts alone fill four stages: with fewer steps under way, stages wait, and no prompt begins before a step is back."""
     four = np.full((4, 1), 10.0)
-    stages = StageSteps(four, four, np.zeros_like(four), np.zeros_like(four), np.zeros_like(four))
+    none = np.zeros_like(four)
+    stages = StageSteps(four, four, none, none, none, none)
     pair = Pair(1, 8, 2048, count)
     one = (np.array([float(each)]) for each in (32, micro_batches_of(32, 4, pair), steps_under_way(count, 4), 1))
     in_flight, cut, under, steps = one
@@ -139,3 +143,34 @@ def test_requests_in_flight_are_rate_times_seconds(pipeline: tuple[list[float], 
     assert rate * (first + (answer - 1) * each) == pytest.approx(in_flight, rel=1e-6)
     least = max(ROW * (prompt + answer - 1) / speed for speed in speeds)
     assert rate * least <= 1 + 1e-9
+
+
+def round_trip(means: list[float], steps: int, spread: float, rounds: int = 1500) -> float:
+    """Seconds from one step's end to the next one's, where so many go round and none overtakes another; each varies."""
+    draw, free, back = random.Random(2), [0.0] * len(means), [0.0] * steps
+    for turn in range(rounds * steps):
+        now = back[turn % steps]
+        for place, mean in enumerate(means):
+            free[place] = now = max(now, free[place]) + mean * max(0.0, draw.gauss(1.0, spread))
+        back[turn % steps] = now
+    return max(back) / (rounds * steps)
+
+
+@pytest.mark.parametrize(
+    ("means", "steps"),
+    [([1.0], 1), ([1.0, 1.0], 2), ([1.0, 1.0], 3), ([1.0, 0.8], 2), ([1.0, 0.95], 2), ([1.0] * 3, 3), ([1.0] * 4, 6)],
+)
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.2])
+def test_stages_wait_for_each_other_where_steps_vary(means: list[float], steps: int, spread: float) -> None:
+    seconds = np.array([[each] for each in means])
+    gini = np.full_like(seconds, spread / np.sqrt(np.pi))
+    formula = slowest_of(seconds, gini, np.array([float(steps)]))
+    assert float(formula[0]) == pytest.approx(round_trip(means, steps, spread), rel=0.05)
+
+
+def test_what_varies_is_told_slower_only_where_stages_wait() -> None:
+    load = (EVEN, 6, 64, 64, 64, LAN)
+    calm, varied = told(*load), told(*load, varies=0.05)
+    assert varied.requests_per_second[0] < 0.97 * calm.requests_per_second[0]
+    alone = ([1.0], 6, 64, 64, 64, LAN)
+    assert told(*alone, varies=0.05) == told(*alone)

@@ -10,15 +10,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from strata_planner.contract.architectures import SUPPORTED, UnsupportedModelError
-from strata_planner.contract.formats import FormatName
+from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.frames import Segment
+from strata_planner.costs.memory import embedding_bytes
 from strata_planner.question.model import Model
 from strata_runtime.errors import InputError
-from strata_runtime.formats import QuantLinear
+from strata_runtime.formats import COMPUTE_DTYPES, QuantLinear, make_linear
 from strata_runtime.kernels import native_dense
 from strata_runtime.loading import load as load_module
 from strata_runtime.loading.blocked import BlockedLinear, can_block
@@ -296,6 +298,31 @@ def test_a_table_that_head_and_embedding_share_is_held_once(tmp_path: Path, mode
     states = torch.randn(2, weight.shape[1]).bfloat16()
     torch.testing.assert_close(head(states), states @ weight.T, atol=1e-2, rtol=2**-7)
     assert not list(head.parameters()) + list(table.parameters())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
+def test_a_head_of_8_bits_is_the_rounded_table_and_the_embedding_stays_whole(
+    tmp_path: Path, compute_type: ComputeType, *, tied: bool
+) -> None:
+    """It takes the bytes that plans count, too."""
+    model = make_tiny_model(tmp_path, "llama", tie_word_embeddings=tied)
+    (role,) = roles(model, 1, compute_type=compute_type)
+    module = load(structs.replace(role, head_format="int8"), model)._stage.module
+    head, table = module.get_output_embeddings(), module.get_input_embeddings()
+    name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    dtype = COMPUTE_DTYPES[compute_type]
+    whole = Checkpoint(model).read([name, "model.embed_tokens.weight"], dtype, CPU)
+    ids = torch.tensor([[0, 5, len(whole[name]) - 1]])
+    assert torch.equal(table(ids), whole["model.embed_tokens.weight"][ids])
+    states = torch.randn(3, whole[name].shape[1], generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = make_linear(whole[name], None, "int8", dtype, name="head")(states)
+    assert torch.equal(head(states), expected)
+    torch.testing.assert_close(expected, states @ whole[name].T, atol=2e-2, rtol=2e-2)
+    shapes = structs.replace(Model.from_folder(model), head_format="int8")
+    held = embedding_bytes(shapes, embedding=True, head=True, compute_type=compute_type)
+    parts = [each for part in (head, table, module.model.norm) for each in (*part.parameters(), *part.buffers())]
+    assert sum(each.nbytes for each in parts) == held
 
 
 @pytest.mark.skipif(not can_block(torch.bfloat16, CPU), reason="this CPU does not multiply bfloat16")

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from tests.laws import swept
 SECONDS = st.floats(1e-6, 1.0)
 
 
-OVERHEADS = Overheads(2e-4, 1000, 1e-4, 1e-5, 2e-5, 5e-6, 5e9, 4e10, 1e-5, 5000, 3e-4)
+OVERHEADS = Overheads(2e-4, 1000, 1e-4, 1e-5, 2e-5, 5e-6, 5e9, 4e10, 1e-5, 5000, 3e-4, 0.05)
 
 
 def some_timings(**changes: object) -> Timings:
@@ -310,3 +311,10 @@ def test_a_processors_profile_says_where_it_packs_rows(
     assert "int4" in profile.packed_rows
     assert "kernels by number of tokens" in capsys.readouterr().err
     measured._kept.cache_clear()
+
+
+@given(seconds=st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=12))
+def test_steps_vary_by_half_of_what_two_of_them_differ_by(seconds: list[float]) -> None:
+    pairs = [abs(one - other) for at, one in enumerate(seconds) for other in seconds[:at]]
+    told = overheads.gini(seconds)
+    assert told == pytest.approx(statistics.fmean(pairs) / 2 / statistics.fmean(seconds), abs=1e-9)

@@ -183,7 +183,9 @@ def test_a_prepare_that_nobody_wants_any_more_ends_at_its_next_step(
 def test_a_slot_that_ends_while_it_loads_is_woken_by_nobody(tiny_llama: Path, patch: pytest.MonkeyPatch) -> None:
     loads, here = Loads(patch), SlotThread("s0")
     try:
-        here.ask(Prepare(epoch=1, key="k", roles=roles_of(even_plan(tiny_llama, ["s0"]))["s0"], slots={"s0": here.address}))
+        here.ask(
+            Prepare(epoch=1, key="k", roles=roles_of(even_plan(tiny_llama, ["s0"]))["s0"], slots={"s0": here.address})
+        )
         assert loads.begun.wait(30)
         loading = here.slot._loading
         assert loading is not None

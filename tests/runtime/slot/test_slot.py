@@ -51,6 +51,20 @@ def test_tokens_equal_the_unsliced_models(tiny_llama: Path, expected: dict[str, 
     assert got == expected
 
 
+def test_a_head_of_8_bits_says_the_same_wherever_it_is(shallow_llama: Path) -> None:
+    """On the only stage, on the last of three, on two ranks; and a slot that holds another one loads it."""
+    asked = penalized(4, 20)
+    with PipelineHarness(["s0", "s1", "s2"]) as pipeline:
+        whole = pipeline.serve(even_plan(shallow_llama, ["s0"])).generate(asked)
+        rounded = [
+            structs.replace(even_plan(shallow_llama, slots, ranks=ranks), head_format="int8")
+            for slots, ranks in ((["s0"], 1), (["s0", "s1", "s2"], 1), (["s0"], 2))
+        ]
+        one, three, two_ranks = (pipeline.serve(plan).generate(asked) for plan in rounded)
+    assert one == three == two_ranks
+    assert one != whole
+
+
 @pytest.mark.parametrize("stages", swept([1, 3], [3]))
 def test_shared_prefixes_and_too_little_room_change_no_text(shallow_llama: Path, stages: int) -> None:
     """Seven requests with a prefix in common, in blocks for some of them: found, driven out, computed again."""

@@ -208,9 +208,10 @@ class Pipelines:
             return Estimate.nothing(len(self.stages.rungs))
         self.work += _WORK_BESIDE + chosen.size * len(order)
         hops = self._hops(order)
+        varies = np.array([[group.profile.step_variation] for group in order])
         best, seconds = np.zeros(len(fits)), np.zeros(len(fits))
         for evenly in (True, False)[: len(order)]:
-            load, steps = columns.load.at(chosen), _Steps(tables, hops, chosen)
+            load, steps = columns.load.at(chosen), _Steps(tables, hops, chosen, varies)
             penalty = self._penalty[columns.width[chosen]]
             for dealt in self._dealt(steps, most[:, chosen], columns.decode_size[chosen], load, evenly=evenly):
                 running = steady(steps.of(dealt), load)
@@ -262,17 +263,18 @@ class Pipelines:
 class _Steps:
     """A pipeline's tables and hops at the columns `chosen`, as arrays [stages, columns]."""
 
-    def __init__(self, tables: Sequence[StageTable], hops: Floats, chosen: Indices) -> None:
+    def __init__(self, tables: Sequence[StageTable], hops: Floats, chosen: Indices, varies: Floats) -> None:
         self.decode = np.array([each.decode[chosen] for each in tables])
         self.prompts = np.array([each.prompts[chosen] for each in tables])
         self.fixed_decode = np.array([each.fixed_decode[chosen] for each in tables])
         self.fixed_prompts = np.array([each.fixed_prompts[chosen] for each in tables])
         self._send_prompts, self._send, self._latency = (hops[:, each][:, chosen] for each in range(3))
+        self._varies = varies
 
     def of(self, dealt: Floats) -> StageSteps:
         """With so many layers on each stage."""
         decode, prompts = dealt * self.decode + self.fixed_decode, dealt * self.prompts + self.fixed_prompts
-        return StageSteps(decode, prompts, self._send, self._send_prompts, self._latency)
+        return StageSteps(decode, prompts, self._send, self._send_prompts, self._latency, self._varies)
 
 
 class Estimate(NamedTuple):
