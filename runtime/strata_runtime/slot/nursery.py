@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strata_runtime.collector import freeze_imports
@@ -60,10 +60,11 @@ class RankHandle:
 
 
 class Nursery:
-    """The slot's end of it; any thread may start ranks."""
+    """The slot's end of it; any thread may start ranks. `wait`: for the end of its process."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, wait: Callable[[], object]) -> None:
         self._control = control
+        self._wait = wait
         self._lock = threading.Lock()
 
     def start(self, arguments: Sequence[str], connection: int, segment: int) -> RankHandle:
@@ -76,6 +77,7 @@ class Nursery:
     def close(self) -> None:
         """It ends, and all of its ranks."""
         self._control.close()
+        self._wait()
 
 
 _lock = threading.Lock()
@@ -89,18 +91,19 @@ def open_at_start() -> None:
     _import_all()
     freeze_imports()
     ours, theirs = _pair()
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         ours.close()
         _serve_and_end(theirs)
     _check_alone()
     theirs.close()
-    _opened[:] = [Nursery(ours)]
+    _opened[:] = [Nursery(ours, lambda: os.waitpid(pid, 0))]
 
 
-def the_nursery(*, anew: bool = False) -> Nursery:
-    """This process' nursery. `anew`: the one before has ended."""
+def the_nursery(ended: Nursery | None = None) -> Nursery:
+    """This process' nursery; not the one that was found to have ended."""
     with _lock:
-        while anew and _opened:
+        if ended in _opened:
             _opened.pop().close()
         if not _opened:
             _opened.append(_spawned())
@@ -112,13 +115,8 @@ def _spawned() -> Nursery:
     with theirs:
         command = [sys.executable, "-m", __name__, str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)  # noqa: S603  our own module
-    nursery = Nursery(ours)
-
-    def end() -> None:
-        nursery.close()
-        process.wait()
-
-    atexit.register(end)
+    nursery = Nursery(ours, process.wait)
+    atexit.register(nursery.close)
     return nursery
 
 

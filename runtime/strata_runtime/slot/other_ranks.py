@@ -128,11 +128,12 @@ class OtherRanks:
 def _start(rank: int, ranks: int, connection: int, segment: int) -> RankHandle:
     values = {"rank": rank, "ranks": ranks, "threads": torch.get_num_threads()}
     arguments = [text for name, value in values.items() for text in (f"--{name}", str(value))]
+    nursery = the_nursery()
     try:
-        return the_nursery().start(arguments, connection, segment)
+        return nursery.start(arguments, connection, segment)
     except OSError:
         log.warning("the process that ranks are forked from has ended: another one starts")
-        return the_nursery(anew=True).start(arguments, connection, segment)
+        return the_nursery(nursery).start(arguments, connection, segment)
 
 
 def _watch(group: "weakref.ref[OtherRanks]", collectives: SharedMemory, rank: int, process: RankHandle) -> None:

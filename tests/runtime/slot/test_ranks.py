@@ -1,7 +1,7 @@
 """Stages of several ranks, over real sockets, models and processes: text is that of stages of one, and what becomes of it when a rank ends or hangs."""
 
+import os
 import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from strata_planner.contract.plan import DeviceRef, Plan, Speculation
 from strata_planner.contract.roles import roles_of
 from strata_runtime.errors import InputError, RuntimeFaultError
 from strata_runtime.ranks import shared_memory
+from strata_runtime.slot.nursery import RankHandle
 from strata_runtime.slot.other_ranks import check_ranks
 from strata_runtime.wire.client import greedy
 from tests.laws import swept
@@ -57,7 +58,7 @@ def test_answers_with_a_form_are_held_to_it_by_the_first_rank_alone() -> None:
         assert pipeline.serve(shared(plan, [2])).generate(held_and_free()) == expected
 
 
-def ranks_of(pipeline: PipelineHarness, name: str) -> list["subprocess.Popen[bytes]"]:
+def ranks_of(pipeline: PipelineHarness, name: str) -> list[RankHandle]:
     running = pipeline.threads[name].slot._running
     assert running is not None
     (loaded,) = running.prepared.loaded
@@ -85,7 +86,7 @@ def test_a_rank_that_hangs_is_named(tiny_llama: Path, monkeypatch: pytest.Monkey
     with PipelineHarness(["s0"]) as pipeline:
         leader = pipeline.serve(shared(even_plan(tiny_llama, ["s0"]), [2]))
         (hanging,) = ranks_of(pipeline, "s0")
-        hanging.send_signal(signal.SIGSTOP)
+        os.kill(hanging.pid, signal.SIGSTOP)
         leader.send(greedy("r", range(9, 14), 5))
         status = pipeline.slots["s0"].until(lambda status: bool(status.failure))
         assert "rank 1 of 2 did not come to a collective within 0.2 s" in status.failure
