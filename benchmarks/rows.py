@@ -32,7 +32,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         *("gateway_cost_16", "gateway_cost_64"),
     ),
     "ranks": (
-        *("all_reduce_us_4_kb", "all_reduce_us_256_kb"),
+        *("all_reduce_us_4_kb", "all_reduce_us_256_kb", "routing_simulated", "uneven_memory", "uneven_logits"),
         *(f"tp2_{over}{cell}" for cell in ("decode_1", "decode_16", "prefill") for over in ("", "over_threads2_")),
     ),
     "start": ("slot_memory", "slot_resident", "deployment_memory", "ready_seconds"),
@@ -51,7 +51,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         f"{name}{mark}"
         for mark in ("", "_2_stages")
         for name in (
-            *("prefix_ttft", "chat_capacity", "short_behind_long", "stall", "spec_ngram"),
+            *("prefix_ttft", "chat_capacity", "short_behind_long", "stall", "spec_ngram", "spec_eagle"),
             *(f"spec_never_worse_{streams}" for streams in (1, 4, 16, 64)),
             *(f"structured_{streams}" for streams in (1, 16)),
         )

@@ -6,6 +6,7 @@ the row is about that.
 """
 
 import itertools
+import json
 import statistics
 import tempfile
 import time
@@ -16,13 +17,15 @@ from pathlib import Path
 
 import torch
 from msgspec import structs
+from transformers import AutoTokenizer
 
 from benchmarks import perplexity, pipeline
 from benchmarks.rows import Row, run
 from benchmarks.slots import SlotProcess, slot_processes
 from strata_planner.contract.control import GetStatus
+from strata_planner.contract.draft_head import DraftHead
 from strata_planner.contract.frames import Abort, Grammar, LogitRules, Sampling, Submit
-from strata_planner.contract.plan import Plan, Speculation, SpeculationMode
+from strata_planner.contract.plan import NO_SPECULATION, Plan, Speculation, SpeculationMode
 from strata_planner.question.workload import Workload
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
@@ -35,6 +38,8 @@ SMALL, LARGE, LARGE_STEPS = 10, 32_000, 6
 STREAMS, BESIDE, RUNS = 2, 4000, 3
 DRAFTING = (1, 4, 16, 64)
 HELD = (1, 16)
+HEAD_TOKENS = 2
+ASKED_ABOUT = ("textwrap.dedent", "os.path.join", "json.dumps", "shutil.copytree", "heapq.heappush", "random.shuffle")
 FORM = Grammar(  # longer than any answer
     "json_schema",
     """{"type": "array", "minItems": 500, "items": {"type": "object", "required": ["name", "age", "kind"], "properties": {
@@ -42,6 +47,7 @@ FORM = Grammar(  # longer than any answer
     (3,),  # strata-tiny's end of text
 )
 TINY = perplexity.MODEL.resolve()
+HEAD = TINY.with_name("strata-tiny-eagle3")
 _VOCABULARY = 30_000
 
 
@@ -248,6 +254,54 @@ def measure_drafts(stages: int) -> list[Row]:
     return rows
 
 
+def measure_head(stages: int) -> list[Row]:
+    """strata-tiny with its EAGLE-3 head: greedy answers to questions about Python, one after the other."""
+    mark = "" if stages == 1 else f"_{stages}_stages"
+    wanted = plan(TINY, stages, Workload(32, 64, 1), 256)
+    fused = DraftHead.from_config(json.loads((HEAD / "config.json").read_text())).read_layers(wanted.num_layers)
+    wish = Speculation("eagle", HEAD_TOKENS, draft_uri=str(HEAD), fused=fused)
+    per_step: list[float] = []
+    with slot_processes(wanted) as slots:
+        client = PipelineClient(slots)
+
+        def rate(speculation: Speculation) -> float:
+            asked = Asked(client.serve(structs.replace(wanted, speculation=speculation)), list(slots.values()))
+            _answers_per_second(asked)  # kernels
+            before, measured = asked.leader.hello(), _answers_per_second(asked)
+            after = asked.leader.hello()
+            if verified := after.drafts - before.drafts:
+                per_step.append(1 + (after.accepted_tokens - before.accepted_tokens) / verified)
+            return measured
+
+        value, peer = pipeline.alternate(partial(rate, wish), partial(rate, NO_SPECULATION), RUNS)
+    unit = f"tokens/s, {statistics.median(per_step):.2f} tokens a verification of {HEAD_TOKENS}"
+    return [Row(f"spec_eagle{mark}", value, unit, "none", peer, value / peer, 1.2)]
+
+
+def _answers_per_second(asked: Asked) -> float:
+    """Tokens a second."""
+    prompts = _questions()
+    submits = [
+        Submit(name, prompt, [], 64, [3], Sampling(0.0), salt=name)
+        for name, prompt in zip(asked.names("questions", len(prompts)), prompts, strict=True)
+    ]
+    started, tokens = time.perf_counter(), 0
+    for submit in submits:
+        tokens += len(asked.leader.generate([submit])[submit.request])
+    return tokens / (time.perf_counter() - started)
+
+
+@cache
+def _questions() -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"What does {name} do?"}], add_generation_prompt=True, return_dict=False
+        )
+        for name in ASKED_ABOUT
+    ]
+
+
 def measure_structured(stages: int) -> list[Row]:
     """strata-tiny: greedy answers that are held to a JSON schema, and free ones."""
     mark = "" if stages == 1 else f"_{stages}_stages"
@@ -305,7 +359,7 @@ def measure(stages: Sequence[int] = (1, 2)) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
         rows = [row for count in stages for row in measure_stages(model, count)]
-    for small in (measure_drafts, measure_structured):
+    for small in (measure_drafts, measure_head, measure_structured):
         rows += [row for count in stages for row in small(count)]
     return rows
 

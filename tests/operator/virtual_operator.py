@@ -23,7 +23,7 @@ from strata_operator.errors import NotReadyError
 from strata_operator.observe.kube import PODS, REQUEST_SECONDS, Kube
 from strata_operator.observe.kube import Request as Sent
 from strata_planner.contract.control import GetStatus, Status, Watch
-from strata_planner.contract.plan import DeviceRef, Plan
+from strata_planner.contract.plan import DeviceRef, Plan, Speculation
 from strata_planner.question.cluster import Cluster
 from tests.operator.cluster_model import NAMESPACE, Kubernetes
 from tests.operator.fake_api import Request
@@ -219,7 +219,12 @@ def plan_of(deployment: LLMDeployment, cluster: Cluster) -> Plan | None:
         )
         for stage, node in zip(plan.replicas[0].stages, nodes, strict=True)
     )
-    return msgspec.structs.replace(plan, replicas=(msgspec.structs.replace(plan.replicas[0], stages=stages),))
+    wish = deployment.spec.runtime.speculation
+    return msgspec.structs.replace(
+        plan,
+        replicas=(msgspec.structs.replace(plan.replicas[0], stages=stages),),
+        speculation=Speculation(wish.mode, wish.tokens, wish.draft_bits),
+    )
 
 
 class VirtualOperator:

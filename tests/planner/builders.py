@@ -3,8 +3,11 @@
 from typing import Any
 
 from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.draft_head import DraftHead
 from strata_planner.contract.formats import FORMAT_NAMES, FormatName
+from strata_planner.contract.plan import Speculation
 from strata_planner.question.cluster import Cluster, Device, LinkRate, Node
+from strata_planner.question.draft_head import head_model
 from strata_planner.question.model import Model
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
@@ -78,3 +81,17 @@ def a_request(cluster: Cluster | None = None, **changes: Any) -> PlanRequest:
         "max_model_len": 64,
     }
     return PlanRequest(**(fields | changes))
+
+
+HEAD = head_model(
+    DraftHead.from_config(
+        {
+            "hidden_size": a_model().hidden_size,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "vocab_size": a_model().vocab_size,
+            "draft_vocab_size": 64,
+        }
+    )
+)
+EAGLE = Speculation("eagle", 4, draft_uri="file:///models/head", fused=(1, 2))

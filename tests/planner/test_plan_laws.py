@@ -19,7 +19,7 @@ from strata_planner.search.layouts.stages import with_concurrency
 from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import PlanOutcome, make_plan
 from tests.laws import share
-from tests.planner.builders import a_cluster, a_model, a_request, a_wide_model
+from tests.planner.builders import EAGLE, HEAD, a_cluster, a_model, a_request, a_wide_model
 
 laws = settings(
     max_examples=share(12, 8), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -29,6 +29,7 @@ ALLOWED: dict[Method, list[tuple[int, ...]]] = {
     "anyPrecision": [(5, 16), (3, 4, 5, 6, 7, 8, 16)],
     "float8": [(8,), (8, 16)],
 }
+DRAFT = Speculation("draft", 4, draft_uri="file:///models/smaller")
 SOLVERS = st.sampled_from(["auto", "pipeline"])
 memories = st.lists(st.floats(1.0, 12.0), min_size=1, max_size=3)
 
@@ -39,7 +40,7 @@ def requests(draw: st.DrawFn) -> PlanRequest:
     speeds = tuple(draw(st.sampled_from([0.5, 1.0, 4.0])) for _ in memory)
     method: Method = draw(st.sampled_from(sorted(ALLOWED)))
     workload = Workload(draw(st.integers(1, 60)), draw(st.integers(1, 40)), draw(st.integers(1, 9)))
-    drafts = draw(st.sampled_from([False, False, True]))
+    guess, small = draw(st.sampled_from([(NO_SPECULATION, None), (DRAFT, a_model(num_hidden_layers=1)), (EAGLE, HEAD)]))
     return a_request(
         a_cluster(*memory, speeds=speeds),
         workload=workload,
@@ -52,8 +53,8 @@ def requests(draw: st.DrawFn) -> PlanRequest:
         kv_bits=draw(st.sampled_from(KV_BITS)),
         min_stages=draw(st.integers(1, len(memory))),
         solver=draw(SOLVERS),
-        speculation=Speculation("draft", 4, draft_uri="file:///models/smaller") if drafts else NO_SPECULATION,
-        draft_model=a_model(num_hidden_layers=1) if drafts else None,
+        speculation=guess,
+        draft_model=small,
     )
 
 
@@ -86,7 +87,8 @@ def test_a_plan_is_whole_and_within_memory(request: PlanRequest) -> None:
             memory = stage.memory
             parts = memory.weights_bytes + memory.embedding_bytes + memory.kv_bytes + memory.temporary_bytes
             assert memory.total_bytes == parts + memory.draft_bytes <= stage.devices[0].usable_bytes
-            assert (memory.draft_bytes > 0) == (stage.leader and request.draft_model is not None)
+            passes_states = request.speculation.has_head and len(stages) > 1
+            assert (memory.draft_bytes > 0) == (passes_states or (stage.leader and request.draft_model is not None))
             assert stage.kv_page_budget >= with_concurrency(request, replica.concurrency).kv_pages
             assert set(stage.bits) <= set(request.allowed_bits)
             assert [BITS_OF_FORMAT[name] for name in stage.format] == list(stage.bits)

@@ -10,7 +10,10 @@ from strata_operator.act.control_client import Links
 from strata_operator.api import LLMDeploymentStatus
 from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.view import PlanFailure, PlanKey
+from strata_planner.contract.acceptance import DraftCounts
+from strata_planner.contract.control import GatewayStatus
 from strata_planner.contract.keys import new_secret
+from strata_planner.contract.plan import Speculation
 from strata_planner.question.cluster import Cluster
 
 APPLY_AGAIN_SECONDS = 120.0  # drift that no watch shows is repaired this late
@@ -42,11 +45,29 @@ class Asked:
     seconds: float = 0.0  # that it took, once it is there
 
 
+class DraftsHeard:
+    """What a gateway has counted of drafts since it was first heard under the wish that is in force: before that it may have been under others."""
+
+    def __init__(self) -> None:
+        self._under: tuple[str, Speculation] | None = None  # incarnation and wish
+        self._first = DraftCounts()
+
+    def take(self, gateway: GatewayStatus | None, epoch: int, wish: Speculation) -> DraftCounts:
+        """`epoch`, `wish`: of the newest plan. Nothing while the gateway does not route to it."""
+        if gateway is None or gateway.epoch != epoch:
+            return DraftCounts()
+        now = gateway.drafted or DraftCounts()
+        if (under := (gateway.incarnation, wish)) != self._under:
+            self._under, self._first = under, now
+        return now.since(self._first)
+
+
 class Kept:
     """One deployment's."""
 
     def __init__(self, links: Links, since: float) -> None:
         self.links = links
+        self.drafts = DraftsHeard()
         self.control_key = new_secret()  # used if the cluster has none yet
         self.applied: dict[str, tuple[str, float]] = {}  # kind and name -> what it was made last (digest), and when
         self.refusals: dict[str, Refusal] = {}  # by what was to be done

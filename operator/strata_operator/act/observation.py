@@ -43,7 +43,7 @@ from strata_operator.render.records import EpochRecord, as_planned
 from strata_operator.render.slots import Claim, claims_of, slots_of
 from strata_planner.contract.control import GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, slot_secret
-from strata_planner.contract.plan import Plan
+from strata_planner.contract.plan import NO_SPECULATION, Plan
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,8 @@ class Look:
         options = RenderOptions(image, key, self.options.operator_namespace, plan.model_uri if plan else "")
         manifests = _manifests(deployment, newest, options) if newest else ()
         number = newest.epoch.number if newest else 0
+        seen = _observe(deployment, plan, key, snapshot, kept.links)
+        gateway = next(iter(seen.gateways.values()), None)
         return View(
             now=self.clock.now(),
             deployment=deployment,
@@ -100,7 +102,7 @@ class Look:
             pods=pod_views(deployment, snapshot.pods),
             stateful_sets=snapshot.stateful_sets_of(deployment),
             templates=snapshot.templates_of(deployment),
-            seen=_observe(deployment, plan, key, snapshot, kept.links),
+            seen=seen,
             inventory_digest=inventory.digest,
             devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
             refused=inventory.refused,
@@ -114,6 +116,7 @@ class Look:
             troubles=tuple(f"{each.name}: {each.reason}" for each in unread if not 0 < each.number < number),
             refusals=kept.still_refused({manifest_digest(manifest) for manifest in manifests}),
             postponed=kept.postponed(seconds),
+            drafted=kept.drafts.take(gateway, number, plan.speculation if plan else NO_SPECULATION),
             is_unsaid=kept.is_to_be_said(seconds),
         )
 

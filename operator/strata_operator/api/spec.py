@@ -265,14 +265,14 @@ class SpeculationSpec(ApiType):
     mode: Literal["none", "auto", "ngram", "suffix", "selfPrecision", "draft", "eagle"] = "none"
     """`ngram` guesses from the request's own prompt and answer, `suffix` from recent answers too; `selfPrecision` drafts with the model's own weights
     at fewer bits, for which layers need 16 bits or any-precision formats of more; `draft` with a small model; `eagle` with an EAGLE-3
-    head of this model, where one stage has all layers; `auto` is `suffix`, or drafts with the small model if one is given, else with planes that
-    layers hold anyway, as far as it makes more tokens a second."""
+    head of this model; `auto` is `suffix`, or drafts with the small model or the head if one is given, else with planes that layers hold anyway, as far
+    as it makes more tokens a second."""
     tokens: Annotated[int, Field(ge=1, le=15)] = 4
     """Tokens of one guess, at most."""
     draft_bits: Literal[3, 4] = 4
     """Bits of the weights that draft."""
     draft_model: DraftModelSpec | None = None
-    """The small model of the modes `draft` and `auto`, the head of `eagle`."""
+    """The small model of the mode `draft`, the head of `eagle`; either for `auto`."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

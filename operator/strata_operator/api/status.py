@@ -147,6 +147,18 @@ class Backoff(StatusType):
     """The next plan, unless the spec changes; after a node's loss within a minute."""
 
 
+class SpeculationStatus(StatusType):
+    """How good guesses are, as the gateway has counted them under the plan's wish."""
+
+    mode: Text
+    tokens: Annotated[int, Field(ge=1)]
+    draft_bits: Annotated[int, Field(ge=1)] | None = None
+    """Of weights that draft, where the mode names any."""
+    draft_model: Text | None = None
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The chance that a guessed token is right if all before it are; absent until 300 were verified. Written anew when it has moved by 0.05."""
+
+
 class LLMDeploymentStatus(StatusType):
     phase: Phase | None = None
     observed_generation: Annotated[int, Field(ge=0)] = 0
@@ -174,6 +186,8 @@ class LLMDeploymentStatus(StatusType):
     """Nodes that are planned without for a while. Any edit of the spec ends them."""
     backoff: Backoff | None = None
     """Absent while nothing is wrong."""
+    speculation: SpeculationStatus | None = None
+    """Absent where nothing is guessed."""
 
 
 def read_status(status: Any) -> dict[str, Any]:

@@ -104,34 +104,38 @@ def request_for(
 
 
 def with_draft_model(request: PlanRequest, config: dict[str, Any], uri: str) -> PlanRequest:
-    """With the small model or the head that drafts: its config.json, and where slots find it. With a head plans have one stage a replica.
+    """With the small model or the head that drafts: its config.json, and where slots find it.
 
     Raises the planner's InputError and UnsupportedModelError.
     """
-    is_head = request.speculation.mode == "eagle"
+    mode = request.speculation.mode
+    is_head = mode == "eagle" or (mode == "auto" and is_draft_head(config))
     try:
-        small = _head_for(request.model, config) if is_head else _small_model(config)
+        small, fused = _head_for(request.model, config) if is_head else (_small_model(config), ())
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"draft model {uri}: {error}") from error
-    wish = msgspec.structs.replace(request.speculation, draft_uri=uri)
-    most = 1 if is_head and request.min_stages == 1 else request.max_stages
-    return replace(request, draft_model=small, speculation=wish, max_stages=most)
+    wish = msgspec.structs.replace(request.speculation, draft_uri=uri, fused=fused)
+    degrees = (
+        (1,) if is_head and 1 in request.tensor_parallel else request.tensor_parallel
+    )  # it reads what ranks have parts of
+    return replace(request, draft_model=small, speculation=wish, tensor_parallel=degrees)
 
 
 def _small_model(config: dict[str, Any]) -> Model:
     if is_draft_head(config):
-        raise UnsupportedModelError("that is a head of EAGLE-3: take the mode eagle, or a small model")
+        raise UnsupportedModelError("that is a head of EAGLE-3: take the mode eagle or auto, or a small model")
     return Model.from_config(config)
 
 
-def _head_for(model: Model, config: dict[str, Any]) -> Model:
+def _head_for(model: Model, config: dict[str, Any]) -> tuple[Model, tuple[int, ...]]:
+    """With the layers whose outputs it reads."""
     head = DraftHead.from_config(config)
     head.check_target(model.hidden_size, model.num_layers)
     if abs(head.vocab_size - model.vocab_size) > MOST_PADDED_ROWS:
         raise UnsupportedModelError(
             f"it has {head.vocab_size} tokens, the model that it drafts for {model.vocab_size}: a head belongs to one model; take that model's"
         )
-    return head_model(head)
+    return head_model(head), head.read_layers(model.num_layers)
 
 
 def _method(deployment: LLMDeployment, *, prequantized: bool) -> Method:
@@ -176,12 +180,11 @@ def _wished_degrees(deployment: LLMDeployment) -> tuple[int, ...]:
 
 
 def _helpful_degrees(request: PlanRequest, config: dict[str, Any]) -> tuple[int, ...]:
-    """Of a deployment that names none: all that the processors here make, for a model, formats and drafts that the runtime can run so. The search
+    """Of a deployment that names none: all that the processors here make, for a model and formats that the runtime can run so. The search
     takes groups where they are better by the request's own metric.
     """
     formats = {name for names in request.formats.values() for name in names}
-    runs = formats <= set(DIVIDED_FORMATS) and request.speculation.mode != "eagle"
-    if request.solver in ONE_PIPELINE or _gpus(request.cluster) or not runs:
+    if request.solver in ONE_PIPELINE or _gpus(request.cluster) or not formats <= set(DIVIDED_FORMATS):
         return (1,)
     try:
         check_divided(config)

@@ -14,6 +14,7 @@ from strata_operator.api.status import (
     Performance,
     PlanStatus,
     Replan,
+    SpeculationStatus,
     StageStatus,
 )
 from strata_operator.decide.actions import Action, Emit, SetStatus
@@ -22,8 +23,10 @@ from strata_operator.decide.troubles import progress
 from strata_operator.decide.view import View
 from strata_operator.render.names import gateway_url
 from strata_operator.render.records import EpochRecord, stamp
-from strata_planner.contract.plan import Prediction, Stage
+from strata_planner.contract.draft_weights import draft_wish
+from strata_planner.contract.plan import NO_SPECULATION, Prediction, Stage
 
+NEWS_OF_ACCEPTANCE = 0.05
 GOOD_NEWS = {"Planned", "Ready"}
 NEWS = {
     "Inventoried": {"False"},
@@ -62,6 +65,7 @@ def status_of(view: View, outcome: Outcome) -> LLMDeploymentStatus:
         replans=_replans(view, ready=ready),
         exclusions=outcome.memory.exclusions,
         backoff=outcome.memory.backoff,
+        speculation=_speculation(view),
     )
 
 
@@ -125,6 +129,25 @@ def _performance(prediction: Prediction) -> Performance:
 
 def _rounded(increase: float | None) -> float | None:
     return None if increase is None else max(0.0, round(increase, 4))
+
+
+def _speculation(view: View) -> SpeculationStatus | None:
+    """An acceptance is told again when it is news: one that follows every count would write for ever."""
+    wish = view.plan.speculation if view.plan else NO_SPECULATION
+    if wish.mode == "none":
+        return None
+    bits, _ = draft_wish(wish)
+    told = SpeculationStatus(
+        mode=wish.mode, tokens=wish.tokens, draft_bits=bits or None, draft_model=wish.draft_uri or None
+    )
+    before = view.deployment.status.speculation
+    if before and before.model_copy(update={"acceptance": None}) == told:
+        told = before
+    if not view.drafted.tells:
+        return told
+    now = view.drafted.acceptance
+    is_news = told.acceptance is None or abs(now - told.acceptance) >= NEWS_OF_ACCEPTANCE
+    return told.model_copy(update={"acceptance": round(now, 2)}) if is_news else told
 
 
 def _devices(view: View) -> str | None:

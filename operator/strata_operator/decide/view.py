@@ -22,9 +22,11 @@ from strata_operator.render.names import (
 )
 from strata_operator.render.records import EpochRecord, moment
 from strata_operator.render.slots import is_pod_of, pod_label
+from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.plan import Plan, Stage
 
 Object = dict[str, Any]
+NONE_DRAFTED = DraftCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class View:
     troubles: tuple[str, ...] = ()  # what could not be read or done for reasons nobody foresaw, as sentences
     refusals: tuple[str, ...] = ()  # what the API server refused, as sentences that name the object
     postponed: frozenset[str] = frozenset()  # digests of manifests that were refused and wait to be tried again
+    drafted: DraftCounts = NONE_DRAFTED  # under the newest plan's wish, since this operator has heard of it
     is_unsaid: bool = False  # `deployment.status` is known here alone: the API server would not take it as it is
 
     @property

@@ -68,8 +68,7 @@ class _Idle:
 
     def __init__(self, request: PlanRequest, plan: Plan) -> None:
         self._request = replace(request, cluster=canonical(request.cluster))
-        one_stage = request.speculation.mode == "eagle"  # by no wish of the placement
-        self._free = replace(self._request, max_replicas=None, max_stages=1 if one_stage else None)
+        self._free = replace(self._request, max_replicas=None, max_stages=None)
         self._plan, self._value = plan, value_of_plan(request, plan)
         self._pool = Pool(self._request.cluster)
         self._pipelines = Pipelines(self._free, self._pool)

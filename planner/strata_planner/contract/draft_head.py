@@ -24,7 +24,7 @@ class DraftHead(Value, frozen=True):
     """Its shapes. `hidden_size`: of its own layer, `target_hidden_size`: of each hidden state that it fuses. `vocab_size`: rows of the embedding
     whose tokens it reads, `draft_vocab_size`: tokens that it can draft. `positions`: that it was made for.
 
-    `outputs`: the layers of the model that verifies, from 0, whose outputs are fused, in the order of depth; empty: the usual ones.
+    `outputs`: the layers of the model that verifies, from 0, whose outputs are fused, in this order; empty: the usual ones.
     """
 
     hidden_size: int
@@ -85,6 +85,10 @@ class DraftHead(Value, frozen=True):
                 "eagle_aux_hidden_state_layer_ids of its config.json, or take a head of this model"
             )
         return chosen
+
+    def read_layers(self, layers: int) -> tuple[int, ...]:
+        """The same, each once, ascending: the order in which a pipeline computes them. Raises as `fused_layers`."""
+        return tuple(sorted(set(self.fused_layers(layers))))
 
     def check_target(self, hidden_size: int, layers: int) -> None:
         """Raises UnsupportedModelError for a model whose hidden states it was not made for."""

@@ -1,4 +1,5 @@
-"""Data frames: what passes from stage to stage. A msgpack header, then the raw bytes of the hidden states.
+"""Data frames: what passes from stage to stage. A msgpack header, then the raw bytes of the hidden states; where a head drafts, behind these those that
+the layers in `Speculation.fused` have handed on so far, a part each, ascending. All of them come back behind the result.
 
 One frame may mix chunked prefill, decode and verification of several sequences: its segments are packed along the
 token axis, so that hidden states are [tokens, hidden] with tokens = the sum of the segments' lengths. The leader's scheduler

@@ -35,7 +35,8 @@ class StageMemory(Value, frozen=True, omit_defaults=True):
     temporary_bytes: int
     overhead_bytes: int  # the framework: context, libraries; what an idle slot holds too
     total_bytes: int
-    draft_bytes: int = 0  # the small model that drafts, where this stage leads: weights and what its steps take; its KV is in `kv_bytes`
+    # What drafts, where this stage leads: weights and what its steps take; its KV is in `kv_bytes`. Of several stages: hidden states on their way to a head.
+    draft_bytes: int = 0
 
 
 class StageTimes(Value, frozen=True):
@@ -104,15 +105,22 @@ SpeculationMode = Literal["none", "auto", "ngram", "suffix", "selfPrecision", "d
 
 class Speculation(Value, frozen=True, omit_defaults=True):
     """Tokens that are guessed and verified in one step: from the request's own text (`ngram`), from recent answers too (`suffix`), drafted by the
-    model's own weights at `draft_bits` (`selfPrecision`) or by a small model of the same tokens beside the leader (`draft`), by a head that reads the
-    hidden states of the one stage that a replica has (`eagle`), or the best of the others where it pays (`auto`). `tokens`: of one verification, at
-    most. `draft_uri`: the small model or the head, empty: none; `auto` takes a small model in place of fewer bits.
+    model's own weights at `draft_bits` (`selfPrecision`) or beside the leader by a small model of the same tokens (`draft`) or by a head that reads
+    hidden states of the model (`eagle`), or the best of the others where it pays (`auto`). `tokens`: of one verification, at most. `draft_uri`: the small
+    model or the head, empty: none; `auto` takes it in place of fewer bits. `fused`: the layers whose outputs the head reads, each once, ascending;
+    empty: nothing reads any.
     """
 
     mode: SpeculationMode = "none"
     tokens: int = 4
     draft_bits: int = 4
     draft_uri: str = ""
+    fused: tuple[int, ...] = ()
+
+    @property
+    def has_head(self) -> bool:
+        """Whether what drafts is a head."""
+        return self.mode == "eagle" or bool(self.fused)
 
 
 NO_SPECULATION = Speculation()
@@ -212,6 +220,11 @@ class Plan(Value, frozen=True):
         """The laws of a plan: every layer once and in order, lists as long as their layers. Raises ContractError."""
         if self.version != PLAN_VERSION:
             raise ContractError(f"plan version {self.version}; this release reads version {PLAN_VERSION}: plan again")
+        fused = self.speculation.fused
+        if fused != tuple(sorted(set(fused))) or not all(0 <= layer < self.num_layers for layer in fused):
+            raise ContractError(
+                f"a head that drafts reads the layers {list(fused)}: each once, ascending, of 0..{self.num_layers - 1}; plan again"
+            )
         for replica in self.replicas:
             _check_replica(replica, self.num_layers)
 

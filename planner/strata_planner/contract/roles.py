@@ -50,6 +50,18 @@ class Role(Value, frozen=True, omit_defaults=True):
     )
     head_format: FormatName = "dense"  # of the table that logits are made with, where the role has the head
 
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """Those of its layers whose outputs go on to a head at the leader."""
+        first, last = self.layers
+        return tuple(layer for layer in self.speculation.fused if first <= layer <= last)
+
+    @property
+    def states_received(self) -> int:
+        """Hidden states of each token that come in for the head: of the layers before, beside those that it computes on; of all, with results."""
+        fused = self.speculation.fused if self.stages > 1 else ()
+        return len(fused) if self.leader else sum(layer < self.layers[0] for layer in fused)
+
 
 def roles_of(plan: Plan) -> dict[str, tuple[Role, ...]]:
     """Slot name -> its roles, in the order of replicas and stages."""

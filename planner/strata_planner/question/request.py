@@ -67,7 +67,7 @@ class PlanRequest:
     `tensor_parallel`. One pipeline of single devices, the least by LLM-PQ's objective: "pipeline" proves it, "exact" does so by
     the ILP of LLM-PQ, "transfer" is its heuristic. `method`: how weights become fewer bits. `activation_bits`: 8 among them lets products round activations too, where a format for it exists and a device is faster by it.
     `static_activations`: the ranges of this model's activations were calibrated. `chunk_tokens`: of prompts in one step, at most; None: as many as
-    are best. `draft_model`: the shapes of what lies at `speculation.draft_uri`; a head makes plans of one stage a replica.
+    are best. `draft_model`: the shapes of what lies at `speculation.draft_uri`; of a head `speculation.fused` says what it reads.
     """
 
     deployment: str
@@ -194,11 +194,6 @@ class PlanRequest:
 
     def _check_stages(self) -> None:
         most = self.max_stages
-        if self.speculation.mode == "eagle" and (self.min_stages, most) != (1, 1):
-            raise WorkloadError(
-                f"speculation eagle with minStages {self.min_stages} and maxStages {most}: a head reads hidden states of low, middle and high layers, "
-                "which lie together on one stage alone; ask for one stage, or take the mode draft with a small model"
-            )
         if self.min_stages < 1 or (most is not None and most < self.min_stages):
             raise WorkloadError(
                 f"minStages {self.min_stages} and maxStages {most}: 1 <= minStages <= maxStages is needed"
@@ -230,16 +225,18 @@ class PlanRequest:
             raise ModelError(
                 f"speculation mode {wish.mode} with the draft model '{wish.draft_uri}': drafts are planned with a model's uri and its shapes; give both"
             )
-        if small is not None and (small.architecture == EAGLE) != (wish.mode == "eagle"):
+        is_head = small is not None and small.architecture == EAGLE
+        if small is not None and wish.mode in {"draft", "eagle"} and is_head != (wish.mode == "eagle"):
             raise ModelError(
                 f"draft model {wish.draft_uri}: the mode {wish.mode} takes {'a head of EAGLE-3' if wish.mode == 'eagle' else 'a small model'}, "
                 f"and that is '{small.architecture}'; give the other, or take the other mode"
             )
-        if (
-            small is not None
-            and small.architecture != EAGLE
-            and abs(small.vocab_size - self.model.vocab_size) > MOST_PADDED_ROWS
-        ):
+        if is_head != bool(wish.fused):
+            raise ModelError(
+                f"draft model '{wish.draft_uri}' reads the outputs of the layers {list(wish.fused)}: a head reads some, and nothing else does; "
+                "name those of its config.json"
+            )
+        if small is not None and not is_head and abs(small.vocab_size - self.model.vocab_size) > MOST_PADDED_ROWS:
             raise ModelError(
                 f"draft model {self.speculation.draft_uri}: it has {small.vocab_size} tokens, the model that it drafts for "
                 f"{self.model.vocab_size}: a draft model has the same tokenizer (tables may differ by {MOST_PADDED_ROWS} padded rows); take one of its family"

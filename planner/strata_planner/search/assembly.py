@@ -157,7 +157,7 @@ def _memories(
         kv = pages * _page_bytes(request, part, group.degree) + _state_bytes(request, part)
         working = pricer.working(found.candidate, place, formats).peak(kv)
         overhead = group.leader.overhead_bytes
-        draft = 0 if place else pricer.draft_bytes(group, found.candidate.pair)
+        draft = pricer.draft_bytes(group, found.candidate.pair, first=place == 0, head=head)
         total = weights + tables + kv + working + draft
         memories.append(StageMemory(weights, tables, kv, working, overhead, total, draft))
     return memories

@@ -80,7 +80,8 @@ class Leader:
             slowest = max(slowest, seconds)
             if last:
                 hop, units = stage.hop, batch.sampled if place == last else batch.tokens
-                at = max(at, self._link_free[place]) + units * hop.seconds_per_token
+                sending = units * hop.seconds_per_token + batch.tokens * hop.seconds_per_row
+                at = max(at, self._link_free[place]) + sending
                 self._link_free[place] = at
                 at += hop.latency_seconds
         return _Result(at, sampled, batch, slowest)

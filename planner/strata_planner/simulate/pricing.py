@@ -51,13 +51,16 @@ class StagePricer:
         link = self.cluster.slowest_link(group) if group.degree > 1 else None
         return StageTable(_Stage(self.model, self._latencies, rates, counted, group.degree, link), head=head)
 
-    def hop(self, source: Accelerator, target: Accelerator, *, sampled: bool) -> Hop:
-        """Between the leaders of two stages: of hidden states, or of sampled tokens on the way back to the first."""
+    def hop(self, source: Accelerator, target: Accelerator, *, sampled: bool, states: int = 0) -> Hop:
+        """Between the leaders of two stages: of hidden states, or of sampled tokens on the way back to the first. `states`: beside either those of so
+        many layers, which a head reads.
+        """
         link = self.cluster.link(source, target)
-        latency, one = (
-            sampled_tokens_seconds(link, count) if sampled else self._hidden_states(link, count) for count in (0, 1)
-        )
-        return Hop(latency, one - latency)
+        latency, row = (self._hidden_states(link, count) for count in (0, 1))
+        per_row = row - latency
+        if sampled:
+            return Hop(latency, sampled_tokens_seconds(link, 1) - latency, states * per_row)
+        return Hop(latency, (1 + states) * per_row)
 
     def _hidden_states(self, link: LinkRate, tokens: int) -> float:
         return hidden_states_seconds(self.model, link, tokens, self.compute_type)

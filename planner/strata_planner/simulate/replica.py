@@ -15,7 +15,7 @@ from strata_planner.errors import ClusterError
 from strata_planner.question.cluster import Cluster, DeviceGroup
 from strata_planner.question.model import LayerShape, Model
 from strata_planner.simulate.pricing import StagePricer
-from strata_planner.simulate.stage import StageModel
+from strata_planner.simulate.stage import Hop, StageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,15 @@ class ReplicaModel:
     @classmethod
     def priced(cls, plan: Plan, replica: Replica, pricer: StagePricer) -> Self:
         groups = [_group(stage, pricer.cluster) for stage in replica.stages]
+
+        def hop(place: int) -> Hop:
+            source, target = groups[place].leader, groups[(place + 1) % len(groups)].leader
+            states = sum(layer <= replica.stages[place].layers[1] for layer in plan.speculation.fused)
+            return pricer.hop(source, target, sampled=place == len(groups) - 1, states=states)
+
         stages = tuple(
             StageModel(
-                pricer.stage(_layers(stage, pricer.model), group, kv_bits=stage.kv_bits, head=stage.head),
-                pricer.hop(group.leader, groups[(place + 1) % len(groups)].leader, sampled=place == len(groups) - 1),
+                pricer.stage(_layers(stage, pricer.model), group, kv_bits=stage.kv_bits, head=stage.head), hop(place)
             )
             for place, (stage, group) in enumerate(zip(replica.stages, groups, strict=True))
         )

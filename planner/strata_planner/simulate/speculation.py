@@ -177,8 +177,9 @@ class _Priced:
         """From one step of a micro-batch to its next: through all stages, or as long as the slowest works for the others."""
         stages = [seconds(each.seconds) for each in model.stages]
         hops = [each.hop for each in model.stages] if len(stages) > 1 else []
-        through = sum(stages) + sum(hop.latency_seconds + tokens * hop.seconds_per_token for hop in hops)
-        slowest = max([*stages, *(tokens * hop.seconds_per_token for hop in hops)])
+        sending = [tokens * (hop.seconds_per_token + hop.seconds_per_row) for hop in hops]
+        through = sum(stages) + sum(hop.latency_seconds for hop in hops) + sum(sending)
+        slowest = max([*stages, *sending])
         return max(through, load.batches * slowest)
 
 

@@ -34,11 +34,12 @@ StageSeconds = Callable[[Batch], float]
 class Hop:
     """From a stage to the next: tokens take the link one after the other, then each arrives after the latency.
 
-    The last stage's hop leads back to the first and its "tokens" are the sampled ones.
+    The last stage's hop leads back to the first and its "tokens" are the sampled ones; rows are all of the step, whose states go back to a head.
     """
 
     latency_seconds: float = 0.0
     seconds_per_token: float = 0.0
+    seconds_per_row: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Made by `load_stage`, called once per step by the stage executor. Knows nothing of sequences: the Batch does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -19,10 +19,6 @@ from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.cached_heads import cached_heads
 from strata_runtime.model.kv.batch import Batch
 from strata_runtime.model.watched_layers import WatchedLayers
-
-TakeStates = Callable[
-    [list[torch.Tensor], Batch], None
-]  # [tokens, hidden] of each watched layer, of the rows of a step
 
 
 class StageModel:
@@ -45,7 +41,8 @@ class StageModel:
             self.num_kv_heads = last - first
         self.states = stage.states
         self.keeps_state = keeps_state(config.model_type)
-        self.num_layers = num_layers
+        self.num_layers = num_layers  # of this stage
+        self.whole_layers: int = config.num_hidden_layers  # of the model
         self.dtype = stage.dtype
         self.device = device
         self.layers = stage.own_layers()
@@ -53,17 +50,23 @@ class StageModel:
         self.speculation = NO_SPECULATION  # for which its linears have draft weights
         self._drafting = DraftSwitch()
         self._stage = stage
-        self._watched: tuple[WatchedLayers, TakeStates] | None = None
+        self._watched = WatchedLayers(())
+        self._states: list[torch.Tensor] = []  # [tokens, hidden] of each watched layer
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token ids [tokens] -> [tokens, hidden], where the stage embeds."""
         embedded: torch.Tensor = self._stage.module.get_input_embeddings()(tokens)
         return embedded
 
-    def watch(self, layers: Sequence[int], take: TakeStates) -> None:
-        """From the next step on, and for good, `take` gets what these layers (numbered as in the whole model) hand on; at most one taker."""
-        assert self._watched is None, "somebody watches already"
-        self._watched = WatchedLayers([self._stage.layer(number) for number in layers]), take
+    def watch(self, layers: Sequence[int]) -> None:
+        """From the next step on `take_states` has what these layers (numbered as in the whole model) hand on, and no others."""
+        self._watched.end()
+        self._watched = WatchedLayers([self._stage.layer(number) for number in layers])
+
+    def take_states(self) -> list[torch.Tensor]:
+        """[tokens, hidden] of each watched layer, of the newest step, once."""
+        states, self._states = self._states, []
+        return states
 
     def linears(self, layer: int) -> dict[str, nn.Module]:
         """The linears of a layer (numbered as in the whole model) as they are stored now, by key: the path in the whole model.
@@ -114,10 +117,7 @@ class StageModel:
         with torch.inference_mode():
             try:
                 outputs = self._stage.compute(inputs, batch)
-                if self._watched is not None:
-                    watched, take = self._watched
-                    take(watched.take(batch.tokens), batch)
+                self._states = self._watched.take(batch.tokens)
             finally:
-                if self._watched is not None:
-                    self._watched[0].forget()
+                self._watched.forget()
             return outputs

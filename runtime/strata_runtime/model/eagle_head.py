@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from strata_planner.contract.draft_head import DraftHead
 from strata_planner.contract.rows import padded_rows
+from strata_runtime.kernels import native_rowwise
 from strata_runtime.model.attention import attend
 from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.batch import Batch
@@ -76,7 +77,9 @@ class EagleHead:
     def fuse(self, states: Sequence[Tensor]) -> Tensor:
         """states: three of [tokens, target's hidden] -> [tokens, hidden]."""
         tokens = states[0].shape[0]
-        fused: Tensor = self.linears.fc(self._rows(torch.cat([each.to(self.dtype) for each in states], dim=-1)))
+        fused: Tensor = self.linears.fc(
+            self._rows(torch.cat([each.to(self.device, self.dtype) for each in states], dim=-1))
+        )
         return fused[:tokens]
 
     def forward(self, tokens: Tensor, before: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -101,6 +104,11 @@ class EagleHead:
         logits = self.linears.logits(self._rows(self._norm(hidden, self.norms.out)))[: len(rows)]
         return logits.float(), hidden
 
+    @staticmethod
+    def fuse_sizes(tokens: int) -> set[tuple[str, int, int]]:
+        """As `kernel_sizes`, of fusing the states of so many."""
+        return {("fuse", padded_rows(tokens), 0)}
+
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         """All that the libraries make kernels for in a step of this batch on a processor."""
         return {("linears", padded_rows(batch.tokens), 0), ("head", padded_rows(len(batch.sample_rows)), 0)}
@@ -111,6 +119,10 @@ class EagleHead:
         heads = projected.view(projected.shape[0], -1, shape.head_dim).transpose(0, 1)
         query, key, value = torch.split(heads, [shape.heads, shape.kv_heads, shape.kv_heads])
         cos, sin = self.rotary(projected, (batch.positions - FIRST)[None])
+        if native_rowwise.takes(projected) and cos.dtype is projected.dtype:
+            for each in (query, key):
+                native_rowwise.rotate(each, cos[0], sin[0])
+            return query, key, value
         return turned_halves(query, cos, sin), turned_halves(key, cos, sin), value.contiguous()
 
     def _mlp(self, rows: Tensor) -> Tensor:
@@ -119,6 +131,8 @@ class EagleHead:
         return projected[: rows.shape[0]]
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
+        if native_rowwise.takes(rows):
+            return native_rowwise.rms_norm(rows, weight, self.shape.norm_eps)
         wide = rows.float()
         scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.shape.norm_eps)
         return weight * scaled.to(rows.dtype)

@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 
 class WatchedLayers:
-    """The outputs of some layers of one module, one of them twice if it is named twice. Lasts as long as the module."""
+    """The outputs of some layers of one module, until `end`."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._outputs: list[Tensor | None] = [None] * len(layers)
-        for place, layer in enumerate(layers):
-            layer.register_forward_hook(partial(self._keep, place))
+        self._hooks = [layer.register_forward_hook(partial(self._keep, place)) for place, layer in enumerate(layers)]
 
     def take(self, tokens: int) -> list[Tensor]:
         """[tokens, hidden] each, of the step that has just run; nothing of it is kept."""
@@ -23,6 +22,10 @@ class WatchedLayers:
 
     def forget(self) -> None:
         self._outputs = [None] * len(self._outputs)
+
+    def end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def _keep(self, place: int, _module: nn.Module, _inputs: Any, output: Any) -> None:
         """output: [1, rows, hidden], padded rows included; of some architectures the first of a tuple."""

@@ -28,6 +28,12 @@ class Guesser(ABC):
     def begin(self) -> None:  # noqa: B027, most remember nothing
         """Of an epoch: no block holds anything."""
 
+    def expect(self, places: torch.Tensor) -> None:  # noqa: B027, most read no states
+        """A step of the model that verifies has begun: where in the replica's pool its tokens lie, [tokens]."""
+
+    def take(self, states: Sequence[torch.Tensor]) -> None:  # noqa: B027
+        """Of the oldest step that is expected: hidden states [tokens, hidden] that the layers in `Speculation.fused` handed on."""
+
     @abstractmethod
     def logits(self, tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
         """tokens: [tokens] int64, of the texts themselves. [rows, its vocabulary] float32 of `batch.sample_rows`."""

@@ -27,33 +27,33 @@ from strata_runtime.slot.role_cache import cache_of
 def check_draft_model(role: Role, target: Path, progress: Callable[[], None]) -> None:
     """Before anything is loaded for it. `target`: the folder of the model that verifies.
 
-    Raises InputError for a model of other tokens, for what is no model or no head, and for a head where a replica has several stages.
+    Raises InputError for a model of other tokens, for what is no model or no head, and for a head that reads other layers than the plan says.
     """
-    if role.speculation.mode == "eagle" and role.stages > 1:
-        raise InputError(
-            f"speculation eagle over {role.stages} stages: a head reads hidden states of low, middle and high layers, which lie together on one stage "
-            "alone; plan one stage a replica (placement.maxStages 1), or take the mode draft with a small model"
-        )
     folder = resolve_model(role.speculation.draft_uri, progress)
     with _named(role):
         config = read_model_config(target)
-        if role.speculation.mode != "eagle":
+        if not role.speculation.has_head:
             check_same_tokens(target, folder, config.vocab_size, read_model_config(folder).vocab_size)
             return
         head = HeadFolder(folder)
         head.shape.check_target(config.hidden_size, config.num_hidden_layers)
         check_same_tokens(target, folder, config.vocab_size, head.shape.vocab_size)
         head.targets(config.vocab_size)
+        told, read = role.speculation.fused, head.shape.read_layers(config.num_hidden_layers)
+        if told != read and (told or role.stages > 1):
+            raise InputError(
+                f"it reads the outputs of the layers {list(read)}, by the plan stages hand on those of {list(told)}: the head has changed since; plan again"
+            )
 
 
 def load_drafter(role: Role, model: StageModel, progress: Callable[[], None]) -> Drafter:
-    """What the leader of this role drafts with. `model`: that verifies; a head watches its layers from now on.
+    """What the leader of this role drafts with. `model`: its part of that which verifies; a head's layers in it are watched from now on.
 
     Raises InputError for whatever `load_stage` refuses.
     """
     folder = resolve_model(role.speculation.draft_uri, progress)
     with _named(role):
-        if role.speculation.mode == "eagle":
+        if role.speculation.has_head:
             return _head(role, folder, model)
         return _small_model(role, folder, model, progress)
 
@@ -69,9 +69,10 @@ def _small_model(role: Role, folder: Path, model: StageModel, progress: Callable
 def _head(role: Role, folder: Path, model: StageModel) -> Drafter:
     """What it stored of its drafts follows from its own states, not from those of the model: it is computed again."""
     found = HeadFolder(folder)
+    fused = found.shape.fused_layers(model.whole_layers)
     with torch.inference_mode():
         head = found.load(model.vocab_size, model.embed, model.dtype, model.device)
-    guesser = HeadGuesser(head, role.kv_page_budget * role.page_tokens)
+    guesser = HeadGuesser(head, role.kv_page_budget * role.page_tokens, fused)
     cache = PagedKvCache(
         num_layers=1,
         first_layer=LAYER,
@@ -83,7 +84,8 @@ def _head(role: Role, folder: Path, model: StageModel) -> Drafter:
         device=model.device,
         kv_bits=role.kv_bits,
     )
-    model.watch(found.shape.fused_layers(model.num_layers), guesser.take)
+    first, last = role.layers
+    model.watch([layer for layer in sorted(set(fused)) if first <= layer <= last])
     return Drafter(guesser, cache, found.shape.positions, keeps_drafts=False)
 
 

@@ -4,6 +4,7 @@ Made by the slot at commit. The engine decides; this thread moves messages and r
 """
 
 import logging
+from collections.abc import Sequence
 
 import torch
 import zmq
@@ -25,7 +26,8 @@ from strata_runtime.scheduler.engine import Engine, Step
 from strata_runtime.scheduler.scheduler import Limits
 from strata_runtime.slot.drafter import Drafter
 from strata_runtime.slot.reception import Gateways, Gone
-from strata_runtime.stage.executor import StageExecutor
+from strata_runtime.stage.executor import Answered, StageExecutor
+from strata_runtime.stage.tensors import from_bytes
 from strata_runtime.stage.worker import Inlet, Outlet, failure_of
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,16 @@ class _Guesses:
                 self._drafter = None
         return Drafted([[] for _ in tasks], 0.0)
 
+    def expect(self, places: torch.Tensor | None) -> None:
+        """Of a step that stage 0 has computed."""
+        if self._drafter is not None and places is not None:
+            self._drafter.guesser.expect(places)
+
+    def take(self, states: Sequence[torch.Tensor]) -> None:
+        """What came with the result of the oldest step under way."""
+        if self._drafter is not None:
+            self._drafter.guesser.take(states)
+
 
 class LeaderWorker:
     """Stage 0 of a replica. Without other stages (`links` is None) it samples its own tokens. `drafter`: a small model that guesses them first."""
@@ -81,7 +93,8 @@ class LeaderWorker:
     ) -> None:
         self.executor = executor
         limits = limits_of(executor.role, executor.vocabulary, drafter)
-        self.engine = Engine(limits, _Guesses(drafter).draft)
+        self._guesses = _Guesses(drafter)
+        self.engine = Engine(limits, self._guesses.draft)
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
         self._epoch = epoch
         self._hidden = hidden
@@ -122,9 +135,10 @@ class LeaderWorker:
         received = inlet.receive()
         if received is None:
             return
-        match received[0]:
+        message, bodies = received
+        match message:
             case StepResult() as result:
-                self._deliver(result)
+                self._deliver(Answered(result, [from_bytes(body, self._dtype, self._hidden) for body in bodies]))
             case StepFailed() as failure:
                 self._fail(failure)
             case _:
@@ -161,10 +175,14 @@ class LeaderWorker:
         except Exception as error:
             self._fail(failure_of(header, self.executor.role.stage, error))
             raise
-        if isinstance(output, StepResult):
+        if output is not None:
+            self._guesses.expect(output.places)
+        if isinstance(output, Answered):
             self._deliver(output)
+        elif self._outlet is not None and output is not None:
+            self._outlet.frame(output)
         elif self._outlet is not None:
-            self._outlet.frame(*(output or (header, None)))
+            self._outlet.operations(header)
         return True
 
     def _header(self, step: Step) -> FrameHeader:
@@ -181,8 +199,9 @@ class LeaderWorker:
             draft=step.draft,
         )
 
-    def _deliver(self, result: StepResult) -> None:
-        events = self.engine.take(result)
+    def _deliver(self, answered: Answered) -> None:
+        self._guesses.take(answered.states)
+        events = self.engine.take(answered.result)
         if events:
             self._gateways.deliver(events, self._hello())
 

@@ -38,7 +38,7 @@ def check_ranks(role: Role) -> None:
         raise InputError(
             f"a stage over {role.tensor_parallel} {role.devices[0].type}: several GPUs in one stage are planned, but not run yet; use tensorParallel [1]"
         )
-    if role.speculation.mode == "eagle":
+    if role.leader and role.speculation.has_head:
         raise InputError(
             f"a head of EAGLE-3 beside a stage over {role.tensor_parallel} devices: it reads the whole embedding, of which ranks have parts; use "
             "speculation ngram, suffix, draft or selfPrecision, or tensorParallel [1]"

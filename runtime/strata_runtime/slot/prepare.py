@@ -62,7 +62,7 @@ def differ_in_bits(one: Role, other: Role) -> bool:
 
 
 def _place(role: Role) -> tuple[object, ...]:
-    drafts_with = (role.speculation.draft_uri, role.speculation.mode == "eagle") if role.leader else None
+    drafts_with = (role.speculation.draft_uri, role.speculation.has_head, role.watched) if role.leader else None
     tables = (role.embedding, role.head, role.head_format)
     return (role.layers, tables, role.model_uri, role.compute_type, role.devices, drafts_with)
 
@@ -183,9 +183,11 @@ class Loading:
             if same_weights(held.role, role):
                 self._held.remove(held)
                 held.model.speculation = role.speculation
+                _watch(role, held.model)
                 self._progress(count)
                 return replace(held, role=role)
         if (model := self._take_model(role)) is not None:
+            _watch(role, model)
             self._progress(count)
             return LoadedRole(role, model, cache_of(role, model))
         moved = self._move(role) if self._idle else None
@@ -210,6 +212,7 @@ class Loading:
         if others is not None:
             others.wait_loaded(lambda: self._step(role))
         drafter = None
+        _watch(role, model)
         if drafts:
             drafter = load_drafter(role, model, lambda: self._step(role))
         return LoadedRole(role, model, cache_of(role, model), drafter, others)
@@ -243,6 +246,7 @@ class Loading:
                 held = replace(held, role=role_after(held.role, change))  # noqa: PLW2901  it is that now
                 change.release()
                 self._moved(role, held)
+            _watch(role, held.model)
             return replace(held, role=role)
         return None
 
@@ -284,6 +288,12 @@ class Loading:
 def _takes_another_pool(held: LoadedRole) -> bool:
     """What drafts has pages like the pool's, and other ranks have pools of their own."""
     return held.drafter is None and held.others is None
+
+
+def _watch(role: Role, model: StageModel) -> None:
+    """The leader's own layers its head watches, for as long as it is loaded."""
+    if not role.leader:
+        model.watch(role.watched)
 
 
 def _device(role: Role) -> torch.device:

@@ -72,7 +72,8 @@ class FrameBounds:
     @property
     def largest_bytes(self) -> int:
         """Of one frame of the socket."""
-        return max(self.header_bytes, 0 if self.role.leader else self.most_tokens * self._row_bytes)
+        is_bare = self.role.leader and not self.role.states_received
+        return max(self.header_bytes, 0 if is_bare else self.most_tokens * self._row_bytes)
 
     @property
     def _row_bytes(self) -> int:
@@ -93,8 +94,7 @@ class FrameBounds:
     def _check_result(self, result: StepResult, bodies: list[int]) -> None:
         if not self.role.leader:
             raise StepError(f"stage {self.role.stage} got a result, which only the leader takes")
-        if bodies:
-            raise StepError(f"step {result.step}: {len(bodies)} frames follow a result, which is one frame alone")
+        self._check_states(result.step, bodies)
         self._at_most(result.step, "tokens", len(result.tokens), self.most_tokens)
         self._at_most(result.step, "characters of weights", len(result.weights), _WEIGHTS_CHARACTERS)
         for sampled in result.tokens:
@@ -122,10 +122,19 @@ class FrameBounds:
         for operation in header.operations:
             if isinstance(operation, Open):
                 self._check_open(step, operation)
-        wanted = tokens * self._row_bytes
-        if bodies != [wanted]:
+        count, wanted = 1 + (role.states_received if tokens else 0), tokens * self._row_bytes
+        if bodies != [wanted] * count:
             raise StepError(
-                f"step {step}: frames of {bodies} bytes follow the header; its {tokens} tokens are one of {wanted}"
+                f"step {step}: frames of {bodies} bytes follow the header; its {tokens} tokens are {count} of {wanted}"
+            )
+
+    def _check_states(self, step: int, bodies: list[int]) -> None:
+        """Behind a result: how many tokens its step had the leader knows."""
+        count, most = self.role.states_received, self.most_tokens * self._row_bytes
+        tokens, rest = divmod(bodies[0], self._row_bytes) if bodies else (0, 0)
+        if len(bodies) != count or len(set(bodies)) > 1 or rest or tokens > self.most_tokens:
+            raise StepError(
+                f"step {step}: frames of {bodies} bytes follow a result; here {count} do, of equally many tokens, {most} bytes at most each"
             )
 
     def _check_open(self, step: int, operation: Open) -> None:

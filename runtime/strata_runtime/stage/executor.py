@@ -7,8 +7,9 @@ precision: never within a step.
 import functools
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from msgspec import structs
@@ -42,7 +43,32 @@ class Work:
     frames_dropped: int = 0
 
 
-Passed = tuple[FrameHeader, torch.Tensor]  # what a stage hands on: hidden states [tokens, hidden] behind their header
+class Passed(NamedTuple):
+    """What a stage hands on: hidden states [tokens, hidden] behind their header. `states`: likewise of the watched layers so far, each its own.
+
+    `places`: [tokens], where the step's tokens lie in this stage's pool.
+    """
+
+    header: FrameHeader
+    hidden: torch.Tensor
+    states: Sequence[torch.Tensor] = ()
+    places: torch.Tensor | None = None
+
+
+class Answered(NamedTuple):
+    """What the last stage hands back, with the states of all watched layers. `places`: as of `Passed`."""
+
+    result: StepResult
+    states: Sequence[torch.Tensor] = ()
+    places: torch.Tensor | None = None
+
+
+class _Computed(NamedTuple):
+    """Of one step: what comes out of the stage's own layers."""
+
+    outputs: torch.Tensor
+    states: list[torch.Tensor]
+    places: torch.Tensor
 
 
 def weights_of(role: Role) -> str:
@@ -80,16 +106,20 @@ class StageExecutor:
         self._own_weights = weights_of(role)
         self._weights = ""  # that the last step ran with: they may change as soon as it is over
 
-    def run(self, header: FrameHeader, inputs: torch.Tensor) -> Passed | StepResult | None:
-        """One step. inputs: token ids [tokens] on the first stage, hidden states [tokens, hidden] on the others.
+    def run(
+        self, header: FrameHeader, inputs: torch.Tensor, received: Sequence[torch.Tensor] = ()
+    ) -> Passed | Answered | None:
+        """One step. inputs: token ids [tokens] on the first stage, hidden states [tokens, hidden] on the others. `received`: of watched layers before.
 
         Returns what the next stage gets, on the last one the sampled tokens; None if there was nothing to compute.
         Raises StepError for a gap in the steps or inputs that do not match the segments.
         """
         started = time.monotonic()
-        outputs = self.compute(header, inputs)
-        if outputs is None:
+        computed = self._compute(header, inputs)
+        if computed is None:
             return None
+        outputs, own, places = computed
+        states = (*received, *own)
         tokens = self._sampler.sample(header.segments, outputs) if self.role.head else []
         if outputs.is_cuda:  # launches come back at once; what follows waits for them anyway
             torch.cuda.current_stream(outputs.device).synchronize()
@@ -98,11 +128,16 @@ class StageExecutor:
         weights = digest(header.weights, self._weights)
         slowest = max(header.seconds, seconds)
         if self.role.head:
-            return StepResult(header.replica, header.epoch, header.step, tokens, weights, slowest)
-        return structs.replace(header, weights=weights, seconds=slowest), outputs
+            result = StepResult(header.replica, header.epoch, header.step, tokens, weights, slowest)
+            return Answered(result, states, places)
+        return Passed(structs.replace(header, weights=weights, seconds=slowest), outputs, states, places)
 
     def compute(self, header: FrameHeader, inputs: torch.Tensor) -> torch.Tensor | None:
         """The same without sampling: hidden states [tokens, hidden], on the last stage logits [rows, vocab] float32."""
+        computed = self._compute(header, inputs)
+        return None if computed is None else computed.outputs
+
+    def _compute(self, header: FrameHeader, inputs: torch.Tensor) -> _Computed | None:
         with self.boundary.step(), torch.inference_mode():
             self._check(header, inputs)
             if self._others is not None:
@@ -114,7 +149,8 @@ class StageExecutor:
             self._weights = self._own_weights
             batch = self._cache.plan(header.segments)
             with self._first_times.step(self.model.kernel_sizes(batch)):
-                return self.model.forward(inputs.to(self.model.device), batch, draft=header.draft)
+                outputs = self.model.forward(inputs.to(self.model.device), batch, draft=header.draft)
+            return _Computed(outputs, self.model.take_states(), batch.places)
 
     def switch(self, change: Change) -> tuple[int, float]:
         """Give a layer its new weights between two steps; from any thread, while another one runs the steps.

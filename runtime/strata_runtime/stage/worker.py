@@ -10,15 +10,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
 import zmq
 
 from strata_planner.contract.decoding import decode_frame
-from strata_planner.contract.frames import DataMessage, FrameHeader, StepFailed, StepResult, data_decoder, encode
+from strata_planner.contract.frames import DataMessage, FrameHeader, StepFailed, data_decoder, encode
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import StepError
 from strata_runtime.stage.bounds import FrameBounds
-from strata_runtime.stage.executor import StageExecutor
+from strata_runtime.stage.executor import Answered, Passed, StageExecutor
 from strata_runtime.stage.tensors import from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
@@ -37,17 +36,22 @@ class Worker(Protocol):
 
 
 class Outlet:
-    """The way to the next stage: of hidden states, or of the sampled tokens on the last one."""
+    """The way to the next stage: of hidden states, or of the sampled tokens on the last one; beside either the states of watched layers."""
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
         self._socket = socket
 
-    def frame(self, header: FrameHeader, hidden: torch.Tensor | None) -> None:
-        body = b"" if hidden is None else to_bytes(hidden)
-        self._socket.send_multipart([encode(header), body], copy=False)
+    def frame(self, passed: Passed) -> None:
+        tensors = map(to_bytes, (passed.hidden, *passed.states))
+        self._socket.send_multipart([encode(passed.header), *tensors], copy=False)
 
-    def result(self, result: StepResult) -> None:
-        self._socket.send(encode(result))
+    def operations(self, header: FrameHeader) -> None:
+        """Of a step without tokens."""
+        self._socket.send_multipart([encode(header), b""], copy=False)
+
+    def result(self, answered: Answered) -> None:
+        """With what the leader's head reads, if it has one."""
+        self._socket.send_multipart([encode(answered.result), *map(to_bytes, answered.states)], copy=False)
 
     def failed(self, failure: StepFailed) -> None:
         """The last word of this stage: it goes out before the socket is closed, if the neighbour is there."""
@@ -67,8 +71,8 @@ class Inlet:
         self._executor = executor
         self._bounds = bounds
 
-    def receive(self) -> tuple[DataMessage, memoryview] | None:
-        """One message and its tensor's bytes; None for a dropped one. Raises StepError for one that is no frame."""
+    def receive(self) -> tuple[DataMessage, list[memoryview]] | None:
+        """One message and its tensors' bytes; None for a dropped one. Raises StepError for one that is no frame."""
         header, *bodies = (part.buffer for part in self.socket.recv_multipart(copy=False))
         try:
             message = decode_frame(data_decoder, header, self._bounds.header_bytes)
@@ -79,7 +83,7 @@ class Inlet:
             log.warning("dropped a frame of epoch %d; epoch %d is in force", message.epoch, self._epoch)
             return None
         self._bounds.check(message, [len(body) for body in bodies])
-        return message, bodies[0] if bodies else memoryview(b"")
+        return message, bodies
 
     def close(self) -> None:
         self.socket.close()
@@ -103,21 +107,24 @@ class Follower:
             self._inlet.close()
             self._outlet.close()
 
-    def _step(self, header: DataMessage, body: memoryview) -> None:
+    def _step(self, header: DataMessage, bodies: list[memoryview]) -> None:
         if isinstance(header, StepFailed):  # of an earlier stage: on to the leader
             self._outlet.failed(header)
             return
         if not isinstance(header, FrameHeader):
             raise StepError(f"stage {self.executor.role.stage} got a result, which only the leader takes")
         try:
-            output = self.executor.run(header, from_bytes(body, header.dtype, header.hidden))
+            inputs, *states = (from_bytes(body, header.dtype, header.hidden) for body in bodies)
+            output = self.executor.run(header, inputs, states)
         except Exception as error:
             self._outlet.failed(failure_of(header, self.executor.role.stage, error))
             raise
-        if isinstance(output, StepResult):
+        if isinstance(output, Answered):
             self._outlet.result(output)
+        elif output is not None:
+            self._outlet.frame(output)
         elif not self.executor.role.head:
-            self._outlet.frame(*(output or (header, None)))
+            self._outlet.operations(header)
 
 
 def failure_of(header: FrameHeader, stage: int, error: Exception) -> StepFailed:

@@ -13,7 +13,7 @@ from strata_operator.decide.planning import request_for, with_draft_model, with_
 from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan, Speculation
-from strata_planner.errors import ModelError, WorkloadError
+from strata_planner.errors import ModelError
 from strata_planner.question.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.question.model import Model
 from strata_planner.question.request import PlanRequest
@@ -153,20 +153,22 @@ HEAD = {"draft_vocab_size": 256, "num_hidden_layers": 1, "architectures": ["Llam
 EAGLE = {"runtime": {"speculation": {"mode": "eagle", "draftModel": {"uri": "hf://a/head"}}}}
 
 
-def test_a_head_reaches_the_planner_and_holds_replicas_to_one_stage() -> None:
+@pytest.mark.parametrize("mode", ["eagle", "auto"])
+def test_a_head_reaches_the_planner(mode: str) -> None:
+    """With the layers that it reads, for stages to hand on."""
     short = {"workload": {"promptTokens": 64, "outputTokens": 32}}
-    deployment = a_deployment().with_spec(**short).with_spec(**EAGLE)
+    wish = EAGLE["runtime"]["speculation"] | {"mode": mode}
+    deployment = a_deployment().with_spec(**short, runtime={"speculation": wish})
     request = request_for(deployment.build(), CLUSTER, CONFIG)
     found = with_draft_model(request, CONFIG | HEAD, "hf://a/head@0123")
     found.check()
-    assert found.speculation == Speculation("eagle", 4, draft_uri="hf://a/head@0123")
+    layers = Model.from_config(CONFIG).num_layers
+    fused = tuple(sorted({1, layers // 2 - 1, layers - 4}))
+    assert found.speculation == Speculation(mode, 4, draft_uri="hf://a/head@0123", fused=fused)  # type: ignore[arg-type]
     assert found.draft_model is not None
-    assert (found.draft_model.num_layers, found.draft_model.vocab_size, found.max_stages) == (1, 256, 1)
-    split = with_draft_model(replace(request, min_stages=2), CONFIG | HEAD, "hf://a/head")
-    with pytest.raises(WorkloadError, match=r"eagle with minStages 2 .*mode draft with a small model"):
-        split.check()
+    assert (found.draft_model.num_layers, found.draft_model.vocab_size) == (1, 256)
     odd = {
-        "is that of no EAGLE-3 head": CONFIG,
+        **({} if mode == "auto" else {"is that of no EAGLE-3 head": CONFIG}),
         "hidden states of 96 values": CONFIG | HEAD | {"target_hidden_size": 96},
         "it has 9999 tokens, the model": CONFIG | HEAD | {"vocab_size": 9999},
         "num_hidden_layers|it has 3 layers": CONFIG | HEAD | {"num_hidden_layers": 3},
@@ -175,7 +177,7 @@ def test_a_head_reaches_the_planner_and_holds_replicas_to_one_stage() -> None:
         with pytest.raises(UnsupportedModelError, match=f"draft model hf://a/odd: .*({said})"):
             with_draft_model(request, config, "hf://a/odd")
     small = request_for(a_deployment().with_spec(**short).with_spec(**DRAFTING).build(), CLUSTER, CONFIG)
-    with pytest.raises(UnsupportedModelError, match="that is a head of EAGLE-3: take the mode eagle"):
+    with pytest.raises(UnsupportedModelError, match="that is a head of EAGLE-3: take the mode eagle or auto"):
         with_draft_model(small, CONFIG | HEAD, "hf://a/head")
 
 
@@ -226,7 +228,6 @@ DEGREES: dict[str, tuple[dict[str, Any], tuple[Node, ...], dict[str, Any], tuple
     "one pipeline": ({"planning": {"solver": "pipeline"}}, (), LLAMA, (1,)),
     "formats that are not cut": ({"precision": {"allowed": [4, 16]}}, (), LLAMA, (1,)),
     "a model that is not cut": ({}, (), LLAMA | {"qk_layernorm": True}, (1,)),
-    "a head that drafts": (EAGLE, (), LLAMA, (1,)),
 }
 
 
@@ -234,6 +235,13 @@ DEGREES: dict[str, tuple[dict[str, Any], tuple[Node, ...], dict[str, Any], tuple
 def test_stages_of_several_processors_are_looked_for_where_they_run(name: str) -> None:
     spec, nodes, config, degrees = DEGREES[name]
     assert a_wide_request(*nodes, config=config, **spec).tensor_parallel == degrees
+
+
+def test_beside_a_head_that_drafts_no_stage_is_shared_unless_it_must_be() -> None:
+    for wish, degrees in ((None, (1,)), ([1, 2], (1,)), ([2], (2,))):
+        request = a_wide_request(config=CONFIG, placement={"tensorParallel": wish} if wish else {}, **EAGLE)
+        assert 2 in request.tensor_parallel
+        assert with_draft_model(request, CONFIG | HEAD, "hf://a/head").tensor_parallel == degrees
 
 
 @pytest.mark.parametrize("goal", ["throughput", "latency"])

@@ -3,21 +3,20 @@
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
-from strata_planner.contract.draft_head import DraftHead
 from strata_planner.contract.formats import Method
 from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.contract.roles import roles_of
 from strata_planner.contract.values import ContractError, to_json
 from strata_planner.costs.draft_model import draft_weights_bytes
 from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, layer_weights_bytes
-from strata_planner.errors import InfeasibleError
-from strata_planner.question.draft_head import head_model
+from strata_planner.errors import InfeasibleError, ModelError
 from strata_planner.question.request import Solver
 from strata_planner.question.workload import Workload
 from strata_planner.search.assembly import combined
 from strata_planner.search.planning import make_plan
-from tests.planner.builders import MIB, a_cluster, a_model, a_request
+from tests.planner.builders import EAGLE, HEAD, MIB, a_cluster, a_model, a_request
 
 
 def a_plan(*memory_mib: float, concurrency: int, **changes: object) -> Plan:
@@ -84,36 +83,68 @@ def test_a_small_model_counts_where_the_leader_is(solver: Solver) -> None:
     assert leader.predicted_bytes == plan.stages[0].memory.total_bytes
 
 
-HEAD = head_model(
-    DraftHead.from_config(
-        {
-            "hidden_size": a_model().hidden_size,
-            "intermediate_size": 96,
-            "num_attention_heads": 4,
-            "vocab_size": a_model().vocab_size,
-            "draft_vocab_size": 64,
-        }
-    )
-)
-EAGLE = Speculation("eagle", 4, draft_uri="file:///models/head")
-
-
+@pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("solver", ["auto", "pipeline", "exact", "layout"])
-def test_a_head_counts_on_the_one_stage_that_a_replica_has(solver: Solver) -> None:
-    """The fused state of each position too."""
-    plan = a_plan(32, 32, concurrency=4, solver=solver, max_stages=1, speculation=EAGLE, draft_model=HEAD)
+def test_a_head_counts_where_the_leader_is(solver: Solver, stages: int) -> None:
+    """The fused state of each position too; of several stages each has room for the states of a step that are on their way."""
+    plan = a_plan(
+        32, 32, concurrency=4, solver=solver, min_stages=stages, max_stages=stages, speculation=EAGLE, draft_model=HEAD
+    )
+    step = plan.replicas[0].micro_batch.max_step_tokens
+    on_their_way = (stages > 1) * len(EAGLE.fused) * step * 2 * a_model().hidden_size
     for stage in plan.stages:
-        kv = sum(kv_bytes_per_token(each, 16, "bfloat16") for each in (*a_request().model.layers, *HEAD.layers))
-        state = 2 * a_model().hidden_size
+        layers = a_request().model.layers[stage.layers[0] : stage.layers[1] + 1]
+        kv = sum(kv_bytes_per_token(each, 16, "bfloat16") for each in (*layers, *(HEAD.layers if stage.leader else ())))
+        state = stage.leader * 2 * a_model().hidden_size
         assert stage.memory.kv_bytes == stage.kv_page_budget * PAGE_TOKENS * (kv + state)
-        assert stage.memory.draft_bytes > draft_weights_bytes(HEAD, "bfloat16")
-        assert (stage.embedding, stage.head) == (True, True)
+        more = stage.memory.draft_bytes - on_their_way
+        assert more > draft_weights_bytes(HEAD, "bfloat16") if stage.leader else more == 0
+    roles = [role for listed in roles_of(plan).values() for role in listed]
+    assert sorted(layer for role in roles for layer in role.watched) == sorted([1, 2] * len(plan.replicas))
+    if stages > 1:
+        assert all(role.states_received == 2 for role in roles if role.leader)
 
 
-def test_a_head_on_devices_that_are_too_small_each_is_told() -> None:
-    assert a_plan(2, 2, concurrency=1, allowed_bits=(16,)).stages[1:]
-    with pytest.raises(InfeasibleError, match="another mode than eagle, which needs all layers on one stage"):
-        a_plan(2, 2, concurrency=1, allowed_bits=(16,), max_stages=1, speculation=EAGLE, draft_model=HEAD)
+@pytest.mark.parametrize("solver", ["auto", "pipeline", "exact"])
+def test_the_states_of_a_head_count_on_links(solver: Solver) -> None:
+    """Of each token that a stage passes on, and of all of them on the way back."""
+    wish = {"concurrency": 4, "solver": solver, "min_stages": 2, "max_stages": 2, "max_replicas": 1}
+    plain, plan = a_plan(64, 64, **wish), a_plan(64, 64, **wish, speculation=EAGLE, draft_model=HEAD)
+    (on, back), (plain_on, plain_back) = (
+        [each.times.decode_transfer_seconds for each in p.stages] for p in (plan, plain)
+    )
+    assert plan.replicas[0].micro_batch == plain.replicas[0].micro_batch
+    assert on > plain_on
+    assert back - plain_back == pytest.approx(on - plain_on)
+
+
+def test_devices_that_share_an_embedding_lead_no_replica_with_a_head() -> None:
+    """The devices of later stages may."""
+    cluster = a_cluster(64)
+    (node,) = cluster.nodes
+    devices = tuple(replace_struct(each, count=3) for each in node.devices)
+    cluster = replace_struct(cluster, nodes=(replace_struct(node, devices=devices),))
+    request = a_request(cluster, workload=Workload(32, 16, 2), speculation=EAGLE, draft_model=HEAD)
+    for stages, degrees in ((1, (1, 2)), (2, (1, 2))):
+        wish = replace(request, min_stages=stages, max_stages=stages, tensor_parallel=degrees)
+        plan = make_plan(wish).plan
+        assert all(stage.tensor_parallel == 1 for stage in plan.stages if stage.leader)
+    two = replace(request, tensor_parallel=(2,))
+    assert make_plan(replace(two, speculation=DRAFT, draft_model=SMALL)).plan.stages
+    with pytest.raises(InfeasibleError):
+        make_plan(two)
+
+
+def test_layers_that_a_head_cannot_read_are_refused() -> None:
+    plan = a_plan(64, concurrency=2, speculation=EAGLE, draft_model=HEAD)
+    for fused in ((2, 1), (1, 1), (-1,), (a_model().num_layers,)):
+        wrong = replace_struct(plan, speculation=replace_struct(EAGLE, fused=fused))
+        with pytest.raises(ContractError, match="each once, ascending"):
+            Plan.decode(wrong.encode())
+    with pytest.raises(ModelError, match="a head reads some, and nothing else does"):
+        a_plan(64, concurrency=2, speculation=replace_struct(EAGLE, fused=()), draft_model=HEAD)
+    with pytest.raises(ModelError, match="a head reads some, and nothing else does"):
+        a_plan(64, concurrency=2, speculation=replace_struct(DRAFT, fused=(1,)), draft_model=SMALL)
 
 
 def test_a_small_model_that_does_not_fit_is_told() -> None:

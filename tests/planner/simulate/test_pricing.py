@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strata_planner.contract.formats import FormatName
-from strata_planner.contract.plan import Plan
+from strata_planner.contract.plan import NO_SPECULATION, Plan
 from strata_planner.contract.rows import padded_rows
 from strata_planner.costs.communication import layer_collectives_seconds
 from strata_planner.costs.latency import Latencies
@@ -28,7 +29,7 @@ from strata_planner.simulate import (
     fleet,
     simulate,
 )
-from tests.planner.builders import a_cluster, a_model, a_profile, a_request
+from tests.planner.builders import EAGLE, HEAD, a_cluster, a_model, a_profile, a_request
 
 MODEL = a_model()
 COUNT = 3
@@ -152,3 +153,26 @@ def test_one_replica_of_a_plan(plan: Plan) -> None:
 def test_a_plan_of_another_cluster_is_refused(plan: Plan) -> None:
     with pytest.raises(ClusterError, match="does not have: simulate a plan with the cluster it was made for"):
         fleet(plan, MODEL, a_cluster(64), Latencies())
+
+
+def test_hops_carry_the_states_that_a_head_reads() -> None:
+    """Those of the layers so far beside each token's own, and all of them on the way back."""
+    request = a_request(a_cluster(24, 24, 24), workload=Workload(32, 16, 3))
+    request = replace(request, min_stages=3, speculation=EAGLE, draft_model=HEAD)
+    plan = make_plan(request).plan
+    stages = plan.replicas[0].stages
+    plain = msgspec.structs.replace(plan, speculation=NO_SPECULATION)
+    (hops,), (bare,) = (
+        [[each.hop for each in replica.stages] for replica in fleet(each, MODEL, request.cluster, Latencies())]
+        for each in (plan, plain)
+    )
+    row = bare[0].seconds_per_token
+    for stage, hop in list(zip(stages, hops, strict=True))[:-1]:
+        states = sum(layer <= stage.layers[1] for layer in EAGLE.fused)
+        assert hop.seconds_per_token == pytest.approx((1 + states) * row)
+    assert hops[-1].seconds_per_token == bare[-1].seconds_per_token
+    assert hops[-1].seconds_per_row == pytest.approx(len(EAGLE.fused) * row)
+    assert all(hop.seconds_per_row == 0 for hop in (*hops[:-1], *bare))
+    requests = [Request(0.0, 32, 16)]
+    ends = [simulate(fleet(each, MODEL, request.cluster, Latencies()), requests) for each in (plan, plain)]
+    assert ends[0] != ends[1]

@@ -20,6 +20,7 @@ from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.asked import STRATA_TINY, held_and_free, penalized
+from tests.runtime.slot.eagle_heads import make_head
 from tests.runtime.slot.harness import PipelineHarness
 
 
@@ -122,6 +123,17 @@ def test_layers_of_ranks_keep_their_bits(tiny_llama: Path) -> None:
         pipeline.serve(shared(even_plan(tiny_llama, ["s0"]), [2]))
         state = pipeline.slots["s0"].set_bits(SetBits(epoch=pipeline.epoch, replica=0, stage=0, bits={0: 4}))
         assert "shared by 2 ranks, whose layers keep their bits" in state.reason
+
+
+def test_a_stage_of_ranks_hands_on_what_a_head_reads(tiny_llama: Path, tmp_path: Path) -> None:
+    head, names, several = make_head(tmp_path, tiny_llama), ["s0", "s1"], penalized(4, 20)
+    with PipelineHarness(names) as pipeline:
+        expected = pipeline.serve(even_plan(tiny_llama, names)).generate(several)
+        wish = Speculation("eagle", 3, draft_uri=str(head), fused=(1, 2, 5))
+        make_head(tmp_path, tiny_llama, eagle_aux_hidden_state_layer_ids=[2, 3, 6])
+        leader = pipeline.serve(structs.replace(shared(even_plan(tiny_llama, names), [1, 2]), speculation=wish))
+        assert leader.generate(several) == expected
+        assert leader.hello().draft_tokens > 0
 
 
 def test_a_head_that_drafts_is_refused_beside_parts_of_an_embedding(tiny_llama: Path) -> None:

@@ -26,6 +26,7 @@ from strata_planner.contract.frames import (
     StepResult,
     encode,
 )
+from strata_planner.contract.plan import Speculation
 from strata_planner.contract.roles import Role, roles_of
 from strata_runtime.errors import StepError
 from strata_runtime.loading.load import load_stage
@@ -78,6 +79,9 @@ class Wire:
 
     def send(self, message: bytes) -> None:
         self.sent.append(message)
+
+    def send_multipart(self, messages: list[bytes], copy: bool) -> None:  # noqa: FBT001
+        self.sent.extend(messages)
 
     def close(self) -> None: ...
 
@@ -178,7 +182,7 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
         "200 blocks; 96 at most",
     ),
     "drafts of two tokens": ([encode(structs.replace(GOOD, draft=True)), hidden(2)], "step 0 drafts: it has one token"),
-    "too few rows": ([encode(GOOD), hidden(1)], "its 2 tokens are one of 512"),
+    "too few rows": ([encode(GOOD), hidden(1)], "its 2 tokens are 1 of 512"),
     "no rows": ([encode(GOOD)], r"frames of \[\] bytes follow the header"),
     "another width": ([encode(structs.replace(GOOD, hidden=1)), hidden(2)], r"hidden states of \('float32', 1\)"),
     "another replica": ([encode(structs.replace(GOOD, replica=3)), hidden(2)], "for replica 3"),
@@ -234,6 +238,28 @@ def test_a_leader_refuses_results_that_cannot_be(tiny_llama: Path, case: str) ->
     (role,) = roles_of(even_plan(tiny_llama, NAMES))["s0"]
     with pytest.raises(StepError, match=reason):
         FrameBounds(role, HIDDEN, 128).check(StepResult(0, EPOCH, 0, tokens), [])
+
+
+def of_a_head(tiny_llama: Path, slot: str) -> FrameBounds:
+    """Of a role beside which a head reads the outputs of the layers 0 and 5, one of each stage."""
+    plan = even_plan(tiny_llama, NAMES)
+    (role,) = roles_of(structs.replace(plan, speculation=Speculation("eagle", 4, draft_uri="x", fused=(0, 5))))[slot]
+    return FrameBounds(role, HIDDEN, 128)
+
+
+@given(bodies=st.lists(st.sampled_from([0, 4 * HIDDEN, 8 * HIDDEN, 7, 4 * HIDDEN * 65]), max_size=3))
+def test_states_for_a_head_come_whole_or_are_refused(tiny_llama: Path, bodies: list[int]) -> None:
+    """With frames those of the layers before, with results those of all, of equally many tokens."""
+    row = 4 * HIDDEN
+    whole = {
+        "s1": bodies == [2 * row, 2 * row],
+        "s0": len(bodies) == 2 and len({*bodies}) == 1 and bodies[0] in {0, row, 2 * row},
+    }
+    for slot, message in (("s1", GOOD), ("s0", StepResult(0, EPOCH, 0, [TOKEN]))):
+        bounds = of_a_head(tiny_llama, slot)
+        assert bounds.largest_bytes >= 64 * row
+        with contextlib.nullcontext() if whole[slot] else pytest.raises(StepError, match="bytes follow"):
+            bounds.check(message, bodies)
 
 
 @pytest.fixture(scope="module")

@@ -129,8 +129,17 @@ class Pricer:
         sampled = max(pair.decode, DRAFT_ROWS)
         return StepShape(self.max_step_tokens(pair), sampled, self.request.max_model_len)
 
-    def draft_bytes(self, group: DeviceGroup, pair: Pair) -> int:
-        """Of the small model that drafts beside a leading stage on these devices, without its KV."""
+    def draft_bytes(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> int:
+        """Of what drafts beside the leading stage on these devices, without its KV; of one stage of several with the hidden states on their way."""
+        return first * self._drafter_bytes(group, pair) + (0 if first and head else self._states_bytes(pair))
+
+    def _states_bytes(self, pair: Pair) -> int:
+        """Of a step, of all layers that a head reads."""
+        request = self.request
+        tokens = len(request.served_speculation.fused) * self.max_step_tokens(pair)
+        return hidden_states_bytes(request.model, tokens, request.compute_type)
+
+    def _drafter_bytes(self, group: DeviceGroup, pair: Pair) -> int:
         request, small = self.request, self.request.draft_model
         if small is None:
             return 0
@@ -294,13 +303,17 @@ class Pricer:
         low = [name for bits, name in self.formats(group).items() if bits < 16]
         formats: tuple[list[FormatName], ...] = (["dense"], low or ["dense"], ["dense", *low])
         dense, quantized, mixed = (self._working_memory(group, pair, frozenset(each), head=head) for each in formats)
-        tables = self.table_bytes(group, embedding=first, head=head) + first * self.draft_bytes(group, pair)
+        tables = self.table_bytes(group, embedding=first, head=head)
+        tables += self.draft_bytes(group, pair, first=first, head=head)
         draft_kv = first * self.request.kv_pages * self.request.draft_page_bytes
         sizes, weights = self._sizes(group.degree)
         seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}
         least = min(dense.serving, quantized.serving)
+        parts_of_embedding = first and group.degree > 1  # a head reads the whole: such devices cannot lead one
         return StageCosts(
-            capacity_bytes=group.usable_bytes - least - tables - draft_kv,
+            capacity_bytes=-1
+            if parts_of_embedding and self.request.served_speculation.has_head
+            else group.usable_bytes - least - tables - draft_kv,
             quantized_bytes=quantized.serving - least,
             dense_bytes=dense.serving - least,
             mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),
@@ -412,4 +425,7 @@ class Pricer:
     def hop(self, source: DeviceGroup, target: DeviceGroup, pair: Pair, *, back: bool) -> tuple[float, float]:
         """To the next stage; from the last one (`back`) the sampled tokens go to the first."""
         link = self.request.cluster.link(source.leader, target.leader)
-        return self._phases.of_a_hop(Sending(self.request.model, link, self.request.compute_type, back), pair)
+        states = len(
+            self.request.served_speculation.fused
+        )  # wherever cuts will lie: at most so many, and so many come back
+        return self._phases.of_a_hop(Sending(self.request.model, link, self.request.compute_type, back, states), pair)

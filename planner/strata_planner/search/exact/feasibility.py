@@ -11,7 +11,6 @@ from itertools import islice
 import msgspec
 
 from strata_planner.contract.formats import FORMATS_OF_METHOD, Method
-from strata_planner.contract.plan import NO_SPECULATION
 from strata_planner.question.cluster import Cluster, Device, DeviceGroup, Node
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact.bounds import least_bytes
@@ -160,21 +159,12 @@ def _remedies(request: PlanRequest) -> str:
             _fewer_bits(request),
             _shorter(request),
             _narrower(request),
-            _no_head(request),
         )
         if each
     ]
     if not found:
         return f"no single change fits: neither {_MOST_ADDED_DEVICES} more devices of a type nor a smaller load does"
     return f"smallest change that fits: {', or '.join(found)}"
-
-
-def _no_head(request: PlanRequest) -> str:
-    """Where a head that drafts holds a replica to one stage."""
-    if request.speculation.mode != "eagle":
-        return ""
-    free = replace(request, max_stages=None, speculation=NO_SPECULATION, draft_model=None)
-    return "speculation of another mode than eagle, which needs all layers on one stage" if fits(free) else ""
 
 
 def _more_devices(request: PlanRequest) -> str:

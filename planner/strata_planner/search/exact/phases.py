@@ -39,22 +39,31 @@ class Pair:
 
 @dataclass(frozen=True)
 class Sending:
-    """From one stage to the next over `link`; `back`: from the last one to the first, which gets sampled tokens."""
+    """From one stage to the next over `link`; `back`: from the last one to the first, which gets sampled tokens.
+
+    `states`: of other layers, that a head at the first stage reads, beside each token's own hidden state; back they come alone.
+    """
 
     model: Model
     link: LinkRate
     compute_type: ComputeType
     back: bool
+    states: int = 0
 
     def seconds(self, tokens: int) -> float:
-        return hidden_states_seconds(self.model, self.link, tokens, self.compute_type)
+        return hidden_states_seconds(self.model, self.link, tokens * (1 + self.states), self.compute_type)
 
     def busy_seconds(self, tokens: int) -> float:
         """Of the link alone, its latency left out."""
-        return hidden_states_busy_seconds(self.model, self.link, tokens, self.compute_type)
+        return hidden_states_busy_seconds(self.model, self.link, tokens * (1 + self.states), self.compute_type)
 
-    def sampled_seconds(self, sequences: int) -> float:
-        return sampled_tokens_seconds(self.link, sequences)
+    def back_busy_seconds(self, tokens: int) -> float:
+        """Of the states alone."""
+        return hidden_states_busy_seconds(self.model, self.link, tokens * self.states, self.compute_type)
+
+    def sampled_seconds(self, sequences: int, tokens: int) -> float:
+        """Of the tokens sampled of so many sequences, with the states of all tokens of the step."""
+        return sampled_tokens_seconds(self.link, sequences) + self.back_busy_seconds(tokens)
 
 
 class Phases(Protocol):
@@ -93,7 +102,8 @@ class BatchPhases:
 
     def of_a_hop(self, sending: Sending, pair: Pair) -> Seconds:
         if sending.back:
-            return sending.sampled_seconds(pair.prefill), sending.sampled_seconds(pair.decode)
+            prompts = sending.sampled_seconds(pair.prefill, pair.prefill * self.load.prompt_tokens)
+            return prompts, sending.sampled_seconds(pair.decode, pair.decode)
         return sending.seconds(pair.prefill * self.load.prompt_tokens), sending.seconds(pair.decode)
 
 
@@ -131,6 +141,7 @@ class SteadyPhases:
 
     def of_a_hop(self, sending: Sending, pair: Pair) -> Seconds:
         """What prompts add is the link's; tokens that are sampled of them are few."""
+        rows = self.prompts(pair).rows
         if sending.back:
-            return 0.0, sending.sampled_seconds(pair.decode)
-        return sending.busy_seconds(self.prompts(pair).rows), sending.seconds(pair.decode)
+            return sending.back_busy_seconds(rows), sending.sampled_seconds(pair.decode, pair.decode)
+        return sending.busy_seconds(rows), sending.seconds(pair.decode)

@@ -6,7 +6,7 @@ other programs take of a machine; it includes the network thread of the client, 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from strata_runtime.formats import COMPUTE_DTYPES
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
-from strata_runtime.stage.executor import Passed, StageExecutor, Work
+from strata_runtime.stage.executor import Answered, Passed, StageExecutor, Work
 from strata_runtime.stage.worker import Follower, Inlet, Outlet, Worker, serve
 from strata_runtime.wire.client import LeaderClient, greedy
 from strata_runtime.wire.transport import Keys, connect, listen
@@ -66,25 +66,30 @@ class _Idle(StageExecutor):
         self._hidden = (hidden, dtype)
         self._read = torch.ones(_READ_BYTES // 4)
 
-    def run(self, header: FrameHeader, inputs: torch.Tensor) -> Passed | StepResult | None:
+    def run(
+        self,
+        header: FrameHeader,
+        inputs: torch.Tensor,
+        received: Sequence[torch.Tensor] = (),  # noqa: ARG002, nobody watches
+    ) -> Passed | Answered | None:
         begun = time.thread_time()
         try:
             return self._answer(header, inputs.shape[0]) if header.segments else None
         finally:
             self.own_seconds += time.thread_time() - begun
 
-    def _answer(self, header: FrameHeader, tokens: int) -> Passed | StepResult:
+    def _answer(self, header: FrameHeader, tokens: int) -> Passed | Answered:
         self.counts += torch.tensor([1.0, len(header.segments), tokens])
         self._read.sum()
         if not self.role.head:
             hidden, dtype = self._hidden
-            return header, torch.zeros(tokens, hidden, dtype=dtype)
+            return Passed(header, torch.zeros(tokens, hidden, dtype=dtype))
         sampled = [
             SampledToken(each.sequence, each.start + each.length - 1, 1, 0.0, [])
             for each in header.segments
             if each.sample
         ]
-        return StepResult(header.replica, header.epoch, header.step, sampled)
+        return Answered(StepResult(header.replica, header.epoch, header.step, sampled))
 
 
 class IdlePipeline:

@@ -48,7 +48,7 @@ from strata_runtime.loading.load import load_stage
 from strata_runtime.measuring.profiling.grid import Work
 from strata_runtime.scheduler.blocks import OwnBlocks
 from strata_runtime.slot.role_cache import cache_of
-from strata_runtime.stage.executor import StageExecutor
+from strata_runtime.stage.executor import Passed, StageExecutor
 from strata_runtime.stage.tensors import from_bytes, to_bytes
 
 PAGE_TOKENS = 16
@@ -137,8 +137,8 @@ class ProfiledStage:
         assert isinstance(received, FrameHeader)
         inputs = from_bytes(bytearray(body), dtype, hidden) if self.spec.head else self._tokens(work)
         output = self._executor.run(received, inputs)
-        if isinstance(output, tuple):
-            to_bytes(output[1])
+        if isinstance(output, Passed):
+            to_bytes(output.hidden)
         ended = self.clock()
         count = len(self.spec.formats)
         return Taken((self._left - self._entered) / count, self._entered - started, ended - self._left)
