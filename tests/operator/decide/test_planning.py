@@ -233,6 +233,7 @@ def a_wide_request(*nodes: Node, config: dict[str, Any] | None = None, **spec: A
     return request_for(deployment.with_spec(**spec).build(), Cluster(nodes=nodes or (PAIR,)), config or LLAMA)
 
 
+ORDERED = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": True}
 # name -> (spec, nodes, config, degrees)
 DEGREES: dict[str, tuple[dict[str, Any], tuple[Node, ...], dict[str, Any], tuple[int, ...]]] = {
     "two devices": ({}, (), LLAMA, (1, 2)),
@@ -243,8 +244,9 @@ DEGREES: dict[str, tuple[dict[str, Any], tuple[Node, ...], dict[str, Any], tuple
     "one device a node": ({}, tuple(Node(name, (Device("cpu", 1, 4 << 30, 2),)) for name in "ab"), LLAMA, (1,)),
     "a GPU": ({}, (PAIR, Node("b", (Device("Tesla-T4", 2, 16 << 30),))), LLAMA, (1,)),
     "one pipeline": ({"planning": {"solver": "pipeline"}}, (), LLAMA, (1,)),
-    "formats that are not cut": ({"precision": {"allowed": [4, 16]}}, (), LLAMA, (1,)),
-    "a model that is not cut": ({}, (), LLAMA | {"qk_layernorm": True}, (1,)),
+    "groups of few bits": ({"precision": {"allowed": [4, 16]}}, (), LLAMA, (1, 2)),
+    "groups that heads divide": ({"precision": {"allowed": [4, 16]}}, (), LLAMA | {"head_dim": 16}, (1,)),
+    "a model that is not cut": ({}, (), LLAMA | {"quantization_config": ORDERED}, (1,)),
 }
 
 
