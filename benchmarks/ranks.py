@@ -1,14 +1,19 @@
 """What several ranks bring a stage: two over one, two over one of two threads, on a shape of a billion parameters' width; and sums over Gloo's.
 
 `python -m benchmarks.ranks [--small] [--json FILE]`. Real slots with random weights, one core a rank; `--small`: the 246M shape of `benchmarks.pipeline`.
+Also three ranks of eight key heads: what they hold of what three equal devices have, and how far their logits are from those of one; and,
+simulated, requests that are routed to replicas of unlike speeds by planned capacity and load, over in turn.
 """
 
+import itertools
 import os
+import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
@@ -20,10 +25,15 @@ from msgspec import structs
 from benchmarks import pipeline
 from benchmarks.rows import Row, run
 from benchmarks.slots import ServedPipeline, free_address, served
-from strata_planner.contract.plan import DeviceRef, Plan
+from strata_planner.contract.frames import Segment
+from strata_planner.contract.plan import DeviceRef, MicroBatch, Plan
+from strata_planner.contract.roles import roles_of
 from strata_planner.question.workload import Workload
+from strata_planner.simulate import Hop, Limits, ReplicaModel, Request, StageModel, simulate
+from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.ranks.shared_memory import SharedMemory, make_segment
+from strata_runtime.slot.role_cache import cache_of
 
 LARGE = {  # layers of TinyLlama: 8 of 22, so that three copies of it fit beside each other
     **pipeline.SHAPES,
@@ -126,11 +136,75 @@ def measure_sums() -> list[Row]:
     ]
 
 
+UNEVEN = {  # 8 key heads for 3 ranks, a vocabulary and an MLP whose tiles do not divide either
+    **pipeline.SHAPES,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+}
+UNEVEN_RANKS = 3
+
+
+def measure_uneven(folder: Path) -> list[Row]:
+    """In float32, ranks as threads. What each holds: weights of layers, keys and values."""
+    model = make_random_model(folder / "uneven", "llama", dtype=torch.float32, **UNEVEN)
+    plan = pipeline.plan(model, 1, Workload(PROMPT, ANSWER, 4), PROMPT + ANSWER)
+    ((role,),) = roles_of(structs.replace(plan, compute_type="float32")).values()
+    tokens = torch.arange(PROMPT) * 37 % UNEVEN["vocab_size"]
+    segment = Segment(0, 0, PROMPT, PROMPT, tuple(range(-(-PROMPT // role.page_tokens))))
+
+    def computed(collectives: SharedMemory | None) -> tuple[torch.Tensor, int]:
+        stage = load_stage(role, model, lambda *_: None, torch.device("cpu"), LoadOptions(collectives=collectives))
+        cache = cache_of(role, stage)
+        linears = [linear for layer in range(stage.num_layers) for linear in stage.linears(layer).values()]
+        weights = sum(weight.nbytes for linear in linears for weight in linear.parameters())
+        return stage.forward(tokens, cache.plan([segment])), weights + cache.bytes
+
+    whole, _ = computed(None)
+    shared = make_segment(UNEVEN_RANKS)
+    with ThreadPoolExecutor(UNEVEN_RANKS) as threads:
+        ranks = [SharedMemory(shared, rank, UNEVEN_RANKS) for rank in range(UNEVEN_RANKS)]
+        logits, held = zip(*threads.map(computed, ranks), strict=True)
+    os.close(shared)
+    error = max(float((each - whole).abs().max()) for each in logits)
+    room = UNEVEN_RANKS * max(held)
+    used = Row("uneven_memory", sum(held) / 1e6, "MB", "three times the fullest", room / 1e6, sum(held) / room, 0.9)
+    far = Row("uneven_logits", error, "of logits", "one rank", 1.0, error, 1e-5, lower_is_better=True)
+    return [used, far]
+
+
+FAST, SLOW, WITHIN_SECONDS, REQUESTS = 3.0, 1.0, 12.0, 2000
+
+
+def simulate_routing() -> Row:
+    """Two replicas of speeds 3 to 1 under three quarters of what both can do: requests answered in time, beside those sent in turn."""
+
+    def replica(speed: float) -> ReplicaModel:
+        limits = Limits(MicroBatch(1, 16, 512), 16, 1 << 16, 4096)
+        stage = StageModel(lambda batch: (0.02 + 2e-4 * batch.tokens) / speed, Hop())
+        return ReplicaModel((stage,), limits, tokens_per_second=speed)
+
+    turn = itertools.cycle(range(2))
+    draw = random.Random(1)
+    at, trace = 0.0, []
+    for _ in range(REQUESTS):
+        at += draw.expovariate(15.0)
+        trace.append(Request(at, draw.randint(64, 512), draw.randint(16, 128)))
+    replicas = [replica(FAST), replica(SLOW)]
+    routed = simulate(replicas, trace).attainment_of_latency(WITHIN_SECONDS)
+    in_turn = simulate(replicas, trace, routing=lambda _: next(turn)).attainment_of_latency(WITHIN_SECONDS)
+    return Row("routing_simulated", routed, "in time", "in turn", in_turn, routed / in_turn, 1.3)
+
+
 def measure(*, small: bool = False) -> list[Row]:
     rows = measure_sums()  # forks: before anything else has used torch's threads
+    rows.append(simulate_routing())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         shapes = pipeline.SHAPES if small else LARGE
+        rows += measure_uneven(Path(name))
         rows += measure_products(make_random_model(folder, "llama", dtype=torch.bfloat16, **shapes))
     return rows
 

@@ -32,7 +32,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         *("gateway_cost_16", "gateway_cost_64"),
     ),
     "ranks": (
-        *("all_reduce_us_4_kb", "all_reduce_us_256_kb"),
+        *("all_reduce_us_4_kb", "all_reduce_us_256_kb", "routing_simulated", "uneven_memory", "uneven_logits"),
         *(f"tp2_{over}{cell}" for cell in ("decode_1", "decode_16", "prefill") for over in ("", "over_threads2_")),
     ),
     "start": ("slot_memory", "slot_resident", "deployment_memory", "ready_seconds"),

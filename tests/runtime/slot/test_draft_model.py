@@ -45,7 +45,7 @@ def idle(leader: LeaderClient) -> LeaderHello:
     return hello
 
 
-@pytest.mark.parametrize("case", swept([(1, 32), (1, 12), (3, 32), (3, 12)], [(1, 32), (3, 12)]), ids=str)
+@pytest.mark.parametrize("case", swept([(1, 32), (1, 12), (3, 32), (3, 12)], [(1, 12)]), ids=str)
 def test_a_small_models_drafts_change_no_text(shallow_llama: Path, small: Path, case: tuple[int, int]) -> None:
     """Of so many stages; also in blocks that are too few for all."""
     stages, pages = case
@@ -62,7 +62,7 @@ def test_a_small_models_drafts_change_no_text(shallow_llama: Path, small: Path, 
             assert mode == "auto" or 0 < hello.accepted_tokens < hello.draft_tokens
 
 
-@pytest.mark.parametrize("case", swept([(1, 0.0), (1, 0.9), (3, 0.0), (3, 0.9)], [(1, 0.0), (3, 0.9)]), ids=str)
+@pytest.mark.parametrize("case", swept([(1, 0.0), (1, 0.9), (3, 0.0), (3, 0.9)], [(3, 0.9)]), ids=str)
 def test_a_model_that_drafts_for_itself_is_always_right(shallow_llama: Path, case: tuple[int, float]) -> None:
     """In fp32, greedy and drawn: keys, values and positions of its own pool are those of the text, and draws are those of the verification."""
     stages, temperature = case
@@ -137,6 +137,7 @@ def test_where_the_small_model_fails_steps_go_on(
         assert idle(leader).draft_tokens > 0
 
 
+@pytest.mark.slow
 def test_forms_are_kept(tmp_path: Path) -> None:
     """Over a model that knows its language, drafting for itself without the grammar."""
     plan = even_plan(STRATA_TINY, ["s0"])
@@ -204,6 +205,7 @@ def test_who_means_something_else_by_a_token_is_refused(shallow_llama: Path, sma
             pipeline.serve(drafting(plan, tmp_path / "gone"))
 
 
+@pytest.mark.slow
 def test_tables_of_unlike_padding_draft_for_each_other(shallow_llama: Path, tmp_path: Path) -> None:
     """The tokenizers agree; no token is drafted that the target does not have."""
     tokens = {f"t{number}": number for number in range(100)}
