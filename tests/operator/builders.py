@@ -76,9 +76,10 @@ class NodeBuilder:
             }
         )
 
-    def as_cpu_device(self, cpu: str = "4", memory: str = "8Gi") -> Self:
+    def as_cpu_device(self, cpu: str = "4", memory: str = "8Gi", count: int = 1) -> Self:
         self.object["status"]["allocatable"] |= {"cpu": cpu, "memory": memory}
-        return self.labelled({"strata.dev/device": "cpu"})
+        more = {"strata.dev/device.count": str(count)} if count > 1 else {}
+        return self.labelled({"strata.dev/device": "cpu", **more})
 
     def labelled(self, labels: dict[str, str]) -> Self:
         self.object["metadata"]["labels"] |= labels

@@ -186,11 +186,15 @@ class PlacementSpec(ApiType):
     """Most stages of a pipeline."""
     max_replicas: Annotated[int, Field(ge=1, le=64)] = 64
     """Most pipelines that serve side by side. Without it the plan takes all devices that add to its objective."""
-    tensor_parallel: Annotated[
-        tuple[Literal[1, 2, 4, 8], ...],
-        Field(min_length=1, max_length=4, json_schema_extra={"x-kubernetes-list-type": "set"}),
-    ] = (1,)
-    """How many devices of a node may share a stage; more than 1 needs the solver `auto` or `layout`."""
+    tensor_parallel: (
+        Annotated[
+            tuple[Literal[1, 2, 4, 8], ...],
+            Field(min_length=1, max_length=4, json_schema_extra={"x-kubernetes-list-type": "set"}),
+        ]
+        | None
+    ) = None
+    """How many devices of a node may share a stage; more than 1 needs the solver `auto` or `layout`. Without it these take as many as are best for
+    the goal, where all devices are processors and the model can be cut; 1 elsewhere."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -203,7 +207,7 @@ class PlacementSpec(ApiType):
         Rule(
             cel="",  # the list is a set: the API server refuses repetitions by itself
             message="lists a degree twice; name each degree once",
-            holds=lambda placement: len(set(placement.tensor_parallel)) == len(placement.tensor_parallel),
+            holds=lambda placement: len(set(placement.tensor_parallel or ())) == len(placement.tensor_parallel or ()),
             path="tensorParallel",
         ),
     )
@@ -357,11 +361,11 @@ class LLMDeploymentSpec(ApiType):
         ),
         Rule(
             cel="self.planning.solver in ['auto', 'layout'] || (self.objective.goal == 'throughput' && "
-            "self.placement.tensorParallel == [1])",
+            "(!has(self.placement.tensorParallel) || self.placement.tensorParallel == [1]))",
             message="goals other than throughput and tensorParallel above 1 need planning.solver: auto or layout",
             holds=lambda spec: (
                 spec.planning.solver in {"auto", "layout"}
-                or (spec.objective.goal == "throughput" and spec.placement.tensor_parallel == (1,))
+                or (spec.objective.goal == "throughput" and spec.placement.tensor_parallel in {None, (1,)})
             ),
             path="planning.solver",
         ),

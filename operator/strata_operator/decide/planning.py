@@ -3,6 +3,7 @@
 Pure: reads no file and asks no API; whoever calls it has read the model's config.json.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 from strata_operator.api import LLMDeployment
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import Calibration
-from strata_planner.contract.divided import check_divided, check_groups
+from strata_planner.contract.divided import DIVIDED_FORMATS, check_divided, check_groups
 from strata_planner.contract.draft_head import DraftHead, is_draft_head
 from strata_planner.contract.formats import ComputeType, FormatName, Method
 from strata_planner.contract.plan import Speculation
@@ -21,7 +22,7 @@ from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import CPU_USABLE_FRACTION, CUDA_USABLE_FRACTION, Cluster, Device
 from strata_planner.question.draft_head import head_model
 from strata_planner.question.model import Model
-from strata_planner.question.request import MOST_PADDED_ROWS, Objective, PlanRequest
+from strata_planner.question.request import MOST_PADDED_ROWS, ONE_PIPELINE, Objective, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
 
@@ -69,7 +70,7 @@ def request_for(
     model = msgspec.structs.replace(model, head_format=_head_format(deployment, model, devices))
     sensitivity = _sensitivity(beside.calibration, model)
     most, guess = spec.objective.max_perplexity_increase, spec.runtime.speculation
-    return PlanRequest(
+    request = PlanRequest(
         deployment=deployment.name,
         model_uri=model_uri or spec.model.uri,
         model=model,
@@ -94,8 +95,14 @@ def request_for(
         prefix_caching=spec.runtime.prefix_caching,
         speculation=Speculation(guess.mode, guess.tokens, guess.draft_bits),
         objective=_objective(deployment),
-        tensor_parallel=_degrees(deployment, config, devices, method) if for_serving else _wished_degrees(deployment),
+        tensor_parallel=_wished_degrees(deployment),
     )
+    if not for_serving:
+        return request
+    if spec.placement.tensor_parallel is None:
+        return replace(request, tensor_parallel=_helpful_degrees(request, config))
+    _check_degrees(deployment, config, devices, method)
+    return request
 
 
 def with_draft_model(request: PlanRequest, config: dict[str, Any], uri: str) -> PlanRequest:
@@ -110,7 +117,10 @@ def with_draft_model(request: PlanRequest, config: dict[str, Any], uri: str) -> 
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"draft model {uri}: {error}") from error
     wish = msgspec.structs.replace(request.speculation, draft_uri=uri, fused=fused)
-    return replace(request, draft_model=small, speculation=wish)
+    degrees = (
+        (1,) if is_head and 1 in request.tensor_parallel else request.tensor_parallel
+    )  # it reads what ranks have parts of
+    return replace(request, draft_model=small, speculation=wish, tensor_parallel=degrees)
 
 
 def _small_model(config: dict[str, Any]) -> Model:
@@ -168,25 +178,47 @@ def _objective(deployment: LLMDeployment) -> Objective:
 
 
 def _wished_degrees(deployment: LLMDeployment) -> tuple[int, ...]:
-    return tuple(sorted(deployment.spec.placement.tensor_parallel))
+    return tuple(sorted(deployment.spec.placement.tensor_parallel or (1,)))
 
 
-def _degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster, method: Method) -> tuple[int, ...]:
+def _helpful_degrees(request: PlanRequest, config: dict[str, Any]) -> tuple[int, ...]:
+    """Of a deployment that names none: all that the processors here make, for a model and formats that the runtime can run so. The search
+    takes groups where they are better by the request's own metric.
+    """
+    formats = {name for names in request.formats.values() for name in names}
+    if request.solver in ONE_PIPELINE or _gpus(request.cluster) or not formats <= set(DIVIDED_FORMATS):
+        return (1,)
+    try:
+        _check_shared(config, request.method, request.allowed_bits)
+    except UnsupportedModelError:
+        return (1,)
+    most = max(sum(device.count for device in node.devices) for node in request.cluster.nodes)
+    return tuple(degree for degree in (1, 2, 4, 8) if degree <= most)
+
+
+def _gpus(cluster: Cluster) -> list[str]:
+    return sorted({device.type for node in cluster.nodes for device in node.devices} - {CPU})
+
+
+def _check_shared(config: dict[str, Any], method: Method, allowed: Sequence[int]) -> None:
+    """Raises UnsupportedModelError for a model, or for weights of few bits, that several devices cannot share."""
+    check_divided(config)
+    rounded = sorted({3, 4}.intersection(allowed))
+    if method == "roundToNearest" and rounded and not config.get(CONFIG_FIELD):
+        check_groups(config, rounded[0])
+
+
+def _check_degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster, method: Method) -> None:
     """Raises WorkloadError for stages of several devices that the runtime cannot run, UnsupportedModelError for a model that they cannot share."""
     degrees = _wished_degrees(deployment)
     if degrees == (1,):
-        return degrees
-    gpus = sorted({device.type for node in cluster.nodes for device in node.devices} - {CPU})
-    if gpus:
+        return
+    if gpus := _gpus(cluster):
         raise WorkloadError(
             f"placement.tensorParallel {list(degrees)}: of {', '.join(gpus)} this release runs one device per stage, of processors several; "
             "use [1], or study the plan with `strata plan --shapes-only`"
         )
-    check_divided(config)
-    rounded = sorted({3, 4}.intersection(deployment.spec.precision.allowed))
-    if method == "roundToNearest" and rounded and not config.get(CONFIG_FIELD):
-        check_groups(config, rounded[0])
-    return degrees
+    _check_shared(config, method, deployment.spec.precision.allowed)
 
 
 def _sensitivity(calibration: Calibration | None, model: Model) -> Sensitivity | None:

@@ -272,14 +272,16 @@ def _make_services(
     modules, logs = options.programs, options.logs
     slots = {}
     for name, roles in sorted(roles_of(plan).items()):
-        secret, flags = slot_secret(control_secret, name), _slot_flags(options, name)
+        ranks = max(role.tensor_parallel for role in roles)
+        secret, flags = slot_secret(control_secret, name), _slot_flags(options, name, ranks)
         slots[name] = SlotService(name, modules.slot, logs, secret, roles=len(roles), flags=flags)
     secret = gateway_secret(control_secret)
     return slots, GatewayService(modules.gateway, logs, secret, _gateway_arguments(plan, options))
 
 
-def _slot_flags(options: LocalOptions, slot: str) -> list[str]:
-    return ["--threads", str(options.threads.get(slot, 1))] + ["--no-verify"] * (not options.verify)
+def _slot_flags(options: LocalOptions, slot: str, ranks: int) -> list[str]:
+    sizes = ["--threads", str(options.threads.get(slot, 1)), *(("--ranks", str(ranks)) if ranks > 1 else ())]
+    return sizes + ["--no-verify"] * (not options.verify)
 
 
 def _gateway_arguments(plan: Plan, options: LocalOptions) -> list[str]:

@@ -23,7 +23,15 @@ from strata_operator.errors import InvalidInputError
 from strata_operator.observe.nodes import node_labels, node_name, why_closed, why_unusable
 from strata_operator.render.names import COMPONENT_LABEL, DEVICE_ANNOTATION, INSTANCE_LABEL, SLOT, SLOT_LABEL
 from strata_operator.render.requests import CPU, GPU, MEMORY, Amounts, added, amounts, pod_requests, remaining
-from strata_operator.render.slots import SLOT_IDLE_BYTES, Claim, decode_device, is_pod_of, pod_label
+from strata_operator.render.slots import (
+    RANK_IDLE_BYTES,
+    SLOT_IDLE_BYTES,
+    Claim,
+    decode_device,
+    idle_bytes,
+    is_pod_of,
+    pod_label,
+)
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.values import ContractError, Value, from_builtins, to_json
 from strata_planner.question.catalogue import catalogue
@@ -32,6 +40,7 @@ from strata_planner.question.nodes import problems_of_device, problems_of_rate
 from strata_planner.question.reading import load_yaml, problems_in
 
 DEVICE_LABEL = "strata.dev/device"  # on nodes: `cpu` makes the node's free processors and memory a device
+COUNT_LABEL = "strata.dev/device.count"  # or so many equal ones, which stages may share
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB of one GPU
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
@@ -197,22 +206,43 @@ class _SeenNode:
         if wanted != CPU:
             return f"the label {DEVICE_LABEL} is {wanted!r}; the one kind of device it can name is 'cpu'"
         held = next((device for device in self._own_devices() if device.type == CPU and self._has(device)), None)
-        if held or only_own:
-            return held  # a running pod's memory and processors cannot change
-        reserve = amounts(self.deployment.spec.gateway.resources.requests)  # it must find room wherever it lands
+        if only_own:
+            return held
+        count = _count(node_labels(self.node))
+        return self._like(held, count) if held else self._divided(count)
+
+    def _like(self, held: Device, most: int) -> Device:
+        """A running pod's memory and processors cannot change; the node may have more like them."""
+        processors, memory = self._free()
+        each, first = held.memory_bytes + RANK_IDLE_BYTES, SLOT_IDLE_BYTES - RANK_IDLE_BYTES
+        fit = min(int(processors) // held.threads, (memory - first) // each, most)
+        return msgspec.structs.replace(held, count=max(held.count, fit))
+
+    def _divided(self, count: int) -> Device | str:
+        processors, memory = self._free()
+        if processors < count:
+            needs = "a slot needs" if count == 1 else f"the label {COUNT_LABEL} makes them {count} devices, each needs"
+            return f"{processors} processors are free beside the gateway's share; {needs} a whole one"
+        idle = idle_bytes(count)
+        if memory - idle < count:
+            return (
+                f"{memory / _GIB:.1f} GiB of memory are free; the process of a slot alone takes {idle / _GIB:.1f} GiB"
+            )
+        return Device(type=CPU, count=count, memory_bytes=(memory - idle) // count, threads=int(processors) // count)
+
+    def _free(self) -> tuple[Decimal, int]:
+        """Processors, and bytes, of which the gateway must find some wherever it lands."""
+        reserve = amounts(self.deployment.spec.gateway.resources.requests)
         free = remaining(self._allocatable(), [self.taken, reserve])
-        threads, memory = int(free.get(CPU, 0)), int(free.get(MEMORY, 0)) - SLOT_IDLE_BYTES
-        if threads < 1:
-            return f"{free.get(CPU, 0)} processors are free beside the gateway's share; a slot needs a whole one"
-        if memory <= 0:
-            free_gib, need_gib = (memory + SLOT_IDLE_BYTES) / _GIB, SLOT_IDLE_BYTES / _GIB
-            return f"{free_gib:.1f} GiB of memory are free; the process of a slot alone takes {need_gib:.1f} GiB"
-        return Device(type=CPU, memory_bytes=memory, threads=threads)
+        return free.get(CPU, Decimal()), int(free.get(MEMORY, 0))
 
     def _has(self, held: Device) -> bool:
         """A pod's annotation is its writer's word: no deployment may hold more than the node has."""
         whole = self._allocatable()
-        return 1 <= held.threads <= whole.get(CPU, 0) and 0 < held.memory_bytes <= whole.get(MEMORY, 0)
+        sizes = (held.count, held.threads, held.memory_bytes)
+        return min(sizes) >= 1 and (
+            held.count * held.threads <= whole.get(CPU, 0) and held.count * held.memory_bytes <= whole.get(MEMORY, 0)
+        )
 
     def _allocatable(self) -> Amounts:
         return amounts(self.node.get("status", {}).get("allocatable"))
@@ -255,6 +285,15 @@ def _label_bytes(text: str) -> int:
         )
         raise InvalidInputError(MEMORY_LABEL, [reason])
     return count
+
+
+def _count(labels: Mapping[str, str]) -> int:
+    """Devices that a node's processors make."""
+    text = labels.get(COUNT_LABEL, "1")
+    if not re.fullmatch("[1-8]", text):
+        reason = f"the label {COUNT_LABEL} is {text!r}; it must be a number from 1 to 8: how many equal devices the node's processors make"
+        raise InvalidInputError(COUNT_LABEL, [reason])
+    return int(text)
 
 
 def _compute(labels: Mapping[str, str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from strata_operator.api import LLMDeployment
-from strata_operator.api.spec import RuntimeSpec
+from strata_operator.api.spec import PlacementSpec, RuntimeSpec
 
 PLANNED_PARTS = ("model", "workload", "objective", "precision", "placement", "planning")  # of the spec
 PLANNED_OF_RUNTIME = ("compute_type", "prefix_caching", "speculation")
@@ -48,6 +48,7 @@ def spec_digest(deployment: LLMDeployment) -> str:
     spec = deployment.spec
     said = {part: _said(getattr(spec, part)) for part in PLANNED_PARTS}
     said["runtime"] = _said_of_runtime(spec.runtime)
+    said["placement"] = _said_of_placement(spec.placement)
     return _hashed({part: fields for part, fields in said.items() if fields})
 
 
@@ -74,6 +75,12 @@ def _digest_of_0_1_0(deployment: LLMDeployment) -> str | None:
 def _said_of_runtime(runtime: RuntimeSpec) -> dict[str, Any]:
     said = runtime.model_dump(mode="json", exclude_defaults=True, by_alias=False)
     return {name: value for name, value in said.items() if name in PLANNED_OF_RUNTIME}
+
+
+def _said_of_placement(placement: PlacementSpec) -> dict[str, Any]:
+    """tensorParallel [1] was the default, which the API server wrote into every object; that nothing is said of it is new."""
+    said = {"tensor_parallel": None, **_said(placement)}
+    return said if said["tensor_parallel"] != [1] else {name: said[name] for name in said if name != "tensor_parallel"}
 
 
 def _said(part: BaseModel) -> dict[str, Any]:

@@ -78,6 +78,7 @@ def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Objec
         *("python", "-m", "strata_runtime.pipeline.slot"),
         *("--name", slot.name, "--host", "0.0.0.0"),  # noqa: S104  the pod's own address, behind the NetworkPolicy
         *("--control-port", str(CONTROL_PORT), "--threads", str(slot.device.threads)),
+        *(("--ranks", str(slot.device.count)) if slot.is_cpu and slot.device.count > 1 else ()),
     ]
     listening = {"tcpSocket": {"port": "control"}}
     made = {

@@ -21,6 +21,9 @@ from strata_planner.question.cluster import Cluster, Device
 # What the process of a slot on a CPU takes before it has a role: Python, torch and one model class take 850 MB on
 # x86-64 with torch 2.15. A CPU device is what a node has beside this.
 SLOT_IDLE_BYTES = 1 << 30
+# Of each device beyond the first, which may be a rank of a stage: a fork that shares what the slot has imported takes 26 MB of its own, beside
+# 2 MiB of the segment that ranks add up in. That is a memfd, so of the pod's memory: how large its /dev/shm is does not matter.
+RANK_IDLE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,14 @@ def slots_of(plan: Plan, cluster: Cluster) -> tuple[Slot, ...]:
 def device_requests(device: Device) -> dict[str, str]:
     """Kubernetes resources that a pod needs to hold these devices; requests and limits alike where both exist."""
     if device.type == CPU:
-        return {CPU: str(max(1, device.threads)), MEMORY: str(device.memory_bytes + SLOT_IDLE_BYTES)}
+        memory = device.count * device.memory_bytes + idle_bytes(device.count)
+        return {CPU: str(device.count * max(1, device.threads)), MEMORY: str(memory)}
     return {GPU: str(device.count)}
+
+
+def idle_bytes(count: int) -> int:
+    """What a slot on so many CPU devices takes before it has a role."""
+    return SLOT_IDLE_BYTES + (count - 1) * RANK_IDLE_BYTES
 
 
 def claims_of(deployment: LLMDeployment, plan: Plan, cluster: Cluster) -> tuple[Claim, ...]:

@@ -48,6 +48,12 @@ def _variants(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanReque
         if max(1, request.min_stages) <= count <= most and count != stages:
             name = "one device" if count == 1 else f"{count} stages"
             yield (name if one else f"{name} a replica"), replace(request, min_stages=count, max_stages=count)
+    groups = tuple(degree for degree in request.tensor_parallel if degree > 1)
+    if any(stage.tensor_parallel > 1 for stage in plan.stages):
+        if 1 in request.tensor_parallel:
+            yield "one device a stage", replace(request, tensor_parallel=(1,))
+    elif groups:
+        yield f"{' or '.join(map(str, groups))} devices a stage", replace(request, tensor_parallel=groups)
     used = {bits for stage in plan.stages for bits in stage.bits}
     stored = request.model.quantization is not None  # what its layers hold may be planned whatever is allowed
     for bits in request.bits:

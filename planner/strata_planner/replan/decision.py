@@ -3,7 +3,7 @@
 Called by the operator when devices came or went, and by `strata plan --running`. Plans from scratch, the running plan's grouping of
 devices among the starts; repairs what runs: replicas that are whole stay, and only the rest is dealt out anew; gives equal devices
 back their names; then moves borders and bits towards what devices already hold, as long as the plan stays within `slack` of the best.
-Nothing moves for less than `min_gain`.
+Nothing that serves moves for less than `min_gain`: neither a plan that is whole nor, where devices were lost, a replica that is.
 """
 
 import time
@@ -66,9 +66,12 @@ class Replanned:
 
 @dataclass(frozen=True)
 class _Choice:
+    """`slack`: how much worse than the best it may be."""
+
     plan: Plan
     value: float
     movement: Movement
+    slack: float
 
 
 def replan(request: PlanRequest, running: Plan, wishes: ReplanWishes | None = None) -> Replanned:
@@ -79,9 +82,9 @@ def replan(request: PlanRequest, running: Plan, wishes: ReplanWishes | None = No
     limit = max(0.5, _SCRATCH_SHARE * request.time_limit_seconds)
     scratch = make_plan(replace(request, time_limit_seconds=limit), (running,))
     whole = running_replicas(request, running)
-    choices = _choices(request, running, whole, scratch.replicas, wishes.slack)
+    choices = _choices(request, running, whole, scratch.replicas, wishes)
     best = max(each.value for each in choices)
-    near = [each for each in choices if gain(each.value, best) >= -wishes.slack]
+    near = [each for each in choices if gain(each.value, best) >= -each.slack]
     chosen = min(near, key=lambda each: (weight(each.movement), -each.value))
     outcome = Replanned(
         plan=chosen.plan,
@@ -117,17 +120,20 @@ def _choices(
     running: Plan,
     whole: tuple[SolvedReplica, ...],
     scratch: tuple[SolvedReplica, ...],
-    slack: float,
+    wishes: ReplanWishes,
 ) -> list[_Choice]:
     """The plan from scratch, and what repairs give, each moved towards what devices hold."""
     moves, before = Moves(request, running), value_of(request, scratch)
+    spared = max(wishes.slack, wishes.min_gain) if 0 < len(whole) < len(running.replicas) else wishes.slack
     found: list[_Choice] = []
     for replicas in (scratch, *_repaired(request, running, whole)):
+        slack = spared if found else wishes.slack
         if gain(value_of(request, replicas), before) < -slack:  # and what moves less is no better
             continue
-        plan = moves.towards(replicas, slack)
+        plan = moves.towards(replicas, wishes.slack)
         if not found or keeps_to(request, plan):
-            found.append(_Choice(plan, value_of_plan(request, plan), movement(moves.before, plan, request.model)))
+            moved = movement(moves.before, plan, request.model)
+            found.append(_Choice(plan, value_of_plan(request, plan), moved, slack))
     return found
 
 

@@ -18,6 +18,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.file_pages import drop_file_pages
 from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
+from strata_runtime.slot.nursery import open_at_start
 from strata_runtime.slot.slot import Slot, SlotOptions
 from strata_runtime.stopwatch import Stopwatch
 from strata_runtime.wire.transport import take_all_files
@@ -32,6 +33,9 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
     parser.add_argument("--control-port", type=int, required=True)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads to compute with; 0: all")
     parser.add_argument(
+        "--ranks", type=int, default=1, help="devices of this slot that may share a stage: ranks, started ahead"
+    )
+    parser.add_argument(
         "--no-verify",
         action="store_true",
         help="do not compare planes of any-precision copies with their checks as they are read (also STRATA_NO_VERIFY=1)",
@@ -40,7 +44,8 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
     key = os.environ.get("STRATA_CONTROL_KEY", "")
     if not key:
         parser.error("STRATA_CONTROL_KEY is empty: set it to the secret that the controller uses")
-    return SlotOptions(known.name, known.host, known.control_port, key, known.threads, verify=not _not_verifying(known))
+    where = (known.name, known.host, known.control_port, key)
+    return SlotOptions(*where, known.threads, verify=not _not_verifying(known), ranks=known.ranks)
 
 
 def _not_verifying(known: argparse.Namespace) -> bool:
@@ -50,6 +55,8 @@ def _not_verifying(known: argparse.Namespace) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     set_up_logs()
+    if options.ranks > 1:
+        open_at_start()  # before anything that a fork must not copy: the heap's arenas, threads, kernels
     set_up_heap()
     take_all_files()
     if options.threads:

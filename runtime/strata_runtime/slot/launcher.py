@@ -124,7 +124,7 @@ def _become(request: dict[str, Any], parent: int) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        _end_with(parent)
+        end_with(parent)
         os.setpgid(0, 0)  # Ctrl-C is the supervisor's to hear: it ends its children in order
         _redirect(request["log"])
         os.environ.update(request.get("environment", {}))
@@ -139,7 +139,8 @@ def _become(request: dict[str, Any], parent: int) -> None:
         os._exit(code)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
+    """A child that was forked: it ends when its parent does, however that ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before the call above

@@ -8,8 +8,6 @@ import contextlib
 import logging
 import os
 import socket
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ from strata_runtime.loading.precision_switch import Growth
 from strata_runtime.ranks.collectives import RankLostError
 from strata_runtime.ranks.shared_memory import SharedMemory, make_segment, runs
 from strata_runtime.slot.memory import private_bytes
+from strata_runtime.slot.nursery import RankHandle, the_nursery
 from strata_runtime.slot.rank_process import (
     Answer,
     Begin,
@@ -96,7 +95,7 @@ class OtherRanks:
         )  # a request and a prepare may both ask for bits: one waits for the answers to the other
         self._asked = 0  # orders that are answered
         self._connections: list[Connection] = []
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[RankHandle] = []
         self._ended = weakref.finalize(self, _end, self.collectives, self._connections, self.processes)
         try:
             for rank in range(1, ranks):
@@ -125,7 +124,7 @@ class OtherRanks:
         answers = self._answers(0, still_wanted)
         for process, answer in zip(self.processes, answers, strict=True):
             _idle[process.pid] = answer.idle_bytes
-            if process.poll() is not None:
+            if process.has_ended:
                 _idle.pop(process.pid, None)
 
     def begin(self, role: Role, failed: Callable[[str], None]) -> None:
@@ -212,22 +211,18 @@ class OtherRanks:
             self._failed(self._lost)
 
 
-def _start(rank: int, ranks: int, connection: int, segment: int) -> "subprocess.Popen[bytes]":
-    arguments = {
-        "socket": connection,
-        "segment": segment,
-        "rank": rank,
-        "ranks": ranks,
-        "threads": torch.get_num_threads(),
-    }
-    flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "strata_runtime.slot.rank_process", *flags]
-    return subprocess.Popen(command, pass_fds=(connection, segment), stdin=subprocess.DEVNULL)  # noqa: S603  our own module
+def _start(rank: int, ranks: int, connection: int, segment: int) -> RankHandle:
+    values = {"rank": rank, "ranks": ranks, "threads": torch.get_num_threads()}
+    arguments = [text for name, value in values.items() for text in (f"--{name}", str(value))]
+    nursery = the_nursery()
+    try:
+        return nursery.start(arguments, connection, segment)
+    except OSError:
+        log.warning("the process that ranks are forked from has ended: another one starts")
+        return the_nursery(nursery).start(arguments, connection, segment)
 
 
-def _watch(
-    group: "weakref.ref[OtherRanks]", collectives: SharedMemory, rank: int, process: "subprocess.Popen[bytes]"
-) -> None:
+def _watch(group: "weakref.ref[OtherRanks]", collectives: SharedMemory, rank: int, process: RankHandle) -> None:
     code = process.wait()
     _idle.pop(process.pid, None)
     collectives.end()
@@ -236,7 +231,7 @@ def _watch(
         still.lose(rank, code)
 
 
-def _end(collectives: SharedMemory, connections: list[Connection], processes: list["subprocess.Popen[bytes]"]) -> None:
+def _end(collectives: SharedMemory, connections: list[Connection], processes: list[RankHandle]) -> None:
     """Nobody has any use for them: one that hears no more ends by itself, one that computes or loads is ended."""
     collectives.end()
     for connection in connections:

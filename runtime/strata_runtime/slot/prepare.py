@@ -1,6 +1,6 @@
 """Preparing an epoch: a thread that loads the roles of a slot. Started by the slot, which keeps serving meanwhile.
 
-A role whose weights the slot already holds takes them over; only its KV starts empty. Where serving ended because old and new weights do not fit
+A role whose weights the slot already holds takes them over; only its KV starts empty, in another pool where it is to have another number of pages. Where serving ended because old and new weights do not fit
 beside each other, a role that differs in bits alone takes them over too: its layers move one by one, and planes that stay are not read again.
 A prepare that supersedes another takes over what that has loaded and is wanted again, and lets it finish the role that it is at where that is wanted.
 """
@@ -40,21 +40,35 @@ def same_weights(one: Role, other: Role) -> bool:
     return _holding(one) == _holding(other)
 
 
+def differ_in_pool(one: Role, other: Role) -> bool:
+    """Whether a slot that holds `one` holds the weights of `other`, beside whatever pool for keys and values."""
+    return _weights(one) == _weights(other)
+
+
 def _holding(role: Role) -> tuple[object, ...]:
+    return (_weights(role), _pool(role))
+
+
+def _weights(role: Role) -> tuple[object, ...]:
     drafting = tuple(has_draft(name, role.speculation) for name in role.format)
     return (role.format, drafting, any(drafting) and role.speculation.draft_bits, *_place(role))
 
 
 def differ_in_bits(one: Role, other: Role) -> bool:
     """Whether a slot that holds `one` holds what `other` needs, at other bits."""
-    return _place(one) == _place(other) and draft_wish(one.speculation) == draft_wish(other.speculation)
+    return (_place(one), _pool(one)) == (_place(other), _pool(other)) and draft_wish(one.speculation) == draft_wish(
+        other.speculation
+    )
 
 
 def _place(role: Role) -> tuple[object, ...]:
-    pages = (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots)
     drafts_with = (role.speculation.draft_uri, role.speculation.has_head, role.watched) if role.leader else None
     tables = (role.embedding, role.head, role.head_format)
-    return (role.layers, tables, role.model_uri, role.compute_type, role.devices, pages, drafts_with)
+    return (role.layers, tables, role.model_uri, role.compute_type, role.devices, drafts_with)
+
+
+def _pool(role: Role) -> tuple[object, ...]:
+    return (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots)
 
 
 class SupersededError(RuntimeFaultError):
@@ -154,9 +168,13 @@ class Loading:
         return self._thread.is_alive()
 
     def _useful(self, held: Iterable[LoadedRole]) -> list[LoadedRole]:
-        fits = differ_in_bits if self._idle else same_weights
+        def fits(one: LoadedRole, role: Role) -> bool:
+            if _takes_another_pool(one) and differ_in_pool(one.role, role):
+                return True
+            return differ_in_bits(one.role, role) if self._idle else same_weights(one.role, role)
+
         roles = (*self.prepare.roles, *(self._wanted or ()))
-        return [each for each in held if each.usable and any(fits(each.role, role) for role in roles)]
+        return [each for each in held if each.usable and any(fits(each, role) for role in roles)]
 
     def _load(self, role: Role) -> LoadedRole:
         check_drafts(role)
@@ -168,6 +186,10 @@ class Loading:
                 _watch(role, held.model)
                 self._progress(count)
                 return replace(held, role=role)
+        if (model := self._take_model(role)) is not None:
+            _watch(role, model)
+            self._progress(count)
+            return LoadedRole(role, model, cache_of(role, model))
         moved = self._move(role) if self._idle else None
         if moved is not None:
             return moved
@@ -194,6 +216,15 @@ class Loading:
         if drafts:
             drafter = load_drafter(role, model, lambda: self._step(role))
         return LoadedRole(role, model, cache_of(role, model), drafter, others)
+
+    def _take_model(self, role: Role) -> StageModel | None:
+        """Of a held role with another pool, which goes before the new one is made unless it still serves."""
+        for held in self._held:
+            if _takes_another_pool(held) and differ_in_pool(held.role, role):
+                self._held.remove(held)
+                held.model.speculation = role.speculation
+                return held.model
+        return None
 
     def _move(self, role: Role) -> LoadedRole | None:
         """A held role at other bits becomes this one; None if there is none, or one whose layers cannot move."""
@@ -258,6 +289,11 @@ class Loading:
         """Without waking anybody: whoever watches looks now and then."""
         with self._counting:
             self.state = msgspec.structs.replace(self.state, progress=self.state.progress + steps)
+
+
+def _takes_another_pool(held: LoadedRole) -> bool:
+    """What drafts has pages like the pool's, and other ranks have pools of their own."""
+    return held.drafter is None and held.others is None
 
 
 def _watch(role: Role, model: StageModel) -> None:

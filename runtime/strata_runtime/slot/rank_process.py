@@ -1,6 +1,6 @@
-"""The process of a rank other than the first: `python -m strata_runtime.slot.rank_process --socket FD --segment FD --rank R --ranks N`.
+"""The process of a rank other than the first: `main` with `--socket FD --segment FD --rank R --ranks N --threads T`, in a fork of `slot.nursery`.
 
-Started by `slot.other_ranks` of the slot whose stage it shares. It loads its part, then computes every step that the first rank is given, whose
+Asked for by `slot.other_ranks` of the slot whose stage it shares. It loads its part, then computes every step that the first rank is given, whose
 sampling, sockets and requests it knows nothing of. Layers change their bits where the first rank's do: the order lies between two steps, and
 what it needs is read beside them. It ends with the socket, so with its slot.
 """
@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import select
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,6 @@ from strata_planner.contract.frames import FrameHeader, data_decoder, encode
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import Value
 from strata_runtime.allocator import set_up_heap
-from strata_runtime.collector import freeze_imports
 from strata_runtime.errors import reason_of
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import Change, Growth, read_change
@@ -220,7 +218,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_up_heap()
     torch.set_num_threads(known.threads)
     warm_up()
-    freeze_imports()
     threading.Thread(target=_end_with, args=(known.socket,), daemon=True).start()
     RankProcess(Connection(known.socket), SharedMemory(known.segment, known.rank, known.ranks)).run()
     return 0
@@ -232,7 +229,3 @@ def _end_with(descriptor: int) -> None:
     poller.register(descriptor, select.POLLRDHUP)
     poller.poll()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

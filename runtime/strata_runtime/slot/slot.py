@@ -55,6 +55,7 @@ class SlotOptions:
     control_key: str
     threads: int
     verify: bool = True  # planes, as they are read
+    ranks: int = 1  # devices that may share a stage here
 
 
 class Wakeup:

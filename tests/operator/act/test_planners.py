@@ -19,6 +19,7 @@ from strata_operator.api import LLMDeployment
 from strata_operator.decide.backoff import MOST_SECONDS, Backoff, seconds_after
 from strata_operator.decide.ledger import Dealing, DeviceLedger, still_free
 from strata_operator.observe.inventory import take_inventory
+from strata_operator.render.requests import added
 from strata_operator.render.slots import Claim, claims_of
 from strata_planner.contract.plan import DeviceRef, Plan
 from strata_planner.question.cluster import Cluster, Device, Node
@@ -88,7 +89,10 @@ def test_no_device_is_dealt_twice_however_plans_overlap(
     gpus: list[int], events: list[tuple[int, bool]], chance: random.Random
 ) -> None:
     """Four deployments, each asked (on what was free then) and answered at any time, in any order."""
-    nodes = [a_node(f"n{index}").with_gpus("Tesla-T4", count).build() for index, count in enumerate(gpus)]
+    nodes = [
+        a_node(f"n{index}").with_gpus("Tesla-T4", count).as_cpu_device("9", "9Gi", count).build()
+        for index, count in enumerate(gpus)
+    ]
     deployments = [a_deployment(f"d{index}").build() for index in range(4)]
     ledger, under_way = DeviceLedger(), dict[int, tuple[Plan, Cluster]]()
     for who, asks in events:
@@ -103,7 +107,10 @@ def test_no_device_is_dealt_twice_however_plans_overlap(
                 ledger = ledger.dealt(uid, claims_of(deployment, plan, made_for))
         for index, count in enumerate(gpus):
             claims = [claim for claims in ledger.claims.values() for claim in claims if claim.node == f"n{index}"]
-            assert sum(claim.requests["nvidia.com/gpu"] for claim in claims) <= count
+            dealt = added(*(claim.requests for claim in claims))
+            assert dealt.get("nvidia.com/gpu", 0) <= count
+            assert dealt.get("cpu", 0) <= 9
+            assert dealt.get("memory", 0) <= 9 << 30
 
 
 def test_processors_that_have_become_fewer_are_not_taken() -> None:

@@ -1,18 +1,24 @@
 """Every field of the spec that planning consumes reaches the planner's question."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from strata_operator.act.planner_call import Question, answer_to
 from strata_operator.decide.planning import request_for, with_draft_model, with_margin
+from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.errors import ModelError
-from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.question.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.question.model import Model
+from strata_planner.question.request import PlanRequest
+from strata_planner.search.metric import value_of_plan
+from strata_planner.search.planning import make_plan
 from tests.operator.builders import a_deployment
 
 CONFIG = json.loads((Path(__file__).parents[3] / "examples/models/strata-tiny/config.json").read_text(encoding="utf-8"))
@@ -209,3 +215,68 @@ def test_the_operators_planner_reads_the_draft_model_where_the_plan_in_force_has
     answer = answer_to(Question(thing, CLUSTER, draft_uri=f"file://{tmp_path}/gone"))
     assert answer.reason == "InvalidInput"
     assert f"{tmp_path}/gone" in answer.message
+
+
+LLAMA = CONFIG | {
+    "num_hidden_layers": 8,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+WIDE = {"precision": {"allowed": [8, 16]}, "workload": {"promptTokens": 64, "outputTokens": 32, "concurrency": 4}}
+PAIR = Node("a", (Device("cpu", count=2, memory_bytes=4 << 30, threads=2),))
+
+
+def a_wide_request(*nodes: Node, config: dict[str, Any] | None = None, **spec: Any) -> PlanRequest:
+    deployment = a_deployment().with_spec(model={"uri": "hf://a/b", "maxModelLen": 128}).with_spec(**WIDE)
+    return request_for(deployment.with_spec(**spec).build(), Cluster(nodes=nodes or (PAIR,)), config or LLAMA)
+
+
+# name -> (spec, nodes, config, degrees)
+DEGREES: dict[str, tuple[dict[str, Any], tuple[Node, ...], dict[str, Any], tuple[int, ...]]] = {
+    "two devices": ({}, (), LLAMA, (1, 2)),
+    "five devices": ({}, (Node("a", (Device("cpu", 5, 1 << 30, 1),)),), LLAMA, (1, 2, 4)),
+    "the solver layout": ({"planning": {"solver": "layout"}}, (), LLAMA, (1, 2)),
+    "any precision": ({"precision": {"allowed": [3, 4], "method": "anyPrecision"}}, (), LLAMA, (1, 2)),
+    "named": ({"placement": {"tensorParallel": [1]}}, (), LLAMA, (1,)),
+    "one device a node": ({}, tuple(Node(name, (Device("cpu", 1, 4 << 30, 2),)) for name in "ab"), LLAMA, (1,)),
+    "a GPU": ({}, (PAIR, Node("b", (Device("Tesla-T4", 2, 16 << 30),))), LLAMA, (1,)),
+    "one pipeline": ({"planning": {"solver": "pipeline"}}, (), LLAMA, (1,)),
+    "formats that are not cut": ({"precision": {"allowed": [4, 16]}}, (), LLAMA, (1,)),
+    "a model that is not cut": ({}, (), LLAMA | {"qk_layernorm": True}, (1,)),
+}
+
+
+@pytest.mark.parametrize("name", DEGREES)
+def test_stages_of_several_processors_are_looked_for_where_they_run(name: str) -> None:
+    spec, nodes, config, degrees = DEGREES[name]
+    assert a_wide_request(*nodes, config=config, **spec).tensor_parallel == degrees
+
+
+def test_beside_a_head_that_drafts_no_stage_is_shared_unless_it_must_be() -> None:
+    for wish, degrees in ((None, (1,)), ([1, 2], (1,)), ([2], (2,))):
+        request = a_wide_request(config=CONFIG, placement={"tensorParallel": wish} if wish else {}, **EAGLE)
+        assert 2 in request.tensor_parallel
+        assert with_draft_model(request, CONFIG | HEAD, "hf://a/head").tensor_parallel == degrees
+
+
+@pytest.mark.parametrize("goal", ["throughput", "latency"])
+@pytest.mark.parametrize(("latency_ms", "degree"), [(0.05, 2), (5.0, 1)])
+def test_the_plan_is_the_best_of_both_ways_and_says_what_the_other_is_worth(
+    goal: str, latency_ms: float, degree: int
+) -> None:
+    """With and without groups, by the request's own metric, however quickly two devices hear of each other."""
+    request = a_wide_request(objective={"goal": goal})
+    link = LinkRate(gbps=100.0, latency_ms=latency_ms)
+    request = replace(request, cluster=msgspec.structs.replace(request.cluster, intra_node=link))
+    plan = with_alternatives(request, make_plan(request)).plan
+    values = {
+        degrees: value_of_plan(request, make_plan(replace(request, tensor_parallel=degrees)).plan)
+        for degrees in ((1,), (2,))
+    }
+    assert value_of_plan(request, plan) == pytest.approx(max(values.values()), rel=1e-6)
+    taken = {stage.tensor_parallel for stage in plan.stages}
+    assert taken == {degree}
+    said = "one device a stage" if taken == {2} else "2 devices a stage"
+    assert said in {each.summary for each in plan.alternatives}

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -231,3 +232,12 @@ def test_slots_verify_what_they_read_unless_told_not_to(tmp_path: Path) -> None:
         local = replace(options(tmp_path), verify=verify, threads={"a": 3})
         slots = LocalDeployment(a_plan("a", "b"), local)._slots
         assert slots["a"]._flags == ["--threads", "3", *["--no-verify"] * (not verify)]
+
+
+def test_slots_are_told_of_how_many_ranks_a_stage_of_theirs_has(tmp_path: Path) -> None:
+    plan = a_plan("a", "b")
+    (replica,) = plan.replicas
+    first = msgspec.structs.replace(replica.stages[0], tensor_parallel=2)
+    shared = msgspec.structs.replace(replica, stages=(first, *replica.stages[1:]))
+    slots = LocalDeployment(msgspec.structs.replace(plan, replicas=(shared,)), options(tmp_path))._slots
+    assert [slots[name]._flags for name in "ab"] == [["--threads", "1", "--ranks", "2"], ["--threads", "1"]]

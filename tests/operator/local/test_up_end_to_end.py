@@ -65,13 +65,14 @@ class Up:
         *,
         bits: int = 16,
         make: Make | None = None,
+        cluster: str = CLUSTER,
     ) -> None:
         self.name = name
         model = folder / "model"
         model.mkdir()
         (make or make_model)(model)
         (folder / "tiny.yaml").write_text(DEPLOYMENT.format(model=model, how=how, name=name, bits=bits))
-        (folder / "cluster.yaml").write_text(CLUSTER)
+        (folder / "cluster.yaml").write_text(cluster)
         self.port = free_port("127.0.0.1")
         command = [sys.executable, "-m", "strata_operator.cli", "up", "-f", str(folder / "tiny.yaml")]
         self.process = subprocess.Popen(
@@ -227,3 +228,31 @@ def test_two_replicas_serve_and_the_loss_of_one_is_carried_by_the_other(replicas
     os.kill(replicas.pids["twice-b-cpu"], signal.SIGKILL)
     answers = ["".join([*begun, *stream]) for begun, stream in zip(pieces, streams, strict=True)]
     assert answers == [expected, expected]
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Up]:
+    both = CLUSTER.splitlines()[2].replace("memoryBytes", "count: 2, memoryBytes")
+    running = Up(tmp_path, "placement: {tensorParallel: [2]}", "pair", cluster=f"nodes:\n{both}")
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+@pytest.mark.slow  # runtime/slot/test_ranks.py and test_nursery.py have the same laws without a supervisor
+def test_ranks_and_what_forks_them_may_be_killed_and_end_with_the_rest(ranks: Up, expected: str) -> None:
+    slot = psutil.Process(ranks.pids["pair-a-cpu"])
+    for place in (1, 0, 1):
+        (nursery,) = slot.children()
+        family = [nursery, *nursery.children()]
+        assert len(family) == 2
+        pieces = []
+        for piece in ranks.stream([5, 9, 2]):
+            pieces.append(piece)
+            if len(pieces) == KILL_AFTER:
+                family[place].kill()
+        assert "".join(pieces) == expected
+    assert slot.is_running()
+    started = psutil.Process(ranks.process.pid).children(recursive=True)
+    assert ranks.stop() == 0
+    assert not psutil.wait_procs(started, timeout=5)[1]

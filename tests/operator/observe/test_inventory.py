@@ -3,6 +3,7 @@
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from strata_operator.errors import InvalidInputError
 from strata_operator.observe.inventory import Inventory, InventoryOptions, LinkTable, take_inventory
 from strata_operator.render.requests import amounts, pod_requests
-from strata_operator.render.slots import SLOT_IDLE_BYTES, Claim
+from strata_operator.render.slots import Claim, device_requests, idle_bytes
 from strata_planner.question.cluster import Device, Link, LinkRate
 from tests.operator.builders import NodeBuilder, PodBuilder, a_deployment, a_node, a_pod
 from tests.planner.question.test_cluster import ODD_YAML
@@ -178,6 +179,16 @@ REFUSALS = {
         {},
         "node a: 0.5 GiB of memory are free; the process of a slot alone takes 1.0 GiB",
     ),
+    "more devices than processors": (
+        a_node().as_cpu_device(cpu="4", count=4),
+        {},
+        "node a: 3.750 processors are free beside the gateway's share; the label strata.dev/device.count makes them 4 devices",
+    ),
+    "a count that is none": (
+        a_node().as_cpu_device().labelled({"strata.dev/device.count": "two"}),
+        {},
+        "node a: the label strata.dev/device.count is 'two'; it must be a number from 1 to 8",
+    ),
 }
 
 
@@ -240,8 +251,32 @@ def test_a_running_cpu_slot_keeps_what_it_holds() -> None:
         assert inventory(seen, slot).cluster.nodes[0].devices == (held,)
 
 
-def test_the_inventory_is_the_same_once_the_slots_run() -> None:
-    nodes = [a_node("a").as_cpu_device("4", "8Gi"), t4("b")]
+def test_a_nodes_processors_may_be_several_devices() -> None:
+    (node,) = inventory(a_node().as_cpu_device("9", "8Gi", 2)).cluster.nodes
+    # 9 - the gateway's 0.25, halved; 8 - the gateway's 0.5 - what a slot with two devices takes before it has a role
+    memory = (int(7.5 * GIB) - idle_bytes(2)) // 2
+    assert node.devices == (Device(type="cpu", count=2, memory_bytes=memory, threads=4),)
+
+
+@pytest.mark.parametrize("planned", [1, 2, 3])
+def test_a_running_slot_leaves_the_other_devices_of_its_node_to_be_planned(planned: int) -> None:
+    """However few of them it holds, and however much less is free than they were made of."""
+    node = a_node().as_cpu_device("12", "16Gi", 3)
+    (device,) = inventory(node).cluster.nodes[0].devices
+    slot = a_pod().of_slot(CHAT, "x", msgspec.structs.replace(device, count=planned)).on("a")
+    assert inventory(node, slot).cluster.nodes[0].devices == (device,)
+    assert inventory(node.cordoned(), slot).cluster.nodes[0].devices == (
+        msgspec.structs.replace(device, count=planned),
+    )
+    other = a_pod().on("a").requesting(cpu=str(device.threads))
+    left = msgspec.structs.replace(device, count=max(planned, 2))
+    node = a_node().as_cpu_device("12", "16Gi", 3)
+    assert inventory(node, slot, other).cluster.nodes[0].devices == (left,)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_inventory_is_the_same_once_the_slots_run(count: int) -> None:
+    nodes = [a_node("a").as_cpu_device("4", "8Gi", count), t4("b")]
     before = inventory(*nodes)
     device = before.cluster.nodes[0].devices[0]
     gateway = a_pod("gateway").of_slot(CHAT, "g").on("a").requesting(cpu="250m", memory="512Mi")
@@ -328,14 +363,17 @@ def test_a_claim_counts_once_whether_its_pod_is_scheduled_or_not(claims: list[Cl
     assert counts(inventory(*nodes, *claims, *pods)) == counts(inventory(*nodes, *claims))
 
 
-@given(taken=st.lists(others, max_size=4), cpu=st.integers(1, 16), memory=st.integers(1, 32))
-def test_a_cpu_device_fits_beside_everything_else(taken: list[PodBuilder], cpu: int, memory: int) -> None:
-    found = inventory(a_node("a").as_cpu_device(str(cpu), f"{memory}Gi"), *taken)
+@given(taken=st.lists(others, max_size=4), cpu=st.integers(1, 16), memory=st.integers(1, 32), count=st.integers(1, 4))
+def test_cpu_devices_fit_beside_everything_else(taken: list[PodBuilder], cpu: int, memory: int, count: int) -> None:
+    """By what the pod of a slot that holds all of them would ask for."""
+    found = inventory(a_node("a").as_cpu_device(str(cpu), f"{memory}Gi", count), *taken)
     used = [pod_requests(pod.build()) for pod in taken if pod.object["spec"]["nodeName"] == "a"]
     for device in (device for node in found.cluster.nodes for device in node.devices):
+        assert device.count == count
         assert device.threads >= 1
-        assert device.threads + sum(float(each["cpu"]) for each in used) <= cpu
-        assert device.memory_bytes + SLOT_IDLE_BYTES + sum(int(each["memory"]) for each in used) <= memory * GIB
+        asked = amounts(device_requests(device))
+        assert asked["cpu"] + sum(each["cpu"] for each in used) <= cpu
+        assert asked["memory"] + sum(each["memory"] for each in used) <= memory * GIB
 
 
 def test_a_slot_that_is_to_hold_more_than_its_pod_does_has_claimed_the_rest() -> None:

@@ -40,6 +40,7 @@ def test_a_nodes_amount_that_does_not_read_refuses_that_node_alone() -> None:
 LABELS = (
     *("nvidia.com/gpu.product", "nvidia.com/gpu.memory", "nvidia.com/gpu.replicas", "strata.dev/device"),
     *("nvidia.com/gpu.compute.major", "nvidia.com/gpu.compute.minor", "topology.kubernetes.io/zone"),
+    "strata.dev/device.count",
 )
 label_values = st.sampled_from(["cpu", "Tesla-T4", "7", "15360MiB", "-1", "0", ""]) | st.text(max_size=63)
 quantities = st.sampled_from(["1", "0", "-3", "1e99", "1Gi", "two", "500m", 4]) | st.text(max_size=9)

@@ -134,10 +134,15 @@ def test_defaults_written_out_and_left_out_have_one_digest() -> None:
         "model": {"uri": "pvc://models/tiny", "maxModelLen": 128},
         "workload": {"promptTokens": 32, "outputTokens": 32, "concurrency": 2},
         "precision": {"allowed": [8, 16]},
-        "placement": {"minStages": 2},
+        "placement": {
+            "minStages": 2,
+            "tensorParallel": [1],
+        },  # no default any more: what it was is written out in every object of then
     }
     digests = {spec_digest(deployment_from_object(each)) for each in (full, short)}
     assert len(digests) == 1
+    del short["spec"]["placement"]["tensorParallel"]
+    assert spec_digest(deployment_from_object(short)) not in digests
 
 
 def test_a_status_of_another_release_is_read_as_far_as_it_goes() -> None:

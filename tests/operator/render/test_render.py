@@ -15,11 +15,12 @@ from strata_operator.decide.view import given_the_control_key
 from strata_operator.errors import InvalidInputError
 from strata_operator.render import RenderOptions, epoch_objects, image_for, read_epoch, render, slot_address
 from strata_operator.render.epoch import Epoch
-from strata_operator.render.slots import SLOT_IDLE_BYTES, Slot
+from strata_operator.render.slots import RANK_IDLE_BYTES, SLOT_IDLE_BYTES, Slot
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.keys import gateway_secret, slot_secret
 from strata_planner.question.cluster import Cluster, Device, Node
 from strata_runtime.gateway.settings import read_settings
+from strata_runtime.pipeline.slot import parse
 from tests.operator.builders import a_deployment, a_pod
 from tests.operator.fakes import a_plan
 
@@ -167,6 +168,18 @@ def test_a_slot_on_processors_asks_for_its_device_and_its_process() -> None:
     assert resources["requests"] == {"cpu": "2", "memory": memory, "ephemeral-storage": "1Gi"}
     assert resources["limits"] == {"memory": memory}
     assert pod["containers"][0]["command"][-2:] == ["--threads", "2"]
+
+
+def test_a_slot_on_several_devices_asks_for_all_of_them_and_computes_with_the_threads_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = dataclasses.replace(CPU_SLOT, device=Device(type="cpu", count=3, memory_bytes=3 * GIB, threads=2))
+    (box,) = slot_pod(a_deployment().build(), group)["containers"]
+    memory = str(9 * GIB + SLOT_IDLE_BYTES + 2 * RANK_IDLE_BYTES)
+    assert box["resources"] == {"requests": {"cpu": "6", "memory": memory}, "limits": {"memory": memory}}
+    monkeypatch.setenv("STRATA_CONTROL_KEY", "secret")
+    options = parse(box["command"][3:])
+    assert (options.threads, options.ranks) == (2, 3)
 
 
 def test_slots_stay_on_lost_nodes_and_the_gateway_leaves_them() -> None:

@@ -27,6 +27,7 @@ from tests.laws import share
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import CONTROL_KEY, PipelineHarness, SlotThread
 
+ASKED = [greedy(name, range(start, start + 20), 30) for name, start in (("a", 3), ("b", 7))]
 ADDRESS = SlotAddress(host="127.0.0.1", control_port=1, data_port=2, request_port=3)
 
 
@@ -217,6 +218,27 @@ def test_a_prepared_epoch_whose_ports_are_taken_is_not_read_again(tiny_llama: Pa
     finally:
         thread.close()
     assert loads.layers == [role.layers]
+
+
+@pytest.mark.parametrize("before", ["serves", "has ended"])
+def test_another_number_of_pages_takes_no_reading(tiny_llama: Path, patch: pytest.MonkeyPatch, before: str) -> None:
+    """The epoch before serves on, with its own pool, or made room."""
+    loads = Loads(patch)
+    loads.go.set()
+    if before == "has ended":
+        patch.setattr(slot.Slot, "_make_room", lambda held, _: held._end_epoch())
+    with PipelineHarness(["s0"]) as pipeline:
+        thread = pipeline.threads["s0"]
+        answers, pools = [], []
+        for pages in (12, 40, 9):
+            answers.append(pipeline.serve(even_plan(tiny_llama, ["s0"], pages=pages)).generate(ASKED))
+            running = thread.slot._running
+            assert running is not None
+            (loaded,) = running.prepared.loaded
+            pools.append(loaded.cache)
+    assert len(loads.layers) == 1
+    assert answers[0] == answers[1] == answers[2]
+    assert len({id(pool) for pool in pools}) == 3
 
 
 def test_watchers_that_are_gone_are_forgotten_and_others_are_told(tiny_llama: Path) -> None:

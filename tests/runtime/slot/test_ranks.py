@@ -1,8 +1,8 @@
 """Stages of several ranks, over real sockets, models and processes: text is that of stages of one, and what becomes of it when a rank ends or hangs."""
 
+import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import growth_of, read_change
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.ranks import shared_memory
+from strata_runtime.slot.nursery import RankHandle
 from strata_runtime.slot.other_ranks import check_ranks, held_by_ranks, idle_of_ranks
 from strata_runtime.wire.client import greedy
 from tests.laws import swept
@@ -84,7 +85,7 @@ def test_answers_with_a_form_are_held_to_it_by_the_first_rank_alone() -> None:
         assert pipeline.serve(shared(plan, [2])).generate(held_and_free()) == expected
 
 
-def ranks_of(pipeline: PipelineHarness, name: str) -> list["subprocess.Popen[bytes]"]:
+def ranks_of(pipeline: PipelineHarness, name: str) -> list[RankHandle]:
     running = pipeline.threads[name].slot._running
     assert running is not None
     (loaded,) = running.prepared.loaded
@@ -115,7 +116,7 @@ def test_a_rank_that_hangs_is_named(tiny_llama: Path, monkeypatch: pytest.Monkey
     with PipelineHarness(["s0"]) as pipeline:
         leader = pipeline.serve(shared(even_plan(tiny_llama, ["s0"]), [2]))
         (hanging,) = ranks_of(pipeline, "s0")
-        hanging.send_signal(signal.SIGSTOP)
+        os.kill(hanging.pid, signal.SIGSTOP)
         leader.send(greedy("r", range(9, 14), 5))
         status = pipeline.slots["s0"].until(lambda status: bool(status.failure))
         assert "rank 1 of 2 did not come to a collective within 0.2 s" in status.failure
