@@ -87,12 +87,8 @@ class OtherRanks:
         self._role = role
         self._lost = ""
         self._failed: Callable[[str], None] = log.warning
-        self._sending = (
-            threading.Lock()
-        )  # steps and orders come from two threads, and keep their order on every connection
-        self._changing = (
-            threading.Lock()
-        )  # a request and a prepare may both ask for bits: one waits for the answers to the other
+        # Steps and orders come from two threads, and have one order on all connections; of those who ask for bits one is answered at a time.
+        self._sending, self._changing = threading.Lock(), threading.Lock()
         self._asked = 0  # orders that are answered
         self._connections: list[Connection] = []
         self.processes: list[RankHandle] = []
