@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -87,9 +87,8 @@ class OtherRanks:
         self._role = role
         self._lost = ""
         self._failed: Callable[[str], None] = log.warning
-        self._sending = (
-            threading.Lock()
-        )  # steps and orders come from two threads, and keep their order on every connection
+        # Steps and orders come from two threads, and have one order on all connections; of those who ask for bits one is answered at a time.
+        self._sending, self._changing = threading.Lock(), threading.Lock()
         self._asked = 0  # orders that are answered
         self._connections: list[Connection] = []
         self.processes: list[RankHandle] = []
@@ -134,28 +133,33 @@ class OtherRanks:
 
     def check_bits(self, bits: dict[int, int]) -> None:
         """Whether these layers could have these bits on every rank. Raises InputError with the reason of one where they could not."""
-        self._asked += 1
-        self._order(CheckBits(self._asked, bits))
-        self._answers(self._asked)
+        with self._changing:
+            self._asked += 1
+            self._order(CheckBits(self._asked, bits))
+            self._answers(self._asked)
 
-    def read_bits(self, layer: int, bits: int) -> None:
-        """They begin to read what makes a layer one of `bits` bits, beside the steps. Afterwards `swap_bits` or `drop_bits`."""
-        self._asked += 1
-        self._order(ReadBits(self._asked, layer, bits))
-
-    def bits_read(self) -> Growth:
-        """Once all have read: the bytes that the change adds and returns, on all of them. Raises InputError with the reason of one that could not."""
-        answers = self._answers(self._asked)
-        return Growth(sum(each.added_bytes for each in answers), sum(each.returned_bytes for each in answers))
+    @contextlib.contextmanager
+    def reading(self, layer: int, bits: int) -> Iterator[Callable[[], Growth]]:
+        """Within it they read what makes a layer one of `bits` bits, beside the steps; what it gives waits for all of them and tells the bytes of
+        theirs, or raises InputError with the reason of one that could not. Then `swap_bits`; where anything is raised, they drop what they have read.
+        """
+        with self._changing:
+            self._asked += 1
+            self._order(ReadBits(self._asked, layer, bits))
+            try:
+                yield self._bytes_read
+            except BaseException:
+                with contextlib.suppress(RankLostError):
+                    self._order(DropBits())
+                raise
 
     def swap_bits(self) -> None:
         """What was read is in force from the next step on. Call where no step is computed."""
         self._order(SwapBits())
 
-    def drop_bits(self) -> None:
-        """What was read, or is being read, is not wanted."""
-        with contextlib.suppress(RankLostError):
-            self._order(DropBits())
+    def _bytes_read(self) -> Growth:
+        answers = self._answers(self._asked)
+        return Growth(sum(each.added_bytes for each in answers), sum(each.returned_bytes for each in answers))
 
     def step(self, header: FrameHeader, inputs: torch.Tensor) -> None:
         """They compute it too, now. Raises RankLostError."""

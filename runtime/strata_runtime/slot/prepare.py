@@ -246,9 +246,9 @@ class Loading:
                 with reading_beside(held.others, layer, bits) as others_read:
                     change = read_change(held.model, layer, bits)
                     others_read()
-                if held.others is not None:
-                    held.others.swap_bits()
-                change.apply()
+                    if held.others is not None:
+                        held.others.swap_bits()
+                    change.apply()
                 held = replace(held, role=role_after(held.role, change))  # noqa: PLW2901  it is that now
                 change.release()
                 self._moved(role, held)

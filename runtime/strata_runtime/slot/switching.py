@@ -8,7 +8,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -153,20 +153,11 @@ def switch_layer(executor: StageExecutor, layer: int, bits: int) -> LayerSwitch:
     return done
 
 
-@contextlib.contextmanager
-def reading_beside(others: OtherRanks | None, layer: int, bits: int) -> Iterator[Callable[[], Growth]]:
-    """While this rank reads what makes a layer one of `bits` bits, the others do; the bytes of theirs, once they have. Where anything is raised,
-    they drop what they have read.
-    """
-    if others is None:
-        yield Growth
-        return
-    others.read_bits(layer, bits)
-    try:
-        yield others.bits_read
-    except BaseException:
-        others.drop_bits()
-        raise
+def reading_beside(
+    others: OtherRanks | None, layer: int, bits: int
+) -> contextlib.AbstractContextManager[Callable[[], Growth]]:
+    """While this rank reads what makes a layer one of `bits` bits, the others do; the bytes of theirs, once they have."""
+    return contextlib.nullcontext(Growth) if others is None else others.reading(layer, bits)
 
 
 def _has(role: Role, request: SetBits) -> bool:

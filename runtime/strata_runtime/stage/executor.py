@@ -7,7 +7,8 @@ precision: never within a step.
 import functools
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -93,14 +94,8 @@ class OtherRanks(Protocol):
     def check_bits(self, bits: dict[int, int]) -> None:
         """Raises InputError with the reason of one of them for which layers cannot have these bits."""
 
-    def read_bits(self, layer: int, bits: int) -> None:
-        """They begin to read what a switch of a layer needs."""
-
-    def bits_read(self) -> Growth:
-        """Once they have read it: the bytes of all of them. Raises InputError with the reason of one that could not."""
-
-    def drop_bits(self) -> None:
-        """What they have read is not wanted."""
+    def reading(self, layer: int, bits: int) -> AbstractContextManager[Callable[[], Growth]]:
+        """Within it they read what a switch of a layer needs; what it gives waits for them and tells the bytes of all of them."""
 
 
 class StageExecutor:
@@ -170,7 +165,7 @@ class StageExecutor:
     def switch(self, change: Change) -> tuple[int, float]:
         """Give a layer its new weights between two steps, on all ranks; from any thread, while another one runs the steps.
 
-        The others have read theirs (`read_bits`). Returns the number of the first step that computes with them and the seconds that the swap took. Raises BoundaryClosedError.
+        The others have read theirs (`reading`). Returns the number of the first step that computes with them and the seconds that the swap took. Raises BoundaryClosedError.
         """
 
         def swap() -> tuple[int, float]:
