@@ -3,6 +3,7 @@
 Pure: reads no file and asks no API; whoever calls it has read the model's config.json.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,10 +12,11 @@ import msgspec
 from strata_operator.api import LLMDeployment
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import Calibration
-from strata_planner.contract.divided import DIVIDED_FORMATS, check_divided
+from strata_planner.contract.divided import DIVIDED_FORMATS, check_divided, check_groups
 from strata_planner.contract.draft_head import DraftHead, is_draft_head
 from strata_planner.contract.formats import ComputeType, FormatName, Method
 from strata_planner.contract.plan import Speculation
+from strata_planner.contract.quantization import CONFIG_FIELD
 from strata_planner.errors import ClusterError, WorkloadError
 from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import CPU_USABLE_FRACTION, CUDA_USABLE_FRACTION, Cluster, Device
@@ -64,7 +66,7 @@ def request_for(
         output_deviation=spec.workload.output_tokens_deviation,
     )
     devices = corrected(deployment, cluster)
-    method = _method(deployment, prequantized=bool(beside.copied_bits))
+    method = _method(deployment, model, prequantized=bool(beside.copied_bits))
     model = msgspec.structs.replace(model, head_format=_head_format(deployment, model, devices))
     sensitivity = _sensitivity(beside.calibration, model)
     most, guess = spec.objective.max_perplexity_increase, spec.runtime.speculation
@@ -99,7 +101,7 @@ def request_for(
         return request
     if spec.placement.tensor_parallel is None:
         return replace(request, tensor_parallel=_helpful_degrees(request, config))
-    _check_degrees(deployment, config, devices)
+    _check_degrees(deployment, config, devices, method)
     return request
 
 
@@ -138,11 +140,11 @@ def _head_for(model: Model, config: dict[str, Any]) -> tuple[Model, tuple[int, .
     return head_model(head), head.read_layers(model.num_layers)
 
 
-def _method(deployment: LLMDeployment, *, prequantized: bool) -> Method:
+def _method(deployment: LLMDeployment, model: Model, *, prequantized: bool) -> Method:
     asked, drafts = deployment.spec.precision.method, deployment.spec.runtime.speculation.mode == "selfPrecision"
     if asked != "auto":
         return asked
-    divided = _wished_degrees(deployment) != (1,)
+    divided = _wished_degrees(deployment) != (1,) and not model.has_experts  # which have no any-precision form
     return "anyPrecision" if prequantized or drafts or divided else "roundToNearest"
 
 
@@ -187,7 +189,7 @@ def _helpful_degrees(request: PlanRequest, config: dict[str, Any]) -> tuple[int,
     if request.solver in ONE_PIPELINE or _gpus(request.cluster) or not formats <= set(DIVIDED_FORMATS):
         return (1,)
     try:
-        check_divided(config)
+        _check_shared(config, request.method, request.allowed_bits)
     except UnsupportedModelError:
         return (1,)
     most = max(sum(device.count for device in node.devices) for node in request.cluster.nodes)
@@ -198,7 +200,15 @@ def _gpus(cluster: Cluster) -> list[str]:
     return sorted({device.type for node in cluster.nodes for device in node.devices} - {CPU})
 
 
-def _check_degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster) -> None:
+def _check_shared(config: dict[str, Any], method: Method, allowed: Sequence[int]) -> None:
+    """Raises UnsupportedModelError for a model, or for weights of few bits, that several devices cannot share."""
+    check_divided(config)
+    rounded = sorted({3, 4}.intersection(allowed))
+    if method == "roundToNearest" and rounded and not config.get(CONFIG_FIELD):
+        check_groups(config, rounded[0])
+
+
+def _check_degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: Cluster, method: Method) -> None:
     """Raises WorkloadError for stages of several devices that the runtime cannot run, UnsupportedModelError for a model that they cannot share."""
     degrees = _wished_degrees(deployment)
     if degrees == (1,):
@@ -208,14 +218,7 @@ def _check_degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: C
             f"placement.tensorParallel {list(degrees)}: of {', '.join(gpus)} this release runs one device per stage, of processors several; "
             "use [1], or study the plan with `strata plan --shapes-only`"
         )
-    check_divided(config)
-    method, allowed = deployment.spec.precision.method, deployment.spec.precision.allowed
-    rounded = sorted({3, 4}.intersection(allowed))
-    if method == "roundToNearest" and rounded:
-        raise WorkloadError(
-            f"precision.method roundToNearest with allowed {list(allowed)}: groups of {rounded[0]} bits are not cut over several devices; use "
-            "anyPrecision, or allow 8 and 16 alone"
-        )
+    _check_shared(config, method, deployment.spec.precision.allowed)
 
 
 def _sensitivity(calibration: Calibration | None, model: Model) -> Sensitivity | None:

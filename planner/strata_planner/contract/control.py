@@ -163,8 +163,8 @@ class SlotStatus(Value, frozen=True, tag="slot"):
     committed_epoch: int  # 0: none
     prepare: PrepareState
     lost_peers: tuple[PeerLoss, ...]
-    private_bytes: int  # private memory of the process now
-    idle_bytes: int  # the same before the first role was loaded
+    private_bytes: int  # private memory of the process now, and of those of its stages' other ranks
+    idle_bytes: int  # the same before anything was loaded
     roles: tuple[RoleStats, ...]
     failure: str = ""  # a step failed: the slot needs a new epoch
     switches: tuple[SwitchState, ...] = ()  # the newest requests for other bits, in their order

@@ -1,7 +1,8 @@
 """A layer cut for tensor parallelism, as each device of a group holds it.
 
 Called by the search for groups of more than one device. Megatron's cut: queries, keys, values and the MLP's first half by
-outputs (whole heads), the attention's output and the MLP's second half by inputs; norms and routers are whole everywhere.
+outputs (whole heads), the attention's output and the MLP's second half by inputs; norms and routers are whole everywhere. Of experts each device
+has as many as the others, which are as many bytes as a part of each.
 """
 
 from functools import cache
@@ -34,11 +35,14 @@ def sharded(layer: LayerShape, degree: int) -> LayerShape:
 
 
 def divisible(model: Model, degree: int) -> bool:
-    """Whether whole heads can be dealt to `degree` devices; keys and values may be held more than once, latents and states are not cut."""
+    """Whether whole heads, and whole experts, can be dealt to `degree` devices; keys and values may be held more than once, latents and states are
+    not cut.
+    """
     return degree == 1 or all(
         layer.heads % degree == 0
         and not layer.latent
         and not layer.state
+        and all(linear.copies == 1 or linear.copies >= degree for linear in layer.linears)
         and (layer.kv_heads % degree == 0 or degree % layer.kv_heads == 0)
         for layer in set(model.layers)
     )

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
+from strata_planner.contract.divided import DIVIDED_FORMATS
 from strata_planner.contract.formats import (
     BITS_OF_FORMAT,
     COMPUTE_TYPE_BYTES,
+    FORMAT_NAMES,
     FORMATS_OF_METHOD,
     WITHOUT_EXPERTS,
     ComputeType,
@@ -100,13 +102,14 @@ class PlanRequest:
 
     @cached_property
     def formats(self) -> dict[int, tuple[FormatName, ...]]:
-        """Allowed bits -> the formats that may store them, the preferred of equals first."""
+        """Allowed bits -> the formats that may store them, the preferred of equals first. Where stages may be groups, those that groups share."""
         if self.model.quantization:
             return self._stored_formats
         known = FORMATS_OF_METHOD[self.method]
         without = WITHOUT_EXPERTS if self.model.has_experts else frozenset()
         allowed = {bits: self._with_activations(known[bits]) for bits in sorted(set(self.allowed_bits))}
-        able = {bits: tuple(name for name in names if name not in without) for bits, names in allowed.items()}
+        shared = set(FORMAT_NAMES if self.tensor_parallel == (1,) else DIVIDED_FORMATS) - without
+        able = {bits: tuple(name for name in names if name in shared) for bits, names in allowed.items()}
         return {bits: names for bits, names in able.items() if names}
 
     def _with_activations(self, names: tuple[FormatName, ...]) -> tuple[FormatName, ...]:

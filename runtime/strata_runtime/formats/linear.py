@@ -104,10 +104,12 @@ MAKERS: dict[FormatName, Maker] = {
     "any4_a8": _any,
 }
 PartMaker = Callable[[Tensor, Tensor | None, FormatName, torch.dtype, Range], nn.Module]
-# Those whose weights may be cut by inputs. Not those that round activations too: ranks would round parts of a row by scales of their own.
+# Those whose weights may be cut by inputs.
 PART_MAKERS: dict[FormatName, PartMaker] = {
     "dense": _dense_part,
-    "int8": channel_linear,
+    **dict.fromkeys(("int8", "w8a8"), channel_linear),
+    **dict.fromkeys(("int4", "int3"), GroupLinear),
+    "fp8_e4m3": Float8Linear,
     **dict.fromkeys(ANY_PRECISION.values(), _any),
 }
 

@@ -9,13 +9,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from strata_planner.contract.formats import BITS_OF_FORMAT, FormatName, group_size, padded_in_features
+from strata_planner.contract.formats import BITS_OF_FORMAT, GROUP_SIZES, FormatName, group_size, padded_in_features
 from strata_runtime.formats import packing, reference
+from strata_runtime.formats.errors import PrecisionError
 from strata_runtime.formats.planes.planes import cut_planes, unpack_planes
 from strata_runtime.formats.quantizers import quantize_groups
 from strata_runtime.kernels import native_planes
 
 Range = tuple[int, int]  # first, behind the last
+Ranges = tuple[Range, ...]
 
 PLANE_BITS: dict[FormatName, tuple[int, ...]] = {"int4": (4,), "int3": (2, 1)}
 QUANTIZED_AT_A_TIME = 1 << 20  # weights: what is not yet packed stays small beside the checkpoint's own matrix
@@ -84,10 +86,20 @@ class GroupWeight:
         return torch.cat(rows)[:, : self.in_features]
 
 
-def store_groups(weight: Tensor, format_name: FormatName, scale_dtype: torch.dtype) -> GroupWeight:
-    """Quantize and pack a few blocks of rows at a time. weight: [N, K], finite."""
+def store_groups(
+    weight: Tensor, format_name: FormatName, scale_dtype: torch.dtype, inputs: Range | None = None
+) -> GroupWeight:
+    """Quantize and pack a few blocks of rows at a time. weight: [N, K], finite; inputs: what is stored of K, None: all.
+
+    A part has the codes, scales and zeros that the whole has; where it begins or ends within a group, its groups are narrower. Raises
+    PrecisionError where none is narrow enough.
+    """
     out_features, in_features = weight.shape
-    columns, group = padded_in_features(in_features), group_size(in_features)
+    whole_columns, whole_group = padded_in_features(in_features), group_size(in_features)
+    first, last = (0, in_features) if inputs is None else inputs
+    end = whole_columns if last == in_features else last
+    columns, group = end - first, _group_within(whole_group, first, end)
+    of_group = torch.arange(first, end, group, device=weight.device) // whole_group
     bits_of_planes = PLANE_BITS[format_name]
     planes = tuple(
         torch.empty(out_features * columns * bits // 8, dtype=torch.uint8, device=weight.device)
@@ -96,15 +108,26 @@ def store_groups(weight: Tensor, format_name: FormatName, scale_dtype: torch.dty
     scales_and_zeros = torch.empty(columns // group, out_features, 2, dtype=scale_dtype, device=weight.device)
     for part in packing.pieces(out_features, columns, QUANTIZED_AT_A_TIME):
         rows = weight[part.start : part.stop]
-        padded = torch.nn.functional.pad(rows, (0, columns - in_features)) if columns > in_features else rows
-        stored = quantize_groups(padded, BITS_OF_FORMAT[format_name], group, scale_dtype)
-        nibbles = packing.pack_segment(stored.codes, part)
+        padded = torch.nn.functional.pad(rows, (0, whole_columns - in_features))
+        stored = quantize_groups(padded, BITS_OF_FORMAT[format_name], whole_group, scale_dtype)
+        nibbles = packing.pack_segment(stored.codes[:, first:end], part)
         packed = (nibbles,) if len(planes) == 1 else packing.split_planes(nibbles, part.blocks)
         for plane, bits, piece in zip(planes, bits_of_planes, packed, strict=True):
             plane[packing.byte_range(part, columns, bits)] = piece
-        scales_and_zeros[:, part.start : part.stop, 0] = stored.scales.t()
-        scales_and_zeros[:, part.start : part.stop, 1] = stored.zeros.t()
-    return GroupWeight(planes, scales_and_zeros, in_features, columns)
+        scales_and_zeros[:, part.start : part.stop, 0] = stored.scales.t()[of_group]
+        scales_and_zeros[:, part.start : part.stop, 1] = stored.zeros.t()[of_group]
+    return GroupWeight(planes, scales_and_zeros, last - first, columns)
+
+
+def _group_within(group: int, first: int, end: int) -> int:
+    """The widest group that begins at both ends of a part of columns in groups of `group`."""
+    for size in GROUP_SIZES:
+        if size <= group and first % size == end % size == 0:
+            return size
+    raise PrecisionError(
+        f"inputs {first} to {end} begin or end within a group of {GROUP_SIZES[-1]}: weights of 3 and 4 bits in groups are not cut there; use any "
+        "precision, 8 bits, or fewer ranks"
+    )
 
 
 @dataclass(frozen=True)
@@ -132,13 +155,14 @@ class PlanesWeight:
         """As the native library is called with it."""
         return native_planes.Stored.of(self.planes, self.table)
 
-    def part(self, rows: Range | None, columns: Range | None) -> "PlanesWeight":
+    def part(self, rows: Ranges | None, columns: Range | None) -> "PlanesWeight":
         """Of some outputs and some inputs alone; None: of all."""
-        kept = slice(*rows) if rows else slice(None)
-        planes = tuple(plane[kept] for plane in self.planes)
+        planes, table = self.planes, self.table
+        if rows is not None:
+            planes, table = tuple(_rows(plane, rows) for plane in planes), _rows(table, rows)
         if columns is None:
-            return PlanesWeight(planes, self.table[kept], self.in_features)
-        return PlanesWeight(cut_planes(planes, self.in_features, columns), self.table[kept], columns[1] - columns[0])
+            return PlanesWeight(planes, table, self.in_features)
+        return PlanesWeight(cut_planes(planes, self.in_features, columns), table, columns[1] - columns[0])
 
     def dequantized_rows(self, start: int, stop: int) -> Tensor:
         """[stop - start, K] in the table's type."""
@@ -148,3 +172,8 @@ class PlanesWeight:
     def dequantized(self) -> Tensor:
         """float32 [N, K]."""
         return self.dequantized_rows(0, self.out_features).float()
+
+
+def _rows(tensor: Tensor, rows: Ranges) -> Tensor:
+    parts = [tensor[slice(*each)] for each in rows]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

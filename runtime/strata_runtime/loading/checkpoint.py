@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from strata_runtime.errors import InputError
+from strata_runtime.ranks.cut import Range, Ranges
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -38,7 +39,6 @@ _TYPES = {
     "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
 }
-Range = tuple[int, int]  # first, behind the last
 _SCALED = frozenset({torch.float8_e4m3fn})  # values only together with scales: never converted here
 
 
@@ -130,32 +130,34 @@ class Checkpoint:
             return _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None)
 
     def read_part(
-        self, key: str, dtype: torch.dtype | None, rows: Range | None, columns: Range | None = None
+        self, key: str, dtype: torch.dtype | None, rows: Ranges | None, columns: Range | None = None
     ) -> torch.Tensor:
-        """Some rows (of a vector: items) and some columns of one floating-point tensor, in `dtype` (None: as it is stored); None: all.
+        """Some rows (of a vector: items; of all experts: experts) and some columns of one floating-point tensor, in `dtype` (None: as it is stored);
+        None: all.
 
         Only the bytes of those rows are read, strip by strip where columns are cut out of them.
         """
         name = self._file_of[key]
         entry = self.header(name)[key]
         self.keys_read.append(key)
-        if key in self.transposed:
-            with FileIO(self.folder / name) as file:
-                whole = _read(file, key, entry, dtype, pinned=False).mT
-            return whole[_slice(rows), _slice(columns)].contiguous()
-        first, last = rows or (0, entry.shape[0])
         with FileIO(self.folder / name) as file:
-            if columns is None:
-                return _read(file, key, entry.rows(first, last), dtype, pinned=self.pinned)
-            step = max(1, _STRIP // entry.shape[1])
-            strips = (
-                _read(file, key, entry.rows(begin, min(begin + step, last)), dtype, pinned=False)[:, _slice(columns)]
-                for begin in range(first, last, step)
+            if key in self.transposed:
+                whole = _read(file, key, entry, dtype, pinned=False).mT
+                parts = [
+                    whole[_slice(each)] if columns is None else whole[_slice(each), _slice(columns)]
+                    for each in rows or (None,)
+                ]
+                return torch.cat(parts).contiguous()
+            if columns is None and rows is not None and len(rows) == 1:
+                return _read(file, key, entry.rows(*rows[0]), dtype, pinned=self.pinned)
+            strips = _strips(entry, rows or ((0, entry.shape[0]),))
+            read = (_read(file, key, strip, dtype, pinned=False)[_columns(entry, columns)] for strip in strips)
+            first = next(read)
+            part = torch.empty(
+                sum(strip.shape[0] for strip in strips), *first.shape[1:], dtype=first.dtype, pin_memory=self.pinned
             )
-            read = next(strips)
-            part = torch.empty(last - first, read.shape[1], dtype=read.dtype, pin_memory=self.pinned)
             done = 0
-            for strip in itertools.chain([read], strips):
+            for strip in itertools.chain([first], read):
                 part[done : done + len(strip)] = strip
                 done += len(strip)
             return part
@@ -195,6 +197,16 @@ class Checkpoint:
         for key in keys:
             grouped[self._file_of[key]].append(key)
         return grouped
+
+
+def _strips(entry: Entry, rows: Ranges) -> list[Entry]:
+    """The rows of a tensor in few at a time."""
+    step = max(1, _STRIP // prod(entry.shape[1:]))
+    return [entry.rows(begin, min(begin + step, last)) for first, last in rows for begin in range(first, last, step)]
+
+
+def _columns(entry: Entry, columns: Range | None) -> tuple[slice, ...]:
+    return (slice(None), _slice(columns))[: len(entry.shape)]
 
 
 def _slice(part: Range | None) -> slice:

@@ -12,6 +12,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats.float8.block_linear import BlockFloat8Linear
 from strata_runtime.formats.float8.blocks import BlockFloat8Weight, checked_blocks
 from strata_runtime.loading.stored_linears import WEIGHT, QuantizedCheckpoint
+from strata_runtime.ranks.cut import WHOLE, LinearCut
 
 
 class BlockFloat8Checkpoint(QuantizedCheckpoint):
@@ -25,14 +26,18 @@ class BlockFloat8Checkpoint(QuantizedCheckpoint):
     def dequantized(self, weight_key: str) -> torch.Tensor:
         return self._stored(weight_key).dequantized()
 
-    def read_linear(self, tensors: Mapping[str, str], shape: tuple[int, int], dtype: torch.dtype) -> BlockFloat8Linear:
+    def read_linear(
+        self, tensors: Mapping[str, str], shape: tuple[int, int], dtype: torch.dtype, cut: LinearCut = WHOLE
+    ) -> BlockFloat8Linear:
         key = tensors["weight"]
         stored = self._stored(key)
         if tuple(stored.codes.shape) != shape:
             raise InputError(
                 f"the checkpoint does not fit config.json: {key} has the shape {list(stored.codes.shape)}, {list(shape)} is expected"
             )
-        return BlockFloat8Linear(stored, self.read_bias(tensors, dtype))
+        if cut != WHOLE:
+            stored = stored.part(cut.rows, cut.columns)
+        return BlockFloat8Linear(stored, self.read_bias(tensors, dtype, cut))
 
     def _stored(self, weight_key: str) -> BlockFloat8Weight:
         read = self.read_parts(weight_key, None)

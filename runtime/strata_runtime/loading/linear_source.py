@@ -4,7 +4,7 @@ Made by `load_stage`; kept by the StageModel for whoever changes a linear's prec
 and tables from the any-precision copy, where the model has one. Every answer is memory of its own, on the CPU. Safe for several threads.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from strata_runtime.formats.static8.activation_file import ActivationEntry, Acti
 from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import Artefact
 from strata_runtime.loading.checkpoint import Checkpoint
-from strata_runtime.ranks.cut import WHOLE, LinearCut
+from strata_runtime.ranks.cut import WHOLE, LinearCut, Range
 
 _CPU = torch.device("cpu")
 
@@ -62,8 +62,12 @@ class LinearSource:
 
     def planes(self, key: str, bits: int) -> PlanesWeight:
         """The model of `bits` bits. Raises InputError where there is no any-precision copy, or none of that width."""
-        rows = self._cut(key).rows
-        return self.part(key, self._copy(key).read(key, bits, self._dtype, rows=rows), rows_done=True)
+        parts = [self._copy(key).read(key, bits, self._dtype, rows=rows) for rows in self._ranges(key)]
+        planes = zip(*(part.planes for part in parts), strict=True)
+        rows = PlanesWeight(
+            tuple(_below(each) for each in planes), _below([part.table for part in parts]), parts[0].in_features
+        )
+        return self.part(key, rows, rows_done=True)
 
     def part(self, key: str, planes: PlanesWeight, *, rows_done: bool = False) -> PlanesWeight:
         """Of the planes of a whole linear (or of this stage's rows of it) what this stage has."""
@@ -73,13 +77,14 @@ class LinearSource:
 
     def missing_planes(self, key: str, from_bits: int, to_bits: int) -> tuple[Tensor, ...]:
         """What a linear that holds the first `from_bits` planes lacks of `to_bits`. Raises as `planes`."""
-        copy, cut = self._copy(key), self._cut(key)
-        planes = copy.missing_planes(key, from_bits, to_bits, rows=cut.rows)
-        return cut_planes(planes, copy.shape(key)[1], cut.columns) if cut.columns and planes else planes
+        copy, columns = self._copy(key), self._cut(key).columns
+        parts = [copy.missing_planes(key, from_bits, to_bits, rows=rows) for rows in self._ranges(key)]
+        planes = tuple(_below(each) for each in zip(*parts, strict=True))
+        return cut_planes(planes, copy.shape(key)[1], columns) if columns and planes else planes
 
     def table(self, key: str, bits: int) -> Tensor:
         """Centroids [N, 2^bits] in the compute type. Raises as `planes`."""
-        return self._copy(key).table(key, bits, self._dtype, rows=self._cut(key).rows)
+        return _below([self._copy(key).table(key, bits, self._dtype, rows=rows) for rows in self._ranges(key)])
 
     def activation_entry(self, key: str) -> ActivationEntry:
         """How the inputs of a linear are rounded. Raises NotCalibratedError."""
@@ -94,9 +99,18 @@ class LinearSource:
     def _cut(self, key: str) -> LinearCut:
         return self.cuts.get(key, WHOLE)
 
+    def _ranges(self, key: str) -> Sequence[Range | None]:
+        """Of the rows of a linear that this stage has; None: all of them."""
+        return self._cut(key).rows or (None,)
+
     def _copy(self, key: str) -> Artefact:
         if self.artefact is None:
             raise InputError(
                 f"'{key}' cannot change its bits: {self.folder} has no any-precision copy; run `strata quantize {self.folder}` once"
             )
         return self.artefact
+
+
+def _below(parts: Sequence[Tensor]) -> Tensor:
+    """Rows one below the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

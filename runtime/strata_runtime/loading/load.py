@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from strata_planner.contract.architectures import check_formats
+from strata_planner.contract.divided import DIVIDED_FORMATS
 from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, STORED_FORMATS, FormatName
 from strata_planner.contract.roles import Role
@@ -25,7 +26,7 @@ from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES, QuantLinear, make_linear
 from strata_runtime.formats.gptq.gptq_linear import GptqLinear
-from strata_runtime.formats.linear import PART_MAKERS, check_weight
+from strata_runtime.formats.linear import check_weight
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.formats.static8.activation_file import activations_of
 from strata_runtime.formats.static8.static_linear import static_linear
@@ -111,7 +112,7 @@ def _load(
     dtype = COMPUTE_DTYPES[role.compute_type]
     checkpoint = quantized_checkpoint(model_path) or Checkpoint(model_path)
     if options.collectives is not None:
-        _check_divisible(role, checkpoint)
+        _check_divisible(role)
     watch = Stopwatch()
     with watch.during("model without weights"):
         stage = ModelSlice(
@@ -155,13 +156,13 @@ def _load(
     return model
 
 
-def _check_divisible(role: Role, checkpoint: Checkpoint) -> None:
+def _check_divisible(role: Role) -> None:
     """Raises InputError for what ranks cannot share."""
-    wrong = sorted({name for name in role.format if name not in PART_MAKERS})
-    if wrong or isinstance(checkpoint, QuantizedCheckpoint):
-        what = ", ".join(wrong) or "what this checkpoint was quantized to"
+    wrong = sorted({name for name in role.format if name not in DIVIDED_FORMATS})
+    if wrong:
         raise InputError(
-            f"a stage over several devices is stored in {', '.join(PART_MAKERS)}, not in {what}: allow other bits, or stages of one device each"
+            f"a stage over several devices is stored in {', '.join(DIVIDED_FORMATS)}, not in {', '.join(wrong)}: allow other bits, or stages of one "
+            "device each"
         )
 
 
@@ -278,8 +279,8 @@ class _Loader:
             return _Piece({}, expert=self._experts.read(unit))
         wanted, planes = dict(unit.tensors), None
         if unit.key and unit.format in STORED_FORMATS and isinstance(self._checkpoint, QuantizedCheckpoint):
-            shape = self._stage.shape(unit.layer, unit.key)
-            return _Piece({}, module=self._checkpoint.read_linear(wanted, shape, self._dtype))
+            shape = self._stage.whole_shape(unit.layer, unit.key)
+            return _Piece({}, module=self._checkpoint.read_linear(wanted, shape, self._dtype, self._cut(unit)))
         tensors, memory = {}, None
         if unit.key and unit.format in ANY_FORMATS and self._is_kept(unit.layer):
             planes = self._source.planes(unit.key, BITS_OF_FORMAT[unit.format])
@@ -289,6 +290,8 @@ class _Loader:
         rows = self._cut(unit).rows
         if rows and "bias" in wanted:
             tensors["bias"] = self._checkpoint.read_part(wanted.pop("bias"), self._dtype, rows)
+        for name, own in self._stage.rows_of(wanted.values() if unit.key is None else ()).items():
+            tensors[name] = self._checkpoint.read_part(wanted.pop(name), self._stage.type_of(name), own)
         by_type: dict[torch.dtype, list[str]] = defaultdict(list)
         for name in wanted.values():
             by_type[self._stage.type_of(name)].append(name)
@@ -424,7 +427,8 @@ class _Loader:
         if name == "dense":
             return dense_linear(weight, bias)
         if name == "w8a8_static":
-            return static_linear(weight, bias, self._source.activation_entry(called), self._dtype, name=called)
+            entry = self._source.activation_entry(called)
+            return static_linear(weight, bias, entry, self._dtype, name=called, columns=columns)
         return make_linear(weight, bias, name, self._dtype, name=called, columns=columns)
 
     def _moved(self, tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from strata_runtime.errors import InputError
 from strata_runtime.loading.checkpoint import Checkpoint, TensorPlace, read_entry
+from strata_runtime.ranks.cut import Range, Ranges
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BIAS = 127  # of the exponents
@@ -46,6 +47,15 @@ class Mxfp4Checkpoint(Checkpoint):
             if key in self._packed:
                 tensors[key] = self._experts(key, dtype or torch.bfloat16).to(device)
         return tensors
+
+    def read_part(
+        self, key: str, dtype: torch.dtype | None, rows: Ranges | None, columns: Range | None = None
+    ) -> torch.Tensor:
+        if key not in self._packed or rows is None or columns is not None:
+            return super().read_part(key, dtype, rows, columns)
+        return torch.stack(
+            [self._expert(key, index, dtype or torch.bfloat16) for each in rows for index in range(*each)]
+        )
 
     def read_rows(self, places: Sequence[TensorPlace], dtype: torch.dtype) -> torch.Tensor:
         if all(place.name not in self._packed for place in places):

@@ -16,6 +16,7 @@ from strata_planner.contract.quantization import BlockFloat8, ModuleQuantization
 from strata_runtime.errors import InputError
 from strata_runtime.formats import QuantLinear
 from strata_runtime.loading.checkpoint import Checkpoint, TensorPlace
+from strata_runtime.ranks.cut import WHOLE, LinearCut, Range, Ranges
 
 CPU = torch.device("cpu")
 WEIGHT = ".weight"
@@ -49,8 +50,12 @@ class QuantizedCheckpoint(Checkpoint):
         """float32 [N, K], exact, on the CPU."""
 
     @abstractmethod
-    def read_linear(self, tensors: Mapping[str, str], shape: tuple[int, int], dtype: torch.dtype) -> QuantLinear:
-        """At its own bits, on the CPU. `tensors`: `weight` and perhaps `bias` -> its name here; `shape`: [N, K] as the model has it."""
+    def read_linear(
+        self, tensors: Mapping[str, str], shape: tuple[int, int], dtype: torch.dtype, cut: LinearCut = WHOLE
+    ) -> QuantLinear:
+        """At its own bits, on the CPU. `tensors`: `weight` and perhaps `bias` -> its name here; `shape`: [N, K] as the model has it; `cut`: what of it
+        is wanted. Raises PrecisionError where that cannot be cut out.
+        """
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -99,8 +104,16 @@ class QuantizedCheckpoint(Checkpoint):
         read = super().read(names.values(), dtype, CPU)
         return {part: read[stored] for part, stored in names.items()}
 
-    def read_bias(self, tensors: Mapping[str, str], dtype: torch.dtype) -> torch.Tensor | None:
-        return self.read([tensors["bias"]], dtype, CPU)[tensors["bias"]] if "bias" in tensors else None
+    def read_part(
+        self, key: str, dtype: torch.dtype | None, rows: Ranges | None, columns: Range | None = None
+    ) -> torch.Tensor:
+        if key not in self.parts:
+            return super().read_part(key, dtype, rows, columns)
+        whole = self.read([key], dtype, CPU)[key][:, slice(*(columns or (None,)))]
+        return torch.cat([whole[slice(*each)] for each in rows]) if rows else whole.contiguous()
+
+    def read_bias(self, tensors: Mapping[str, str], dtype: torch.dtype, cut: LinearCut) -> torch.Tensor | None:
+        return self.read_part(tensors["bias"], dtype, cut.rows) if "bias" in tensors else None
 
     def _stored_names(self, key: str) -> Iterable[str]:
         return self.parts[key].values() if key in self.parts else (key,)

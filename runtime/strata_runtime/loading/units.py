@@ -31,7 +31,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class ExpertUnit:
-    """A quantized matrix of one expert. `key`: path of the fused parameter [experts, N, K] that it is a part of; `rows`: the matrices that lie one below the
+    """A quantized matrix of one expert, `expert` among those of this stage. `key`: path of the fused parameter [experts, N, K] that it is a part of; `rows`: the matrices that lie one below the
     other in it: gate and up as one where they are rounded here, part by part as a checkpoint stores them (part `part` of `parts`).
     """
 
@@ -101,7 +101,8 @@ def _expert_units(
     for checkpoint_key, part in experts.items():
         if part.expert is None:
             for expert in range(stage.fused_shape(layer, part.key)[0]):
-                found[part.key][expert][part.part] = TensorPlace(checkpoint_key, expert)
+                place = TensorPlace(checkpoint_key, stage.first_expert(part.key) + expert)
+                found[part.key][expert][part.part] = place
         else:
             found[part.key][part.expert][part.part] = TensorPlace(checkpoint_key)
     for key, of_expert in found.items():

@@ -5,6 +5,7 @@ device, the registered checkpoint conversions (renames, merged experts), the att
 """
 
 import contextlib
+import dataclasses
 import json
 import threading
 from collections import defaultdict
@@ -46,7 +47,7 @@ from strata_runtime.model.linears import use_plain_linears
 from strata_runtime.model.llama4 import use_routed_experts
 from strata_runtime.model.padding import padded
 from strata_runtime.ranks.collectives import Collectives
-from strata_runtime.ranks.cut import LinearCut, Range
+from strata_runtime.ranks.cut import LinearCut, Ranges
 
 _ANSWER_IN_TUPLES = frozenset({"bloom", "falcon"})
 # While it builds a model, transformers changes torch's default type and functions of its own for the whole process; two
@@ -140,7 +141,7 @@ class ModelSlice:
         self._shapes = {key: _shape(*place) for listed in self._places.values() for key, place in listed.items()}
         self.cuts: dict[str, LinearCut] = {}  # of linears that ranks share
         self.division = None if collectives is None else Division(config, collectives)
-        self._rows: dict[str, Range] = {}  # parameters outside the layers of which this rank has some rows
+        self._rows: dict[str, Ranges] = {}  # parameters of no linear of which this rank has some rows
         if self.division is not None:
             self._divide(self.division)
         self._experts = self._find_experts()
@@ -152,7 +153,9 @@ class ModelSlice:
         for key in checkpoint_keys:
             names = self._names(key)
             here = self._wanted.intersection(names)
-            if here:
+            if here and self._is_elsewhere(key):
+                found |= here
+            elif here:
                 needed[self._layer_of(names[0])].append(key)
                 found |= here
         missing = sorted(self._wanted - found - self._filled_by_ties(found))
@@ -212,15 +215,12 @@ class ModelSlice:
 
     def shape_of(self, layer: int, key: str, cut: LinearCut) -> tuple[int, int]:
         """The same of a part of all that ranks have together."""
-        rows, columns = self.whole_shape(layer, key)
-        first, last = cut.rows or (0, rows)
-        left, right = cut.columns or (0, columns)
-        return last - first, right - left
+        return cut.shape(self.whole_shape(layer, key))
 
-    def rows_of(self, checkpoint_keys: Iterable[str]) -> dict[str, Range]:
-        """Of those of the keys outside the layers that this rank has a part of: which rows."""
+    def rows_of(self, checkpoint_keys: Iterable[str]) -> dict[str, Ranges]:
+        """Of those of the keys that are no linear's and that this rank has a part of: which rows."""
         named = ((key, name) for key in checkpoint_keys for name in self._names(key) if name in self._rows)
-        return {key: self._rows[name] for key, name in named}
+        return {key: self._rows[name] for key, name in named if not self._is_of_one_expert(key)}
 
     def experts(self, layer: int) -> dict[str, tuple[nn.Module, str]]:
         """As `places`, of the parameters [experts, N, K] that hold all experts of a layer."""
@@ -233,7 +233,29 @@ class ModelSlice:
         return count, rows, columns
 
     def expert_part(self, checkpoint_key: str) -> ExpertPart | None:
-        """Which part of a layer's fused experts a checkpoint tensor is; None: of none."""
+        """Which part of a layer's fused experts a checkpoint tensor is, by the expert's number in this stage; None: of none."""
+        part = self._part_of_experts(checkpoint_key)
+        if part is None or part.expert is None:
+            return part
+        return dataclasses.replace(part, expert=part.expert - self.first_expert(part.key))
+
+    def first_expert(self, key: str) -> int:
+        """The number in the whole model of the first expert that this stage has of one of `experts`."""
+        return self._rows[key][0][0] if key in self._rows else 0
+
+    def _is_of_one_expert(self, checkpoint_key: str) -> bool:
+        part = self._part_of_experts(checkpoint_key)
+        return part is not None and part.expert is not None
+
+    def _is_elsewhere(self, checkpoint_key: str) -> bool:
+        """Whether a tensor is of an expert that another rank has."""
+        part = self._part_of_experts(checkpoint_key) if self.division is not None else None
+        if part is None or part.expert is None or part.key not in self._rows:
+            return False
+        first, last = self._rows[part.key][0]
+        return not first <= part.expert < last
+
+    def _part_of_experts(self, checkpoint_key: str) -> ExpertPart | None:
         names, pattern = self._renaming(checkpoint_key)
         if not any(names[0] in layer for layer in self._experts.values()):
             return None
@@ -311,7 +333,7 @@ class ModelSlice:
         self.module.eval()
         if self.division is not None:
             head = self.module.get_output_embeddings() if self._head else None
-            self.division.join(head, self.module.get_input_embeddings() if self._embedding else None)
+            self.division.join(self.own_layers(), head, self.module.get_input_embeddings() if self._embedding else None)
         if all(parameter.device.type == "cpu" for parameter in self.module.parameters()):
             fuse(self.module, attention)
 
@@ -364,17 +386,17 @@ class ModelSlice:
 
     def _divide(self, division: Division) -> None:
         """Leave only this rank's part in the stage's modules."""
-        for layer, places in self._places.items():
-            self._places[layer], cuts = division.layer(self._list[layer], places)
-            self.cuts |= cuts
-        for key, cut in self.cuts.items():
-            if cut.columns and division.cut.rank:  # added up: the bias once
-                self._wanted.discard(f"{key}.bias")
+        for number, places in self._places.items():
+            divided = division.layer(self._list[number], f"{self._list_path}.{number}", places)
+            self._places[number] = divided.places
+            self.cuts |= divided.cuts
+            self._rows |= divided.rows
+            self._wanted -= divided.elsewhere
         shared = [self.module.get_output_embeddings()] * self._head
         shared += [self.module.get_input_embeddings()] * self._embedding
         paths = {module: path for path, module in self.module.named_modules()}
         for module in shared:
-            self._rows |= {f"{paths[module]}.{name}": division.vocabulary for name, _ in module.named_parameters()}
+            self._rows |= {f"{paths[module]}.{name}": (division.vocabulary,) for name, _ in module.named_parameters()}
             division.shrink_table(module)
 
     def _find_linears(self) -> dict[int, dict[str, tuple[nn.Module, str]]]:

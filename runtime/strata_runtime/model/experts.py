@@ -28,7 +28,8 @@ def experts(
 ) -> torch.Tensor:
     """hidden_states: [tokens, hidden]; top_k_index, top_k_weights: [tokens, k] -> [tokens, hidden].
 
-    A token's sum is in float32 and in the order of its experts' numbers, whatever else is in the batch.
+    A token's sum is in float32 and in the order of its experts' numbers, whatever else is in the batch. Where ranks share the experts
+    (`model.divided`), each multiplies those that it holds, and the sums are added up.
     """
     on_cpu = hidden_states.device.type == "cpu"
     weigh_inputs = getattr(module, "weigh_inputs", False)
@@ -36,12 +37,16 @@ def experts(
     if not (quantized or on_cpu or weigh_inputs) or not _plain(module):
         grouped: torch.Tensor = grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
         return grouped
-    chosen = top_k_index.flatten()
+    chosen, count = top_k_index.flatten(), module.num_experts
+    own = getattr(module, "own_experts", None)
+    if own is not None:
+        chosen, count = chosen - own[0], own[1] - own[0]
+        chosen = chosen.where((chosen >= 0) & (chosen < count), count)  # behind all: another rank's
     weights = top_k_weights.flatten()[:, None]
     total = torch.zeros_like(hidden_states, dtype=torch.float32)
     order = chosen.argsort(stable=True)
-    counts = torch.bincount(chosen, minlength=module.num_experts).tolist()
-    for expert, routed in enumerate(torch.split_with_sizes(order, counts)):
+    counts = torch.bincount(chosen, minlength=count + 1).tolist()
+    for expert, routed in enumerate(torch.split_with_sizes(order, counts)[:count]):
         for places in torch.split_with_sizes(routed, _pieces(len(routed), on_cpu=on_cpu)):
             rows = places // top_k_index.shape[1]
             gathered = hidden_states[rows]
@@ -49,6 +54,8 @@ def experts(
                 gathered = gathered * weights[places]
             out = _expert(module, expert, padded(gathered) if on_cpu else gathered)[: len(rows)].float()
             total.index_add_(0, rows, out if weigh_inputs else out * weights[places])
+    if own is not None:
+        module.collectives.all_reduce(total)
     return total.to(hidden_states.dtype)
 
 

@@ -27,7 +27,7 @@ def fuse(model: torch.nn.Module, attention: Attention) -> None:
         return
     for module in model.modules():
         for known, fused in _FORWARDS:
-            if _is_the_same(type(module).forward, known.forward) and fused.suits(module):
+            if is_the_same(type(module).forward, known.forward) and fused.suits(module):
                 module.forward = partial(fused.forward, module, module.forward, attention)
 
 
@@ -52,7 +52,7 @@ class _RotaryAttention:
     def suits(self, module: Any) -> bool:
         names = vars(sys.modules[type(module).__module__])
         return all(
-            _is_the_same(names.get(each.__name__), each) for each in (llama.apply_rotary_pos_emb, llama.rotate_half)
+            is_the_same(names.get(each.__name__), each) for each in (llama.apply_rotary_pos_emb, llama.rotate_half)
         )
 
     def forward(
@@ -110,7 +110,7 @@ _FORWARDS: tuple[tuple[Any, Any], ...] = (
 )
 
 
-def _is_the_same(one: Any, other: Any) -> bool:
+def is_the_same(one: Any, other: Any) -> bool:
     """Whether two functions do the same with the same names."""
     code = getattr(one, "__code__", None)
     return code is not None and _instructions(code, one.__doc__) == _instructions(other.__code__, other.__doc__)

@@ -25,7 +25,8 @@ def own_forward(module: Any, attention: Attention) -> Callable[..., Any] | None:
 def _bloom(module: Any, attention: Attention, hidden: torch.Tensor, residual: torch.Tensor, **_given: Any) -> Any:
     heads: int = module.num_heads
     query, key, value = _split(module.query_key_value(hidden), heads, heads)
-    slopes = alibi_slopes(heads, hidden.device)
+    first, last, count = getattr(module, "own_queries", (0, heads, heads))  # of several ranks, the whole model's
+    slopes = alibi_slopes(count, hidden.device)[first:last]
     attended, _ = attention(module, query, key, value, None, scaling=module.inv_norm_factor, slopes=slopes)
     return module.dense(attended.flatten(2)) + residual, None
 

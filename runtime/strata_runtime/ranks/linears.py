@@ -4,6 +4,7 @@ Put around what a rank holds by `model.divided`; the model that calls them knows
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,43 @@ class SummedLinear(nn.Module):
         partial: Tensor = self.inner(inputs).contiguous()
         self._collectives.all_reduce(partial)
         return partial
+
+    def largest(self, peaks: Tensor) -> Tensor:
+        """What each rank has found of every row, [rows, 1] -> the largest of all ranks."""
+        return self._collectives.gather(peaks.contiguous(), (1,) * self._collectives.ranks).amax(1, keepdim=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NormOverAll:
+    """Of a norm by root mean squares (arXiv 1910.07467) over `width` values, of which every rank holds some.
+
+    rounds_first: whether what is normed is rounded to its inputs' type before it is weighed (Llama's, not OLMo 2's); counts: whether the values of
+    this rank are added up from this rank, where others hold them too.
+    """
+
+    width: int
+    epsilon: float
+    rounds_first: bool
+    counts: bool
+
+
+class SummedNorm(nn.Module):
+    """Such a norm on one rank: what ranks add up is one number a row."""
+
+    def __init__(self, weight: nn.Parameter, norm: NormOverAll, collectives: Collectives) -> None:
+        """weight: [own values]."""
+        super().__init__()
+        self.weight = weight
+        self._norm = norm
+        self._collectives = collectives
+
+    def forward(self, values: Tensor) -> Tensor:
+        """[..., own] -> [..., own]."""
+        norm, wide = self._norm, values.float()
+        squares = wide.pow(2).sum(-1, keepdim=True) * norm.counts
+        self._collectives.all_reduce(squares)
+        normed = wide * torch.rsqrt(squares / norm.width + norm.epsilon)
+        return self.weight * normed.to(values.dtype) if norm.rounds_first else (self.weight * normed).to(values.dtype)
 
 
 def gathered(

@@ -126,7 +126,7 @@ class RunningEpoch:
         if loaded.drafter is not None:
             loaded.drafter.begin()
         if loaded.others is not None:
-            loaded.others.begin(self._failed)
+            loaded.others.begin(role, self._failed)
         executor = StageExecutor(role, loaded.model, loaded.cache, loaded.others)
         bounds = FrameBounds(role, loaded.model.hidden_size, loaded.model.vocab_size)
         links = self._links(place, executor, bounds) if role.stages > 1 else None

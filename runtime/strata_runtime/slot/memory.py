@@ -4,16 +4,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_ROLLUP = Path("/proc/self/smaps_rollup")
 _REST = 20  # times as long as a reading took, before the next: the kernel walks all pages, 70 ms at 4 GB
 
 
-def private_bytes(rollup: Path = _ROLLUP) -> int:
-    """Private memory that a process has written: what only its end or its own doing frees. Pages of mapped files that the
-    system can drop are not counted. 0 where the kernel does not tell (not Linux).
+def private_bytes(process: int | None = None) -> int:
+    """Private memory that a process (its id; None: this one) has written: what only its end or its own doing frees. Pages of mapped files that the
+    system can drop are not counted. 0 where the kernel does not tell (not Linux), and of a process that has ended.
     """
     try:
-        lines = rollup.read_text().splitlines()
+        lines = Path(f"/proc/{process or 'self'}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty:"))

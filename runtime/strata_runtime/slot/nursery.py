@@ -50,6 +50,10 @@ class RankHandle:
         told = self._life.recv(_LONGEST, socket.MSG_PEEK)
         return int(told) if told else -signal.SIGKILL  # the nursery has ended, and took it along
 
+    @property
+    def has_ended(self) -> bool:
+        return bool(select.select([self._life], [], [], 0)[0])
+
     def kill(self) -> None:
         """By the nursery, which knows whether the process still has its id."""
         with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ Made by the slot's prepare for a role of several devices, told of epochs by `Run
 is some cores of the slot's node, and a rank one process on them; several GPUs in a stage are refused.
 """
 
+import contextlib
 import logging
 import os
 import socket
@@ -18,13 +19,28 @@ import torch
 from strata_planner.contract.frames import FrameHeader
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
+from strata_runtime.loading.precision_switch import Growth
 from strata_runtime.ranks.collectives import RankLostError
 from strata_runtime.ranks.shared_memory import SharedMemory, make_segment, runs
+from strata_runtime.slot.memory import private_bytes
 from strata_runtime.slot.nursery import RankHandle, the_nursery
-from strata_runtime.slot.rank_process import Begin, LoadPart, receive_answer, send_order, send_step
+from strata_runtime.slot.rank_process import (
+    Answer,
+    Begin,
+    CheckBits,
+    DropBits,
+    LoadPart,
+    Order,
+    ReadBits,
+    SwapBits,
+    receive_answer,
+    send_order,
+    send_step,
+)
 
 log = logging.getLogger(__name__)
 
+_idle: dict[int, int] = {}  # process id of each rank that has loaded its part -> what it held before
 WAIT_SECONDS = 0.25  # for parts that are being loaded, between two looks at whether they are still wanted
 
 
@@ -50,6 +66,16 @@ def check_ranks(role: Role) -> None:
         )
 
 
+def held_by_ranks() -> int:
+    """Private bytes, now, of the processes of all ranks that this one has started and that have loaded their parts."""
+    return sum(private_bytes(process) for process in dict(_idle))
+
+
+def idle_of_ranks() -> int:
+    """The same before they had loaded them."""
+    return sum(dict(_idle).values())
+
+
 class OtherRanks:
     """Ranks 1, 2, ... of a stage. They end with the last reference to this."""
 
@@ -61,6 +87,10 @@ class OtherRanks:
         self._role = role
         self._lost = ""
         self._failed: Callable[[str], None] = log.warning
+        self._sending = (
+            threading.Lock()
+        )  # steps and orders come from two threads, and keep their order on every connection
+        self._asked = 0  # orders that are answered
         self._connections: list[Connection] = []
         self.processes: list[RankHandle] = []
         self._ended = weakref.finalize(self, _end, self.collectives, self._connections, self.processes)
@@ -88,34 +118,82 @@ class OtherRanks:
 
     def wait_loaded(self, still_wanted: Callable[[], None]) -> None:
         """Raises InputError where a part could not be loaded, and whatever `still_wanted` does, which is called now and then."""
-        for rank, connection in enumerate(self._connections, 1):
-            try:
-                while not connection.poll(WAIT_SECONDS):
-                    still_wanted()
-                reason = receive_answer(connection).reason
-            except (EOFError, OSError):
-                reason = (
-                    f"rank {rank} of {self._role.tensor_parallel} ended while it loaded its part: see the slot's log"
-                )
-            if reason:
-                raise InputError(reason)
+        answers = self._answers(0, still_wanted)
+        for process, answer in zip(self.processes, answers, strict=True):
+            _idle[process.pid] = answer.idle_bytes
+            if process.has_ended:
+                _idle.pop(process.pid, None)
 
-    def begin(self, failed: Callable[[str], None]) -> None:
-        """An epoch begins. `failed` hears, from any thread, why it cannot go on when a rank ends."""
+    def begin(self, role: Role, failed: Callable[[str], None]) -> None:
+        """An epoch begins, with the weights that are held. `failed` hears, from any thread, why it cannot go on when a rank ends."""
         self._failed = failed
         if self._lost:
             failed(self._lost)
             return
-        for connection in self._connections:
-            send_order(connection, Begin())
+        self._order(Begin(role))
+
+    def check_bits(self, bits: dict[int, int]) -> None:
+        """Whether these layers could have these bits on every rank. Raises InputError with the reason of one where they could not."""
+        self._asked += 1
+        self._order(CheckBits(self._asked, bits))
+        self._answers(self._asked)
+
+    def read_bits(self, layer: int, bits: int) -> None:
+        """They begin to read what makes a layer one of `bits` bits, beside the steps. Afterwards `swap_bits` or `drop_bits`."""
+        self._asked += 1
+        self._order(ReadBits(self._asked, layer, bits))
+
+    def bits_read(self) -> Growth:
+        """Once all have read: the bytes that the change adds and returns, on all of them. Raises InputError with the reason of one that could not."""
+        answers = self._answers(self._asked)
+        return Growth(sum(each.added_bytes for each in answers), sum(each.returned_bytes for each in answers))
+
+    def swap_bits(self) -> None:
+        """What was read is in force from the next step on. Call where no step is computed."""
+        self._order(SwapBits())
+
+    def drop_bits(self) -> None:
+        """What was read, or is being read, is not wanted."""
+        with contextlib.suppress(RankLostError):
+            self._order(DropBits())
 
     def step(self, header: FrameHeader, inputs: torch.Tensor) -> None:
         """They compute it too, now. Raises RankLostError."""
+        self._send(lambda connection: send_step(connection, header, inputs))
+
+    def _order(self, order: Order) -> None:
+        self._send(lambda connection: send_order(connection, order))
+
+    def _send(self, send: Callable[[Connection], None]) -> None:
         try:
-            for connection in self._connections:
-                send_step(connection, header, inputs)
+            with self._sending:
+                for connection in self._connections:
+                    send(connection)
         except OSError as error:
             raise RankLostError(self._lost or f"a rank of stage {self._role.stage} has ended: {error}") from error
+
+    def _answers(self, number: int, still_wanted: Callable[[], None] = lambda: None) -> list[Answer]:
+        """Of all ranks, once they are there; earlier ones that nobody waited for are let go. Raises InputError for the first with a reason."""
+        answers = [self._answer(rank, number, still_wanted) for rank in range(1, self._role.tensor_parallel)]
+        reason = next((each.reason for each in answers if each.reason), "")
+        if reason:
+            raise InputError(reason)
+        return answers
+
+    def _answer(self, rank: int, number: int, still_wanted: Callable[[], None]) -> Answer:
+        connection = self._connections[rank - 1]
+        try:
+            while True:
+                while not connection.poll(WAIT_SECONDS):
+                    still_wanted()
+                answer = receive_answer(connection)
+                if answer.number == number:
+                    return answer
+        except (EOFError, OSError):
+            what = "did what it was told" if number else "loaded its part"
+            return Answer(
+                number, f"rank {rank} of {self._role.tensor_parallel} ended while it {what}: see the slot's log"
+            )
 
     def lose(self, rank: int, code: int) -> None:
         """A rank's process has ended: nothing goes on without it."""
@@ -138,6 +216,7 @@ def _start(rank: int, ranks: int, connection: int, segment: int) -> RankHandle:
 
 def _watch(group: "weakref.ref[OtherRanks]", collectives: SharedMemory, rank: int, process: RankHandle) -> None:
     code = process.wait()
+    _idle.pop(process.pid, None)
     collectives.end()
     still = group()
     if still is not None:

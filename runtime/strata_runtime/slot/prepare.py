@@ -28,7 +28,7 @@ from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
 from strata_runtime.slot.other_ranks import OtherRanks, check_ranks
 from strata_runtime.slot.role_cache import cache_of
-from strata_runtime.slot.switching import moves_within
+from strata_runtime.slot.switching import moves_within, reading_beside
 
 log = logging.getLogger(__name__)
 
@@ -228,12 +228,14 @@ class Loading:
 
     def _move(self, role: Role) -> LoadedRole | None:
         """A held role at other bits becomes this one; None if there is none, or one whose layers cannot move."""
-        alone = [each for each in self._held if each.others is None]
-        for held in [each for each in alone if differ_in_bits(each.role, role)]:
+        for held in [each for each in self._held if differ_in_bits(each.role, role)]:
             self._held.remove(held)
             layers = range(role.layers[0], role.layers[1] + 1)
             try:
-                moves = moves_within(held.role, held.model, dict(zip(layers, role.bits, strict=True)))
+                wanted = dict(zip(layers, role.bits, strict=True))
+                moves = moves_within(held.role, held.model, wanted)
+                if held.others is not None:
+                    held.others.check_bits(wanted)
             except InputError as error:
                 log.info("held layers are loaded anew: %s", error)
                 continue
@@ -241,7 +243,11 @@ class Loading:
                 continue
             self._progress(len(layers) - len(moves))
             for layer, bits in moves:
-                change = read_change(held.model, layer, bits)
+                with reading_beside(held.others, layer, bits) as others_read:
+                    change = read_change(held.model, layer, bits)
+                    others_read()
+                if held.others is not None:
+                    held.others.swap_bits()
                 change.apply()
                 held = replace(held, role=role_after(held.role, change))  # noqa: PLW2901  it is that now
                 change.release()

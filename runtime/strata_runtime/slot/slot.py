@@ -33,7 +33,8 @@ from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.slot.epoch import RunningEpoch
-from strata_runtime.slot.memory import MemoryMeter
+from strata_runtime.slot.memory import MemoryMeter, private_bytes
+from strata_runtime.slot.other_ranks import held_by_ranks, idle_of_ranks
 from strata_runtime.slot.prepare import Held, Loading, same_weights
 from strata_runtime.slot.switching import Switches
 from strata_runtime.wire.transport import Keys, listen
@@ -94,8 +95,8 @@ class Slot:
         self._name = options.name
         self._verify = options.verify
         self._incarnation = secrets.token_hex(8)
-        self._memory = MemoryMeter()
-        self._idle_bytes = self._memory.value(fresh=True)
+        self._memory = MemoryMeter(lambda: private_bytes() + held_by_ranks())
+        self._idle_bytes = private_bytes()
         self._loading: Loading | None = None
         self._unused: Loading | None = (
             None  # prepared for an epoch that could not begin: what it holds may be wanted again
@@ -153,7 +154,7 @@ class Slot:
             prepare=self._loading.state if self._loading else NO_PREPARE,
             lost_peers=self._running.lost_peers if self._running else (),
             private_bytes=0,
-            idle_bytes=self._idle_bytes,
+            idle_bytes=self._idle_bytes + idle_of_ranks(),
             roles=(),
             failure=self._failure,
             switches=self._switches.states,
@@ -213,8 +214,8 @@ class Slot:
         old = [loaded.role for loaded in self._running.held()]
         new = [role for role in prepare.roles if not any(same_weights(role, other) for other in old)]
         usable = sum(device.usable_bytes for role in prepare.roles for device in role.devices)
-        held = sum(role.predicted_bytes for role in old)
-        if new and held + sum(role.predicted_bytes for role in new) > usable:
+        held = sum(role.predicted_bytes * role.tensor_parallel for role in old)  # of each of a role's devices
+        if new and held + sum(role.predicted_bytes * role.tensor_parallel for role in new) > usable:
             log.info(
                 "%s: epoch %d ends now: its weights and those of the next do not fit together",
                 self._name,

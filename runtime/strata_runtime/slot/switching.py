@@ -1,13 +1,14 @@
 """Requests for other bits of running layers (`SetBits`): taken one after another, in a thread beside the workers. Used by the slot.
 
-A request is judged as a whole before anything changes: layers, formats, the any-precision copy, the role's memory. Then each layer is read while
-steps go on and swapped between two of them. What fails leaves its layer as it was; layers already changed stay.
+A request is judged as a whole before anything changes, by every rank of the stage: layers, formats, the any-precision copy, the role's memory. Then
+each layer is read while steps go on and swapped between two of them, the same two on all ranks. What fails leaves its layer as it was; layers already changed stay.
 """
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -16,9 +17,9 @@ import torch
 from strata_planner.contract.control import SWITCH_OVER, LayerSwitch, SetBits, SwitchPhase, SwitchState
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
-from strata_runtime.loading.precision_switch import check_change, growth_of, read_change
+from strata_runtime.loading.precision_switch import Growth, check_change, growth_of, read_change
 from strata_runtime.loading.stage_model import StageModel
-from strata_runtime.stage.executor import StageExecutor
+from strata_runtime.stage.executor import OtherRanks, StageExecutor
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +32,6 @@ def moves_within(role: Role, model: StageModel, wanted: dict[int, int]) -> list[
 
     Raises InputError for a layer that the role does not have, one that cannot move, or if the role would not fit its device at any moment.
     """
-    if role.tensor_parallel > 1:
-        raise InputError(
-            f"stage {role.stage} is shared by {role.tensor_parallel} ranks, whose layers keep their bits: change precision.allowed, for another plan"
-        )
     first, last = role.layers
     foreign = sorted(layer for layer in wanted if not first <= layer <= last)
     if foreign:
@@ -97,6 +94,8 @@ class Switches:
         where = ""
         try:
             moves = moves_within(executor.role, executor.model, request.bits)
+            if executor.others is not None:
+                executor.others.check_bits(request.bits)
             over = "failed"
             for layer, bits in moves:
                 where = f"layer {layer} keeps its bits: "
@@ -123,11 +122,13 @@ class Switches:
 
 
 def switch_layer(executor: StageExecutor, layer: int, bits: int) -> LayerSwitch:
-    """One layer of a running role: read, swap between two steps, return the memory. Raises as `read_change` and the boundary do."""
+    """One layer of a running role: read, swap between two steps, return the memory; on all its ranks. Raises as `read_change` and the boundary do."""
     before = executor.role.bits[layer - executor.role.layers[0]]
-    change = read_change(executor.model, layer, bits)
-    step, seconds = executor.switch(change)
-    growth, read_seconds = change.growth, change.read_seconds
+    with reading_beside(executor.others, layer, bits) as growth_of_others:
+        change = read_change(executor.model, layer, bits)
+        growth = change.growth + growth_of_others()
+        step, seconds = executor.switch(change)
+    read_seconds = change.read_seconds
     started = time.perf_counter()
     change.release()
     done = LayerSwitch(
@@ -150,6 +151,22 @@ def switch_layer(executor: StageExecutor, layer: int, bits: int) -> LayerSwitch:
         seconds * 1e3,
     )
     return done
+
+
+@contextlib.contextmanager
+def reading_beside(others: OtherRanks | None, layer: int, bits: int) -> Iterator[Callable[[], Growth]]:
+    """While this rank reads what makes a layer one of `bits` bits, the others do; the bytes of theirs, once they have. Where anything is raised,
+    they drop what they have read.
+    """
+    if others is None:
+        yield Growth
+        return
+    others.read_bits(layer, bits)
+    try:
+        yield others.bits_read
+    except BaseException:
+        others.drop_bits()
+        raise
 
 
 def _has(role: Role, request: SetBits) -> bool:

@@ -24,7 +24,7 @@ from strata_planner.contract.frames import (
 from strata_planner.contract.roles import Role
 from strata_runtime.allocator import FirstTimes
 from strata_runtime.errors import StepError
-from strata_runtime.loading.precision_switch import Change, role_after
+from strata_runtime.loading.precision_switch import Change, Growth, role_after
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.stage.boundary import StepBoundary
@@ -87,6 +87,21 @@ class OtherRanks(Protocol):
     def step(self, header: FrameHeader, inputs: torch.Tensor) -> None:
         """They compute it too. Raises StepError where they cannot."""
 
+    def swap_bits(self) -> None:
+        """The layer that they have read for a switch has its new bits from the next step on. Raises StepError where they cannot."""
+
+    def check_bits(self, bits: dict[int, int]) -> None:
+        """Raises InputError with the reason of one of them for which layers cannot have these bits."""
+
+    def read_bits(self, layer: int, bits: int) -> None:
+        """They begin to read what a switch of a layer needs."""
+
+    def bits_read(self) -> Growth:
+        """Once they have read it: the bytes of all of them. Raises InputError with the reason of one that could not."""
+
+    def drop_bits(self) -> None:
+        """What they have read is not wanted."""
+
 
 class StageExecutor:
     """One role's layers, its KV pages and, on the last stage, the sampler. `role` tells the bits that its layers have now."""
@@ -94,7 +109,7 @@ class StageExecutor:
     def __init__(self, role: Role, model: StageModel, cache: PagedKvCache, others: OtherRanks | None = None) -> None:
         """`others`: the ranks that share the stage; they are given every step."""
         self.role = role
-        self._others = others
+        self.others = others
         self.work = Work()
         self.vocabulary = model.vocab_size  # rows of the whole model's embedding
         self.model = model
@@ -140,8 +155,8 @@ class StageExecutor:
     def _compute(self, header: FrameHeader, inputs: torch.Tensor) -> _Computed | None:
         with self.boundary.step(), torch.inference_mode():
             self._check(header, inputs)
-            if self._others is not None:
-                self._others.step(header, inputs)
+            if self.others is not None:
+                self.others.step(header, inputs)
             for operation in header.operations:
                 self._apply(operation)
             if not header.segments:
@@ -153,14 +168,15 @@ class StageExecutor:
             return _Computed(outputs, self.model.take_states(), batch.places)
 
     def switch(self, change: Change) -> tuple[int, float]:
-        """Give a layer its new weights between two steps; from any thread, while another one runs the steps.
+        """Give a layer its new weights between two steps, on all ranks; from any thread, while another one runs the steps.
 
-        Returns the number of the first step that computes with them and the seconds that the swap took. Raises BoundaryClosedError.
+        The others have read theirs (`read_bits`). Returns the number of the first step that computes with them and the seconds that the swap took. Raises BoundaryClosedError.
         """
-        assert self._others is None, "the other ranks' weights would stay as they are"
 
         def swap() -> tuple[int, float]:
             started = time.perf_counter()
+            if self.others is not None:  # they take it behind the same step: nothing overtakes on their connections
+                self.others.swap_bits()
             change.apply()
             self.role = role_after(self.role, change)
             self._own_weights = weights_of(self.role)

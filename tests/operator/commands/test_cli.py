@@ -272,17 +272,20 @@ def test_a_model_path_may_hold_below_the_deployments_folder(strata: Strata, inpu
         ),
         pytest.param(
             {
-                "config": CONFIG.replace('"llama"', '"phi3"'),
+                "config": CONFIG.replace('"llama"', '"lfm2"'),
                 "more": "placement: {tensorParallel: [1, 2]}\n  planning: {solver: layout}",
             },
             2,
-            ["'phi3'", "cut over several devices", "placement.tensorParallel [1]"],
+            ["'lfm2'", "cut over several devices", "placement.tensorParallel [1]"],
             id="several-devices-for-a-model-that-is-not-cut",
         ),
         pytest.param(
-            {"more": "placement: {tensorParallel: [2]}\n  precision: {method: roundToNearest, allowed: [4, 16]}"},
+            {
+                "config": CONFIG.replace('"num_attention_heads": 8', '"num_attention_heads": 16'),
+                "more": "placement: {tensorParallel: [2]}\n  precision: {method: roundToNearest, allowed: [4, 16]}",
+            },
             2,
-            ["roundToNearest", "groups of 4 bits", "anyPrecision"],
+            ["groups of 4 bits", "heads are 16 wide", "anyPrecision"],
             id="several-devices-for-a-format-that-is-not-cut",
         ),
         pytest.param({"memory": 1_000_000, "more": ""}, 1, ["iB at 3 bits", "2 devices"], id="too-little-memory"),

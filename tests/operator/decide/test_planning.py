@@ -86,6 +86,23 @@ def test_the_head_is_rounded_where_that_is_wished_or_layers_are_on_processors(
     assert request_for(deployment, cluster, gptq).model.head_format == "dense"
 
 
+def test_stages_of_several_devices_are_asked_for_in_formats_that_these_share() -> None:
+    """Any precision, whose layers can move; experts have none."""
+    cluster = Cluster(nodes=(Node("a", (Device("cpu", 2, memory_bytes=8 << 30, threads=1),)),))
+    spec = {
+        "placement": {"tensorParallel": [2]},
+        "planning": {"solver": "layout"},
+        "precision": {"allowed": [4, 8, 16], "activationBits": [8, 16]},
+    }
+    deployment = a_deployment().with_spec(**spec).build()
+    assert request_for(deployment, cluster, CONFIG).formats == {16: ("dense",), 8: ("any8", "w8a8"), 4: ("any4",)}
+    experts = CONFIG | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    with pytest.raises(UnsupportedModelError, match=r"groups of 4 bits are not cut .* heads are 16 wide"):
+        request_for(deployment, cluster, experts | {"head_dim": 16})
+    request = request_for(deployment, cluster, experts | {"head_dim": 32})
+    assert request.formats == {16: ("dense",), 8: ("int8", "w8a8"), 4: ("int4",)}
+
+
 def test_a_margin_is_left_free_of_every_device_beside_what_the_user_said() -> None:
     cluster = Cluster(
         nodes=(Node("a", (Device("cpu", memory_bytes=8 << 30, threads=1), Device("Tesla-T4", memory_bytes=8 << 30))),)

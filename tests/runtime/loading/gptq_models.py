@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from strata_planner.contract.formats import FormatName
 from strata_planner.contract.quantization import Zeros, read_quantization
+from strata_planner.question.model import Model
 from strata_runtime.formats.gptq import GptqCodes, encode
 from strata_runtime.tools.gptq.solver import GptqSettings, round_to_nearest
 
@@ -70,3 +72,7 @@ def make_plain_model(like: Path, folder: Path, weights: Mapping[str, Tensor]) ->
         {key: tensor.contiguous() for key, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"}
     )
     return folder
+
+
+def formats_of(model: Path) -> tuple[FormatName, ...]:
+    return tuple(name or "dense" for name in Model.from_folder(model).stored_formats)

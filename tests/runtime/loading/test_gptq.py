@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from strata_planner.contract.architectures import UnsupportedModelError
-from strata_planner.contract.formats import FormatName
 from strata_planner.contract.quantization import Zeros
 from strata_planner.question.model import Model
 from strata_runtime.errors import InputError
@@ -17,16 +16,12 @@ from strata_runtime.formats import stored_bytes_of
 from strata_runtime.formats.gptq.gptq_linear import GptqLinear
 from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
-from tests.runtime.loading.gptq_models import make_gptq_model, make_plain_model
+from tests.runtime.loading.gptq_models import formats_of, make_gptq_model, make_plain_model
 from tests.runtime.loading.parity import logits
 from tests.runtime.loading.stages import load, roles
 
 torch.set_num_threads(1)
 LAYERS = 6
-
-
-def formats_of(model: Path) -> tuple[FormatName, ...]:
-    return tuple(name or "dense" for name in Model.from_folder(model).stored_formats)
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], Zeros]] = {

@@ -16,6 +16,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.loading.quantized import read_model_config
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.parity import logits
+from tests.runtime.loading.shared import shared
 from tests.runtime.loading.stages import load, roles
 
 QUANTIZED = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
@@ -48,6 +49,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_it_computes_as_the_plain_model_of_its_values(folders: tuple[Path, Path], name: FormatName) -> None:
     packed, plain = folders
     assert torch.equal(logits(packed, [name] * 6), logits(plain, [name] * 6))
+
+
+def test_ranks_read_their_experts_alone(folders: tuple[Path, Path]) -> None:
+    packed, plain = folders
+    [role] = roles(packed, 1)
+    expected = logits(plain, stages=1)
+    for computed in shared(packed, 3, role):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=2e-5)
 
 
 def test_it_is_planned_as_the_plain_model(folders: tuple[Path, Path]) -> None:

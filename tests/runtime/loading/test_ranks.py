@@ -1,100 +1,73 @@
 """A stage that several ranks share computes what one alone does: any number of ranks, any format, every architecture whose cut is known."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.divided import DIVIDED, DIVIDED_FORMATS, check_divided
-from strata_planner.contract.formats import FormatName
-from strata_planner.contract.roles import Role
+from strata_planner.contract.formats import STORED_FORMATS, FormatName
 from strata_planner.contract.text_part import text_part
 from strata_runtime.errors import InputError
-from strata_runtime.formats.linear import PART_MAKERS
-from strata_runtime.loading.load import LoadOptions, load_stage
+from strata_runtime.formats.linear import PART_MAKERS, make_linear
+from strata_runtime.formats.rounded.rounded_linear import WholeRowLinear
+from strata_runtime.formats.static8.activation_file import ActivationEntry
+from strata_runtime.formats.static8.static_linear import static_linear
+from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.precision_switch import read_change
 from strata_runtime.loading.stage_model import StageModel
+from strata_runtime.ranks.linears import SummedLinear
 from strata_runtime.ranks.shared_memory import SharedMemory
-from strata_runtime.scheduler.blocks import OwnBlocks
 from strata_runtime.slot.role_cache import cache_of
 from tests.laws import swept
 from tests.runtime.architectures import ALL, make_tiny_model, tiny_config
 from tests.runtime.loading.artefacts import write_artefact
-from tests.runtime.loading.parity import FIRST, RAGGED, logits, make_texts
+from tests.runtime.loading.float8_models import make_float8_model
+from tests.runtime.loading.gptq_models import formats_of, make_gptq_model
+from tests.runtime.loading.parity import FIRST, logits, make_texts
+from tests.runtime.loading.shared import part, run, shared
 from tests.runtime.loading.stages import CPU, Stages, roles
 from tests.runtime.ranks.together import together
 
 TOLERANCE = 2e-5  # of logits up to 20: sums in another order
-REFUSED = {
-    "bloom": "query_key_value",
-    "cohere": "q_norm",
-    "deepseek_v3": "latent",
-    "glm": "gate_up_proj",
-    "gpt2": "c_attn",
-    "gpt_oss": "sinks",
-    "lfm2": "conv",
-    "mixtral": "gate",
-    "olmo2": "q_norm",
-    "phi3": "qkv_proj",
-    "qwen3_next": "linear_attn",
-    "stablelm": "layernorm.norms",
-}
+REFUSED = {"deepseek_v3": "latent", "lfm2": "conv", "qwen3_next": "linear_attn"}
 ALIKE = {  # refused for the same reason
     "deepseek_v3-one-query": "latent",
-    "falcon": "query_key_value",
-    "falcon-in-turn": "query_key_value",
-    "falcon-new-decoder": "query_key_value",
-    "falcon-one-norm": "query_key_value",
-    "glm4": "gate_up_proj",
-    "glm4_moe": "experts",
     "glm4_moe_lite": "latent",
-    "gpt_neox": "query_key_value",
-    "gpt_neox-sequential": "query_key_value",
-    "granitemoe": "router",
     "lfm2-bias": "conv",
     "lfm2_moe": "conv",
-    "llama4": "experts",
-    "llama4_text": "experts",
-    "olmo3": "q_norm",
-    "olmoe": "q_norm",
-    "persimmon": "query_key_value",
-    "qwen2_moe": "gate",
     "qwen3_5": "linear_attn",
     "qwen3_5_moe": "linear_attn",
     "qwen3_5_moe_text": "linear_attn",
     "qwen3_5_text": "linear_attn",
-    "qwen3_moe": "experts",
 }
 KNOWN = sorted(ALL.keys() - REFUSED.keys() - ALIKE.keys())
 
 
-def part(role: Role, model: Path, collectives: SharedMemory) -> StageModel:
-    return load_stage(role, model, lambda *_: None, CPU, LoadOptions(collectives=collectives))
+# One of each kind of cut: plain, biases that are added once, positions of all ranks, projections in one, by key heads, whole experts beside a cut one, sinks, a
+# norm over all heads, a norm for each.
+STANDING = (
+    "llama-tied-bias",
+    "opt",
+    "phi3",
+    "bloom",
+    "falcon-new-decoder",
+    "qwen2_moe",
+    "gpt_oss",
+    "olmo2",
+    "stablelm",
+)
+CASES = [(name, ranks) for name in KNOWN for ranks in (2, 3, 4)]
 
 
-def shared(model: Path, ranks: int, role: Role) -> list[torch.Tensor]:
-    """The logits of the ragged batch, from each rank."""
-
-    def body(collectives: SharedMemory) -> torch.Tensor:
-        stage = part(role, model, collectives)
-        return run(stage, role)
-
-    return together(ranks, body)
-
-
-def run(stage: StageModel, role: Role) -> torch.Tensor:
-    cache, blocks, texts = cache_of(role, stage), OwnBlocks(role.replica_page_budget, role.page_tokens), make_texts()
-    for segments in (FIRST, RAGGED):
-        inputs = torch.cat([texts[s.sequence][s.start : s.start + s.length] for s in segments])
-        computed = stage.forward(inputs, cache.plan(blocks.deal(segments)))
-    return computed
-
-
-@pytest.mark.parametrize("name", swept(KNOWN, ["llama", "llama-tied-bias", "opt", "gemma3"]))
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_ranks_together_compute_what_one_does(name: str, ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", swept(CASES, [("llama", 2), ("llama", 4), *((name, 3) for name in STANDING)]))
+def test_ranks_together_compute_what_one_does(case: tuple[str, int], tmp_path: Path) -> None:
+    name, ranks = case
     model = make_tiny_model(tmp_path, name)
     [role] = roles(model, 1)
     expected = logits(model, stages=1)
@@ -142,8 +115,41 @@ def test_a_weight_is_the_same_however_many_share_it(
         torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
 
 
-def test_layers_change_their_bits_on_all_ranks(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path, "llama")
+@pytest.mark.parametrize("name", ["phi3", "falcon-new-decoder"])
+@pytest.mark.parametrize("source", ["quantized by the load", "read from the copy"])
+def test_a_weight_that_is_several_in_one_is_the_same_however_many_share_it(
+    name: str, source: str, tmp_path: Path
+) -> None:
+    formats: list[FormatName] = ["any4", "int8", "any3", "any8", "dense", "any4"]
+    model = make_tiny_model(tmp_path, name)
+    if source == "read from the copy":
+        write_artefact(model)
+    [role] = roles(model, 1, formats=formats)
+    expected = logits(model, formats, stages=1)
+    for computed in shared(model, 3, role):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", swept(["qwen2_moe", "gpt_oss", "llama4_text"], ["qwen2_moe"]))
+def test_quantized_experts_go_whole_to_ranks(name: str, tmp_path: Path) -> None:
+    formats: list[FormatName] = ["int8"] * 6
+    model = make_tiny_model(tmp_path, name)
+    [role] = roles(model, 1, formats=formats)
+    expected = logits(model, formats, stages=1)
+    for computed in shared(model, 3, role):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_more_ranks_than_experts_are_refused(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "mixtral", num_local_experts=2)
+    [role] = roles(model, 1)
+    with pytest.raises(InputError, match="3 ranks cannot share 2 experts"):
+        together(3, lambda collectives: part(role, model, collectives))
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_layers_change_their_bits_on_all_ranks(name: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, name)
     write_artefact(model)
     before, after = (roles(model, 1, formats=(name,) * 6)[0] for name in ("any4", "any6"))
 
@@ -158,8 +164,9 @@ def test_layers_change_their_bits_on_all_ranks(tmp_path: Path) -> None:
         torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
 
 
-def test_a_rank_holds_and_reads_its_part_alone(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path, "llama", vocab_size=960, hidden_size=64, intermediate_size=512, head_dim=16)
+@pytest.mark.parametrize("name", ["llama", "phi3", "mixtral"])
+def test_a_rank_holds_its_part_alone(name: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, name, vocab_size=960, hidden_size=64, intermediate_size=512)
     [role] = roles(model, 1)
 
     def bytes_of(stage: StageModel) -> int:
@@ -174,7 +181,7 @@ def test_a_rank_holds_and_reads_its_part_alone(tmp_path: Path) -> None:
 def test_planners_are_told_what_can_be_cut() -> None:
     configs = {name: {"model_type": ALL[name][0], **tiny_config(name)[1]} for name in ALL}
     assert {text_part(configs[name])["model_type"] for name in KNOWN} == DIVIDED
-    assert tuple(PART_MAKERS) == DIVIDED_FORMATS
+    assert {*PART_MAKERS, *STORED_FORMATS, "w8a8_static"} == set(DIVIDED_FORMATS)
     for name, config in configs.items():
         if name in KNOWN:
             check_divided(config)
@@ -191,9 +198,115 @@ def test_what_is_not_cut_yet_is_refused_by_name(name: str, tmp_path: Path) -> No
         together(2, lambda collectives: part(role, model, collectives))
 
 
-@pytest.mark.parametrize("name", ["w8a8", "int4"])
-def test_a_format_that_is_not_cut_is_refused_with_those_that_are(name: FormatName, tmp_path: Path) -> None:
+WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}  # heads of 32: whole groups of few bits
+
+
+@pytest.mark.parametrize("formats", [("int4", "int3", "fp8_e4m3") * 2], ids=["mixed"])
+@pytest.mark.parametrize("name", swept(["llama", "phi3", "olmo2"], ["phi3"]))
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rounded_weights_are_the_same_however_many_share_them(
+    formats: Sequence[FormatName], name: str, ranks: int, tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path, name, **WIDE)
+    [role] = roles(model, 1, formats=formats)
+    expected = logits(model, formats, stages=1)
+    for computed in shared(model, ranks, role):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied-bias"])
+def test_a_head_of_8_bits_is_the_same_however_many_share_it(name: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, name)
+    role = structs.replace(roles(model, 1)[0], head_format="int8")
+    expected = run(load_stage(role, model, lambda *_: None, CPU), role)
+    for computed in shared(model, 3, role):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_groups_of_few_bits_are_cut_between_groups_alone(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, "llama")
-    [role] = roles(model, 1, formats=(name,) * 6)
-    with pytest.raises(InputError, match=f"dense, int8, any3.*, not in {name}"):
+    [role] = roles(model, 1, formats=("int4",) * 6)
+    with pytest.raises(InputError, match="inputs 0 to 16 begin or end within a group of 32"):
+        together(2, lambda collectives: part(role, model, collectives))
+
+
+@pytest.mark.parametrize(
+    "case",
+    swept(["gptq phi3", "gptq llama", "fp8_block phi3", "fp8_block qwen2_moe"], ["gptq phi3", "fp8_block qwen2_moe"]),
+)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_a_checkpoint_holds_quantized_is_the_same_however_many_share_it(
+    case: str, ranks: int, tmp_path: Path
+) -> None:
+    method, name = case.split()
+    plain, model = make_tiny_model(tmp_path / "plain", name), tmp_path / "quantized"
+    if method == "gptq":
+        make_gptq_model(plain, model, {"group_size": 16, "dynamic": {r".*\.2\.": {"bits": 8}}})
+    else:
+        make_float8_model(plain, model)
+    for formats in (formats_of(model), ["dense"] * 6):
+        [role] = roles(model, 1, formats=formats)
+        expected = logits(model, formats, stages=1)
+        for computed in shared(model, ranks, role):
+            torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_inputs_in_an_order_of_their_own_are_refused(tmp_path: Path) -> None:
+    model = tmp_path / "gptq"
+    make_gptq_model(make_tiny_model(tmp_path / "plain", "llama"), model, {"desc_act": True})
+    [role] = roles(model, 1, formats=formats_of(model))
+    with pytest.raises(InputError, match=r"_proj: its inputs are grouped in an order of their own \(desc_act\)"):
+        together(2, lambda collectives: part(role, model, collectives))
+    with pytest.raises(UnsupportedModelError, match="desc_act"):
+        check_divided(json.loads((model / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_rounded_whole_however_many_share_their_values(dtype: torch.dtype) -> None:
+    """`w8a8` of some inputs: the largest value of a row is on one rank, and every rank rounds by it."""
+    generator = torch.Generator().manual_seed(0)
+    weight, rows = (torch.randn(shape, generator=generator) for shape in ((96, 192), (5, 192)))
+    rows = (rows * torch.logspace(-2, 2, 192)).to(dtype)
+    expected = make_linear(weight, None, "w8a8", dtype)(rows)
+    ends = (0, 64, 160, 192)
+
+    def body(collectives: SharedMemory) -> torch.Tensor:
+        first, last = ends[collectives.rank : collectives.rank + 2]
+        linear = make_linear(weight, None, "w8a8", dtype, columns=(first, last))
+        assert isinstance(linear, WholeRowLinear)
+        summed = SummedLinear(linear, collectives)
+        linear.largest = summed.largest
+        return summed(rows[:, first:last])
+
+    for computed in together(3, body):
+        rounded = (
+            1e-6 if dtype is torch.float32 else 2**-7
+        )  # what each rank has computed is rounded before it is added up
+        torch.testing.assert_close(computed, expected, rtol=0, atol=float(expected.abs().max()) * rounded)
+
+
+def test_inputs_are_smoothed_and_rounded_the_same_however_many_share_them() -> None:
+    """`w8a8_static`: nothing of a row decides how it is rounded."""
+    generator = torch.Generator().manual_seed(0)
+    weight, rows = (torch.randn(shape, generator=generator) for shape in ((96, 192), (5, 192)))
+    entry = ActivationEntry(0.04, torch.rand(192, generator=generator) + 0.5)
+    expected = static_linear(weight, None, entry, torch.float32)(rows)
+    parts = [(0, 64), (64, 160), (160, 192)]
+    cut = [static_linear(weight, None, entry, torch.float32, columns=each)(rows[:, slice(*each)]) for each in parts]
+    torch.testing.assert_close(torch.stack(cut).sum(0), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_w8a8_is_computed_alike_on_every_rank(tmp_path: Path) -> None:
+    """To the last bit; beside one rank, a value at the edge of two codes may fall to the other."""
+    model = make_tiny_model(tmp_path, "llama")
+    [role] = roles(model, 1, formats=("w8a8",) * 6)
+    first, *others = shared(model, 3, role)
+    assert all(torch.equal(first, other) for other in others)
+    assert (first - logits(model, ("w8a8",) * 6, stages=1)).abs().mean() < 0.02
+
+
+def test_a_format_that_is_not_cut_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, "llama")
+    [role] = roles(model, 1, formats=("any4_a8",) * 6)
+    with pytest.raises(InputError, match=r"dense, int8, w8a8, .*, not in any4_a8"):
         together(2, lambda collectives: part(role, model, collectives))

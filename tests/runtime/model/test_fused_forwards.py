@@ -9,7 +9,7 @@ import torch
 from strata_planner.contract.frames import Segment
 from strata_runtime.kernels import native_dense
 from strata_runtime.model import fused_forwards
-from strata_runtime.model.fused_forwards import _is_the_same
+from strata_runtime.model.fused_forwards import is_the_same
 from tests.runtime.architectures import ARCHITECTURES, make_tiny_model
 from tests.runtime.loading.stages import CPU, Stages, roles
 
@@ -57,6 +57,6 @@ def test_functions_are_told_apart_by_what_they_do() -> None:
     def other(rows: int) -> int:
         return rows + 2
 
-    assert _is_the_same(one, same)
-    assert not _is_the_same(one, other)
-    assert not _is_the_same(None, one)
+    assert is_the_same(one, same)
+    assert not is_the_same(one, other)
+    assert not is_the_same(None, one)

@@ -49,10 +49,10 @@ def test_columns_of_an_mlp_are_dealt_in_tiles(width: int, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("key", "shape", "expected"),
     [
-        ("model.layers.0.self_attn.q_proj", (512, 256), LinearCut(rows=(192, 384))),
-        ("model.layers.0.self_attn.v_proj", (128, 256), LinearCut(rows=(48, 96))),
+        ("model.layers.0.self_attn.q_proj", (512, 256), LinearCut(rows=((192, 384),))),
+        ("model.layers.0.self_attn.v_proj", (128, 256), LinearCut(rows=((48, 96),))),
         ("model.layers.0.self_attn.o_proj", (256, 512), LinearCut(columns=(192, 384))),
-        ("model.layers.0.mlp.up_proj", (640, 256), LinearCut(rows=(256, 448))),
+        ("model.layers.0.mlp.up_proj", (640, 256), LinearCut(rows=((256, 448),))),
         ("model.layers.0.mlp.down_proj", (256, 640), LinearCut(columns=(256, 448))),
     ],
 )
@@ -70,5 +70,40 @@ def test_more_ranks_than_heads_are_refused() -> None:
 
 
 def test_a_linear_of_which_nothing_is_known_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"'transformer\.h\.0\.attn\.c_attn'"):
-        Cut(0, 2, Heads(4, 2, 8)).linear("transformer.h.0.attn.c_attn", (96, 32))
+    with pytest.raises(InputError, match=r"'model\.layers\.0\.conv\.in_proj'"):
+        Cut(0, 2, Heads(4, 2, 8)).linear("model.layers.0.conv.in_proj", (96, 32))
+
+
+IN_ONE = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+@given(heads=HEADS, data=st.data())
+def test_a_weight_that_is_several_in_one_is_cut_as_each_of_them(heads: Heads, data: st.DataObject) -> None:
+    """Whether its parts lie one after the other or by key heads: of each value it is told where it comes from, and ranks keep what they would alone."""
+    ranks, width = data.draw(st.integers(1, heads.queries)), data.draw(st.integers(8, 300))
+    rows = {"q_proj": heads.queries * 16, "gate_proj": width, "up_proj": width} | dict.fromkeys(
+        ("k_proj", "v_proj"), heads.keys * 16
+    )
+    for cut in cuts(heads, ranks):
+        alone = {name: taken([(name, row) for row in range(count)], cut, name) for name, count in rows.items()}
+        for name, parts in IN_ONE.items():
+            both = [(part, row) for part in parts for row in range(rows[part])]
+            assert taken(both, cut, name) == [value for part in parts for value in alone[part]]
+        group = heads.queries // heads.keys
+        by_heads = [
+            (name, head * count * 16 + row)
+            for head in range(heads.keys)
+            for name, count in (("q_proj", group), ("k_proj", 1), ("v_proj", 1))
+            for row in range(count * 16)
+        ]
+        kept = taken(by_heads, cut, "query_key_value")
+        for name in IN_ONE["qkv_proj"]:
+            assert [value for value in kept if value[0] == name] == alone[name]
+        assert len(kept) == sum(len(alone[name]) for name in IN_ONE["qkv_proj"])
+
+
+def taken(rows: list[tuple[str, int]], cut: Cut, name: str) -> list[tuple[str, int]]:
+    """What of the rows of a linear of that name a rank holds, in order."""
+    ranges = cut.linear(f"model.layers.0.x.{name}", (len(rows), 64)).rows
+    assert ranges is not None
+    return [row for first, last in ranges for row in rows[first:last]]

@@ -1,27 +1,43 @@
 """Stages of several ranks, over real sockets, models and processes: text is that of stages of one, and what becomes of it when a rank ends or hangs."""
 
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec import structs
 
-from strata_planner.contract.control import SetBits
+from strata_planner.contract.control import GetStatus, LayerSwitch, SetBits
+from strata_planner.contract.formats import FormatName
+from strata_planner.contract.frames import Segment
+from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER
 from strata_planner.contract.plan import DeviceRef, Plan, Speculation
 from strata_planner.contract.roles import roles_of
 from strata_runtime.errors import InputError, RuntimeFaultError
+from strata_runtime.loading.load import LoadOptions, load_stage
+from strata_runtime.loading.precision_switch import growth_of, read_change
+from strata_runtime.model.random_model import make_random_model
 from strata_runtime.ranks import shared_memory
 from strata_runtime.slot.nursery import RankHandle
-from strata_runtime.slot.other_ranks import check_ranks
+from strata_runtime.slot.other_ranks import check_ranks, held_by_ranks, idle_of_ranks
 from strata_runtime.wire.client import greedy
 from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
+from tests.runtime.loading.artefacts import write_artefact
+from tests.runtime.loading.stages import CPU, Stages
 from tests.runtime.plans import even_plan
+from tests.runtime.ranks.together import together
 from tests.runtime.slot.asked import STRATA_TINY, held_and_free, penalized
+from tests.runtime.slot.conftest import SHAPES
 from tests.runtime.slot.eagle_heads import make_head
 from tests.runtime.slot.harness import PipelineHarness
+
+LAYERS = 6
+PROMPT = [1, 5, 9, 2, 6, 44, 31]
+ANSWER = 60
 
 
 def shared(plan: Plan, ranks: Sequence[int]) -> Plan:
@@ -52,6 +68,16 @@ def test_text_is_the_same_however_many_share_a_stage(tiny_llama: Path, ranks: tu
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["phi3", "qwen2_moe", "gpt_oss", "olmo2"])
+def test_text_of_every_kind_of_layer_is_the_same(name: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, name, vocab_size=128)
+    with PipelineHarness(["s0"]) as pipeline:
+        plan = even_plan(model, ["s0"], pages=12)
+        expected = pipeline.serve(plan).generate(penalized())
+        assert pipeline.serve(shared(plan, [3])).generate(penalized()) == expected
+
+
+@pytest.mark.slow
 def test_answers_with_a_form_are_held_to_it_by_the_first_rank_alone() -> None:
     with PipelineHarness(["s0"]) as pipeline:
         plan = even_plan(STRATA_TINY, ["s0"], pages=64)
@@ -72,6 +98,9 @@ def test_a_rank_that_ends_is_named_and_the_next_epoch_has_a_new_one(tiny_llama: 
     with PipelineHarness(["s0"]) as pipeline:
         expected = pipeline.serve(plan).generate(penalized())
         before = ranks_of(pipeline, "s0")
+        status = pipeline.slots["s0"].ask(GetStatus())
+        assert status.idle_bytes - pipeline.threads["s0"].slot._idle_bytes == idle_of_ranks() > 0
+        assert held_by_ranks() > idle_of_ranks(), "what each has loaded counts"
         before[0].kill()
         status = pipeline.slots["s0"].until(lambda status: bool(status.failure))
         assert "rank 1 of 2 of stage 0 ended with -9" in status.failure
@@ -95,8 +124,8 @@ def test_a_rank_that_hangs_is_named(tiny_llama: Path, monkeypatch: pytest.Monkey
 
 def test_what_no_rank_can_share_is_refused_by_name(tmp_path: Path) -> None:
     with PipelineHarness(["s0"]) as pipeline:
-        plan = even_plan(make_tiny_model(tmp_path / "gpt2", "gpt2"), ["s0"])
-        with pytest.raises(RuntimeFaultError, match=r"how 'transformer\.h\.0\.attn\.c_attn' is cut"):
+        plan = even_plan(make_tiny_model(tmp_path / "lfm2", "lfm2"), ["s0"])
+        with pytest.raises(RuntimeFaultError, match=r"how model\.layers\.0\.conv\.conv\.weight .* is cut"):
             pipeline.serve(shared(plan, [2]))
         plan = even_plan(make_tiny_model(tmp_path / "llama", "llama"), ["s0"])
         with pytest.raises(RuntimeFaultError, match="5 ranks cannot share 4 heads"):
@@ -117,12 +146,124 @@ def test_several_gpus_in_a_stage_are_refused(tiny_llama: Path) -> None:
         pipeline.serve(structs.replace(plan, replicas=(structs.replace(replica, stages=(stage,)),)))
 
 
-@pytest.mark.slow
-def test_layers_of_ranks_keep_their_bits(tiny_llama: Path) -> None:
+@pytest.fixture(scope="module")
+def movable(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with its any-precision copy."""
+    folder = Path(shutil.copytree(tiny_llama, tmp_path_factory.mktemp("any") / "model"))
+    write_artefact(folder, layers=LAYERS)
+    return folder
+
+
+def any_plan(model: Path, formats: Sequence[FormatName] = ("any8",) * LAYERS) -> Plan:
+    return even_plan(model, ["s0"], formats=formats)
+
+
+MOVED: list[FormatName] = ["any8", "any4", "dense", "any8", "any8", "any3"]
+MOVES = {1: 4, 2: 16, 5: 3}
+
+
+@pytest.mark.parametrize("ranks", swept([2, 3], [2]))
+def test_layers_of_ranks_change_their_bits_together_while_streams_run(movable: Path, ranks: int) -> None:
+    """From the step that is told on, as a stage of one rank whose layers change at the same steps; and all of the text that comes later."""
     with PipelineHarness(["s0"]) as pipeline:
-        pipeline.serve(shared(even_plan(tiny_llama, ["s0"]), [2]))
-        state = pipeline.slots["s0"].set_bits(SetBits(epoch=pipeline.epoch, replica=0, stage=0, bits={0: 4}))
-        assert "shared by 2 ranks, whose layers keep their bits" in state.reason
+        slot = pipeline.slots["s0"]
+        later = pipeline.serve(any_plan(movable, MOVED)).generate(penalized())
+        leader = pipeline.serve(shared(any_plan(movable), [ranks]))
+        leader.send(greedy("a", PROMPT, ANSWER))
+        tokens = [event.token for event in leader.events()]
+        state = slot.set_bits(SetBits(pipeline.epoch, 0, 0, MOVES))
+        tokens += leader.collect(["a"])["a"]
+        assert state.phase == "switched"
+        assert tokens == switched_alone(movable, state.done)
+        assert leader.generate(penalized()) == later
+        before = ranks_of(pipeline, "s0")
+        leader = pipeline.serve(shared(any_plan(movable, MOVED), [ranks]))  # the next epoch takes over what has moved
+        assert ranks_of(pipeline, "s0") is before
+        assert leader.generate(penalized()) == later
+
+
+def switched_alone(model: Path, switches: Sequence[LayerSwitch]) -> list[int]:
+    """The greedy answer to the prompt of a stage of one rank that changes its layers before the same steps."""
+    [role] = roles_of(any_plan(model))["s0"]
+    whole = Stages(model, [role])
+    tokens: list[int] = []
+    for step in range(ANSWER):
+        for switch in switches:
+            if switch.before_step == step:
+                read_change(whole.models[0], switch.layer, switch.bits).apply()
+        start, text = (len(PROMPT) + step - 1, 1) if step else (0, len(PROMPT))
+        logits = whole.step({0: torch.tensor(PROMPT + tokens)}, [Segment(0, start, text, 1)])
+        tokens.append(int(logits[0].argmax()))
+    return tokens
+
+
+@pytest.mark.slow
+def test_a_change_that_one_rank_cannot_take_changes_none(tmp_path: Path) -> None:
+    """Of three ranks over two key heads the last has the queries of two: it alone has no room."""
+    model = make_random_model(tmp_path, "llama", num_hidden_layers=LAYERS, **SHAPES | {"intermediate_size": 48})
+    write_artefact(model, layers=LAYERS)
+    plan = any_plan(model, ["any3"] * LAYERS)
+    [role] = roles_of(plan)["s0"]
+
+    def growth(collectives: shared_memory.SharedMemory) -> int:
+        stage = load_stage(role, model, lambda *_: None, CPU, LoadOptions(collectives=collectives))
+        return growth_of(stage, 0, 16).added_bytes
+
+    growths = together(3, growth)
+    assert growths[2] > growths[0]
+    usable = 1 << 30
+    with PipelineHarness(["s0"]) as pipeline:
+        slot = pipeline.slots["s0"]
+        leader = pipeline.serve(taking(shared(plan, [3]), usable - growths[0]))
+        before = leader.generate(penalized())
+        state = slot.set_bits(SetBits(pipeline.epoch, 0, 0, {0: 16}))
+        assert state.phase == "refused"
+        assert "rank 2: layer 0 at 16 bits does not fit" in state.reason
+        assert leader.generate(penalized()) == before
+        assert slot.ask(GetStatus()).roles[0].bits == (3,) * LAYERS
+
+
+@pytest.mark.slow
+def test_where_old_and_new_do_not_fit_ranks_at_other_bits_move_what_they_hold(movable: Path) -> None:
+    with PipelineHarness(["s0"]) as pipeline:
+        expected = pipeline.serve(any_plan(movable, MOVED)).generate(penalized())
+        much = (1 << 30) * 2 // 3
+        pipeline.serve(taking(shared(any_plan(movable), [2]), much))
+        before = ranks_of(pipeline, "s0")
+        leader = pipeline.serve(taking(shared(any_plan(movable, MOVED), [2]), much))
+        assert ranks_of(pipeline, "s0") is before
+        assert leader.generate(penalized()) == expected
+
+
+def taking(plan: Plan, size_bytes: int) -> Plan:
+    """Its stage takes so much of each device."""
+    (replica,) = plan.replicas
+    (stage,) = replica.stages
+    stages = (structs.replace(stage, memory=structs.replace(stage.memory, total_bytes=size_bytes)),)
+    return structs.replace(plan, replicas=(structs.replace(replica, stages=stages),))
+
+
+@pytest.mark.slow
+def test_a_layer_that_cannot_be_read_keeps_its_bits_on_all_ranks(movable: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(movable, tmp_path / "model"))
+    with PipelineHarness(["s0"]) as pipeline:
+        slot = pipeline.slots["s0"]
+        leader = pipeline.serve(shared(any_plan(model), [2]))
+        before = leader.generate(penalized())
+        file = model / ANY_PRECISION_FOLDER / "any-00004.safetensors"
+        planes = file.read_bytes()
+        file.write_bytes(b"")
+        refused = slot.set_bits(SetBits(pipeline.epoch, 0, 0, {1: 2}))
+        assert (refused.phase, refused.done) == ("refused", ())
+        state = slot.set_bits(SetBits(pipeline.epoch, 0, 0, {4: 4}))
+        assert state.phase == "failed"
+        assert state.reason.startswith("layer 4 keeps its bits: ")
+        assert leader.generate(penalized()) == before
+        file.write_bytes(planes)
+        assert slot.set_bits(SetBits(pipeline.epoch, 0, 0, {4: 4})).phase == "switched"
+        moved = leader.generate(penalized())
+        formats: list[FormatName] = [*["any8"] * 4, "any4", "any8"]  # type: ignore[list-item]
+        assert moved == pipeline.serve(any_plan(movable, formats)).generate(penalized())
 
 
 def test_a_stage_of_ranks_hands_on_what_a_head_reads(tiny_llama: Path, tmp_path: Path) -> None:

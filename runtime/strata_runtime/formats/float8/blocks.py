@@ -4,6 +4,7 @@ Made by `checked_blocks` from a checkpoint's own codes and scales, held as buffe
 """
 
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from strata_runtime.formats.errors import PrecisionError, WeightNotFiniteError
 from strata_runtime.formats.float8.float8 import E4M3, decode
 
+Range = tuple[int, int]  # first, behind the last
+Ranges = tuple[Range, ...]
 _MAGNITUDE = 0x7F  # of e4m3: all ones are NaN
 _AGAIN = "fetch the checkpoint again"
 
@@ -27,6 +30,15 @@ class BlockFloat8Weight:
     def out_features(self) -> int:
         return self.codes.shape[0]
 
+    def part(self, rows: Ranges | None, columns: Range | None) -> "BlockFloat8Weight":
+        """Of some outputs and some inputs alone; None: of all. Where a part begins or ends within a block, its blocks are smaller."""
+        count, width = self.codes.shape
+        outputs, own_rows = _within(self.block[0], rows or ((0, count),))
+        inputs, own_columns = _within(self.block[1], (columns or (0, width),))
+        codes = self.codes.view(torch.uint8)[own_rows][:, own_columns].view(E4M3)
+        scales = self.scales[own_rows[::outputs] // self.block[0]][:, own_columns[::inputs] // self.block[1]]
+        return BlockFloat8Weight(codes.contiguous(), scales.contiguous(), (outputs, inputs))
+
     def rows(self, start: int, stop: int) -> Tensor:
         """float32 [stop - start, K]."""
         outputs, inputs = self.block
@@ -42,6 +54,13 @@ class BlockFloat8Weight:
     def dequantized(self) -> Tensor:
         """float32 [N, K]."""
         return self.rows(0, self.out_features)
+
+
+def _within(block: int, ranges: Ranges) -> tuple[int, Tensor]:
+    """The largest size of blocks at which every block of a part lies in one of the whole's, and the places of the part."""
+    *but_last, _ = ranges
+    edges = [first for first, _ in ranges] + [last for _, last in but_last]
+    return gcd(block, *edges), torch.cat([torch.arange(*each) for each in ranges])
 
 
 def checked_blocks(name: str, codes: Tensor, scales: Tensor, block: tuple[int, int]) -> BlockFloat8Weight:

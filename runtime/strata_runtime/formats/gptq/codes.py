@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+Range = tuple[int, int]  # first, behind the last
+Ranges = tuple[Range, ...]
 VALUES_AT_A_TIME = 1 << 20
 
 
@@ -32,6 +34,21 @@ class GptqCodes:
     @property
     def in_features(self) -> int:
         return self.codes.shape[1]
+
+    def part(self, rows: Ranges | None, columns: Range | None) -> "GptqCodes":
+        """Of some outputs and some inputs alone; None: of all."""
+        count, width = self.codes.shape
+        outputs = torch.cat([torch.arange(*each) for each in rows or ((0, count),)])
+        inputs = slice(*(columns or (0, width)))
+        return GptqCodes(
+            self.bits, self.codes[outputs, inputs], self.scales[outputs], self.zeros[outputs], self.groups[inputs]
+        )
+
+    def narrowed(self, group: int) -> "GptqCodes":
+        """The same values with a scale and zero for each `group` inputs, all of which have the same ones."""
+        first = self.groups[::group].long()
+        groups = group_of_inputs(self.in_features, group, device=self.groups.device)
+        return GptqCodes(self.bits, self.codes, self.scales[:, first], self.zeros[:, first], groups)
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[N, K]: the product of scale and difference, rounded once to `dtype` (exact in float32 where scales have 16 bits)."""

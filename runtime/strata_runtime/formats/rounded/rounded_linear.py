@@ -1,5 +1,7 @@
 """Linears whose weights are rounded to nearest: a scale per output (`int8`, `w8a8`), or a scale and zero per group (`int4`, `int3`)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,29 @@ class ChannelLinear(QuantLinear):
 
     def dequantized(self) -> Tensor:
         return self.stored.dequantized()
+
+
+class WholeRowLinear(ChannelLinear):
+    """Format `w8a8` of some inputs alone, where tokens are rounded by the largest magnitude of their whole rows: other ranks tell that of theirs.
+
+    Rows get more values, as large as the largest one, which are multiplied by zeros: so they are rounded as whole rows are, by the same kernels.
+    """
+
+    MORE = 64  # values: kernels take inputs by so many
+
+    def __init__(self, stored: ChannelWeight, bias: Tensor | None) -> None:
+        codes = torch.nn.functional.pad(stored.codes, (0, self.MORE))
+        super().__init__(ChannelWeight(codes, stored.scales), bias, "w8a8")
+        self.largest: Callable[[Tensor], Tensor] | None = (
+            None  # of rows, over all ranks: magnitudes [rows, 1] -> [rows, 1]
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        assert self.largest is not None, "nobody tells it of the other ranks"
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        peaks = self.largest(rows.abs().amax(1, keepdim=True))
+        out = super().forward(torch.cat((rows, peaks.expand(-1, self.MORE)), dim=1))
+        return out.view(*inputs.shape[:-1], self.out_features)
 
 
 class PackedChannelLinear(QuantLinear):
@@ -78,6 +103,8 @@ def channel_linear(
     stored = channel_weight(weight, format_name, compute_dtype)
     if columns is not None:
         stored = stored.part(columns)
+    if format_name == "w8a8" and columns is not None:
+        return WholeRowLinear(stored, bias)
     if format_name == "int8" and packs(stored.codes, compute_dtype):
         return PackedChannelLinear(stored, bias)
     return ChannelLinear(stored, bias, format_name)
@@ -87,10 +114,16 @@ class GroupLinear(QuantLinear):
     """Formats `int4` and `int3`."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, format_name: FormatName, compute_dtype: torch.dtype
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        format_name: FormatName,
+        compute_dtype: torch.dtype,
+        inputs: Range | None = None,
     ) -> None:
-        super().__init__((weight.shape[0], weight.shape[1]), format_name, bias)
-        stored = store_groups(weight, format_name, compute_dtype)
+        """`inputs`: those that it has, of all that the weight is rounded with."""
+        stored = store_groups(weight, format_name, compute_dtype, inputs)
+        super().__init__((weight.shape[0], stored.in_features), format_name, bias)
         self.columns = stored.columns
         self.plane_names = tuple(f"plane_{index}" for index in range(len(stored.planes)))
         for name, plane in zip(self.plane_names, stored.planes, strict=True):

@@ -13,6 +13,7 @@ from strata_runtime.formats.linear import check_weight
 from strata_runtime.formats.quant_linear import QuantLinear
 from strata_runtime.formats.static8.activation_file import ActivationEntry
 from strata_runtime.formats.static8.static_weight import StaticWeight, quantize_static
+from strata_runtime.formats.weights import Range
 
 
 class StaticLinear(QuantLinear):
@@ -40,7 +41,13 @@ class StaticLinear(QuantLinear):
 
 
 def static_linear(
-    weight: Tensor, bias: Tensor | None, entry: ActivationEntry, compute_dtype: torch.dtype, *, name: str = "linear"
+    weight: Tensor,
+    bias: Tensor | None,
+    entry: ActivationEntry,
+    compute_dtype: torch.dtype,
+    *,
+    name: str = "linear",
+    columns: Range | None = None,
 ) -> StaticLinear:
     """As `make_linear`, with what calibration says of this linear's inputs.
 
@@ -53,4 +60,6 @@ def static_linear(
             f"{name}: the calibration has {entry.smoothing.shape[0]} inputs, the weight {weight.shape[1]}: calibrate this model again"
         )
     stored = quantize_static(weight.detach(), entry.smoothing, entry.scale, compute_dtype)
+    if columns is not None:
+        stored = stored.part(columns)
     return StaticLinear(stored, None if bias is None else bias.detach().to(compute_dtype))

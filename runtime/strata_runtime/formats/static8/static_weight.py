@@ -10,6 +10,7 @@ from torch import Tensor
 
 from strata_runtime.formats import reference
 from strata_runtime.formats.quantizers import quantize_channels
+from strata_runtime.formats.weights import Range
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,13 @@ class StaticWeight:
     @property
     def out_features(self) -> int:
         return self.codes.shape[0]
+
+    def part(self, columns: Range) -> "StaticWeight":
+        """Of some inputs alone, with the scales of whole rows."""
+        own = slice(*columns)
+        return StaticWeight(
+            self.codes[:, own].contiguous(), self.scales, self.smoothing[own].clone(), self.activation_scale
+        )
 
     def dequantized(self) -> Tensor:
         """float32 [N, K], as it multiplies inputs that are not divided."""
