@@ -203,7 +203,7 @@ WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}  # heads o
 
 @pytest.mark.parametrize("formats", [("int4", "int3", "fp8_e4m3") * 2], ids=["mixed"])
 @pytest.mark.parametrize("name", swept(["llama", "phi3", "olmo2"], ["phi3"]))
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", swept([2, 3], [3]))
 def test_rounded_weights_are_the_same_however_many_share_them(
     formats: Sequence[FormatName], name: str, ranks: int, tmp_path: Path
 ) -> None:
@@ -234,7 +234,7 @@ def test_groups_of_few_bits_are_cut_between_groups_alone(tmp_path: Path) -> None
     "case",
     swept(["gptq phi3", "gptq llama", "fp8_block phi3", "fp8_block qwen2_moe"], ["gptq phi3", "fp8_block qwen2_moe"]),
 )
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", swept([2, 3], [3]))
 def test_what_a_checkpoint_holds_quantized_is_the_same_however_many_share_it(
     case: str, ranks: int, tmp_path: Path
 ) -> None:
