@@ -48,7 +48,7 @@ def eagle(plan: Plan, head: Path, mode: SpeculationMode = "eagle", tokens: int =
 
 
 @pytest.mark.parametrize(
-    "case", swept([(stages, pages) for stages in (1, 2, 3) for pages in (32, 12)], [(1, 32), (2, 12), (3, 32)]), ids=str
+    "case", swept([(stages, pages) for stages in (1, 2, 3) for pages in (32, 12)], [(2, 12)]), ids=str
 )
 def test_a_heads_drafts_change_no_text(tiny_llama: Path, head: Path, case: tuple[int, int]) -> None:
     """Of so many stages, each with one micro-batch under way: greedy, drawn and penalized, in chunks of prompts, with a beginning in common, also in
@@ -70,7 +70,7 @@ def test_a_heads_drafts_change_no_text(tiny_llama: Path, head: Path, case: tuple
 
 
 @pytest.mark.parametrize(
-    "case", swept([(1, ()), (2, ()), (3, ()), (2, (5, 1, 2)), (3, (5, 1, 2))], [(2, ()), (3, (5, 1, 2))]), ids=str
+    "case", swept([(1, ()), (2, ()), (3, ()), (2, (5, 1, 2)), (3, (5, 1, 2))], [(3, (5, 1, 2))]), ids=str
 )
 def test_drafts_are_those_of_the_head_over_the_whole_text(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[int, tuple[int, ...]]
@@ -220,6 +220,7 @@ def test_drafts_of_one_token_texts_and_of_parts(tiny_llama: Path, head: Path) ->
     assert beside.draft(task(1, [5], (2,)), task(0, text, (0, 1), start=11)) == [[], plain.chain(text, 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2])
 def test_forms_are_kept(tmp_path: Path, stages: int) -> None:
     """Over a model that knows its language."""
