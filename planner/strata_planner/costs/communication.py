@@ -19,16 +19,22 @@ from typing import Protocol, runtime_checkable
 
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType
 from strata_planner.costs.source import Timed
+from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import LinkRate
 from strata_planner.question.model import Model
 
 _TOKEN_BYTES = 64  # a sampled token with its logprob, on its way back to the first stage
 _ALL_REDUCES = 2  # of a layer: after the attention's output, after the MLP's second half (Megatron)
 ALPHA_BETA = "alpha-beta"
+SHARED_MEMORY = "shared memory"
 # The share of a link's rate, one direction, that the steps of an all-reduce get. NCCL's measured all-reduces from 8 KB to 64 MB
 # (operator tables, least squares of 2, 4 and 8 devices): A100 0.27, H100 0.32, H200 0.33, B200 0.26 over NVLink; over PCIe
 # 0.22 on RTX PRO 6000, and 0.29, 0.08 and 0.03 on 2, 4 and 8 L40S.
 RING_SHARE = 0.3
+# Processors of a node add up over shared memory, whatever links join them: each rank passes over what every rank has written. Measured with two
+# ranks (`python -m benchmarks.ranks`): 4 KB in 5 us, 256 KB in 52.
+_SHARED_MEMORY_SECONDS = 5e-6
+_SHARED_MEMORY_BYTES_PER_SECOND = 11e9
 
 
 def hidden_states_bytes(model: Model, tokens: int, compute_type: ComputeType) -> int:
@@ -68,7 +74,7 @@ class Exchange:
 
 
 def layer_collectives(sources: Iterable[object], exchange: Exchange) -> Timed:
-    """The all-reduces of one layer: by the first of `sources` that measured them, else by alpha and beta of the link.
+    """The all-reduces of one layer: by the first of `sources` that measured them, else over processors' memory or by alpha and beta of the link.
 
     Measured ones hold for the interconnect that the catalogue gives the device, not for links that the user described.
     """
@@ -77,7 +83,20 @@ def layer_collectives(sources: Iterable[object], exchange: Exchange) -> Timed:
             one = source.all_reduce(exchange.device, exchange.degree, exchange.size_bytes)
             if one is not None:
                 return Timed(_ALL_REDUCES * one.seconds, one.source)
+    if exchange.device == CPU:
+        return Timed(_ALL_REDUCES * shared_memory_seconds(exchange), SHARED_MEMORY)
     return Timed(_ALL_REDUCES * ring_seconds(exchange), ALPHA_BETA)
+
+
+def shared_memory_seconds(exchange: Exchange) -> float:
+    """One all-reduce of processors of one node."""
+    passed = exchange.degree * exchange.size_bytes
+    return (exchange.degree > 1) * (_SHARED_MEMORY_SECONDS + passed / _SHARED_MEMORY_BYTES_PER_SECOND)
+
+
+def hand_over_seconds(device: str, degree: int, link: LinkRate) -> float:
+    """From a stage's first rank to the others, once a step: processors get its frame over a socket."""
+    return link.latency_seconds if device == CPU and degree > 1 else 0.0
 
 
 def ring_seconds(exchange: Exchange) -> float:

@@ -18,6 +18,7 @@ import msgspec
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.costs.communication import (
     Exchange,
+    hand_over_seconds,
     hidden_states_bytes,
     hidden_states_seconds,
     layer_collectives,
@@ -97,7 +98,8 @@ class _Stage:
     def overhead(self, segments: int, tokens: int) -> float:
         """Of a step beside its layers, the head left out."""
         phase = Phase(segments, max(1, round(tokens / segments)), 0)
-        return float(self.latencies.step(self.model, self.rates, phase).seconds)
+        handed = hand_over_seconds(self.rates.name, self.degree, self.link) if self.link else 0.0
+        return float(self.latencies.step(self.model, self.rates, phase).seconds) + handed
 
     def logits(self, rows: int) -> float:
         return float(self.latencies.head(self.model, self.rates, rows).seconds) / self.degree

@@ -6,6 +6,7 @@ from strata_planner.costs.communication import (
     ALPHA_BETA,
     RING_SHARE,
     Exchange,
+    hand_over_seconds,
     hidden_states_busy_seconds,
     hidden_states_seconds,
     layer_collectives,
@@ -14,6 +15,7 @@ from strata_planner.costs.communication import (
 )
 from strata_planner.costs.roofline import Roofline
 from strata_planner.costs.source import Timed
+from strata_planner.question.catalogue import CPU
 from strata_planner.question.cluster import LinkRate
 from tests.planner.builders import a_model
 
@@ -49,3 +51,16 @@ def test_alpha_and_beta_answer_what_was_not_measured() -> None:
 def test_a_ring_takes_twice_the_steps_of_its_other_devices() -> None:
     assert ring_seconds(Exchange("", 4, LINK, 4000)) == pytest.approx(6 * (0.001 + 1000 / (RING_SHARE * 1e9)))
     assert ring_seconds(Exchange("", 1, LINK, 4000)) == 0
+
+
+def test_processors_add_up_over_their_memory_whatever_link_joins_them() -> None:
+    """As two ranks were seen to, and longer the more there are and the more they have."""
+    two = [layer_collectives((), Exchange(CPU, 2, LINK, size)).seconds / 2 for size in (4 << 10, 256 << 10)]
+    assert two == pytest.approx([5e-6, 52e-6], rel=0.2)
+    assert layer_collectives((), Exchange(CPU, 4, LINK, 256 << 10)).seconds / 2 > two[1]
+    assert layer_collectives((), Exchange(CPU, 1, LINK, 4096)).seconds == 0
+
+
+def test_a_step_is_handed_over_to_the_other_processors_of_a_group() -> None:
+    assert hand_over_seconds(CPU, 2, LINK) == 0.001
+    assert hand_over_seconds(CPU, 1, LINK) == hand_over_seconds("H100", 4, LINK) == 0

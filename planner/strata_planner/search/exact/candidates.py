@@ -14,7 +14,7 @@ import msgspec
 
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.steps import DRAFT_ROWS
-from strata_planner.costs.communication import Exchange, hidden_states_bytes, layer_collectives
+from strata_planner.costs.communication import Exchange, hand_over_seconds, hidden_states_bytes, layer_collectives
 from strata_planner.costs.draft_model import draft_weights_bytes, draft_working_bytes
 from strata_planner.costs.latency import Latencies
 from strata_planner.costs.memory import (
@@ -346,9 +346,12 @@ class Pricer:
     def _fixed(self, group: DeviceGroup, pair: Pair, *, head: bool) -> tuple[float, float]:
         """Of a micro-batch in each phase, beside the layers: the step, and the head's rows of logits where it is."""
         rates, model = self._rates(group), self.request.model
+        handed = 0.0
+        if group.degree > 1:
+            handed = hand_over_seconds(group.leader.name, group.degree, self.request.cluster.slowest_link(group))
 
         def beside(phase: Phase, rows: int) -> float:
-            step = self.latencies.step(model, rates, phase).seconds
+            step = self.latencies.step(model, rates, phase).seconds + handed
             return step + head * self.latencies.head(model, rates, rows).seconds / group.degree
 
         return self._phases.of_a_step(beside, pair)
