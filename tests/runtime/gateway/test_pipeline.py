@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from strata_planner.contract.control import Leader, SetRoute
 from strata_planner.contract.frames import FrameHeader
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from strata_runtime.model.random_model import make_random_model
-from strata_runtime.stage.executor import StageExecutor
+from strata_runtime.stage.executor import Answered, Passed, StageExecutor
 from tests.laws import swept
 from tests.runtime.gateway.harness import Harness, TrialsHere, a_gateway
 from tests.runtime.gateway.models import write_model_folder
@@ -156,10 +157,12 @@ async def test_an_answer_keeps_its_form_and_its_rules_when_a_stage_is_lost(model
 @pytest.fixture(params=[pytest.param(0, marks=pytest.mark.slow), 1], ids=["first stage", "last stage"])
 def failing_stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """A stage that fails at every sequence whose prompt begins with the poisonous token."""
-    compute = StageExecutor.compute
+    run = StageExecutor.run
     poisonous: set[int] = set()
 
-    def poisoned(self: StageExecutor, header: FrameHeader, inputs: torch.Tensor) -> torch.Tensor | None:
+    def poisoned(
+        self: StageExecutor, header: FrameHeader, inputs: torch.Tensor, received: Sequence[torch.Tensor] = ()
+    ) -> Passed | Answered | None:
         if self.role.stage == 0:
             if header.step == 0:
                 poisonous.clear()  # a new epoch numbers its sequences anew
@@ -169,9 +172,9 @@ def failing_stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
                     poisonous.add(segment.sequence)
         if self.role.stage == request.param and poisonous & {segment.sequence for segment in header.segments}:
             raise IndexError("index out of range in self")
-        return compute(self, header, inputs)
+        return run(self, header, inputs, received)
 
-    monkeypatch.setattr(StageExecutor, "compute", poisoned)
+    monkeypatch.setattr(StageExecutor, "run", poisoned)
     return int(request.param)
 
 

@@ -226,7 +226,7 @@ def test_a_head_of_8_bits_is_the_same_however_many_share_it(name: str, tmp_path:
 def test_groups_of_few_bits_are_cut_between_groups_alone(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, "llama")
     [role] = roles(model, 1, formats=("int4",) * 6)
-    with pytest.raises(InputError, match="inputs 0 to 16 begin or end within a group of 32"):
+    with pytest.raises(InputError, match=r"inputs \d+ to \d+ begin or end within a group of 32"):
         together(2, lambda collectives: part(role, model, collectives))
 
 
