@@ -195,3 +195,14 @@ def _try(look: Callable[[], str]) -> str:
         return look()
     except TestbedError as error:
         return str(error)
+
+
+def stream(client: openai.OpenAI, model: str, prompt: str, tokens: int) -> Iterator[str]:
+    """Pieces of text as they come; the model's end of text does not end it."""
+    answer = client.completions.create(
+        model=model, prompt=prompt, max_tokens=tokens, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+    with answer:
+        for chunk in answer:
+            if chunk.choices and chunk.choices[0].text:
+                yield chunk.choices[0].text

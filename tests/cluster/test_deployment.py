@@ -16,7 +16,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.cluster.deployed import Deployed, condition, holds, manifest
+from tests.cluster.deployed import Deployed, condition, holds, manifest, stream
 from tests.cluster.operator_release import MODELS, NODE, OperatorRelease
 from tests.cluster.testbed.cluster import Cluster
 from tests.cluster.testbed.processes import wait_until
@@ -45,7 +45,7 @@ def chat(cluster: Cluster, operator: OperatorRelease) -> Iterator[Deployed]:
     chat.wait_ready()
     steps.mark("Ready")
     with chat.client() as client:
-        next(iter(stream(client, "chat", 1)))
+        next(iter(stream(client, "chat", PROMPT, 1)))
     steps.mark("first token")
     yield chat
     cluster.kubectl("delete", "namespace", namespace, "--wait=false")
@@ -93,21 +93,10 @@ def expected(reference: Transformers) -> str:
     return reference.complete(PROMPT)
 
 
-def stream(client: openai.OpenAI, model: str, tokens: int) -> Iterator[str]:
-    """Pieces of text as they come; the model's end of text does not end it."""
-    answer = client.completions.create(
-        model=model, prompt=PROMPT, max_tokens=tokens, temperature=0, stream=True, extra_body={"ignore_eos": True}
-    )
-    with answer:
-        for chunk in answer:
-            if chunk.choices and chunk.choices[0].text:
-                yield chunk.choices[0].text
-
-
 def streamed_through(chat: Deployed, happens: Callable[[], None], steps: Steps) -> str:
     """The text of a long answer in whose middle something happens. Marks the end of the longest pause in it."""
     with chat.client(120) as client:
-        pieces = stream(client, chat.name, LONG)
+        pieces = stream(client, chat.name, PROMPT, LONG)
         text = next(pieces) + next(pieces)
         happens()
         steps.mark("done to it")
@@ -175,7 +164,7 @@ def test_the_openai_client_gets_the_tokens_of_transformers(
         assert whole.choices[0].text == expected
         assert whole.usage
         assert whole.usage.completion_tokens == LONG
-        assert "".join(stream(client, "chat", LONG)) == expected
+        assert "".join(stream(client, "chat", PROMPT, LONG)) == expected
         said = client.chat.completions.create(
             model="chat", messages=[{"role": "user", "content": QUESTION}], max_tokens=LONG, temperature=0
         )
@@ -283,7 +272,7 @@ def test_a_lost_node_is_replanned_and_the_stream_goes_on(chat: Deployed, cluster
         assert status["replans"][-1]["node"] == lost
         assert lost not in {stage["node"] for stage in status["stages"]}
         with chat.client() as client:
-            assert "".join(stream(client, "chat", LONG)) == expected
+            assert "".join(stream(client, "chat", PROMPT, LONG)) == expected
         assert "NodeLost" in {event["reason"] for event in chat.events()}
         wait_until(lambda: set(chat.pods("slot")) == {f"{s['slot']}-0" for s in status["stages"]}, "retired slots", 60)
     finally:
@@ -314,7 +303,7 @@ def test_a_gateway_lost_with_its_node_is_replaced(chat: Deployed, cluster: Clust
         chat.wait_ready()
         steps.mark("Ready")
         with chat.client() as client:
-            assert "".join(stream(client, "chat", LONG)) == expected
+            assert "".join(stream(client, "chat", PROMPT, LONG)) == expected
     finally:
         cluster.restart_node(lost)
     wait_until(lambda: gateway not in chat.pods("gateway"), "end of the lost gateway", 60)

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
-from tests.cluster.deployed import Deployed, manifest
+from tests.cluster.deployed import Deployed, manifest, stream
 from tests.cluster.operator_release import OperatorRelease
 from tests.cluster.testbed.cluster import Cluster
 from tests.cluster.timings import Steps
@@ -100,21 +99,11 @@ def test_a_rank_that_is_killed_in_its_pod_is_replaced(chat: Deployed, expected: 
 def test_a_stream_goes_on_where_a_rank_is_killed_meanwhile(chat: Deployed, expected: str) -> None:
     (stage,) = chat.get()["status"]["stages"]
     with chat.client(120) as client:
-        pieces = stream(client, chat.name)
+        pieces = stream(client, chat.name, PROMPT, TOKENS)
         text = next(pieces)
         os.kill(family_of(stage["slot"])[-1], signal.SIGKILL)
         text += "".join(pieces)
     assert text == expected
-
-
-def stream(client: openai.OpenAI, model: str) -> Iterator[str]:
-    answer = client.completions.create(
-        model=model, prompt=PROMPT, max_tokens=TOKENS, temperature=0, stream=True, extra_body={"ignore_eos": True}
-    )
-    with answer:
-        for chunk in answer:
-            if chunk.choices and chunk.choices[0].text:
-                yield chunk.choices[0].text
 
 
 def family_of(slot: str) -> list[int]:

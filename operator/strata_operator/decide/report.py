@@ -82,7 +82,7 @@ def _stage_status(view: View, stage: Stage) -> StageStatus:
         devices=tuple(device.type for device in stage.devices),
         layers=stage.layers,
         bits={str(bits): count for bits, count in sorted(Counter(stage.bits).items(), reverse=True)},
-        memory_predicted_bytes=stage.memory.total_bytes * stage.tensor_parallel,  # of each of its devices
+        memory_predicted_bytes=stage.total_bytes,
         memory_measured_bytes=_grown(view, stage) if status else None,
         ready=serves(view, stage),
         restarts=pod.restarts if pod else 0,

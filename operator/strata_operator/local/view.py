@@ -63,7 +63,7 @@ class LoadingBars:
 
 
 def _measured_cells(stage: Stage, status: SlotStatus | None) -> tuple[str, ...]:
-    predicted = f"{stage.memory.total_bytes * stage.tensor_parallel / _MIB:.1f} MiB"  # of each of its devices
+    predicted = f"{stage.total_bytes / _MIB:.1f} MiB"
     role = next((role for role in status.roles if role.stage == stage.stage), None) if status else None
     if status is None or role is None:
         return (str(stage.stage), stage.slot, "-", "-", predicted, "-")

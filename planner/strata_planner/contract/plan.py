@@ -71,6 +71,11 @@ class Stage(Value, frozen=True):
     times: StageTimes
 
     @property
+    def total_bytes(self) -> int:
+        """Predicted, of all its devices."""
+        return self.memory.total_bytes * self.tensor_parallel
+
+    @property
     def places(self) -> tuple[Place, ...]:
         """Of its devices, in their order."""
         return tuple((self.node, device.type, device.index) for device in self.devices)

@@ -39,7 +39,7 @@ class Role(Value, frozen=True, omit_defaults=True):
     compute_type: ComputeType
     max_model_len: int
     micro_batch: MicroBatch
-    predicted_bytes: int  # what the plan expects this role to take of its devices
+    predicted_bytes: int  # what the plan expects this role to take of each of its devices
     next: Neighbour  # the last stage's next is stage 0: sampled tokens go back to the leader
     previous: Neighbour
     prefix_caching: bool = True
@@ -49,6 +49,11 @@ class Role(Value, frozen=True, omit_defaults=True):
         0  # sequences that may run at once, since each keeps state beside its KV; 0: this model's keep none
     )
     head_format: FormatName = "dense"  # of the table that logits are made with, where the role has the head
+
+    @property
+    def total_bytes(self) -> int:
+        """Predicted, of all its devices."""
+        return self.predicted_bytes * self.tensor_parallel
 
     @property
     def watched(self) -> tuple[int, ...]:

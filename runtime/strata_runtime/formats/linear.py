@@ -17,7 +17,7 @@ from strata_runtime.formats.float8.float8 import FLOAT8
 from strata_runtime.formats.float8.float8_linear import Float8Linear
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.formats.rounded.rounded_linear import GroupLinear, channel_linear
-from strata_runtime.formats.weights import Range
+from strata_runtime.ranges import Range
 
 GROUP_HEADROOM = 4  # the zero of a group may lie so many times beyond its largest value
 COMPUTE_DTYPES: dict[ComputeType, torch.dtype] = {

@@ -15,9 +15,7 @@ from strata_runtime.formats.errors import PrecisionError
 from strata_runtime.formats.planes.planes import cut_planes, unpack_planes
 from strata_runtime.formats.quantizers import quantize_groups
 from strata_runtime.kernels import native_planes
-
-Range = tuple[int, int]  # first, behind the last
-Ranges = tuple[Range, ...]
+from strata_runtime.ranges import Range, Ranges, rows_in
 
 PLANE_BITS: dict[FormatName, tuple[int, ...]] = {"int4": (4,), "int3": (2, 1)}
 QUANTIZED_AT_A_TIME = 1 << 20  # weights: what is not yet packed stays small beside the checkpoint's own matrix
@@ -157,9 +155,7 @@ class PlanesWeight:
 
     def part(self, rows: Ranges | None, columns: Range | None) -> "PlanesWeight":
         """Of some outputs and some inputs alone; None: of all."""
-        planes, table = self.planes, self.table
-        if rows is not None:
-            planes, table = tuple(_rows(plane, rows) for plane in planes), _rows(table, rows)
+        planes, table = tuple(rows_in(plane, rows) for plane in self.planes), rows_in(self.table, rows)
         if columns is None:
             return PlanesWeight(planes, table, self.in_features)
         return PlanesWeight(cut_planes(planes, self.in_features, columns), table, columns[1] - columns[0])
@@ -172,8 +168,3 @@ class PlanesWeight:
     def dequantized(self) -> Tensor:
         """float32 [N, K]."""
         return self.dequantized_rows(0, self.out_features).float()
-
-
-def _rows(tensor: Tensor, rows: Ranges) -> Tensor:
-    parts = [tensor[slice(*each)] for each in rows]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -30,10 +30,9 @@ from strata_runtime.loading.cache_room import Claim, claimed
 from strata_runtime.loading.checkpoint import Entry, checked_header
 from strata_runtime.loading.digest import crc_of, file_sha256, header_crc, model_digest
 from strata_runtime.loading.verify import Check, at_once, never
+from strata_runtime.ranges import Range
 
 _STRIP_BYTES = 1 << 22  # of a plane, read at once where columns are cut out of it
-
-Range = tuple[int, int]
 
 
 class DamagedError(InputError):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from strata_runtime.errors import InputError
-from strata_runtime.ranks.cut import Range, Ranges
+from strata_runtime.ranges import Range, Ranges, rows_in
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -143,11 +143,7 @@ class Checkpoint:
         with FileIO(self.folder / name) as file:
             if key in self.transposed:
                 whole = _read(file, key, entry, dtype, pinned=False).mT
-                parts = [
-                    whole[_slice(each)] if columns is None else whole[_slice(each), _slice(columns)]
-                    for each in rows or (None,)
-                ]
-                return torch.cat(parts).contiguous()
+                return rows_in(whole[_columns(entry, columns)], rows).contiguous()
             if columns is None and rows is not None and len(rows) == 1:
                 return _read(file, key, entry.rows(*rows[0]), dtype, pinned=self.pinned)
             strips = _strips(entry, rows or ((0, entry.shape[0]),))

@@ -11,7 +11,8 @@ from strata_runtime.formats.gptq import PARTS, GptqCodes, GptqTensors, decode, s
 from strata_runtime.formats.gptq.codes import group_of_inputs
 from strata_runtime.formats.gptq.gptq_linear import GptqLinear
 from strata_runtime.loading.stored_linears import WEIGHT, QuantizedCheckpoint
-from strata_runtime.ranks.cut import WHOLE, LinearCut, Range
+from strata_runtime.ranges import Range
+from strata_runtime.ranks.cut import WHOLE, LinearCut
 
 
 class GptqCheckpoint(QuantizedCheckpoint):

@@ -16,7 +16,8 @@ from strata_runtime.formats.static8.activation_file import ActivationEntry, Acti
 from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import Artefact
 from strata_runtime.loading.checkpoint import Checkpoint
-from strata_runtime.ranks.cut import WHOLE, LinearCut, Range
+from strata_runtime.ranges import Range, below
+from strata_runtime.ranks.cut import WHOLE, LinearCut
 
 _CPU = torch.device("cpu")
 
@@ -65,7 +66,7 @@ class LinearSource:
         parts = [self._copy(key).read(key, bits, self._dtype, rows=rows) for rows in self._ranges(key)]
         planes = zip(*(part.planes for part in parts), strict=True)
         rows = PlanesWeight(
-            tuple(_below(each) for each in planes), _below([part.table for part in parts]), parts[0].in_features
+            tuple(below(each) for each in planes), below([part.table for part in parts]), parts[0].in_features
         )
         return self.part(key, rows, rows_done=True)
 
@@ -79,12 +80,12 @@ class LinearSource:
         """What a linear that holds the first `from_bits` planes lacks of `to_bits`. Raises as `planes`."""
         copy, columns = self._copy(key), self._cut(key).columns
         parts = [copy.missing_planes(key, from_bits, to_bits, rows=rows) for rows in self._ranges(key)]
-        planes = tuple(_below(each) for each in zip(*parts, strict=True))
+        planes = tuple(below(each) for each in zip(*parts, strict=True))
         return cut_planes(planes, copy.shape(key)[1], columns) if columns and planes else planes
 
     def table(self, key: str, bits: int) -> Tensor:
         """Centroids [N, 2^bits] in the compute type. Raises as `planes`."""
-        return _below([self._copy(key).table(key, bits, self._dtype, rows=rows) for rows in self._ranges(key)])
+        return below([self._copy(key).table(key, bits, self._dtype, rows=rows) for rows in self._ranges(key)])
 
     def activation_entry(self, key: str) -> ActivationEntry:
         """How the inputs of a linear are rounded. Raises NotCalibratedError."""
@@ -109,8 +110,3 @@ class LinearSource:
                 f"'{key}' cannot change its bits: {self.folder} has no any-precision copy; run `strata quantize {self.folder}` once"
             )
         return self.artefact
-
-
-def _below(parts: Sequence[Tensor]) -> Tensor:
-    """Rows one below the other."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -30,7 +30,7 @@ from strata_runtime.formats.linear import check_weight
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.formats.static8.activation_file import activations_of
 from strata_runtime.formats.static8.static_linear import static_linear
-from strata_runtime.formats.weights import PlanesWeight, Range
+from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.artefact import Artefact, DamagedError, find_artefact
 from strata_runtime.loading.blocked import blocked_pair, can_block, dense_linear
 from strata_runtime.loading.checkpoint import Checkpoint
@@ -47,6 +47,7 @@ from strata_runtime.loading.units import AnyUnit, ExpertUnit, Unit, units_of
 from strata_runtime.loading.verify import Beside, at_once, never
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.experts import use_padded_experts
+from strata_runtime.ranges import Range
 from strata_runtime.ranks.collectives import Collectives
 from strata_runtime.ranks.cut import WHOLE, LinearCut
 from strata_runtime.stopwatch import Stopwatch

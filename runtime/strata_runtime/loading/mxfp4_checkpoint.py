@@ -12,7 +12,7 @@ import torch
 
 from strata_runtime.errors import InputError
 from strata_runtime.loading.checkpoint import Checkpoint, TensorPlace, read_entry
-from strata_runtime.ranks.cut import Range, Ranges
+from strata_runtime.ranges import Range, Ranges
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BIAS = 127  # of the exponents

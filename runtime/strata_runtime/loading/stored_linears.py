@@ -16,7 +16,8 @@ from strata_planner.contract.quantization import BlockFloat8, ModuleQuantization
 from strata_runtime.errors import InputError
 from strata_runtime.formats import QuantLinear
 from strata_runtime.loading.checkpoint import Checkpoint, TensorPlace
-from strata_runtime.ranks.cut import WHOLE, LinearCut, Range, Ranges
+from strata_runtime.ranges import Range, Ranges
+from strata_runtime.ranks.cut import WHOLE, LinearCut
 
 CPU = torch.device("cpu")
 WEIGHT = ".weight"

@@ -46,8 +46,9 @@ from strata_runtime.model.lean_imports import SmallOnCpu, without_compiler
 from strata_runtime.model.linears import use_plain_linears
 from strata_runtime.model.llama4 import use_routed_experts
 from strata_runtime.model.padding import padded
+from strata_runtime.ranges import Ranges
 from strata_runtime.ranks.collectives import Collectives
-from strata_runtime.ranks.cut import LinearCut, Ranges
+from strata_runtime.ranks.cut import LinearCut
 
 _ANSWER_IN_TUPLES = frozenset({"bloom", "falcon"})
 # While it builds a model, transformers changes torch's default type and functions of its own for the whole process; two

@@ -18,6 +18,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats.rounded.rounded_linear import WholeRowLinear
 from strata_runtime.model.cached_heads import cached_heads
 from strata_runtime.model.fused_forwards import is_the_same
+from strata_runtime.ranges import Range, Ranges
 from strata_runtime.ranks.collectives import Collectives
 from strata_runtime.ranks.cut import (
     BY_INPUTS,
@@ -26,8 +27,6 @@ from strata_runtime.ranks.cut import (
     Cut,
     Heads,
     LinearCut,
-    Range,
-    Ranges,
     kind_of,
     share,
 )

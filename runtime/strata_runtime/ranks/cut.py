@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 from strata_planner.contract.architectures import ROUTING
 from strata_runtime.errors import InputError
-
-Range = tuple[int, int]  # first, behind the last
-Ranges = tuple[Range, ...]  # in order, without overlap
+from strata_runtime.ranges import Range, Ranges
 
 TILE = 64  # columns of an MLP that stay together: what kernels take at once, and bit-planes are padded to
 # By the last name in a linear's path, or the last two.

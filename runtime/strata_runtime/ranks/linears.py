@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from strata_runtime.ranges import Range
 from strata_runtime.ranks.collectives import Collectives
-from strata_runtime.ranks.cut import Range
 
 
 class SummedLinear(nn.Module):

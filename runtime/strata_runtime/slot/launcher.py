@@ -23,7 +23,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from typing import Any
 from strata_planner.contract.phases import Phase
 from strata_runtime.collector import freeze_imports
 from strata_runtime.file_pages import drop_file_pages
+from strata_runtime.slot.forked import end_with, exit_with
 
 PRELOADED = (
     "transformers",  # which needs no torch yet, and reads files while that is linked
@@ -38,7 +38,6 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama",
 )
 END_PATIENCE_SECONDS = 3.0
-_PR_SET_PDEATHSIG = 1
 
 
 def main(modules: Sequence[str] = ()) -> int:
@@ -113,38 +112,21 @@ def _fork(request: dict[str, Any]) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _become(request, parent)
+        exit_with(lambda: _become(request, parent))
     return pid
 
 
-def _become(request: dict[str, Any], parent: int) -> None:
+def _become(request: dict[str, Any], parent: int) -> int:
     """The child: its own log for output, an end with the parent's, then the module's `main`."""
-    code = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        end_with(parent)
-        os.setpgid(0, 0)  # Ctrl-C is the supervisor's to hear: it ends its children in order
-        _redirect(request["log"])
-        os.environ.update(request.get("environment", {}))
-        code = importlib.import_module(request["module"]).main(request["arguments"])
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:  # noqa: BLE001  the last line of defence of a process
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()  # _exit drops what is buffered
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def end_with(parent: int) -> None:
-    """A child that was forked: it ends when its parent does, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the call above
-            os._exit(1)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with(parent)
+    os.setpgid(0, 0)  # Ctrl-C is the supervisor's to hear: it ends its children in order
+    _redirect(request["log"])
+    os.environ.update(request.get("environment", {}))
+    code: int = importlib.import_module(request["module"]).main(request["arguments"])
+    return code
 
 
 def _redirect(path: str) -> None:

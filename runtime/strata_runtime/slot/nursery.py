@@ -17,13 +17,12 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strata_runtime.collector import freeze_imports
 from strata_runtime.file_pages import drop_file_pages
-from strata_runtime.slot.launcher import end_with
+from strata_runtime.slot.forked import end_with, exit_with
 
 RANK = "strata_runtime.slot.rank_process"
 PRELOADED = (RANK, "transformers.models.llama.modeling_llama")  # what every architecture shares comes with the latter
@@ -98,7 +97,7 @@ def open_at_start() -> None:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        _serve_and_end(theirs)
+        exit_with(lambda: _serve(theirs))
     _check_alone()
     theirs.close()
     _opened[:] = [Nursery(ours, lambda: os.waitpid(pid, 0))]
@@ -131,18 +130,6 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 def _import_all() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
-
-
-def _serve_and_end(control: socket.socket) -> None:
-    code = 1
-    try:
-        _serve(control)
-        code = 0
-    except BaseException:  # noqa: BLE001  the last line of defence of a process
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def _serve(control: socket.socket) -> None:
@@ -200,7 +187,7 @@ def _fork(arguments: list[str], descriptors: list[int], others: Sequence["int | 
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _become(arguments, descriptors, others, parent)
+        exit_with(lambda: _become(arguments, descriptors, others, parent))
     _check_alone()
     return pid
 
@@ -211,31 +198,23 @@ def _check_alone() -> None:
     assert threads == 1, f"a process of {threads} threads was forked: what locks they held, nobody opens in the child"
 
 
-def _become(arguments: list[str], descriptors: list[int], others: Sequence["int | socket.socket"], parent: int) -> None:
-    code = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        end_with(parent)
-        for each in (*others, descriptors[2]):
-            os.close(each if isinstance(each, int) else each.fileno())
-        own = ["--socket", str(descriptors[0]), "--segment", str(descriptors[1])]
-        code = importlib.import_module(RANK).main([*own, *arguments])
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:  # noqa: BLE001  the last line of defence of a process
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()  # _exit drops what is buffered
-        sys.stderr.flush()
-        os._exit(code)
+def _become(arguments: list[str], descriptors: list[int], others: Sequence["int | socket.socket"], parent: int) -> int:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    end_with(parent)
+    for each in (*others, descriptors[2]):
+        os.close(each if isinstance(each, int) else each.fileno())
+    own = ["--socket", str(descriptors[0]), "--segment", str(descriptors[1])]
+    code: int = importlib.import_module(RANK).main([*own, *arguments])
+    return code
 
 
 def main(arguments: Sequence[str]) -> None:
     _import_all()
     freeze_imports()
     drop_file_pages()
-    _serve_and_end(socket.socket(fileno=int(arguments[0])))
+    control = socket.socket(fileno=int(arguments[0]))
+    exit_with(lambda: _serve(control))
 
 
 if __name__ == "__main__":

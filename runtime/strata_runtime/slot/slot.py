@@ -214,8 +214,7 @@ class Slot:
         old = [loaded.role for loaded in self._running.held()]
         new = [role for role in prepare.roles if not any(same_weights(role, other) for other in old)]
         usable = sum(device.usable_bytes for role in prepare.roles for device in role.devices)
-        held = sum(role.predicted_bytes * role.tensor_parallel for role in old)  # of each of a role's devices
-        if new and held + sum(role.predicted_bytes * role.tensor_parallel for role in new) > usable:
+        if new and sum(role.total_bytes for role in (*old, *new)) > usable:
             log.info(
                 "%s: epoch %d ends now: its weights and those of the next do not fit together",
                 self._name,

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from strata_runtime.formats.errors import PrecisionError, WeightNotFiniteError
 from strata_runtime.formats.float8.float8 import E4M3, decode
+from strata_runtime.ranges import Range, Ranges
 
-Range = tuple[int, int]  # first, behind the last
-Ranges = tuple[Range, ...]
 _MAGNITUDE = 0x7F  # of e4m3: all ones are NaN
 _AGAIN = "fetch the checkpoint again"
 

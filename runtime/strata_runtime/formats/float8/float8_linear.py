@@ -7,7 +7,7 @@ from strata_planner.contract.formats import FormatName
 from strata_runtime.formats.float8.float8 import Float8Weight, quantize_float8
 from strata_runtime.formats.kernels import FLOAT8_KERNELS, select
 from strata_runtime.formats.quant_linear import QuantLinear
-from strata_runtime.formats.weights import Range
+from strata_runtime.ranges import Range
 
 
 class Float8Linear(QuantLinear):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Range = tuple[int, int]  # first, behind the last
-Ranges = tuple[Range, ...]
+from strata_runtime.ranges import Range, Ranges, rows_in
+
 VALUES_AT_A_TIME = 1 << 20
 
 
@@ -37,12 +37,9 @@ class GptqCodes:
 
     def part(self, rows: Ranges | None, columns: Range | None) -> "GptqCodes":
         """Of some outputs and some inputs alone; None: of all."""
-        count, width = self.codes.shape
-        outputs = torch.cat([torch.arange(*each) for each in rows or ((0, count),)])
-        inputs = slice(*(columns or (0, width)))
-        return GptqCodes(
-            self.bits, self.codes[outputs, inputs], self.scales[outputs], self.zeros[outputs], self.groups[inputs]
-        )
+        codes, scales, zeros = (rows_in(each, rows) for each in (self.codes, self.scales, self.zeros))
+        inputs = slice(*(columns or (0, self.in_features)))
+        return GptqCodes(self.bits, codes[:, inputs], scales, zeros, self.groups[inputs])
 
     def narrowed(self, group: int) -> "GptqCodes":
         """The same values with a scale and zero for each `group` inputs, all of which have the same ones."""

@@ -9,8 +9,9 @@ from strata_planner.contract.formats import FormatName
 from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, select
 from strata_runtime.formats.quant_linear import QuantLinear
 from strata_runtime.formats.quantizers import quantize_channels
-from strata_runtime.formats.weights import ChannelWeight, GroupWeight, Range, store_groups
+from strata_runtime.formats.weights import ChannelWeight, GroupWeight, store_groups
 from strata_runtime.kernels import native_dense
+from strata_runtime.ranges import Range
 
 
 class ChannelLinear(QuantLinear):

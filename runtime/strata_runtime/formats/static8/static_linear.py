@@ -13,7 +13,7 @@ from strata_runtime.formats.linear import check_weight
 from strata_runtime.formats.quant_linear import QuantLinear
 from strata_runtime.formats.static8.activation_file import ActivationEntry
 from strata_runtime.formats.static8.static_weight import StaticWeight, quantize_static
-from strata_runtime.formats.weights import Range
+from strata_runtime.ranges import Range
 
 
 class StaticLinear(QuantLinear):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from strata_runtime.formats import reference
 from strata_runtime.formats.quantizers import quantize_channels
-from strata_runtime.formats.weights import Range
+from strata_runtime.ranges import Range
 
 
 @dataclass(frozen=True)
