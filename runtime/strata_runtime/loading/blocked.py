@@ -49,6 +49,11 @@ class BlockedLinear(nn.Module):
             self._multiply = partial(_onednn, blocked, bias)
         self.bias = bias
 
+    @property
+    def nbytes(self) -> int:
+        """Of the weight."""
+        return self.out_features * self.in_features * torch.bfloat16.itemsize
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._multiply(inputs)
 

@@ -47,8 +47,11 @@ def add_drafts(
         model.check_format(ANY_PRECISION[wish.draft_bits])
     with torch.inference_mode():
         for layer, name in drafting:
+            linears = model.linears(layer)
+            if name == "dense" and all(model.draft(layer, key) for key in linears):
+                continue  # taken over
             made = _made_here(model, layer, cache) if name == "dense" and cache is not None else {}
-            for key, linear in model.linears(layer).items():
+            for key, linear in linears.items():
                 model.set_draft(
                     layer, key, _draft(linear, made[key]) if key in made else draft_of(model, layer, key, linear, name)
                 )

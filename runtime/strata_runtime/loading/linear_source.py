@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from strata_planner.contract.formats import ANY_PRECISION, FormatName
 from strata_runtime.errors import InputError
 from strata_runtime.formats.planes.planes import cut_planes
 from strata_runtime.formats.static8.activation_file import ActivationEntry, Activations
@@ -19,6 +20,7 @@ from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.ranges import Range, below
 from strata_runtime.ranks.cut import WHOLE, LinearCut
 
+ANY_FORMATS: frozenset[FormatName] = frozenset({*ANY_PRECISION.values(), "any4_a8"})  # read from a copy, plane by plane
 _CPU = torch.device("cpu")
 
 
@@ -34,10 +36,12 @@ class LinearSource:
         weights: Mapping[str, str],
         dtype: torch.dtype,
         cuts: Mapping[str, LinearCut],
+        activations: Activations | None = None,
     ) -> None:
+        """`activations`: of the model, where a layer is stored in w8a8_static."""
         self.artefact = artefact
         self.cuts = cuts
-        self.activations: Activations | None = None  # read where a layer is stored in w8a8_static
+        self.activations = activations
         self._checkpoint = checkpoint
         self._weights = weights
         self._dtype = dtype
@@ -45,6 +49,11 @@ class LinearSource:
     @property
     def folder(self) -> Path:
         return self._checkpoint.folder
+
+    def checksum(self, layer: int) -> str | None:
+        """Of the file that the layer's planes are read from; None where there is none."""
+        file = None if self.artefact is None else self.artefact.manifest.of_layer(layer)
+        return None if file is None else file.sha256
 
     def dense(self, key: str) -> Tensor:
         """[N, K] in the compute type. Raises InputError where the checkpoint has no such weight."""

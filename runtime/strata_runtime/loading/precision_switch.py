@@ -90,6 +90,8 @@ class Change:
         for key, draft in self.drafts.items():
             self._let_go.append(self.model.draft(self.layer, key))
             self.model.set_draft(self.layer, key, draft)
+        if self.layer in self.model.held:
+            self.model.held[self.layer].format = FORMAT_OF_BITS[self.bits]
 
     def release(self) -> None:
         """Give the memory of what was before back to the system. Steps may run."""

@@ -14,6 +14,7 @@ from strata_planner.contract.plan import NO_SPECULATION
 from strata_planner.contract.sequence_state import keeps_state
 from strata_runtime.formats.draft_linear import DraftLinear, DraftSwitch, target_of
 from strata_runtime.formats.planes.any_linear import AnyLinear
+from strata_runtime.loading.layer_store import HeldLayer, HeldOutside
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.cached_heads import cached_heads
@@ -27,6 +28,8 @@ class StageModel:
     `states`: what sequences keep in its layers without keys and values, by the layers' numbers; `keeps_state`: whether any layer of the model does.
 
     `source`: where its linears' weights lie, at any precision; None where the stage was not loaded from a folder by `load_stage`.
+
+    `held`: its layers, by number, and what it has outside of them, as another stage may take them; empty where it was loaded beside no `LayerStore`.
     """
 
     def __init__(
@@ -47,11 +50,18 @@ class StageModel:
         self.device = device
         self.layers = stage.own_layers()
         self.source = source
+        self.held: dict[int, HeldLayer] = {}
+        self.held_outside: HeldOutside | None = None
         self.speculation = NO_SPECULATION  # for which its linears have draft weights
         self._drafting = DraftSwitch()
         self._stage = stage
         self._watched = WatchedLayers(())
         self._states: list[torch.Tensor] = []  # [tokens, hidden] of each watched layer
+
+    def parts(self) -> tuple[HeldLayer | HeldOutside, ...]:
+        """All that another stage may take."""
+        outside = () if self.held_outside is None else (self.held_outside,)
+        return (*self.held.values(), *outside)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token ids [tokens] -> [tokens, hidden], where the stage embeds."""

@@ -26,7 +26,8 @@ def never(_: Check) -> None:
 
 
 class Beside:
-    """Runs checks in threads of its own, a few at a time. A context: the checks that wait at its end are done, and the first that fails is raised.
+    """Runs checks in threads of its own, a few at a time. A context: the checks that wait at its end are done, and the first that fails is raised, also where
+    the load was ended half-way: what is whole of it may be taken by the next.
 
     A check that has failed is raised at the next one, too: a load does not go on for minutes with a damaged file.
     """
@@ -47,7 +48,7 @@ class Beside:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            while kind is None and self._waiting:
+            while self._waiting:
                 self._waiting.popleft().result()
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)

@@ -297,9 +297,34 @@ class ModelSlice:
         found: nn.Module = self._list[number]
         return found
 
+    def outside(self) -> dict[str, nn.Module]:
+        """What this stage computes with outside its layers, by path: the modules there that have no others in them."""
+        named = self.module.named_modules(remove_duplicate=False)
+        apart = ((path, each) for path, each in named if not path.startswith(f"{self._list_path}."))
+        return {path: each for path, each in apart if not any(each.children()) and type(each) not in _ELSEWHERE}
+
+    def shares(self, path: str) -> bool:
+        """Whether a module outside the layers has weights that another has too, in this stage."""
+        return self._embedding and self._head and any(path in map(_module_of, pair) for pair in self._tied.items())
+
+    def put_outside(self, path: str, module: nn.Module) -> None:
+        """In the place of one of `outside`."""
+        parent, _, attribute = path.rpartition(".")
+        setattr(self.module.get_submodule(parent), attribute, module)
+
+    def lacks(self, checkpoint_key: str) -> bool:
+        """Whether the parameter that a tensor outside the layers fills has no values yet."""
+        path, _, attribute = self._own_name(checkpoint_key).rpartition(".")
+        try:
+            value = getattr(self.module.get_submodule(path), attribute, None)
+        except AttributeError:
+            return True  # it is renamed on its way
+        return isinstance(value, torch.Tensor) and value.is_meta
+
     def tie(self) -> None:
         """One table for embedding and head where both are here and the checkpoint did not bring two different ones."""
-        if not (self._embedding and self._head):
+        head = self.module.get_output_embeddings()
+        if not (self._embedding and self._head and isinstance(getattr(head, "weight", None), nn.Parameter)):
             return
         for name, source in self._tied.items():
             own, shared = self.module.get_parameter(name), self.module.get_parameter(source)
@@ -457,6 +482,13 @@ class ModelSlice:
     def _layer_of(self, name: str) -> int | None:
         number = name.removeprefix(f"{self._list_path}.").partition(".")[0]
         return int(number) if number.isdigit() else None
+
+
+_ELSEWHERE = (Outside, OutsideInTuple)
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
 def _shape(parent: nn.Module, attribute: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear
 from strata_runtime.loading import checkpoint as checkpoint_module
 from strata_runtime.loading import load_cache
 from strata_runtime.loading.blocked import BlockedLinear
-from strata_runtime.loading.load import ANY_FORMATS
+from strata_runtime.loading.linear_source import ANY_FORMATS
 from strata_runtime.model.random_model import make_random_model
 from tests.laws import swept
 from tests.runtime.loading.artefacts import dense_weights

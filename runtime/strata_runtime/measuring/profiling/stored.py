@@ -35,7 +35,7 @@ from strata_runtime.formats.static8.activation_file import ActivationEntry, Acti
 from strata_runtime.loading.artefact_writer import ArtefactWriter
 from strata_runtime.loading.checkpoint import Checkpoint
 from strata_runtime.loading.digest import model_digest
-from strata_runtime.loading.load import ANY_FORMATS
+from strata_runtime.loading.linear_source import ANY_FORMATS
 from strata_runtime.measuring.profiling.fields import depth_of
 from strata_runtime.measuring.profiling.model import make_shallow
 from strata_runtime.model.adapter import ModelSlice, read_config
