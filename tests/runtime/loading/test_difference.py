@@ -258,7 +258,7 @@ def test_parts_of_any_architecture_are_taken_over(name: str, layer_format: Forma
 @pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_embedding_and_head_come_and_go(
-    tmp_path: Path, reads: Reads, head_format: FormatName, compute_type: ComputeType, tied: bool
+    tmp_path: Path, reads: Reads, head_format: FormatName, compute_type: ComputeType, *, tied: bool
 ) -> None:
     folder = make_tiny_model(tmp_path, "llama", tie_word_embeddings=tied)
     stage: StageModel | None = None
