@@ -34,7 +34,7 @@ from strata_operator.decide.actions import (
 )
 from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.claims import unshared_claim
-from strata_operator.decide.epochs import SendToGateway, SendToSlot, highest_epoch
+from strata_operator.decide.epochs import SendToGateway, SendToSlot, going_on, highest_epoch
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import Dealing, still_free
 from strata_operator.decide.planning import with_margin
@@ -304,13 +304,16 @@ class Hands:
         number = 1 + max(highest_epoch(view.ledger, view.seen), view.highest_number, kept.taken_number)
         own = cause.spec_digest == view.spec_digest
         deployment = view.deployment if own else as_planned(view.deployment, view.newest)
-        secret, config_map = record_objects(deployment, Epoch(number, new_secret(), plan), cluster, cause)
+        epoch = Epoch(number, new_secret(), plan, going_on(plan, view.ledger, view.seen))
+        secret, config_map = record_objects(deployment, epoch, cluster, cause)
         self._dealing.deal(uid, number, claims_of(view.deployment, plan, cluster))
         try:
             if not await create_own(self._kube, view.deployment, secret):
                 log.info(
                     "the key of epoch %d exists already: an earlier attempt ended before its plan was stored", number
                 )
+                # That attempt may not have known the keys of the same replicas: all are formed anew.
+                _, config_map = record_objects(deployment, replace(epoch, formations=()), cluster, cause)
             await self._kube.create(CONFIG_MAPS, config_map)
         except AlreadyExistsError:
             kept.taken_number = number

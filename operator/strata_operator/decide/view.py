@@ -124,8 +124,9 @@ class View:
 
     @property
     def ledger(self) -> Ledger:
-        newest = self.newest
-        return Ledger(newest.epoch if newest else None, self.deployment.status.committed_epoch)
+        newest, committed = self.newest, self.deployment.status.committed_epoch
+        in_force = next((record.epoch for record in self.records if record.epoch.number == committed), None)
+        return Ledger(newest.epoch if newest else None, committed, in_force)
 
     @property
     def plan(self) -> Plan | None:

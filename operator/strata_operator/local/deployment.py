@@ -224,9 +224,10 @@ class LocalDeployment:
                     return  # one has just died: it is started again first
                 await self._pace()
                 log.info("epoch %d: %s", step.number, step.reason)
-                self._ledger = Ledger(Epoch(step.number, new_secret(), step.plan), self._ledger.committed)
+                epoch = Epoch(step.number, new_secret(), step.plan, step.formations)
+                self._ledger = self._ledger.with_newest(epoch)
             case RecordCommit(number=number):
-                self._ledger = Ledger(self._ledger.newest, number)
+                self._ledger = self._ledger.with_commit(number)
             case SendToSlot(slot=name, message=message):
                 await self._links.send(name, message)
                 if isinstance(message, Commit):

@@ -157,7 +157,7 @@ def test_a_slot_keeps_its_drafter_over_epochs_and_lets_go_of_it(shallow_llama: P
             pipeline.serve(each)
             running = pipeline.threads["s0"].slot._running
             assert running is not None
-            held.append(running.prepared.loaded[0].drafter)
+            held.append(running.roles[0].loaded.drafter)
         assert held[0] is held[1] is not None
         assert held[2] is None
 
@@ -167,7 +167,7 @@ def test_a_small_model_takes_the_bytes_that_plans_count(shallow_llama: Path, sma
         pipeline.serve(drafting(even_plan(shallow_llama, ["s0"]), small))
         running = pipeline.threads["s0"].slot._running
         assert running is not None
-        drafter, shapes = running.prepared.loaded[0].drafter, Model.from_folder(small)
+        drafter, shapes = running.roles[0].loaded.drafter, Model.from_folder(small)
         assert drafter is not None
         assert drafter.cache.bytes == 32 * draft_page_bytes(shapes, 16, "float32")
         assert isinstance(drafter.guesser, SmallModel)

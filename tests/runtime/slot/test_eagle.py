@@ -246,8 +246,8 @@ def test_slots_keep_a_head_over_epochs_and_let_go_of_it(tiny_llama: Path, head: 
             first, last = (pipeline.threads[name].slot._running for name in names)
             assert first is not None
             assert last is not None
-            held.append(first.prepared.loaded[0].drafter)
-            models.add(last.prepared.loaded[0].model)
+            held.append(first.roles[0].loaded.drafter)
+            models.add(last.roles[0].loaded.model)
         assert held[0] is held[1] is not held[2] is not None
         assert held[3] is None
         assert len(models) == 1

@@ -88,7 +88,8 @@ def test_answers_with_a_form_are_held_to_it_by_the_first_rank_alone() -> None:
 def ranks_of(pipeline: PipelineHarness, name: str) -> list[RankHandle]:
     running = pipeline.threads[name].slot._running
     assert running is not None
-    (loaded,) = running.prepared.loaded
+    (role,) = running.roles
+    loaded = role.loaded
     assert loaded.others is not None
     return loaded.others.processes
 

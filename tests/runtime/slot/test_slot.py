@@ -212,11 +212,11 @@ def test_equal_roles_keep_their_weights_over_epochs(tiny_llama: Path, expected: 
         pipeline.serve(plan)
         running = pipeline.threads["s0"].slot._running
         assert running is not None
-        weights = running.prepared.loaded[0].model
+        weights = running.roles[0].loaded.model
         leader = pipeline.serve(plan)
         running = pipeline.threads["s0"].slot._running
         assert running is not None
-        assert running.prepared.loaded[0].model is weights
+        assert running.roles[0].loaded.model is weights
         assert leader.generate([greedy("c", PROMPTS["c"], ANSWER)]) == {"c": expected["c"]}
 
 

@@ -287,7 +287,7 @@ def test_the_next_epoch_takes_over_layers_that_have_moved(model: Path, reference
 def held(pipeline: PipelineHarness) -> StageModel:
     running = pipeline.threads["s0"].slot._running
     assert running is not None
-    return running.prepared.loaded[0].model
+    return running.roles[0].loaded.model
 
 
 def test_bits_stay_while_another_epoch_is_prepared_and_move_again_when_it_was_refused(
