@@ -63,16 +63,15 @@ def epoch_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster) -> 
         "immutable": True,
         "stringData": {EPOCH_SECRET_KEY: epoch.key} | {_key_field(each.epoch): each.key for each in epoch.formations},
     }
+    formed = {str(each.replica): each.epoch for each in epoch.formations}
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(deployment, name, own_labels),
         "immutable": True,
-        "data": {PLAN_FILE: epoch.plan.encode().decode(), CLUSTER_FILE: to_json(taken).decode()},
+        "data": {PLAN_FILE: epoch.plan.encode().decode(), CLUSTER_FILE: to_json(taken).decode()}
+        | ({FORMED_FILE: json.dumps(formed)} if formed else {}),
     }
-    if epoch.formations:
-        formed = {str(each.replica): each.epoch for each in epoch.formations}
-        config_map["data"][FORMED_FILE] = json.dumps(formed)
     return secret, config_map
 
 
