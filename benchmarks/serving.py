@@ -21,7 +21,7 @@ from pathlib import Path
 from msgspec import structs
 from transformers import AutoTokenizer
 
-from benchmarks import pipeline, serving_cells, serving_peers
+from benchmarks import pipeline, serving_peers
 from benchmarks.peers.environments import SERVERS, Peer
 from benchmarks.rows import Row, run
 from benchmarks.serving_load import (
@@ -372,13 +372,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", add_help=False)
     parser.add_argument("--peers", type=_peers, default=(), metavar="NAME,NAME")
     parser.add_argument("--cells", type=_cells, default=serving_peers.CELLS, metavar="NAME,NAME")
-    parser.add_argument("--quick", action="store_true", help="beside peers: one round, a smaller large prompt")
+    parser.add_argument(
+        "--quick", action="store_true", help="beside peers: one round after the one that chooses settings"
+    )
     chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
     if not chosen.peers:
         run("serving", measure, rest)
         return
-    extent = serving_cells.QUICK if chosen.quick else serving_cells.Extent()
-    run("serving", partial(serving_peers.measure, chosen.peers, extent, chosen.cells), rest, part=True)
+    rounds = serving_peers.QUICK_ROUNDS if chosen.quick else serving_peers.ROUNDS
+    run("serving", partial(serving_peers.measure, chosen.peers, rounds, chosen.cells), rest, part=True)
 
 
 if __name__ == "__main__":

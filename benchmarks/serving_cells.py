@@ -8,10 +8,9 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from benchmarks.load.streams import Seen, stream
-from benchmarks.peers.http_servers import NAME
+from benchmarks.peers.http_servers import NAME, Serving
 from benchmarks.serving_load import (
     BESIDE,
     CHAT_LENGTH,
@@ -28,7 +27,7 @@ from benchmarks.serving_load import (
     passage,
 )
 
-FIRSTS_SECONDS = 30.0  # by which chats must have their first token
+FIRSTS_SECONDS = 60.0  # by which chats must have their first token
 SMALL_SECONDS = 45.0  # after which a small prompt counts as having waited so long
 HEAD_START_SECONDS = 0.5  # of a large prompt
 STREAM_TOKENS, BEFORE = 2000, 40
@@ -40,30 +39,19 @@ class CellError(Exception):
     """A server that refused what a cell asks."""
 
 
-@dataclass(frozen=True)
-class Extent:
-    """How much is asked."""
-
-    large: int = LARGE
-    rounds: int = 3
-
-
-QUICK = Extent(large=8000, rounds=1)
-
-
-def prefix_ttft(port: int, _: Extent) -> float:
+def prefix_ttft(server: Serving) -> float:
     """Mean seconds to the first token of requests that come together over a prefix that nobody has seen."""
     shared = drawn_prompt(PREFIX, next(_seeds))
     bodies = [body([*shared, *drawn_prompt(16, next(_seeds))], 1) for _ in range(SHARING)]
-    return statistics.mean(seen.firsts[0] for seen in _to_their_end(port, bodies))
+    return statistics.mean(seen.firsts[0] for seen in _to_their_end(server.port, bodies))
 
 
-def chat_capacity(port: int, _: Extent) -> float:
+def chat_capacity(server: Serving) -> float:
     """Chats that may take all that is left of their context: how many stream once each that gets there has its first token."""
 
     async def run() -> int:
         bodies = [body(drawn_prompt(CHAT_TOKENS, next(_seeds)), CHAT_LENGTH - CHAT_TOKENS) for _ in range(CHATS)]
-        async with _streams(port, bodies) as seen:
+        async with _streams(server.port, bodies) as seen:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRSTS_SECONDS):
                     await _until(seen, lambda: all(each.moments for each in seen))
@@ -75,13 +63,13 @@ def chat_capacity(port: int, _: Extent) -> float:
     return asyncio.run(run())
 
 
-def short_behind_long(port: int, extent: Extent) -> float:
+def short_behind_long(server: Serving) -> float:
     """Seconds to the first token of a small prompt that comes while a large one is computed."""
 
     async def run() -> float:
-        async with _streams(port, [body(drawn_prompt(extent.large, next(_seeds)), 1)]) as large:
+        async with _streams(server.port, [body(drawn_prompt(LARGE, next(_seeds)), 1)]) as large:
             await asyncio.sleep(HEAD_START_SECONDS)
-            async with _streams(port, [body(drawn_prompt(SMALL, next(_seeds)), 1)]) as small:
+            async with _streams(server.port, [body(drawn_prompt(SMALL, next(_seeds)), 1)]) as small:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(SMALL_SECONDS):
                         await _until(small, lambda: bool(small[0].moments))
@@ -91,15 +79,15 @@ def short_behind_long(port: int, extent: Extent) -> float:
     return asyncio.run(run())
 
 
-def stall(port: int, _: Extent) -> float:
+def stall(server: Serving) -> float:
     """The longest gap of running streams from when a prompt comes until its first token, seconds."""
 
     async def run() -> float:
         bodies = [body(drawn_prompt(64, next(_seeds)), STREAM_TOKENS) for _ in range(STREAMS)]
-        async with _streams(port, bodies) as seen:
+        async with _streams(server.port, bodies) as seen:
             await _until(seen, lambda: all(len(each.moments) >= BEFORE for each in seen))
             sent = time.perf_counter()
-            async with _streams(port, [body(drawn_prompt(BESIDE, next(_seeds)), 1)]) as large:
+            async with _streams(server.port, [body(drawn_prompt(BESIDE, next(_seeds)), 1)]) as large:
                 await _until([*seen, *large], lambda: bool(large[0].moments))
                 until = large[0].moments[0]
                 last = len(seen[0].moments)
@@ -111,24 +99,25 @@ def stall(port: int, _: Extent) -> float:
     return asyncio.run(run())
 
 
-def quoting(port: int, _: Extent) -> float:
+def quoting(server: Serving) -> float:
     """Tokens a second of one greedy answer that repeats what it was asked."""
-    return _tokens_per_second(port, [body(passage(0, drawn=False), answer_tokens(1))])
+    return _tokens_per_second(server.port, [body(passage(0, drawn=False), answer_tokens(1))])
 
 
-def structured(streams: int, port: int, _: Extent) -> float:
+def structured(streams: int, server: Serving) -> float:
     """Tokens a second of greedy answers that are held to a JSON schema and longer than they may be."""
-    forms = {"structured_outputs": {"json": json.loads(SCHEMA)}, "json_schema": json.loads(SCHEMA)}
+    schema = json.loads(SCHEMA)
+    form: object = {"json": schema} if server.form == "structured_outputs" else schema
     bodies = []
     for seed in range(streams):
-        asked = body(passage(seed, drawn=False), answer_tokens(streams), **forms)
+        asked = body(passage(seed, drawn=False), answer_tokens(streams), **{server.form: form})
         del asked["ignore_eos"]  # the schema has no end by then
         bodies.append(asked)
-    return _tokens_per_second(port, bodies)
+    return _tokens_per_second(server.port, bodies)
 
 
 def body(prompt: Sequence[int], answer: int, **more: object) -> dict[str, object]:
-    """As OpenAI's completions take it, and what servers add; each ignores the fields of the others."""
+    """As OpenAI's completions take it, and what servers add."""
     plain = {"model": NAME, "prompt": list(prompt), "max_tokens": answer, "temperature": 0, "stream": True}
     return {**plain, "ignore_eos": True, **more}
 

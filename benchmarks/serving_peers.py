@@ -23,21 +23,22 @@ from benchmarks.peers.environments import NotInstalledError, Peer, python_of
 from benchmarks.peers.http_servers import KINDS, Serving, Wish, served_by
 from benchmarks.peers.process import PeerError
 from benchmarks.rows import Row
-from benchmarks.serving_cells import CellError, Extent
+from benchmarks.serving_cells import CellError
 from benchmarks.serving_load import CHAT_LENGTH, CHAT_TOKENS, CHATS, HELD, POSITIONS, SHARING, TINY, make_model
 from benchmarks.truth import write_tokenizer
 from strata_planner.contract.store import cache_folder
 
 OURS = "Strata"
 DRAFTS = 4
+ROUNDS, QUICK_ROUNDS = 3, 1
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A load and what its figure is. `goal`: of ours over the peer's."""
+    """A load and what its figure is, of a server."""
 
     name: str
-    ask: Callable[[int, Extent], float]
+    ask: Callable[[Serving], float]
     unit: str
     lower_is_better: bool
 
@@ -113,11 +114,13 @@ def rows_of(measured: Sequence[Measured], peers: Sequence[Peer], cells: Sequence
     rows = []
     for cell in (cell for load in LOADS for cell in load.cells if cell.name in cells):
         found = [each for each in measured if each.cell == cell.name]
-        own = next((statistics.median(each.figures) for each in found if each.title == OURS and each.figures), None)
+        ours = [each for each in found if each.title == OURS]
+        own = next((statistics.median(each.figures) for each in ours if each.figures), None)
         for peer in peers:
             theirs = [each for each in found if each.title == peer.title]
+            absent = [f"{each.title}: {each.reason}" for each in [*ours, *theirs] if each.reason]
             medians = {each.setting: statistics.median(each.figures) for each in theirs if each.figures}
-            rows.append(_row(cell, peer, own, medians, [each.reason for each in theirs if each.reason]))
+            rows.append(_row(cell, peer, own, medians, absent))
     return rows
 
 
@@ -125,7 +128,7 @@ def _row(cell: Cell, peer: Peer, own: float | None, medians: Mapping[str, float]
     name = row_name(cell.name, peer)
     if own is None or not medians:
         unit = cell.unit if own is None else f"no peer; ours {own:.4g} {cell.unit}"
-        return Row(name, None, unit, f"{peer.title}: {reasons[0] if reasons else 'not measured'}", goal=1.0)
+        return Row(name, None, unit, reasons[0] if reasons else f"{peer.title}: not measured", goal=1.0)
     setting = cell.best(medians)
     value = medians[setting]
     told = f"{peer.title}, {setting}"
@@ -139,7 +142,7 @@ class Measuring:
     folder: Path
     pythons: Mapping[str, Path]
     peers: Sequence[Peer]
-    extent: Extent
+    rounds: int
     cells: Sequence[str]
     reasons: dict[str, str] = field(default_factory=dict)
     found: list[Measured] = field(default_factory=list)
@@ -191,28 +194,28 @@ class Measuring:
     def _cell(self, cell: Cell, servers: Sequence[Serving]) -> None:
         """The first round makes kernels and grammars, and chooses of each server's settings the one that goes on."""
         told = [Measured(each.title, cell.name, each.setting) for each in servers]
-        ports = {id(measured): server.port for measured, server in zip(told, servers, strict=True)}
-        tried = {id(each): figure for each in told if (figure := self._figure(cell, each, ports[id(each)])) is not None}
+        asked = {id(measured): server for measured, server in zip(told, servers, strict=True)}
+        tried = {id(each): figure for each in told if (figure := self._figure(cell, each, asked[id(each)])) is not None}
         left = []
         for title in dict.fromkeys(each.title for each in told):
             figures = {each.setting: tried[id(each)] for each in told if each.title == title and id(each) in tried}
             left += [each for each in told if figures and each.title == title and each.setting == cell.best(figures)]
-        for _ in range(self.extent.rounds):
+        for _ in range(self.rounds):
             for each in left:
-                figure = None if each.reason else self._figure(cell, each, ports[id(each)])
+                figure = None if each.reason else self._figure(cell, each, asked[id(each)])
                 if figure is not None:
                     each.figures.append(figure)
         self.found += [each for each in told if each in left or each.reason]
 
-    def _figure(self, cell: Cell, asked: Measured, port: int) -> float | None:
+    def _figure(self, cell: Cell, told: Measured, server: Serving) -> float | None:
         try:
-            figure = cell.ask(port, self.extent)
+            figure = cell.ask(server)
         except (CellError, OSError) as error:
-            asked.reason = str(error)
+            told.reason = str(error)
         else:
-            _say(f"  {cell.name}, {asked.title} {asked.setting}: {figure:.4g} {cell.unit}")
+            _say(f"  {cell.name}, {told.title} {told.setting}: {figure:.4g} {cell.unit}")
             return figure
-        _say(f"  {cell.name}, {asked.title} {asked.setting}: {asked.reason}")
+        _say(f"  {cell.name}, {told.title} {told.setting}: {told.reason}")
         return None
 
 
@@ -223,9 +226,9 @@ def pool_tokens(deployment: Deployment) -> int:
     return stage.kv_page_budget * plan.page_tokens
 
 
-def measure(peers: Sequence[Peer], extent: Extent, cells: Sequence[str] = CELLS) -> list[Row]:
+def measure(peers: Sequence[Peer], rounds: int, cells: Sequence[str] = CELLS) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
-        measuring = Measuring(Path(name), {}, peers, extent, cells)
+        measuring = Measuring(Path(name), {}, peers, rounds, cells)
         found: dict[str, Path] = {}
         for peer in peers:
             try:

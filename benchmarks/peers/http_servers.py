@@ -20,7 +20,7 @@ from benchmarks.slots import free_address
 NAME = "bench"
 PATIENCE_SECONDS = 240.0  # vLLM imports and compiles for most of a minute
 _KILL_SECONDS = 30.0
-_VLLM_BLOCK = 128  # tokens: what its processor backend takes by itself
+_VLLM_BLOCK = 128  # tokens: what its processor backend takes by itself; it keeps one block that it never fills
 _LOOK_SECONDS = 0.2
 
 
@@ -38,11 +38,12 @@ class Wish:
 
 @dataclass(frozen=True)
 class Serving:
-    """A server that answers. `setting`: what it was started with, of the settings that are tried."""
+    """A server that answers. `setting`: what it was started with, of those that are tried. `form`: the field that holds an answer to a schema."""
 
     title: str
     setting: str
     port: int
+    form: str = "structured_outputs"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Kind:
     settings: Callable[[Wish], Mapping[str, Sequence[str]]]
     command: Callable[[Path, Wish, int], Sequence[str]]
     environment: Callable[[Path], Mapping[str, str]]
+    form: str
 
 
 @contextmanager
@@ -65,7 +67,7 @@ def served_by(peer: Peer, python: Path, wish: Wish, setting: str, scratch: Path)
         process = subprocess.Popen(command, env={**os.environ, **own}, stdout=told, stderr=subprocess.STDOUT)
     try:
         _await_ready(process, peer.title, port, log)
-        yield Serving(peer.title, setting, port)
+        yield Serving(peer.title, setting, port, kind.form)
     finally:
         process.terminate()
         try:
@@ -105,7 +107,12 @@ def _vllm_command(python: Path, wish: Wish, port: int) -> list[str]:
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(wish.model)]
     command += ["--served-model-name", NAME, "--host", HOST, "--port", str(port), "--dtype", "bfloat16"]
     command += ["--max-model-len", str(wish.longest), "--max-num-seqs", str(wish.streams)]
-    command += ["--block-size", str(_VLLM_BLOCK), "--num-gpu-blocks-override", str(-(-wish.pool_tokens // _VLLM_BLOCK))]
+    command += [
+        "--block-size",
+        str(_VLLM_BLOCK),
+        "--num-gpu-blocks-override",
+        str(1 - (-wish.pool_tokens // _VLLM_BLOCK)),
+    ]
     command += ["--enable-prefix-caching", "--enable-chunked-prefill"]
     if wish.drafts:
         drafts = {"method": "ngram", "num_speculative_tokens": wish.drafts, "prompt_lookup_max": 4}
@@ -162,6 +169,6 @@ def _gguf(python: Path, model: Path) -> Path:
 
 
 KINDS: Mapping[str, Kind] = {
-    "vllm": Kind(_vllm_settings, _vllm_command, _vllm_environment),
-    "llama_cpp": Kind(_llama_settings, _llama_command, _llama_environment),
+    "vllm": Kind(_vllm_settings, _vllm_command, _vllm_environment, "structured_outputs"),
+    "llama_cpp": Kind(_llama_settings, _llama_command, _llama_environment, "json_schema"),
 }
