@@ -21,6 +21,7 @@ NAME = "bench"
 PATIENCE_SECONDS = 240.0  # vLLM imports and compiles for most of a minute
 _KILL_SECONDS = 30.0
 _VLLM_BLOCK = 128  # tokens: what its processor backend takes by itself; it keeps one block that it never fills
+_ONE_STEP = 1024  # tokens of a prompt
 _LOOK_SECONDS = 0.2
 
 
@@ -91,8 +92,8 @@ def _await_ready(process: subprocess.Popen[bytes], title: str, port: int, log: P
 
 
 def _vllm_settings(wish: Wish) -> Mapping[str, Sequence[str]]:
-    """Tokens of a step; with few of them a long prompt may take half, so that a short one need not wait for it."""
-    if wish.drafts:
+    """Tokens of a step, of which a long prompt may take half, so that a short one need not wait for it. Short prompts fit into any."""
+    if wish.longest <= _ONE_STEP:
         return {"2048 tokens a step": ["--max-num-batched-tokens", "2048"]}
     return {
         f"{tokens} tokens a step": [
