@@ -75,7 +75,7 @@ class PlainPool(LayerPool):
         return key, value
 
     def gather(self, pages: Tensor) -> Tensor:
-        return self._pages.index_select(2, pages).view(2, self.shape.kv_heads, -1, self.shape.head_dim)
+        return self._pages.index_select(2, pages).reshape(2, self.shape.kv_heads, -1, self.shape.head_dim)
 
 
 class RoundedPool(LayerPool):
