@@ -201,13 +201,8 @@ def log_probabilities(
     if not tokens:
         return []
     logs = logits.log_softmax(dim=-1)
-    most = min(max(counts), logs.shape[1])
-    values, likely = logs.topk(most)
-    chosen = _at(logs, _on_device([tokens], logs.device)[0].long())
+    values, likely = logs.topk(min(max(counts), logs.shape[1]))
+    chosen = _at(logs, torch.tensor(tokens, device=logs.device))
     ranks = (logs > chosen[:, None]).sum(dim=-1) + 1
-    parts = (chosen[:, None], ranks[:, None], values, likely)
-    found = torch.cat([each.double() for each in parts], dim=1).tolist()  # one transfer
-    return [
-        (own, list(zip(map(int, rest[most : most + count]), rest[:count], strict=True)), int(rank))
-        for (own, rank, *rest), count in zip(found, (min(count, most) for count in counts), strict=True)
-    ]
+    rows = zip(chosen.tolist(), likely.tolist(), values.tolist(), ranks.tolist(), counts, strict=True)
+    return [(own, list(zip(ids[:count], best[:count], strict=True)), rank) for own, ids, best, rank, count in rows]
