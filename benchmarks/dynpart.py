@@ -26,7 +26,7 @@ import msgspec
 
 from strata_planner.costs.source import Rates
 from strata_planner.partition.chain import linears_of
-from strata_planner.partition.naming import StrategyName
+from strata_planner.contract.strategies import StrategyName
 from strata_planner.partition.polynomial import Polynomial, symbol
 from strata_planner.partition.seconds import Group
 from strata_planner.partition.states import Collective

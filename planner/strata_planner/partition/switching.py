@@ -10,16 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from strata_planner.contract.strategies import MEGATRON_ONLY, StrategyName, StrategyTable
 from strata_planner.errors import ModelError, WorkloadError
 from strata_planner.partition.chain import is_gated
-from strata_planner.partition.naming import STRATEGIES, StrategyName, find_strategies
+from strata_planner.partition.naming import STRATEGIES, find_strategies
 from strata_planner.partition.seconds import Group, layer_seconds
 from strata_planner.question.model import Model
 
-# (first number of tokens, what runs from there on), ascending; the first entry is of 1 token.
-StrategyTable = tuple[tuple[int, StrategyName], ...]
-
-MEGATRON_ONLY: StrategyTable = ((1, "megatron"),)
 _PER_OCTAVE = 8  # lengths tried between n and 2 n; the switch between two of them is then found exactly
 
 
@@ -42,13 +39,6 @@ def strategy_table(
         return min(names, key=lambda name: seconds_of(name, tokens))
 
     return _switches(fastest, max_tokens)
-
-
-def strategy_for(table: StrategyTable, tokens: int, *, decoding: bool) -> StrategyName:
-    """What a step runs."""
-    if decoding:
-        return "megatron"
-    return next(name for start, name in reversed(table) if start <= max(tokens, 1))
 
 
 def model_seconds(model: Model, group: Group) -> Callable[[StrategyName, int], float]:
