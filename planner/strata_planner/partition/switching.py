@@ -21,11 +21,16 @@ _PER_OCTAVE = 8  # lengths tried between n and 2 n; the switch between two of th
 
 
 def strategy_table(
-    model: Model, group: Group, max_tokens: int, names: Sequence[StrategyName] = STRATEGIES
+    model: Model,
+    group: Group,
+    max_tokens: int,
+    names: Sequence[StrategyName] = STRATEGIES,
+    *,
+    least_gain: float = 0.0,
 ) -> StrategyTable:
     """The fastest of `names` for every prefill step of 1 to `max_tokens` tokens.
 
-    Megatron alone where layers have experts or heads that the group's degree does not divide: there is nothing to choose.
+    `least_gain`: share of Megatron's seconds by which another must be ahead of it. Megatron alone where layers have experts or heads that the group's degree does not divide: there is nothing to choose.
     """
     if max_tokens < 1:
         raise WorkloadError(f"a strategy table up to {max_tokens} tokens; at least 1 is needed")
@@ -36,7 +41,9 @@ def strategy_table(
         return MEGATRON_ONLY
 
     def fastest(tokens: int) -> StrategyName:
-        return min(names, key=lambda name: seconds_of(name, tokens))
+        best = min(names, key=lambda name: seconds_of(name, tokens))
+        ahead = seconds_of(best, tokens) <= seconds_of("megatron", tokens) * (1 - least_gain)
+        return best if ahead else "megatron"
 
     return _switches(fastest, max_tokens)
 

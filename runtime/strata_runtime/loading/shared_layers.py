@@ -63,7 +63,11 @@ def _has_more(mlp: nn.Module, linears: int) -> bool:
     """Whether an MLP has weights beside its linears, as layers of experts do."""
     held = [child for child in mlp.children() if next(child.parameters(), next(child.buffers(), None)) is not None]
     blocked = [child for child in mlp.children() if tensors_of(getattr(child, "inner", child)) is not None]
-    return len(blocked) != linears or any(child not in blocked for child in held) or bool(list(mlp.parameters(recurse=False)))
+    return (
+        len(blocked) != linears
+        or any(child not in blocked for child in held)
+        or bool(list(mlp.parameters(recurse=False)))
+    )
 
 
 class _LayerParts:
@@ -76,7 +80,10 @@ class _LayerParts:
         self._parts: Parts | None = None
 
     def __call__(self) -> Parts | None:
-        if any(target_of(getattr(parent, name)) is not self._placed.get(key) for key, (parent, name) in self._places.items()):
+        if any(
+            target_of(getattr(parent, name)) is not self._placed.get(key)
+            for key, (parent, name) in self._places.items()
+        ):
             self._forget()
             return None
         if self._parts is None:

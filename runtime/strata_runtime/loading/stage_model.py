@@ -50,7 +50,9 @@ class StageModel:
         self.layers = stage.own_layers()
         self.source = source
         self.speculation = NO_SPECULATION  # for which its linears have draft weights
-        self.switch = Switch()  # of the strategy that ranks of this stage run; where it is cut over several, and can run more than one
+        self.switch = (
+            Switch()
+        )  # of the strategy that ranks of this stage run; where it is cut over several, and can run more than one
         self._drafting = DraftSwitch()
         self._stage = stage
         self._watched = WatchedLayers(())

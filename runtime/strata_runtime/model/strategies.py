@@ -57,7 +57,7 @@ class SwitchedLayer:
     def __init__(
         self, layer: Any, attended: SummedLinear, parts: PartsNow, switch: Switch, collectives: Collectives
     ) -> None:
-        self._layer, self._attended, self._parts = layer, attended, parts
+        self._layer, self._attended, self.parts_now = layer, attended, parts
         self._switch, self._collectives = switch, collectives
         self._own: Callable[..., Tensor] = layer.forward
 
@@ -65,7 +65,7 @@ class SwitchedLayer:
         strategy = self._switch.strategy
         if strategy == "megatron" or hidden_states.shape[1] < self._collectives.ranks:
             return self._own(hidden_states, **given)
-        parts = self._parts()
+        parts = self.parts_now()
         if parts is None:
             return self._own(hidden_states, **given)
         if strategy == "projection-replicated":

@@ -24,7 +24,9 @@ from strata_runtime.ranks.collectives import RankLostError
 from strata_runtime.ranks.cut import share
 
 BUFFER_BYTES = 1 << 20  # larger tensors go in pieces
-WEIGHTS_BYTES = 1 << 40  # of addresses for what a rank shows the others of its weights: only pages that are written to are memory
+WEIGHTS_BYTES = (
+    1 << 40
+)  # of addresses for what a rank shows the others of its weights: only pages that are written to are memory
 PATIENCE_SECONDS = 10.0  # ranks are apart by far less, unless one hangs: they meet twice in every layer
 _POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14
 _LINE = 64

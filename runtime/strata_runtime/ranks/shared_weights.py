@@ -74,7 +74,9 @@ class SharedWeights:
     def _list(self, rank: int) -> dict[str, PlacedLinear]:
         if rank not in self._shown:
             (length,) = _LENGTH.unpack(bytes(self._memory.place(rank, 0, torch.uint8, (_LENGTH.size,)).tolist()))
-            told = self._memory.place(rank, _LENGTH.size, torch.uint8, (length,)).numpy().tobytes() if length else b"\x80"
+            told = (
+                self._memory.place(rank, _LENGTH.size, torch.uint8, (length,)).numpy().tobytes() if length else b"\x80"
+            )
             self._shown[rank] = msgspec.msgpack.decode(told, type=dict[str, PlacedLinear])
         return self._shown[rank]
 

@@ -69,7 +69,9 @@ def check_ranks(role: Role) -> None:
 
 def held_by_ranks() -> int:
     """Bytes, now, of the processes of all ranks that this one has started and that have loaded their parts: private ones, and weights that they share."""
-    return sum(private_bytes(process) for process in dict(_idle)) + sum(each.collectives.shared_bytes for each in tuple(_groups))
+    return sum(private_bytes(process) for process in dict(_idle)) + sum(
+        each.collectives.shared_bytes for each in tuple(_groups)
+    )
 
 
 def idle_of_ranks() -> int:

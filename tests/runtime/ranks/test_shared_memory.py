@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_runtime.ranks.collectives import RankLostError
+from strata_runtime.ranks.cut import share as share_of
 from strata_runtime.ranks.shared_memory import BUFFER_BYTES, SharedMemory
 from tests.laws import share
 from tests.runtime.ranks.together import together
@@ -49,6 +50,31 @@ def test_what_ranks_have_of_some_columns_is_put_side_by_side(widths: list[int], 
     parts = [items_of(rank, rows * width, torch.float32).view(rows, width) for rank, width in enumerate(widths)]
     found = together(len(widths), lambda collectives: collectives.gather(parts[collectives.rank], tuple(widths)))
     assert all(torch.equal(each, torch.cat(parts, dim=1)) for each in found)
+
+
+@given(
+    widths=st.lists(st.integers(1, 400), min_size=1, max_size=4),
+    rows=st.sampled_from([0, 1, 3, 7, 900]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@settings(max_examples=share(20), deadline=None)
+def test_rows_that_ranks_share_out_are_those_of_the_whole(widths: list[int], rows: int, dtype: torch.dtype) -> None:
+    ranks, width = len(widths), widths[0]
+    parts = [items_of(rank, rows * each, dtype).view(rows, each) for rank, each in enumerate(widths)]
+    alike = [items_of(10 + rank, rows * width, dtype).view(rows, width) for rank in range(ranks)]
+
+    def body(collectives: SharedMemory) -> tuple[torch.Tensor, ...]:
+        summed = alike[collectives.rank].clone()
+        collectives.all_reduce(summed)
+        scattered = collectives.reduce_scatter(alike[collectives.rank])
+        exchanged = collectives.all_to_all(parts[collectives.rank], tuple(widths))
+        return summed, collectives.gather_rows(scattered, rows), exchanged, collectives.gather_rows(exchanged, rows)
+
+    for rank, (summed, scattered, exchanged, gathered) in enumerate(together(ranks, body)):
+        first, last = share_of(rows, ranks, rank)
+        assert torch.equal(scattered, summed)
+        assert torch.equal(exchanged, torch.cat(parts, dim=1)[first:last])
+        assert torch.equal(gathered, torch.cat(parts, dim=1))
 
 
 def test_numbers_that_are_none_stay_none() -> None:

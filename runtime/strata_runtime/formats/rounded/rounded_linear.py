@@ -63,7 +63,9 @@ class PackedChannelLinear(QuantLinear):
     """Format `int8` in the layout of the native library, whose blocks the weight must fill: see `packs`."""
 
     def __init__(self, stored: ChannelWeight | native_dense.PackedWeight, bias: Tensor | None) -> None:
-        packed = stored if isinstance(stored, native_dense.PackedWeight) else native_dense.pack(stored.codes, stored.scales)
+        packed = (
+            stored if isinstance(stored, native_dense.PackedWeight) else native_dense.pack(stored.codes, stored.scales)
+        )
         super().__init__((packed.out_features, packed.in_features), "int8", bias)
         self._packed = packed
         self._product = native_dense.PackedProduct(self._packed, bias)
