@@ -180,11 +180,11 @@ class SharedMemory:
         if first < last:
             self._memory.madvise(mmap.MADV_REMOVE, _weights_begin(self.ranks, self.rank) + first, last - first)
 
-    def see(self, rank: int, end: int) -> None:
-        """This process is to have the first `end` bytes of a rank's weights in its page table: not one by one, in the middle of a step."""
+    def see(self, rank: int, begin: int, end: int) -> None:
+        """This process is to have these bytes of a rank's weights in its page table: not one by one, in the middle of a step. `begin`: of a page."""
         self._sees_weights = True
         with contextlib.suppress(OSError):  # older kernels: then it has them one by one
-            self._memory.madvise(_POPULATE_READ, _weights_begin(self.ranks, rank), end)
+            self._memory.madvise(_POPULATE_READ, _weights_begin(self.ranks, rank) + begin, end - begin)
 
     def meet(self) -> None:
         """All ranks have come here."""

@@ -87,7 +87,7 @@ class SharedWeights:
         self._memory.meet()
         for rank in range(self.ranks):
             ends = [each.begin + each.bytes for linear in self._list(rank).values() for each in linear.tensors]
-            self._memory.see(rank, max(ends, default=_LENGTH.size))
+            self._memory.see(rank, _LIST_BYTES, max(ends, default=_LIST_BYTES))
 
     def tensor(self, rank: int, placed: Placed) -> Tensor:
         return self._memory.place(rank, placed.begin, getattr(torch, placed.dtype), placed.shape)
