@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.rows import Row, run
 from benchmarks.scatter import curves_svg
+from strata_planner.contract.formats import FormatName
 from strata_planner.contract.latencies import StrategyPoint
 from strata_planner.contract.strategies import StrategyName, StrategyTable, strategy_for, told
 from strata_planner.partition.measured import measured_table
@@ -61,7 +62,8 @@ def judged(table: StrategyTable, seconds: Seconds) -> list[Row]:
 
 
 def measure(picture: Path | None) -> list[Row]:
-    spec = StageSpec(("dense",) * LAYERS, "bfloat16", LENGTHS[-1], LENGTHS[-1])
+    dense: FormatName = "dense"
+    spec = StageSpec((dense,) * LAYERS, "bfloat16", LENGTHS[-1], LENGTHS[-1])
     with ranked_stage(FIELDS, RANKS, spec, 1) as stage:
         table = measured_table(measure_strategies(stage, LENGTHS, _quiet))
         seconds = seconds_of(measure_strategies(stage, LENGTHS, _quiet))
@@ -77,7 +79,7 @@ def measure(picture: Path | None) -> list[Row]:
             name: [(tokens, taken[name] / taken["megatron"]) for tokens, taken in seconds.items()]
             for name in next(iter(seconds.values()))
         }
-        marked = {tokens: strategy_for(table, tokens, decoding=False) for tokens in seconds}
+        marked: dict[float, str] = {tokens: strategy_for(table, tokens, decoding=False) for tokens in seconds}
         picture.write_text(curves_svg(curves, marked, title, "tokens of a step"), encoding="utf-8")
     return judged(table, seconds)
 

@@ -1,15 +1,15 @@
 """Strategies of a stage of several devices: in which ways it may run a layer, and from how many tokens of a step on it runs each (DynPart, EECS-2024-108).
 
 All run from the same stored weights, so a stage changes its strategy between two steps at no cost. The planner finds and prices them (`partition`), the
-runtime runs them on processors (docs/tensor-partition.md). `all-to-all` is no strategy of the paper's: no plan predicts it, only a measurement chooses it.
+runtime runs them on processors (docs/tensor-partition.md).
 """
 
 from typing import Literal, get_args
 
 from strata_planner.contract.formats import FormatName
 
-StrategyName = Literal["megatron", "projection-replicated", "weight-gathered", "all-to-all"]
-RUN_STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
+StrategyName = Literal["megatron", "projection-replicated", "weight-gathered"]
+STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 # (first number of tokens, what runs from there on), ascending; the first entry is of 1 token.
 StrategyTable = tuple[tuple[int, StrategyName], ...]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from strata_planner.contract.latencies import StrategyPoint
 from strata_planner.contract.strategies import MEGATRON_ONLY, StrategyName, StrategyTable
 
-NOISE = 0.01  # of a measured step: who is ahead by less is not ahead
+NOISE = 0.02  # of a measured step: who is ahead by less is not ahead
 
 
 def measured_table(points: Iterable[StrategyPoint]) -> StrategyTable:

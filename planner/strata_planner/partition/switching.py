@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from strata_planner.contract.strategies import MEGATRON_ONLY, StrategyName, StrategyTable
+from strata_planner.contract.strategies import MEGATRON_ONLY, STRATEGIES, StrategyName, StrategyTable
 from strata_planner.errors import ModelError, WorkloadError
 from strata_planner.partition.chain import is_gated
-from strata_planner.partition.naming import STRATEGIES, find_strategies
+from strata_planner.partition.naming import find_strategies
 from strata_planner.partition.seconds import Group, layer_seconds
 from strata_planner.question.model import Model
 

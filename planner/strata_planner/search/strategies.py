@@ -9,7 +9,7 @@ from msgspec import structs
 
 from strata_planner.contract.latencies import LatencyProfile, StrategyPoint
 from strata_planner.contract.plan import Plan, Stage
-from strata_planner.contract.strategies import MEGATRON_ONLY, SWITCHED_FORMATS, StrategyTable, told, why_not_switched
+from strata_planner.contract.strategies import MEGATRON_ONLY, SWITCHED_FORMATS, told, why_not_switched
 from strata_planner.costs.communication import RING_SHARE
 from strata_planner.costs.fitted import FittedLatency
 from strata_planner.costs.source import Rates
@@ -72,8 +72,3 @@ def _measured(request: PlanRequest, rates: Rates, stage: Stage) -> Iterable[Stra
 def _of_stage(profile: LatencyProfile, stage: Stage) -> Iterable[StrategyPoint]:
     wanted = max(SWITCHED_FORMATS, key=stage.format.count)
     return (each for each in profile.strategies if (each.ranks, each.format) == (stage.tensor_parallel, wanted))
-
-
-def table_of(profile: LatencyProfile, ranks: int) -> StrategyTable:
-    """What a profile's points of so many ranks come to, whatever format they are of; Megatron where there are none."""
-    return measured_table([each for each in profile.strategies if each.ranks == ranks])

@@ -31,8 +31,7 @@ def placed(linear: nn.Module, weights: SharedWeights, key: str) -> nn.Module:
     found = tensors_of(linear)
     assert found is not None, key
     kind, tensors = found
-    bias = linear.bias
-    assert bias is None or isinstance(bias, Tensor)
+    bias: Tensor | None = getattr(linear, "bias", None)
     lie: list[Placed] = []
     copies: list[Tensor] = []
     for tensor in tensors:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -71,8 +72,7 @@ class SwitchedLayer:
         if strategy == "projection-replicated":
             with self._attending(partial(self._of_all_heads, parts)):
                 return self._own(hidden_states, **given)
-        project = self._scattered if strategy == "weight-gathered" else partial(self._of_own_rows, parts)
-        with self._attending(project):
+        with self._attending(self._scattered):
             return self._by_rows(parts, hidden_states, given)
 
     @contextmanager
@@ -100,20 +100,6 @@ class SwitchedLayer:
 
     def _of_all_heads(self, parts: Parts, heads: Tensor) -> Tensor:
         """[1, rows, own K] -> [1, rows, N]."""
-        widths = _widths(parts)
-        return _projected(parts, self._collectives.gather(heads[0].contiguous(), widths), widths)
-
-    def _of_own_rows(self, parts: Parts, heads: Tensor) -> Tensor:
-        """[1, rows, own K] -> [1, own rows, N]."""
-        widths = _widths(parts)
-        return _projected(parts, self._collectives.all_to_all(heads[0], widths), widths)
-
-
-def _widths(parts: Parts) -> tuple[int, ...]:
-    return tuple(int(each.in_features) for each in parts.projections)  # type: ignore[arg-type]
-
-
-def _projected(parts: Parts, heads: Tensor, widths: tuple[int, ...]) -> Tensor:
-    """[rows, K of all ranks] -> [1, rows, N]."""
-    columns = heads[None].split(list(widths), dim=-1)
-    return added([each(own) for each, own in zip(parts.projections, columns, strict=True)])
+        widths = [int(each.in_features) for each in parts.projections]  # type: ignore[arg-type]
+        columns = torch.split(self._collectives.gather(heads[0].contiguous(), tuple(widths))[None], widths, dim=-1)
+        return added([each(own) for each, own in zip(parts.projections, columns, strict=True)])

@@ -32,8 +32,5 @@ class Collectives(Protocol):
     def gather_rows(self, own: Tensor, rows: int) -> Tensor:
         """own: [own rows, N] -> [rows, N], every rank's share of the rows."""
 
-    def all_to_all(self, items: Tensor, widths: tuple[int, ...]) -> Tensor:
-        """items: [rows, widths[rank]], what each rank has computed of some columns -> [own rows, sum of widths]: all columns of this one's rows."""
-
     def end(self) -> None:
         """No rank waits for another any more, now or later. From any thread."""

@@ -126,20 +126,6 @@ class SharedMemory:
                     theirs.copy_(self._buffer(rank, own.dtype, theirs.numel()).view_as(theirs))
         return whole
 
-    def all_to_all(self, items: Tensor, widths: tuple[int, ...]) -> Tensor:
-        shares = self._shares(items.shape[0])
-        first, last = shares[self.rank]
-        own = items.new_empty(last - first, sum(widths))
-        starts = [sum(widths[:rank]) for rank in range(self.ranks)]
-        for begin, end in self._turns(shares, max(widths) * items.itemsize):
-            self._hand_out(items, shares, (begin, end))
-            mine = items[first + begin : min(first + end, last)]
-            for rank, (start, width) in enumerate(zip(starts, widths, strict=True)):
-                place = own[begin:end, start : start + width]
-                theirs = mine if rank == self.rank else self._handed(rank, place, (end - begin) * width)
-                place.copy_(theirs)
-        return own
-
     def _shares(self, rows: int) -> list[Range]:
         """Of each rank; the first one's is the largest."""
         return [share(rows, self.ranks, rank) for rank in range(self.ranks)]

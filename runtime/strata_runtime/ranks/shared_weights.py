@@ -27,7 +27,8 @@ class Placed(Value, frozen=True):
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * getattr(torch, self.dtype).itemsize
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return math.prod(self.shape) * dtype.itemsize
 
 
 class PlacedLinear(Value, frozen=True):

@@ -119,6 +119,10 @@ class OtherRanks:
     def alive(self) -> bool:
         return self._ended.alive
 
+    def end(self) -> None:
+        """Nobody has any use for them: they end now."""
+        self._ended()
+
     def wait_loaded(self, still_wanted: Callable[[], None]) -> None:
         """Raises InputError where a part could not be loaded, and whatever `still_wanted` does, which is called now and then."""
         answers = self._answers(0, still_wanted)

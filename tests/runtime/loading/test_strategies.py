@@ -12,7 +12,7 @@ from strata_planner.contract.divided import DIVIDED
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.roles import Role
 from strata_planner.contract.strategies import (
-    RUN_STRATEGIES,
+    STRATEGIES,
     SWITCHED,
     SWITCHED_FORMATS,
     StrategyName,
@@ -35,8 +35,8 @@ from tests.runtime.loading.stages import load, roles
 from tests.runtime.ranks.together import together
 
 TOLERANCE = 1e-5
-OTHERS = RUN_STRATEGIES[1:]
-CHANGING: tuple[StrategyName, ...] = ("weight-gathered", "megatron", "all-to-all", "projection-replicated")
+OTHERS = STRATEGIES[1:]
+CHANGING: tuple[StrategyName, ...] = ("weight-gathered", "megatron", "projection-replicated")
 
 
 def with_all(role: Role) -> Role:

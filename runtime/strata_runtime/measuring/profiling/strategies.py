@@ -4,7 +4,7 @@ Called by `strata profile --ranks` and by benchmarks. Ranks wait for each other,
 else runs.
 """
 
-import gc
+import logging
 import statistics
 import tempfile
 import time
@@ -21,7 +21,7 @@ from strata_planner.contract.frames import FrameHeader, Segment
 from strata_planner.contract.latencies import StrategyPoint
 from strata_planner.contract.plan import DeviceRef
 from strata_planner.contract.roles import Role
-from strata_planner.contract.strategies import RUN_STRATEGIES, SWITCHED_FORMATS, StrategyName, why_not_switched
+from strata_planner.contract.strategies import STRATEGIES, SWITCHED_FORMATS, StrategyName, why_not_switched
 from strata_runtime.errors import InputError
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.stage_model import StageModel
@@ -32,9 +32,11 @@ from strata_runtime.slot.other_ranks import OtherRanks, check_ranks
 from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.stage.executor import StageExecutor
 
+log = logging.getLogger(__name__)
+
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # tokens of a step
 LAYERS = 2
-PASSES = 3
+PASSES = 6
 MOST_SECONDS = 6.0  # of a step: longer ones are left out
 
 
@@ -46,7 +48,7 @@ class RankedStage:
         check_ranks(role)
         self._role = role
         self.ranks, self.format = role.tensor_parallel, role.format[0]
-        self._others = OtherRanks(role, model, verify=False)
+        self._others = OtherRanks(role, model, verify=True)
         options = LoadOptions(collectives=self._others.collectives)
         self._model: StageModel = load_stage(role, model, lambda *_: None, torch.device("cpu"), options)
         self._others.wait_loaded(lambda: None)
@@ -58,7 +60,7 @@ class RankedStage:
     def seconds(self, strategy: StrategyName, segments: Sequence[Segment], runs: int) -> list[float]:
         """Of a layer, in each of `runs` steps with these segments."""
         role = structs.replace(self._role, strategies=((1, strategy),))
-        self._others.begin(role, _raise)
+        self._others.begin(role, log.error)
         self._cache.reset()
         executor = StageExecutor(role, self._model, self._cache, self._others)
         tokens = torch.arange(sum(each.length for each in segments)) * 31 % executor.vocabulary
@@ -69,6 +71,10 @@ class RankedStage:
             executor.compute(header, tokens)
             taken.append((self._left - self._entered) / self._model.num_layers)
         return taken
+
+    def end(self) -> None:
+        """The other ranks end."""
+        self._others.end()
 
     def _enter(self, *_: object) -> None:
         self._entered = time.perf_counter()
@@ -100,8 +106,7 @@ def ranked_stage(
         try:
             yield stage
         finally:
-            del stage  # the ranks end with the last reference
-            gc.collect()
+            stage.end()
 
 
 def prompt(tokens: int) -> list[Segment]:
@@ -115,26 +120,31 @@ def measure_strategies(
     progress: Callable[[int, int, str], None],
     *,
     passes: int = PASSES,
-    strategies: Sequence[StrategyName] = RUN_STRATEGIES,
+    strategies: Sequence[StrategyName] = STRATEGIES,
 ) -> list[StrategyPoint]:
-    """The median of a few steps of each strategy at each length, strategies in turn, so that a busy moment does not meet one alone."""
+    """What the quicker steps of each strategy take at each length, strategies in turn, so that a busy moment does not meet one alone."""
     points: list[StrategyPoint] = []
     for place, tokens in enumerate(lengths):
         taken: dict[StrategyName, list[float]] = {each: [] for each in strategies}
         for number in range(passes):
             for each in strategies:
                 runs = stage.seconds(each, prompt(tokens), 1 + _few(taken[each]))
-                taken[each] += runs[1:] if not number and len(runs) > 1 else runs
-        points += [StrategyPoint(stage.ranks, stage.format, each, tokens, statistics.median(taken[each])) for each in strategies]
+                taken[each] += runs if number else runs[1:]
+        points += [StrategyPoint(stage.ranks, stage.format, each, tokens, quick(taken[each])) for each in strategies]
         progress(place + 1, len(lengths), f"strategies of {tokens} tokens")
         if max(point.layer_seconds for point in points) * LAYERS * 2 > MOST_SECONDS:
             break
     return points
 
 
+def quick(taken: Sequence[float]) -> float:
+    """The mean of the quicker third: whoever interrupts one rank holds up all, and never speeds one up."""
+    return statistics.fmean(sorted(taken)[: -(-len(taken) // 3)])
+
+
 def _few(taken: Sequence[float]) -> int:
     """Steps beside the first one: several of short ones."""
-    return 2 if not taken else int(min(20, 0.05 / min(taken)))
+    return int(min(12, 0.1 / min(taken))) if taken else 1
 
 
 def lengths_of(fields: Mapping[str, Any], *, quick: bool) -> tuple[int, ...]:
@@ -149,7 +159,3 @@ def switched_format(formats: Sequence[FormatName]) -> FormatName:
     if found is None:
         raise InputError(f"--ranks measures layers in {' or '.join(SWITCHED_FORMATS)}: give one of them in --formats")
     return found
-
-
-def _raise(reason: str) -> None:
-    raise InputError(reason)
