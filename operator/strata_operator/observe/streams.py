@@ -68,8 +68,8 @@ class HttpStreams:
 
     def _credentials(self) -> dict[str, str]:
         """Asked for every connection: the token of a pod's service account is replaced within the hour."""
-        token = self._configuration.get_api_key_with_prefix("authorization")
-        return {"Authorization": token} if token else {}
+        settings = self._configuration.auth_settings().values()
+        return {str(each["key"]): str(each["value"]) for each in settings if each["in"] == "header" and each["value"]}
 
     def _tls(self) -> ssl.SSLContext | bool:
         configuration = self._configuration

@@ -165,3 +165,19 @@ def test_a_list_ends_what_it_does_not_name_but_not_what_was_written_since() -> N
     assert set(stock.nodes) == {"there", "new"}
     stock.hear(NODES, node("gone", 10))
     assert set(stock.nodes) == {"there", "new", "gone"}
+
+
+def test_the_loss_of_a_node_moves_those_alone_that_may_use_it() -> None:
+    stock = Stock()
+    inventories = Inventories(stock, OPTIONS)
+
+    def say(version: int, *, ready: bool) -> None:
+        node = a_node("a").with_gpus("Tesla-T4", 1)
+        thing = (node if ready else node.not_ready()).build()
+        stock.hear(NODES, {**thing, "metadata": {**thing["metadata"], "resourceVersion": str(version)}})
+
+    say(1, ready=True)
+    before = [inventories.of(each, DeviceLedger()) for each in DEPLOYMENTS]
+    say(2, ready=False)
+    after = [inventories.of(each, DeviceLedger()) for each in DEPLOYMENTS]
+    assert [one is other for one, other in zip(before, after, strict=True)] == [False, False, True, True]

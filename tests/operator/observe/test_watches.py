@@ -354,16 +354,21 @@ async def test_refusals_and_silence_are_told_apart() -> None:
     assert type((await heard("http://127.0.0.1:1"))[1]) is NotReadyError
 
 
-async def test_the_token_is_asked_for_with_every_connection() -> None:
+@pytest.mark.parametrize("name", ["BearerToken", "authorization"])  # as releases of the client call it
+async def test_the_token_is_asked_for_with_every_connection(name: str) -> None:
     tokens = iter(["first", "second"])
     configuration = kubernetes.client.Configuration()
 
     def refresh(of: kubernetes.client.Configuration) -> None:
-        of.api_key = {"authorization": f"Bearer {next(tokens)}"}
+        of.api_key = {name: f"Bearer {next(tokens)}"}
 
+    configuration.api_key = {name: "Bearer none"}
     configuration.refresh_api_key_hook = refresh
     streams = HttpStreams(configuration)
-    assert [streams._credentials()["Authorization"] for _ in range(2)] == ["Bearer first", "Bearer second"]
+    assert [streams._credentials() for _ in range(2)] == [
+        {"authorization": "Bearer first"},
+        {"authorization": "Bearer second"},
+    ]
 
 
 def test_what_everybody_has_is_followed_too() -> None:
