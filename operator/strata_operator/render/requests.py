@@ -6,6 +6,7 @@ Called by inventory and render. Pure, over plain Kubernetes objects. Knows no de
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from strata_operator.errors import InvalidInputError
@@ -39,6 +40,7 @@ _SUFFIXES = {
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]+)|([numkMGTPE]|[KMGTPE]i)?)")
 
 
+@lru_cache(maxsize=4096)  # a cluster's pods ask for few different amounts
 def parse_quantity(quantity: str | float) -> Decimal:
     """`100m`, `1Gi`, `1e3`, 2 -> a number in base units. Raises InvalidInputError."""
     match = _QUANTITY.fullmatch(str(quantity))
