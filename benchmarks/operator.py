@@ -3,9 +3,6 @@
 `python -m benchmarks.operator [--json FILE] [--sizes 100/3000/10,1000/30000/100]`, a minute. The stock is filled from the bytes that an API
 server's pages would have; the peer of every look is what a look did before there was a stock: `take_inventory` over all objects, for each
 deployment anew (of as many deployments as `--sampled`, times their number). Where no API server runs, neither do the look's writes and plans.
-
-`--testbed` runs `strata operator` itself on the control plane of the test bed (scripts/build-cluster-tools), over the same objects: without
-kubelets, so that no slot ever serves. See `benchmarks.operator_testbed`.
 """
 
 import argparse
@@ -159,13 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operator", description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=sizes_of, default=SIZES, help="nodes/pods/deployments, by commas")
     parser.add_argument("--sampled", type=int, default=1, help="deployments that the peer is measured for")
-    parser.add_argument("--testbed", action="store_true", help="the operator itself on a real control plane")
     chosen, rest = parser.parse_known_args()
-    if chosen.testbed:
-        from benchmarks.operator_testbed import measured_on_testbed  # noqa: PLC0415  needs the test bed's tools
-
-        run("operator", lambda: measured_on_testbed(chosen.sizes[-1]), rest, part=True)
-        return
     measure = lambda: [row for size in chosen.sizes for row in rows_of(size, looks_at(size, chosen.sampled))]  # noqa: E731
     run("operator", measure, rest, part=True)
 
