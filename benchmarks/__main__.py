@@ -30,6 +30,7 @@ BENCHMARKS = (
     "partition",
     "communication",
     "published",
+    "operator",
     "hostile",
     "soak",
 )
