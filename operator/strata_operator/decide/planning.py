@@ -245,9 +245,8 @@ def corrected(deployment: LLMDeployment, cluster: Cluster) -> Cluster:
             if excluded
             else "the cluster has no nodes; describe at least one with its devices"
         )
-    links = tuple(link for link in cluster.links if not excluded & {link.source, link.target})
     overrides = deployment.spec.planning.overrides
-    return msgspec.structs.replace(cluster, nodes=nodes, links=links).with_overrides(
+    return cluster.restricted_to({node.name for node in nodes}).with_overrides(
         memory_margin_bytes=overrides.memory_margin_bytes,
         usable_memory_fraction=overrides.usable_memory_fraction,
         link_gbps=overrides.link_gbps,

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import combinations
 from typing import Any, Self
 
 import msgspec
@@ -35,7 +34,7 @@ from strata_operator.render.slots import (
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.values import ContractError, Value, from_builtins, to_json
 from strata_planner.question.catalogue import catalogue
-from strata_planner.question.cluster import Cluster, Device, Link, LinkRate, Node
+from strata_planner.question.cluster import Cluster, Device, Link, LinkRate, Node, ZoneLinks
 from strata_planner.question.nodes import problems_of_device, problems_of_rate
 from strata_planner.question.reading import load_yaml, problems_in
 
@@ -65,6 +64,11 @@ class LinkTable(Value, frozen=True):
     between_zones: LinkRate = LinkRate(gbps=5.0, latency_ms=2.0)
     between_regions: LinkRate = LinkRate(gbps=0.5, latency_ms=90.0)
     named: tuple[Link, ...] = ()
+
+    @property
+    def between(self) -> ZoneLinks:
+        """All but what joins nodes of one zone."""
+        return ZoneLinks(self.between_zones, self.between_regions, self.named)
 
     def problems(self) -> Iterator[str]:
         """Rates that no link has, as sentences."""
@@ -140,9 +144,9 @@ def take_inventory(
             found.append(Node(name, tuple(devices), labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")))
     cluster = Cluster(
         nodes=tuple(found),
-        links=tuple(_links(found, options.links)),
         default_link=options.links.within_zone,
         profiles=dict(options.profiles),
+        zone_links=options.links.between,
     )
     return Inventory(cluster, tuple(refused))
 
@@ -338,25 +342,3 @@ def _own_slot_pods(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]])
         if running and is_pod_of(deployment, pod) and pod_label(pod, COMPONENT_LABEL) == SLOT:
             own.setdefault(pod.get("spec", {}).get("nodeName", ""), []).append(pod)
     return own
-
-
-def _links(nodes: Sequence[Node], table: LinkTable) -> Iterable[Link]:
-    """Links that differ from the default: between nodes whose topology labels differ."""
-    named = {direction: link.rate for link in table.named for direction in link.directions}
-    for one, other in combinations(nodes, 2):
-        there, back = _rate(one, other, table, named), _rate(other, one, table, named)
-        if there == back != table.within_zone:
-            yield Link(one.name, other.name, there.gbps, there.latency_ms)
-        elif there != back:
-            yield Link(one.name, other.name, there.gbps, there.latency_ms, one_way=True)
-            yield Link(other.name, one.name, back.gbps, back.latency_ms, one_way=True)
-
-
-def _rate(one: Node, other: Node, table: LinkTable, named: Mapping[tuple[str, str], LinkRate]) -> LinkRate:
-    """From the one node to the other."""
-    for pair in ((one.zone, other.zone), (one.region, other.region)):
-        if all(pair) and pair in named:
-            return named[pair]
-    if one.region and other.region and one.region != other.region:
-        return table.between_regions
-    return table.between_zones if one.zone and other.zone and one.zone != other.zone else table.within_zone

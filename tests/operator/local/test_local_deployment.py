@@ -207,6 +207,7 @@ def test_free_ports_are_consecutive_and_free() -> None:
             held.enter_context(socket.create_server(("127.0.0.1", port)))
 
 
+@pytest.mark.slow
 async def test_a_slot_may_be_killed_any_number_of_times_once_it_has_served(tmp_path: Path) -> None:
     async with running(tmp_path) as deployment:
         for _ in range(6):

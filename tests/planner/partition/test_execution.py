@@ -73,6 +73,7 @@ def test_everything_on_the_front_is_the_whole_layer(gated: bool) -> None:  # noq
             _same(strategy, case, strategy.layout, residuals=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residuals", [False, True])
 @pytest.mark.parametrize("gated", swept([False, True], [True]))
 def test_sequences_off_the_front_are_the_whole_layer_too(*, gated: bool, residuals: bool) -> None:

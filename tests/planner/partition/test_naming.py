@@ -8,6 +8,7 @@ from strata_planner.partition.states import CS, RS, R, Volume
 from tests.laws import swept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convention", Volume)
 @pytest.mark.parametrize("gated", swept([False, True], [True]))
 def test_all_three_are_on_the_front(convention: Volume, *, gated: bool) -> None:

@@ -101,6 +101,7 @@ def test_what_was_refused_is_not_gone_on_from(shallow_llama: Path) -> None:
         assert accepted == drafted == 40 * TOKENS / (TOKENS + 1)
 
 
+@pytest.mark.slow
 def test_a_replay_and_an_abort_in_the_midst_of_others(shallow_llama: Path, small: Path) -> None:
     with PipelineHarness(["s0", "s1"]) as pipeline:
         plan = even_plan(shallow_llama, ["s0", "s1"])
@@ -119,6 +120,7 @@ def test_a_replay_and_an_abort_in_the_midst_of_others(shallow_llama: Path, small
             assert got[each.request] + rest[each.request] == expected[each.request]
 
 
+@pytest.mark.slow
 def test_where_the_small_model_fails_steps_go_on(
     shallow_llama: Path, small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

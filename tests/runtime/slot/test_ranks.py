@@ -266,6 +266,7 @@ def test_a_layer_that_cannot_be_read_keeps_its_bits_on_all_ranks(movable: Path, 
         assert moved == pipeline.serve(any_plan(movable, formats)).generate(penalized())
 
 
+@pytest.mark.slow
 def test_a_stage_of_ranks_hands_on_what_a_head_reads(tiny_llama: Path, tmp_path: Path) -> None:
     head, names, several = make_head(tmp_path, tiny_llama), ["s0", "s1"], penalized(4, 20)
     with PipelineHarness(names) as pipeline:

@@ -305,6 +305,7 @@ def test_a_refused_frame_ends_its_epoch_and_not_the_slot(
     assert [pipeline.slots[name].ask(GetStatus()).failure for name in NAMES] == ["", ""]
 
 
+@pytest.mark.slow
 def test_a_message_above_every_bound_ends_nothing_but_its_connection(
     tiny_llama: Path, pipeline: PipelineHarness
 ) -> None:

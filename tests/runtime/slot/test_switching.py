@@ -94,6 +94,7 @@ def reference(model: Path) -> Reference:
     return Reference(model)
 
 
+@pytest.mark.slow
 def test_bits_move_while_tokens_are_drafted(model: Path, reference: Reference) -> None:
     """Down below the drafts' bits, up again and to 16: what is asked then has the text of the weights that are there, whatever drafts it."""
     names = ["s0", "s1"]
