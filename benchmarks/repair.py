@@ -1,6 +1,6 @@
 """Repairs of lost nodes: milliseconds, what is kept beside a fresh plan, and the takeover of a 70B model term by term.
 
-`python -m benchmarks.repair [--json FILE] [--losses 50] [--seconds 4]`. Mixed fleets of several types that serve Llama 3.1 70B; every rate is
+`python -m benchmarks.repair [--json FILE] [--losses 50] [--seconds 4] [--no-fresh]`. Mixed fleets of several types that serve Llama 3.1 70B; every rate is
 **predicted** (rooflines over datasheets), the milliseconds of repairs are measured here, each in a fresh request, the best of three. The gap is
 of the repair to a plan from scratch with the running one as a hint, searched for `--seconds`. The takeover is computed: bytes and layers of the
 repair, times measured load and switch rates (docs/benchmarks.md); this machine has none of its devices.
@@ -98,13 +98,15 @@ def timed(request: PlanRequest, running: Plan) -> tuple[Repair | None, float]:
 
 def losses_of(request: PlanRequest, running: Plan, count: int, *, fresh: bool) -> list[Loss]:
     draw, used = random.Random(SEED), sorted({stage.node for stage in running.stages})
-    found: list[Loss] = []
+    found, values = list[Loss](), dict[str, float]()
     for node in (draw.choice(used) for _ in range(count)):
         after = without(request, node)
         mended, milliseconds = timed(after, running)
         gap = None
         if fresh and mended is not None:
-            gap = mended.loss_against(value_of_plan(after, make_plan(after, (running,)).plan))
+            if node not in values:
+                values[node] = value_of_plan(after, make_plan(after, (running,)).plan)
+            gap = mended.loss_against(values[node])
         found.append(Loss(node, milliseconds, mended, gap))
     return found
 
@@ -201,12 +203,12 @@ def takeovers(console: Console, seconds: float) -> list[Row]:
     return [row]
 
 
-def measure(losses: int, seconds: float) -> list[Row]:
+def measure(losses: int, seconds: float, *, fresh: bool) -> list[Row]:
     console, rows = Console(width=150), list[Row]()
     for size, types, replicas in ((8, EIGHT, 1), (64, SIXTY_FOUR, None)):
         request = request_on(cluster_of(types), 2 * size, seconds, replicas)
         running = make_plan(replace(request, min_stages=4)).plan
-        found = losses_of(replace(request, min_stages=1), running, losses, fresh=True)
+        found = losses_of(replace(request, min_stages=1), running, losses, fresh=fresh)
         console.print(shown(f"{size} devices", running, found))
         rows += rows_of(size, found)
     return rows + takeovers(console, seconds)
@@ -216,9 +218,14 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.repair", description=__doc__)
     parser.add_argument("--losses", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each search")
+    parser.add_argument("--no-fresh", action="store_true", help="only the repairs: no plan is searched for beside them")
     parser.add_argument("--json")
     given = parser.parse_args(arguments)
-    run("repair", lambda: measure(given.losses, given.seconds), ["--json", given.json] if given.json else [])
+    run(
+        "repair",
+        lambda: measure(given.losses, given.seconds, fresh=not given.no_fresh),
+        ["--json", given.json] if given.json else [],
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from strata_operator.decide.planning import compute_type_for, corrected, takeove
 from strata_operator.errors import InvalidInputError
 from strata_planner.answer.compared import Compared, Told, compared
 from strata_planner.answer.front import Width, front
-from strata_planner.answer.losses import LossTold, losses_table, told_of_losses
 from strata_planner.answer.next_device import THOROUGH, Offer, Ranked, next_device
 from strata_planner.answer.studies import front_table, next_device_table, what_if_table
 from strata_planner.answer.what_if import what_if
@@ -27,6 +26,7 @@ from strata_planner.question.catalogue import CPU, catalogue
 from strata_planner.question.changes import Change, changed, parse_change, parse_prices, priced
 from strata_planner.question.cluster import Cluster
 from strata_planner.question.request import PlanRequest
+from strata_planner.replan.losses import LossTold, losses_table, told_of_losses
 from strata_planner.search.metric import value_of_plan
 
 S = TypeVar("S")
@@ -128,7 +128,7 @@ class Studies:
             with _bar("next device", len(self._offers) + min(len(self._offers), 2 * THOROUGH)) as told:
                 best, ranked = next_device(self.request, best, self._offers, told)
         base = compared(AS_IT_IS, self.request, best, value_of_plan(self.request, best))
-        asked = [(request, row) for (_, request), row in zip(self._variants, rows, strict=True)]
+        asked = [(name, asked, row.value) for (name, asked), row in zip(self._variants, rows, strict=True)]
         lost = told_of_losses(best, asked, takeover_of(self._question.deployment))
         return Found(best, base, tuple(rows), lost, tuple(ranked), tuple(widths))
 

@@ -225,7 +225,7 @@ class _Mending:
             for group in groups
         ]
         bits = [stage.bits for stage in replica.stages]
-        return (replica.concurrency, replica.micro_batch, *map(tuple, (devices, links, inner, bits)))
+        return replica.concurrency, replica.micro_batch, tuple(devices), tuple(links), tuple(inner), tuple(bits)
 
     def _predicted(self, replica: Replica) -> Prediction:
         solved = whole_replica(with_concurrency(self._request, replica.concurrency), replica)

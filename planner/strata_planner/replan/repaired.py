@@ -20,7 +20,7 @@ from strata_planner.search.exact.candidates import Candidate, Pricer
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.phases import Pair
 from strata_planner.search.exact.problem import Problem, Solution, SolutionStatus, StopReason
-from strata_planner.search.layouts.stages import with_concurrency
+from strata_planner.search.layouts.stages import LEAST_CHUNK, with_concurrency
 from strata_planner.search.metric import Metric
 from strata_planner.search.prediction import predict
 
@@ -118,7 +118,9 @@ class _Widths:
         order = tuple(group for each in groups for group in each)
         own, begin = self._own(placement, groups), self._begin(placement, groups)
         fits, short = list[_Fit](), list[Short]()
-        for pair in self._pairs(len(order)):
+        for pair, is_last_resort in self._pairs(len(order)):
+            if fits and is_last_resort:
+                break
             candidate = Candidate(order, pair)
             problem = pricer.problem(candidate)
             spans = Spans(problem, self.units.run, begin)
@@ -152,13 +154,19 @@ class _Widths:
             for first, mine in zip(placed.firsts(), placed.stages, strict=True)
         )
 
-    def _pairs(self, stages: int) -> Iterator[Pair]:
-        """The replica's own micro-batches, as many sequences as there are; and larger ones, where fewer stages are to hold them all."""
+    def _pairs(self, stages: int) -> Iterator[tuple[Pair, bool]]:
+        """The replica's own micro-batches, as many sequences as there are; larger ones, where fewer stages are to hold them all; and, if neither
+        fits, small chunks of prompts, whose steps take little memory.
+        """
         batch, most = self._replica.micro_batch, self._pricer.request.workload.concurrency
         chunk, count = batch.max_step_tokens - batch.decode, batch.count if batch.count < stages else 0
         own = Pair(min(batch.prefill, most), min(batch.decode, most), chunk, count)
         even = -(-most // (count or stages))
-        yield from dict.fromkeys((own, replace(own, decode=max(own.decode, even))))
+        whole = dict.fromkeys((own, replace(own, decode=max(own.decode, even))))
+        yield from ((pair, False) for pair in whole)
+        small = replace(own, prefill=1, chunk=min(chunk, LEAST_CHUNK))
+        if small not in whole:
+            yield small, True
 
     def _own(self, placement: Placement, groups: Groups) -> list[Range]:
         """Of each stage there is, the units that it has; none for one that is new."""

@@ -178,20 +178,6 @@ def test_names_of_nodes_have_no_part_in_a_repair(loss: tuple[Plan, PlanRequest, 
             assert (another.node, another.layers, another.bits) == (new[one.node], one.layers, one.bits)
 
 
-@laws
-@given(losses())
-def test_a_repair_says_how_much_worse_than_a_proven_plan_it_is(loss: tuple[Plan, PlanRequest, Takeover]) -> None:
-    """Of a plan that was the best on more devices no plan on fewer is better: what the repair keeps of it is the bound that it states."""
-    running, request, wishes = loss
-    assume(request.solver == "pipeline")
-    request = replace(request, time_limit_seconds=30.0)
-    mended = found(request, running, wishes)
-    assume(isinstance(mended, Repair))
-    assert isinstance(mended, Repair)
-    fresh = value_of_plan(request, make_plan(request).plan)
-    assert mended.loss_against(fresh) <= mended.loss_against(mended.value_before) + 1e-6
-
-
 def three_stages(memory: float = 1.6, **changes: Any) -> tuple[Plan, PlanRequest]:
     """Six layers on three cards, two each; on cards of 2 MiB they fit two at 16 bits too."""
     wished = {"min_stages": 3, "max_replicas": 1, "solver": "pipeline"} | changes | {"allowed_bits": (16,)}
@@ -312,22 +298,24 @@ def test_an_idle_device_takes_a_lost_ones_place_where_survivors_alone_are_far_sl
 
 
 def test_stages_further_off_give_way_where_neighbours_have_no_room() -> None:
-    request = a_request(
-        a_cluster(4, 1.6, 1.6, 1.6), min_stages=4, allowed_bits=(8,), solver="pipeline", workload=Workload(32, 16, 1)
-    )
+    wished = {"min_stages": 4, "allowed_bits": (8,), "solver": "pipeline", "workload": Workload(32, 16, 1)}
+    request = a_request(a_cluster(4, 1.05, 1.05, 1.05), **wished)
     running = make_plan(request).plan
-    order = [stage.node for stage in running.stages]
-    far = order.index("a")
-    lost = order[3] if far == 0 else order[0]
-    mended = repair(left(replace(request, min_stages=1), {lost}), running)
-    assert mended.kind in {"neighbours", "reshuffle"}
-    if abs(order.index(lost) - far) > 1:
-        assert mended.kind == "reshuffle"
+    assert [(stage.node, stage.layers) for stage in running.stages] == [
+        ("a", (0, 0)),
+        ("b", (1, 1)),
+        ("c", (2, 3)),
+        ("d", (4, 5)),
+    ]
+    mended = repair(left(replace(request, min_stages=1), {"d"}), running)
+    assert mended.kind == "reshuffle"
+    assert [stage.node for stage in mended.plan.stages] == ["a", "b", "c"]
+    assert mended.movement.moved_layers == 4
 
 
 def test_a_group_that_lost_one_of_its_devices_is_a_lost_stage() -> None:
     model = a_model(num_attention_heads=4, num_key_value_heads=4)
-    cluster = a_cluster(3, 3)
+    cluster = a_cluster(2, 2)
     nodes = tuple(
         msgspec.structs.replace(node, devices=(msgspec.structs.replace(node.devices[0], count=2),))
         for node in cluster.nodes
@@ -355,9 +343,6 @@ def test_a_group_that_lost_one_of_its_devices_is_a_lost_stage() -> None:
     mended = repair(fewer, running)
     assert mended.lost == (lost.places[1],)
     assert [stage.places for stage in mended.plan.stages] == [kept.places]
-    with_singles = repair(replace(fewer, tensor_parallel=(1, 2)), running, Takeover(exact=True))
-    assert with_singles.kind == "spareDevices"
-    assert [stage.places for stage in with_singles.plan.stages] == [lost.places[:1], kept.places]
 
 
 def test_what_cannot_be_repaired_says_why() -> None:
@@ -393,3 +378,14 @@ def test_fewer_sequences_run_where_their_keys_and_values_have_no_room() -> None:
     mended = repair(left(replace(request, min_stages=1), {running.stages[0].node}), running)
     assert mended.kind == "fewerSequences"
     assert 0 < mended.plan.replicas[0].concurrency < running.replicas[0].concurrency
+
+
+def test_a_repair_says_how_much_worse_than_a_proven_plan_it_is() -> None:
+    """Of a plan that was the best on more devices no plan on fewer is better: what the repair keeps of it is the bound that it states."""
+    running, request = three_stages(memory=3.0, allowed_bits=(8, 16))
+    for node in ("a", "b", "c"):
+        after = left(request, {node})
+        mended = repair(after, running)
+        fresh = value_of_plan(after, make_plan(after).plan)
+        assert mended.loss_against(fresh) <= mended.loss_against(mended.value_before) + 1e-9
+        assert mended.note.kept_share == pytest.approx(1 - mended.loss_against(mended.value_before), abs=1e-4)

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.table import Table
 
-from strata_planner.answer.compared import Compared
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import PlannerError
 from strata_planner.question.request import PlanRequest
@@ -59,20 +58,25 @@ class LossTold:
         }
 
 
-def told_of_losses(plan: Plan, asked: Sequence[tuple[PlanRequest, Compared]], wishes: Takeover) -> tuple[LossTold, ...]:
+Asked = tuple[
+    str, PlanRequest, float | None
+]  # a change's name, the question without its devices, the value of a plan made for that
+
+
+def told_of_losses(plan: Plan, asked: Sequence[Asked], wishes: Takeover) -> tuple[LossTold, ...]:
     """Of the changes that take away devices of the plan."""
     found: list[LossTold] = []
-    for request, fresh in asked:
+    for name, request, fresh in asked:
         there = {device.place for device in request.cluster.accelerators()}
         if plan.places <= there:
             continue
         try:
             mended = repair(request, plan, wishes)
         except PlannerError as error:
-            found.append(LossTold(fresh.name, plan, None, fresh.value, "-", str(error)))
+            found.append(LossTold(name, plan, None, fresh, "-", str(error)))
         else:
             said = Metric.for_request(request).said(mended.value).partition(", ")[0]
-            found.append(LossTold(fresh.name, plan, mended, fresh.value, said))
+            found.append(LossTold(name, plan, mended, fresh, said))
     return tuple(found)
 
 
