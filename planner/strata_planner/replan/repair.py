@@ -228,7 +228,7 @@ class _Mending:
         return replica.concurrency, replica.micro_batch, tuple(devices), tuple(links), tuple(inner), tuple(bits)
 
     def _predicted(self, replica: Replica) -> Prediction:
-        solved = whole_replica(with_concurrency(self._request, replica.concurrency), replica)
+        solved = whole_replica(with_concurrency(self._request, replica.concurrency), replica, grouped=False)
         if solved is None:
             raise InfeasibleError(
                 [f"replica {replica.replica} lost nothing and does not fit its devices any more: it is planned anew"]
@@ -237,11 +237,6 @@ class _Mending:
 
     def _mended(self, replica: Replica) -> Plan | None:
         repairing = Repairing(self._request, replica, self._wishes.fewest_bits)
-        if not repairing.is_aligned:
-            self._reasons.append(
-                f"replica {replica.replica} parts layers that this release decides together: it is planned anew"
-            )
-            return None
         groups = self._groups[replica.replica]
         filled = with_spares(self._request, replica, groups, frozenset(self._taken))
         nearest: Short | None = None

@@ -3,7 +3,7 @@
 Called by `repair`, which knows the whole plan. Nothing is searched: a few micro-batches are tried, each with the borders that `borders` finds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from strata_planner.contract.formats import ANY_PRECISION
@@ -70,11 +70,6 @@ class Repairing:
         self._all = tuple(bits for bits in request.bits if bits in used or fewest_bits <= bits <= max(used))
         self._known: dict[tuple[tuple[int, ...], int], _Widths] = {}
 
-    @property
-    def is_aligned(self) -> bool:
-        """Whether the replica's stages and bits part no layers that are decided together."""
-        return self._at(self._all, self._replica.concurrency).placement is not None
-
     def repaired(self, groups: Groups, sequences: int) -> Repaired | Short:
         """On these devices in this order. At the replica's own widths, or at as few more as it takes: kernels of every width take memory."""
         found = self._at(self._own, sequences).best(groups)
@@ -107,14 +102,12 @@ class _Widths:
 
     def __init__(self, request: PlanRequest, replica: Replica, fewest_bits: int) -> None:
         self._replica, self._fewest = replica, fewest_bits
-        self._pricer = Pricer(request)
-        self.units = Units.of(self._pricer.layer_runs)
-        self.placement = placement_on(self.units, [stage.bits for stage in replica.stages])
+        self._pricer = Pricer(request, grouped=False)
+        self._units = Units.of(self._pricer.layer_runs)
+        self._placement = self._placed([stage.bits for stage in replica.stages])
 
     def best(self, groups: Groups) -> _Fit | Short:
-        placement, pricer = self.placement, self._pricer
-        if placement is None:
-            return Short(0, 0.0)
+        placement, pricer = self._placement, self._pricer
         order = tuple(group for each in groups for group in each)
         own, begin = self._own(placement, groups), self._begin(placement, groups)
         fits, short = list[_Fit](), list[Short]()
@@ -123,7 +116,7 @@ class _Widths:
                 break
             candidate = Candidate(order, pair)
             problem = pricer.problem(candidate)
-            spans = Spans(problem, self.units.run, begin)
+            spans = Spans(problem, self._units.run, begin)
             borders = best_borders(spans, own)
             if borders is None or not borders.fits:
                 short.append(Short(borders.score[0], borders.score[1]) if borders else Short(0, 0.0))
@@ -138,19 +131,24 @@ class _Widths:
 
     def assembled(self, fit: _Fit) -> Plan:
         """What was found among more widths: without the others layers may be alike that were not."""
-        placed = placement_on(self.units, fit.bits)
-        assert placed is not None, "fewer widths tell fewer layers apart"
+        placed = self._placed(fit.bits)
         found = self._found(fit.candidate, self._pricer.problem(fit.candidate), placed)
         return assemble(self._pricer.request, found, self._pricer, fit.bits)
 
     def _found(self, candidate: Candidate, problem: Problem, placed: Placement) -> Found:
-        counts = placed.counts(self.units)
+        counts = placed.counts(self._units)
         solution = Solution(SolutionStatus.FEASIBLE, StopReason.SETTLED, counts, problem.objective(counts))
         return Found(candidate, problem, solution)
 
+    def _placed(self, bits: Sequence[Sequence[int]]) -> Placement:
+        """`bits`: of each layer of every stage."""
+        placed = placement_on(self._units, bits)
+        assert placed is not None, "no layers are decided together"
+        return placed
+
     def _layer_bits(self, placed: Placement) -> tuple[tuple[int, ...], ...]:
         return tuple(
-            tuple(each for k, each in enumerate(mine) for _ in self.units.layers[first + k])
+            tuple(each for k, each in enumerate(mine) for _ in self._units.layers[first + k])
             for first, mine in zip(placed.firsts(), placed.stages, strict=True)
         )
 
@@ -193,7 +191,7 @@ class _Widths:
 
     def _is_read_again(self, held: Held, unit: int) -> bool:
         """Whether fewer bits of it cannot be made of what the stage holds."""
-        return any(held.layers[layer] not in _NARROWED for layer in self.units.layers[unit])
+        return any(held.layers[layer] not in _NARROWED for layer in self._units.layers[unit])
 
 
 _NARROWED = {"dense", *ANY_PRECISION.values()}

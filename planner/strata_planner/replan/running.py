@@ -61,7 +61,7 @@ def _shares(request: PlanRequest, running: Plan) -> tuple[int, ...]:
     return (asked,) if len(planned) == 1 else in_proportion(planned, asked)
 
 
-def whole_replica(share: PlanRequest, replica: Replica) -> SolvedReplica | None:
+def whole_replica(share: PlanRequest, replica: Replica, *, grouped: bool = True) -> SolvedReplica | None:
     """Charged for the widths that it has. None where a device is gone or too small for it."""
     used = {bits for stage in replica.stages for bits in stage.bits}
     groups = [share.cluster.group(stage.places) for stage in replica.stages]
@@ -69,11 +69,12 @@ def whole_replica(share: PlanRequest, replica: Replica) -> SolvedReplica | None:
     if not used <= set(share.bits) or len(order) < len(groups):
         return None
     own = replace(share, allowed_bits=tuple(sorted(used)))
-    return _priced(own, order, replica)
+    return _priced(Pricer(own, grouped=grouped), order, replica)
 
 
-def _priced(own: PlanRequest, order: tuple[DeviceGroup, ...], replica: Replica) -> SolvedReplica | None:
-    pricer, batch, most = Pricer(own), replica.micro_batch, own.workload.concurrency
+def _priced(pricer: Pricer, order: tuple[DeviceGroup, ...], replica: Replica) -> SolvedReplica | None:
+    own, batch = pricer.request, replica.micro_batch
+    most = own.workload.concurrency
     chunk = batch.max_step_tokens - batch.decode
     candidate = Candidate(order, Pair(min(batch.prefill, most), min(batch.decode, most), chunk, batch.count))
     problem, units = pricer.problem(candidate), Units.of(pricer.layer_runs)

@@ -67,10 +67,10 @@ class LayerRun:
 
 
 class Pricer:
-    """Prices candidates of one request; remembers what they share."""
+    """Prices candidates of one request; remembers what they share. Not `grouped`: for what decides layer by layer, however many there are."""
 
-    def __init__(self, request: PlanRequest) -> None:
-        self.request = request
+    def __init__(self, request: PlanRequest, *, grouped: bool = True) -> None:
+        self.request, self._grouped = request, grouped
         self.omega = request.omega
         self.latencies = Latencies(request.latency_sources)
         self._phases: Phases = (SteadyPhases if self.steady else BatchPhases)(request.workload)
@@ -199,7 +199,13 @@ class Pricer:
         runs = self._runs_of(1)
         request = self.request
         big = request.model.parameters > GROUPED_ABOVE_PARAMETERS or (self.alike and request.solver not in REFERENCES)
-        if big and len(runs) > _GROUPED_ABOVE_RUNS and request.model.num_layers % 2 == 0 and not self._decomposed:
+        if (
+            self._grouped
+            and big
+            and len(runs) > _GROUPED_ABOVE_RUNS
+            and request.model.num_layers % 2 == 0
+            and not self._decomposed
+        ):
             return self._runs_of(2)
         return runs
 
