@@ -31,6 +31,7 @@ BENCHMARKS = (
     "partition",
     "communication",
     "published",
+    "operator",
     "hostile",
     "soak",
 )

@@ -205,7 +205,7 @@ class Hands:
             noticed=view.now,
         )
         try:
-            question = await self._question(wish, view, cluster, inventory.refused)
+            question = await self._question(wish, view, cluster, inventory.told)
         except NotReadyError as error:
             answer = Answer(None, "ModelUnavailable", str(error), passing=True)
             self._note_failure(answer, wish, asked, view, kept)
@@ -224,7 +224,7 @@ class Hands:
             log.info("%s: what was planned on is not free any more: it is planned anew", view.deployment.name)
             kept.conflicts = kept.conflicts.failed(self._clock.seconds())
             return
-        if unshared := unshared_claim(deployment, plan, look.snapshot.claims):
+        if unshared := unshared_claim(deployment, plan, look.stock.claims(deployment.namespace)):
             self._note_failure(Answer(None, "ClaimNotShared", unshared), wish, asked, view, kept)
             return
         if wish.optional and view.newest and plan == view.newest.epoch.plan:

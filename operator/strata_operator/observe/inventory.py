@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, Self
 
 import msgspec
@@ -48,6 +49,7 @@ COMPUTE_LABELS = ("nvidia.com/gpu.compute", "nvidia.com/cuda.compute")  # with .
 ZONE_LABEL = "topology.kubernetes.io/zone"
 REGION_LABEL = "topology.kubernetes.io/region"
 
+MOST_TOLD = 20  # sentences about nodes that are left out
 _MIB = 1 << 20
 _GIB = 1 << 30
 _MOST_LABEL_BYTES = 1 << 50  # no GPU has a petabyte
@@ -103,7 +105,7 @@ class InventoryOptions(Value, frozen=True):
         return options
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inventory:
     """The cluster to plan for; `refused` says of every node with devices that is not (wholly) in it why."""
 
@@ -111,6 +113,22 @@ class Inventory:
     refused: tuple[str, ...]
 
     @property
+    def told(self) -> tuple[str, ...]:
+        """Of what was refused as much as people read, and status holds."""
+        more = len(self.refused) - MOST_TOLD
+        return (*self.refused[:MOST_TOLD], f"and {more} nodes more") if more > 0 else self.refused
+
+    @cached_property
+    def usable(self) -> frozenset[str]:
+        """Names of its nodes."""
+        return frozenset(node.name for node in self.cluster.nodes)
+
+    @cached_property
+    def devices(self) -> int:
+        """How many there are."""
+        return sum(device.count for node in self.cluster.nodes for device in node.devices)
+
+    @cached_property
     def digest(self) -> str:
         """Equal for equal clusters: another one leads to a new plan."""
         return hashlib.sha256(to_json(self.cluster)).hexdigest()[:16]
@@ -127,28 +145,55 @@ def take_inventory(
     options = options or InventoryOptions()
     taken = _taken_by_others(deployment, pods, claims)
     own = _own_slot_pods(deployment, pods)
-    found: list[Node] = []
-    refused: list[str] = []
-    for node in sorted(nodes, key=node_name):
-        name = node_name(node)
-        seen = _SeenNode(deployment, node, taken.get(name, {}), tuple(own.get(name, ())), options)
-        if not seen.has_devices():
-            continue
-        try:
-            devices, reasons = seen.devices()
-        except InvalidInputError as error:  # one node's odd label or amount is that node's trouble
-            devices, reasons = [], list(error.problems)
-        refused += [f"node {name}: {reason}" for reason in reasons]
-        if devices:
-            labels = node_labels(node)
-            found.append(Node(name, tuple(devices), labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")))
+    offers = (
+        offer_of(deployment, node, taken.get(node_name(node), {}), tuple(own.get(node_name(node), ())), options)
+        for node in sorted(nodes, key=node_name)
+    )
+    return inventory_of(offers, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one node offers a deployment, and sentences about what it does not."""
+
+    node: Node | None = None
+    refused: tuple[str, ...] = ()
+
+
+def offer_of(
+    deployment: LLMDeployment,
+    node: Mapping[str, Any],
+    taken: Amounts,
+    own_pods: tuple[Mapping[str, Any], ...],
+    options: InventoryOptions,
+) -> Offer:
+    """`taken`: by others. `own_pods`: slots of the deployment that hold devices there."""
+    seen = _SeenNode(deployment, node, taken, own_pods, options)
+    if not seen.has_devices():
+        return NO_OFFER
+    name = node_name(node)
+    try:
+        devices, reasons = seen.devices()
+    except InvalidInputError as error:  # one node's odd label or amount is that node's trouble
+        devices, reasons = [], list(error.problems)
+    labels = node_labels(node)
+    found = Node(name, tuple(devices), labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")) if devices else None
+    return Offer(found, tuple(f"node {name}: {reason}" for reason in reasons))
+
+
+def inventory_of(offers: Iterable[Offer], options: InventoryOptions) -> Inventory:
+    """Of nodes in the order of their names."""
+    known = list(offers)
     cluster = Cluster(
-        nodes=tuple(found),
+        nodes=tuple(offer.node for offer in known if offer.node),
         default_link=options.links.within_zone,
         profiles=dict(options.profiles),
         zone_links=options.links.between,
     )
-    return Inventory(cluster, tuple(refused))
+    return Inventory(cluster, tuple(sentence for offer in known for sentence in offer.refused))
+
+
+NO_OFFER = Offer()
 
 
 @dataclass(frozen=True, slots=True)

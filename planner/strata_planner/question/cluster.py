@@ -380,6 +380,7 @@ def _check_profile(type_: str, profile: DeviceProfile) -> None:
         "activation_bytes_per_second",
         "chunk_layer_seconds",
         "step_variation",
+        "gateway_token_seconds",
     )
     wrong += [
         f"{name} {getattr(profile, name):g}" for name in not_negative if not 0 <= getattr(profile, name) < math.inf

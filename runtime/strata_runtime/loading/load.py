@@ -22,6 +22,7 @@ from strata_planner.contract.divided import DIVIDED_FORMATS
 from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, STORED_FORMATS, FormatName
 from strata_planner.contract.roles import Role
+from strata_planner.contract.strategies import switches
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES, QuantLinear, make_linear
@@ -40,6 +41,7 @@ from strata_runtime.loading.expert_loader import ExpertLoader
 from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.load_cache import LoadCache
 from strata_runtime.loading.quantized import quantized_checkpoint, read_model_config
+from strata_runtime.loading.shared_layers import share_layers
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.stored_linears import QuantizedCheckpoint
 from strata_runtime.loading.stream import ahead
@@ -50,6 +52,7 @@ from strata_runtime.model.experts import use_padded_experts
 from strata_runtime.ranges import Range
 from strata_runtime.ranks.collectives import Collectives
 from strata_runtime.ranks.cut import WHOLE, LinearCut
+from strata_runtime.ranks.shared_memory import SharedMemory
 from strata_runtime.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -149,6 +152,9 @@ def _load(
             progress(layers, last - first + 1)
         stage.finish()
         model = StageModel(stage, num_layers=last - first + 1, device=device, source=source)
+        if isinstance(options.collectives, SharedMemory) and switches(role.strategies):
+            with loader.watch.during("weights for all ranks"):
+                model.switch = share_layers(stage, range(first, last + 1), options.collectives)
         add_drafts(model, role, cache, lambda: progress(last - first + 1, last - first + 1))
     if source.artefact is not None and not source.artefact.manifest.files:
         source.artefact = None

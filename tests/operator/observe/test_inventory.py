@@ -288,6 +288,14 @@ def test_the_inventory_is_the_same_once_the_slots_run(count: int) -> None:
     assert inventory(t4("b")).digest != before.digest
 
 
+def test_of_many_nodes_that_are_left_out_some_are_told() -> None:
+    found = inventory(*(t4(f"n{number:03}").cordoned() for number in range(50)))
+    assert len(found.refused) == 50
+    assert found.told[:2] == found.refused[:2]
+    assert found.told[-1] == "and 30 nodes more"
+    assert inventory(t4("a").cordoned()).told == inventory(t4("a").cordoned()).refused
+
+
 def rates_in(cluster: Cluster) -> dict[tuple[str, str], LinkRate]:
     return {
         (a.node, b.node): cluster.link(a, b) for a, b in permutations(cluster.accelerators(), 2) if a.node != b.node

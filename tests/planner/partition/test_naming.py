@@ -2,8 +2,9 @@
 
 import pytest
 
+from strata_planner.contract.strategies import STRATEGIES
 from strata_planner.partition.chain import decoder_chain
-from strata_planner.partition.naming import STRATEGIES, find_strategies, recognised, serves, shared_layout
+from strata_planner.partition.naming import find_strategies, recognised, serves, shared_layout
 from strata_planner.partition.states import CS, RS, R, Volume
 from tests.laws import swept
 

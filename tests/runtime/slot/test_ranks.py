@@ -16,6 +16,7 @@ from strata_planner.contract.frames import Segment
 from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER
 from strata_planner.contract.plan import DeviceRef, Plan, Speculation
 from strata_planner.contract.roles import roles_of
+from strata_planner.contract.strategies import StrategyTable
 from strata_runtime.errors import InputError, RuntimeFaultError
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import growth_of, read_change
@@ -65,6 +66,21 @@ def test_text_is_the_same_however_many_share_a_stage(tiny_llama: Path, ranks: tu
         assert leader.hello().preemptions
         leader = pipeline.serve(shared(structs.replace(plan, speculation=Speculation("ngram", 3)), ranks))  # kept ranks
         assert leader.generate(penalized()) == expected
+
+
+def test_text_is_the_same_when_strategies_switch_between_prompt_and_answer(tiny_llama: Path) -> None:
+    """Prompts in chunks, by the table of each length; answers by Megatron, verifications of drafts by what their rows say."""
+    table: StrategyTable = ((1, "megatron"), (3, "projection-replicated"), (8, "weight-gathered"))
+    with PipelineHarness(["s0"]) as pipeline:
+        plan = even_plan(tiny_llama, ["s0"], pages=12, micro_batch=(4, 4, 16))
+        expected = pipeline.serve(plan).generate(penalized())
+        (replica,) = shared(plan, [2]).replicas
+        stages = tuple(structs.replace(stage, strategies=table) for stage in replica.stages)
+        switching = structs.replace(plan, replicas=(structs.replace(replica, stages=stages),))
+        assert pipeline.serve(switching).generate(penalized()) == expected
+        drafting = structs.replace(switching, speculation=Speculation("ngram", 3))
+        assert pipeline.serve(drafting).generate(penalized()) == expected
+        assert held_by_ranks() > 0
 
 
 @pytest.mark.slow
