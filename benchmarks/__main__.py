@@ -22,6 +22,7 @@ BENCHMARKS = (
     "quality",
     "eight_bits",
     "planner",
+    "repair",
     "fleets",
     "costs",
     "truth",

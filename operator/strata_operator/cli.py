@@ -97,7 +97,7 @@ def plan(  # noqa: PLR0913  one parameter per option
             "--what-if",
             metavar="CHANGE",
             help="What other devices would change: `+2xL4@c` adds to a node, there or new, `-1xL4@a` takes away, `-b` takes the node away "
-            "(repeatable; each by itself).",
+            "(repeatable; each by itself). For devices of the plan that are taken away, also the repair that a loss would lead to at once.",
         ),
     ] = None,
     next_device: Annotated[

@@ -5,6 +5,7 @@ What the API server refused, plans that failed and looks that broke are remember
 
 import asyncio
 from dataclasses import dataclass
+from datetime import datetime
 
 from strata_operator.act.control_client import Links
 from strata_operator.api import LLMDeploymentStatus
@@ -44,6 +45,7 @@ class Asked:
     without: str
     since: float
     seconds: float = 0.0  # that it took, once it is there
+    noticed: datetime | None = None  # when it was asked for
 
 
 class DraftsHeard:

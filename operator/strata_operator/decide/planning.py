@@ -24,6 +24,7 @@ from strata_planner.question.draft_head import head_model
 from strata_planner.question.model import Model
 from strata_planner.question.request import MOST_PADDED_ROWS, ONE_PIPELINE, Objective, PlanRequest
 from strata_planner.question.workload import Workload
+from strata_planner.replan.repair import Takeover
 from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
 
 
@@ -226,6 +227,12 @@ def _sensitivity(calibration: Calibration | None, model: Model) -> Sensitivity |
         return None
     check_shapes(calibration, model)
     return Sensitivity.from_statistics(calibration)
+
+
+def takeover_of(deployment: LLMDeployment) -> Takeover:
+    """What `spec.replanning.takeover` lets a repair cost."""
+    wish = deployment.spec.replanning.takeover
+    return Takeover(wish.min_bits, wish.max_perplexity_increase, wish.exact)
 
 
 def corrected(deployment: LLMDeployment, cluster: Cluster) -> Cluster:

@@ -83,6 +83,7 @@ class PlanFailure:
     wish: str = ""  # what the plan was wanted for
     passing: bool = False
     kept: bool = False
+    gain: float = 0.0  # of what was found and not taken, as a share
 
 
 @dataclass(frozen=True, slots=True)
