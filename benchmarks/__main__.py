@@ -22,6 +22,7 @@ BENCHMARKS = (
     "quality",
     "eight_bits",
     "planner",
+    "repair",
     "fleets",
     "costs",
     "truth",
@@ -30,6 +31,7 @@ BENCHMARKS = (
     "partition",
     "communication",
     "published",
+    "operator",
     "hostile",
     "soak",
 )

@@ -41,6 +41,7 @@ class Wishes:
     device_bytes: int = 200_000_000
     stages: int = 2
     open_files: int | None = None  # the soft limit of each process; None: this one's
+    drafts: int = 0  # tokens that are guessed from the text itself
 
     def deployment(self) -> Mapping[str, object]:
         return {
@@ -56,9 +57,12 @@ class Wishes:
                 },
                 "precision": {"allowed": [16]},
                 "placement": {"minStages": self.stages},
-                "runtime": {"computeType": self.compute_type},
+                "runtime": {"computeType": self.compute_type, **self._speculation()},
             },
         }
+
+    def _speculation(self) -> Mapping[str, object]:
+        return {"speculation": {"mode": "ngram", "tokens": self.drafts}} if self.drafts else {}
 
     def cluster(self) -> Mapping[str, object]:
         device = {"type": "cpu", "memoryBytes": self.device_bytes, "threads": 1}

@@ -24,9 +24,9 @@ from statistics import median
 
 import msgspec
 
+from strata_planner.contract.strategies import StrategyName
 from strata_planner.costs.source import Rates
 from strata_planner.partition.chain import linears_of
-from strata_planner.partition.naming import StrategyName
 from strata_planner.partition.polynomial import Polynomial, symbol
 from strata_planner.partition.seconds import Group
 from strata_planner.partition.states import Collective

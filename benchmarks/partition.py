@@ -29,9 +29,10 @@ from benchmarks.dynpart import (
     with_bandwidth,
 )
 from benchmarks.rows import Row, run
+from strata_planner.contract.strategies import STRATEGIES, StrategyName
 from strata_planner.costs.roofline import Roofline
 from strata_planner.partition.chain import decoder_chain, sizes_of
-from strata_planner.partition.naming import STRATEGIES, Found, StrategyName, find_strategies, recognised
+from strata_planner.partition.naming import Found, find_strategies, recognised
 from strata_planner.partition.polynomial import Polynomial
 from strata_planner.partition.search import count_sequences, pareto_front
 from strata_planner.partition.seconds import Group, layer_seconds

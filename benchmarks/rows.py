@@ -35,6 +35,7 @@ LISTED: dict[str, tuple[str, ...]] = {
         *("all_reduce_us_4_kb", "all_reduce_us_256_kb", "routing_simulated", "uneven_memory", "uneven_logits"),
         *(f"tp2_{over}{cell}" for cell in ("decode_1", "decode_16", "prefill") for over in ("", "over_threads2_")),
     ),
+    "strategies": ("strategy_choice", "strategy_gain"),
     "start": ("slot_memory", "slot_resident", "deployment_memory", "ready_seconds"),
     "pipeline": (
         "overlap",

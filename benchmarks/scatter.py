@@ -4,7 +4,7 @@ Shared by the benchmarks of memory and of latency. Draws text alone, without a d
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -136,3 +136,49 @@ def _legend(colours: dict[str, str], band: float) -> list[str]:
 
 def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 13) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(text)}</text>'
+
+
+def curves_svg(
+    curves: Mapping[str, Sequence[tuple[float, float]]], marked: Mapping[float, str], title: str, below: str
+) -> str:
+    """Curves over one logarithmic axis, in a colour each; `marked`: at which x which of them gets a ring. Raises ValueError without points."""
+    points = [point for curve in curves.values() for point in curve]
+    if not points:
+        raise ValueError("there is no point to draw: measure first")
+    across = _Axes(min(x for x, _ in points) / _MARGIN, max(x for x, _ in points) * _MARGIN)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    room = (high - low or 1.0) * 0.1
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        share = (y - low + room) / (high - low + 2 * room)
+        return across.x(x), HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        _text(_LEFT, 28, title, size=15),
+        _text(_LEFT, HEIGHT - 12, below),
+    ]
+    for step in range(6):
+        value = low + step * (high - low) / 5
+        left, y = place(across.low, value)
+        parts += [
+            f'<line x1="{left:.1f}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>',
+            _text(8, y + 4, f"{value:.3f}"),
+        ]
+    for x in sorted({x for x, _ in points}):
+        parts.append(_text(across.x(x) - 14, HEIGHT - _BOTTOM + 18, f"{x:,.0f}"))
+    for (name, curve), colour in zip(curves.items(), _COLOURS, strict=False):
+        placed = [place(x, y) for x, y in curve]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for (x, value), (left, y) in zip(curve, placed, strict=True):
+            chosen = marked.get(x) == name
+            ring = f'stroke="{colour}" stroke-width="3" fill="white"' if chosen else f'fill="{colour}"'
+            parts.append(
+                f'<circle cx="{left:.1f}" cy="{y:.1f}" r="{7 if chosen else 3}" {ring}><title>{escape(name)} {x:,.0f}: {value:.3f}</title></circle>'
+            )
+        number = list(curves).index(name)
+        parts.append(f'<rect x="{WIDTH - 190}" y="{_TOP + 18 * number}" width="12" height="12" fill="{colour}"/>')
+        parts.append(_text(WIDTH - 172, _TOP + 11 + 18 * number, name))
+    return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,13 +1,16 @@
 """What the engine makes of requests that meet: prefixes in common, chats without an end, a small prompt behind a large one, streams beside a prompt.
 
-`python -m benchmarks.serving [--json FILE]`. A random-weight model of 110 million parameters (`benchmarks.pipeline`'s with 4 layers) on slots of one
+`python -m benchmarks.serving [--json FILE]`; `--peers vllm,llama_cpp [--quick] [--cells stall,spec_ngram]` instead: ours beside other servers
+(`benchmarks.serving_peers`). A random-weight model of 110 million parameters (`benchmarks.pipeline`'s with 4 layers) on slots of one
 thread and one core each, over one stage and over two, asked at the leader's port. Each row is a ratio within one run; nothing of an earlier request is found but where
 the row is about that.
 """
 
+import argparse
 import itertools
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,45 +18,46 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-import torch
 from msgspec import structs
 from transformers import AutoTokenizer
 
-from benchmarks import perplexity, pipeline
+from benchmarks import pipeline, serving_peers
+from benchmarks.peers.environments import SERVERS, Peer
 from benchmarks.rows import Row, run
+from benchmarks.serving_load import (
+    BESIDE,
+    CHAT_LENGTH,
+    CHAT_TOKENS,
+    CHATS,
+    HELD,
+    LARGE,
+    POOL_TOKENS,
+    POSITIONS,
+    PREFIX,
+    SCHEMA,
+    SHARING,
+    SMALL,
+    STREAMS,
+    TINY,
+    answer_tokens,
+    make_model,
+    passage,
+    prompt_of,
+)
 from benchmarks.slots import SlotProcess, slot_processes
 from strata_planner.contract.control import GetStatus
 from strata_planner.contract.draft_head import DraftHead
 from strata_planner.contract.frames import Abort, Grammar, LogitRules, Sampling, Submit
 from strata_planner.contract.plan import NO_SPECULATION, Plan, Speculation, SpeculationMode
 from strata_planner.question.workload import Workload
-from strata_runtime.model.random_model import make_random_model
 from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
-POSITIONS = 40_000
-POOL_TOKENS = 32 << 10
-CHATS, CHAT_TOKENS, CHAT_LENGTH = 64, 100, 8192
-SHARING, PREFIX = 16, 2000
-SMALL, LARGE, LARGE_STEPS = 10, 32_000, 6
-STREAMS, BESIDE, RUNS = 2, 4000, 3
+LARGE_STEPS, RUNS = 6, 3
 DRAFTING = (1, 4, 16, 64)
-HELD = (1, 16)
 HEAD_TOKENS = 2
 ASKED_ABOUT = ("textwrap.dedent", "os.path.join", "json.dumps", "shutil.copytree", "heapq.heappush", "random.shuffle")
-FORM = Grammar(  # longer than any answer
-    "json_schema",
-    """{"type": "array", "minItems": 500, "items": {"type": "object", "required": ["name", "age", "kind"], "properties": {
-        "name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}, "kind": {"enum": ["red", "green"]}}}}""",
-    (3,),  # strata-tiny's end of text
-)
-TINY = perplexity.MODEL.resolve()
+FORM = Grammar("json_schema", SCHEMA, (3,))  # strata-tiny's end of text
 HEAD = TINY.with_name("strata-tiny-eagle3")
-_VOCABULARY = 30_000
-
-
-def make_model(folder: Path) -> Path:
-    shapes = {**pipeline.SHAPES, "num_hidden_layers": 4, "max_position_embeddings": POSITIONS}
-    return make_random_model(folder / "model", "llama", dtype=torch.bfloat16, **shapes)
 
 
 def plan(model: Path, stages: int, workload: Workload, max_model_len: int) -> Plan:
@@ -115,10 +119,6 @@ class Asked:
     @property
     def steps(self) -> int:
         return self._slots[0].ask(GetStatus()).roles[0].steps
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return [(7919 * seed + 31 * place) % _VOCABULARY for place in range(length)]
 
 
 def measure_prefix(asked: Asked) -> tuple[float, float]:
@@ -325,26 +325,15 @@ def measure_structured(stages: int) -> list[Row]:
 
 def _tokens_per_second(asked: Asked, streams: int, *, drawn: bool, rules: LogitRules | None = None) -> float:
     names = asked.names("drafts", streams)
-    answer = 256 if streams == 1 else 96
+    answer = answer_tokens(streams)
     sampling = Sampling(1.0 if drawn else 0.0, rules=rules)
     submits = [
-        Submit(name, _passage(seed, drawn=drawn), [], answer, [], structs.replace(sampling, seed=seed), salt=name)
+        Submit(name, passage(seed, drawn=drawn), [], answer, [], structs.replace(sampling, seed=seed), salt=name)
         for seed, name in enumerate(names)
     ]
     started = time.perf_counter()
     asked.leader.generate(submits)
     return streams * answer / (time.perf_counter() - started)
-
-
-def _passage(seed: int, *, drawn: bool) -> list[int]:
-    """Of held-out text; where the answer is to repeat it, with its beginning once more."""
-    ids = _held_out()[200 * seed : 200 * seed + 96]
-    return ids if drawn else [*ids, *ids[:24]]
-
-
-@cache
-def _held_out() -> list[int]:
-    return [token for window in perplexity.texts(TINY) for token in window]
 
 
 def _under(name: str, value: float, unit: str, peer: str, peer_value: float, goal: float) -> Row:
@@ -364,5 +353,35 @@ def measure(stages: Sequence[int] = (1, 2)) -> list[Row]:
     return rows
 
 
+def _peers(text: str) -> tuple[Peer, ...]:
+    known = {peer.name: peer for peer in SERVERS}
+    if unknown := [name for name in text.split(",") if name not in known]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: no such server; choose of {', '.join(known)}")
+    return tuple(known[name] for name in text.split(","))
+
+
+def _cells(text: str) -> tuple[str, ...]:
+    if unknown := [name for name in text.split(",") if name not in serving_peers.CELLS]:
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(unknown)}: no such cell; choose of {', '.join(serving_peers.CELLS)}"
+        )
+    return tuple(text.split(","))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", add_help=False)
+    parser.add_argument("--peers", type=_peers, default=(), metavar="NAME,NAME")
+    parser.add_argument("--cells", type=_cells, default=serving_peers.CELLS, metavar="NAME,NAME")
+    parser.add_argument(
+        "--quick", action="store_true", help="beside peers: one round after the one that chooses settings"
+    )
+    chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    if not chosen.peers:
+        run("serving", measure, rest)
+        return
+    rounds = serving_peers.QUICK_ROUNDS if chosen.quick else serving_peers.ROUNDS
+    run("serving", partial(serving_peers.measure, chosen.peers, rounds, chosen.cells), rest, part=True)
+
+
 if __name__ == "__main__":
-    run("serving", measure)
+    main()

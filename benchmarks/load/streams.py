@@ -17,12 +17,13 @@ _LARGEST_LINE = 1 << 16
 
 @dataclass
 class Seen:
-    """Of all clients. Gaps: seconds between neighbouring pieces of one stream."""
+    """Of all clients, or of one stream. Gaps: seconds between neighbouring pieces of one stream. Moments: when each piece came."""
 
     tokens: int = 0
     ended: int = 0
     firsts: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
+    moments: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     seconds: float = 0.0  # of `once`
 
@@ -40,7 +41,7 @@ def once(port: int, bodies: Sequence[Mapping[str, object]]) -> Seen:
 
     async def all_at_once() -> None:
         started = time.perf_counter()
-        await asyncio.gather(*(_stream(port, json.dumps(body).encode(), seen) for body in bodies))
+        await asyncio.gather(*(stream(port, json.dumps(body).encode(), seen) for body in bodies))
         seen.seconds = time.perf_counter() - started
 
     asyncio.run(all_at_once())
@@ -69,10 +70,11 @@ async def _client(port: int, model: str, number: int, words: list[str], answer: 
             "stream": True,
             "ignore_eos": True,
         }
-        await _stream(port, json.dumps(asked).encode(), seen)
+        await stream(port, json.dumps(asked).encode(), seen)
 
 
-async def _stream(port: int, body: bytes, seen: Seen) -> None:
+async def stream(port: int, body: bytes, seen: Seen) -> None:
+    """One, to its end. Cancelled, it closes the connection."""
     reader, writer = await asyncio.open_connection(HOST, port, limit=_LARGEST_LINE)
     try:
         head = (
@@ -102,6 +104,7 @@ async def _stream(port: int, body: bytes, seen: Seen) -> None:
             else:
                 seen.gaps.append(now - last)
             first, last = False, now
+            seen.moments.append(now)
             seen.tokens += 1
         seen.failed.append("the stream ended without [DONE]")
     finally:

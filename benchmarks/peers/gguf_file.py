@@ -1,5 +1,10 @@
-"""A Llama's checkpoint as a GGUF file of bfloat16 weights and no vocabulary. Used by `llama_cpp_peer`, in whose environment `gguf` is."""
+"""A Llama's checkpoint as a GGUF file of bfloat16 weights, with the vocabulary of its tokenizer.json if it has one. Used where `gguf` is installed:
 
+by `llama_cpp_peer`, and for llama-server as `python -m benchmarks.peers.gguf_file MODEL FILE`.
+"""
+
+import json
+import sys
 from pathlib import Path
 
 import gguf
@@ -51,7 +56,7 @@ def write_gguf(model: Path, file: Path) -> None:
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    _add_vocabulary(writer, model)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     kind = gguf.GGMLQuantizationType.BF16
     for name, value in tensors(model):
@@ -65,3 +70,29 @@ def write_gguf(model: Path, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, model: Path) -> None:
+    """Tokens and merges of byte-level BPE; a tokenizer of whole words becomes one that merges nothing. Prompts are sent as token ids."""
+    file = model / "tokenizer.json"
+    if not file.exists():
+        writer.add_tokenizer_model("no_vocab")
+        return
+    told = json.loads(file.read_text(encoding="utf-8"))
+    words, special = told["model"]["vocab"], {each["content"] for each in told["added_tokens"]}
+    words |= {each["content"]: each["id"] for each in told["added_tokens"]}
+    tokens = sorted(words, key=words.__getitem__)
+    kinds = [gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in told["model"].get("merges", [])] or ["w 0"])  # none is refused
+    config = config_of(model)
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
+
+
+if __name__ == "__main__":
+    write_gguf(Path(sys.argv[1]), Path(sys.argv[2]))

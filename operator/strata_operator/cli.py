@@ -97,7 +97,7 @@ def plan(  # noqa: PLR0913  one parameter per option
             "--what-if",
             metavar="CHANGE",
             help="What other devices would change: `+2xL4@c` adds to a node, there or new, `-1xL4@a` takes away, `-b` takes the node away "
-            "(repeatable; each by itself).",
+            "(repeatable; each by itself). For devices of the plan that are taken away, also the repair that a loss would lead to at once.",
         ),
     ] = None,
     next_device: Annotated[
@@ -310,6 +310,12 @@ def profile(  # noqa: PLR0913  one parameter per option
         int,
         typer.Option(min=0, max=64, help="Processes that decode meanwhile, as the other slots of this machine will."),
     ] = 0,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            min=1, max=64, help="Also the strategies of a stage that so many devices share, each with --threads."
+        ),
+    ] = 1,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure these formats again even if they are kept.")] = False,
 ) -> None:
     """Measure what the model's own layers take on this device, in minutes (needs the runtime). Goes on where it was stopped;
@@ -323,7 +329,7 @@ def profile(  # noqa: PLR0913  one parameter per option
 
     names = tuple(part.strip() for part in formats.split(",") if part.strip())
     options = command.ProfileOptions(
-        file, cluster, model, threads, device, device_type, output, quick, fresh, company, names, kv_bits
+        file, cluster, model, threads, device, device_type, output, quick, fresh, company, names, kv_bits, ranks
     )
     command.run(options)
 

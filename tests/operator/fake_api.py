@@ -40,6 +40,7 @@ class FakeApi:
         self.requests: list[Request] = []
         self.refuse: Callable[[Request], tuple[int, str] | None] = lambda _: None  # an answer instead of what is asked
         self._versions = itertools.count(1)
+        self._newest = 0
         self.now: Callable[[], datetime] = lambda: datetime.now(UTC)
         self._lock = threading.Lock()
         self.url = ""
@@ -82,7 +83,10 @@ class FakeApi:
         found = [
             thing for path, thing in self.objects.items() if _is_in(path, request.path) and _has_labels(thing, wanted)
         ]
-        return 200, {"kind": "List", "items": found}
+        first = int(request.query.get("continue", ["0"])[0])
+        end = first + int(request.query.get("limit", [str(len(found))])[0])
+        meta = {"resourceVersion": str(self._newest), "continue": str(end) if end < len(found) else ""}
+        return 200, {"kind": "List", "metadata": meta, "items": found[first:end]}
 
     def _create(self, request: Request) -> tuple[int, Object]:
         path = f"{request.path}/{request.body['metadata']['name']}"
@@ -127,7 +131,7 @@ class FakeApi:
         return 200, self.objects.pop(request.path)
 
     def _kept(self, thing: Object) -> Object:
-        number = next(self._versions)
+        number = self._newest = next(self._versions)
         own = {"uid": f"uid-{number}", "creationTimestamp": stamp(self.now()), **thing["metadata"]}
         return {**_with_encoded_data(thing), "metadata": {**own, "resourceVersion": str(number)}}
 

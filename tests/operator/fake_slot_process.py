@@ -1,11 +1,12 @@
 """A slot process that loads nothing. FAKE_SLOT_REFUSES="b: reason" makes slot b refuse, FAKE_SLOT_CRASHES=b makes it end.
 
-FAKE_SLOT_HANGS=b makes it load for ever.
+FAKE_SLOT_HANGS=b makes it load for ever. FAKE_SLOT_GONE=FILE ends every slot whose name the file has, once there is one.
 """
 
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from strata_planner.contract.control import SlotStatus, slot_request_decoder
 from tests.operator.fake_processes import parse, serve
@@ -14,7 +15,9 @@ from tests.operator.fakes import FakeSlot
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
-    if os.environ.get("FAKE_SLOT_CRASHES") == options.name:
+    gone = Path(os.environ.get("FAKE_SLOT_GONE", "/nowhere"))
+    is_gone = gone.is_file() and options.name in gone.read_text().split()
+    if is_gone or os.environ.get("FAKE_SLOT_CRASHES") == options.name:
         sys.stderr.write("ran out of luck\n")
         return 3
     slot = FakeSlot(options.name)

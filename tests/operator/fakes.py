@@ -1,6 +1,7 @@
 """A slot and a gateway without models or sockets: they answer control messages as the real ones do."""
 
 import itertools
+from dataclasses import dataclass
 
 import msgspec
 
@@ -14,6 +15,7 @@ from strata_planner.contract.control import (
     PeerLoss,
     Prepare,
     PrepareState,
+    RoleStats,
     SetBits,
     SetRoute,
     SlotAddress,
@@ -33,10 +35,24 @@ from strata_planner.contract.plan import (
     StageMemory,
     StageTimes,
 )
+from strata_planner.contract.roles import Role
 from strata_planner.question.cluster import CUDA_OVERHEAD_BYTES
 
 _INCARNATIONS = itertools.count(1)
 _NOTHING = PrepareState(epoch=0, phase="none")
+
+
+@dataclass
+class RunningRole:
+    """One role that runs. What it has computed is lost with it: `formed` names it."""
+
+    role: Role
+    formed: int
+    failure: str = ""
+
+    def stats(self) -> RoleStats:
+        who = (self.role.replica, self.role.stage)
+        return RoleStats(*who, 0, 0.0, 0.0, 0, 0, 0, formed=self.formed, failure=self.failure)
 
 
 class FakeSlot:
@@ -57,6 +73,8 @@ class FakeSlot:
         self.lost: tuple[PeerLoss, ...] = ()
         self.failure = ""
         self.switches: tuple[SwitchState, ...] = ()
+        self.asked: Prepare | None = None
+        self.running: dict[int, RunningRole] = {}  # by place
 
     def status(self) -> SlotStatus:
         return SlotStatus(
@@ -67,8 +85,8 @@ class FakeSlot:
             lost_peers=self.lost,
             private_bytes=0,
             idle_bytes=0,
-            roles=(),
-            failure=self.failure,
+            roles=tuple(each.stats() for _, each in sorted(self.running.items())),
+            failure=self.failure or next((each.failure for each in self.running.values() if each.failure), ""),
             switches=self.switches,
             protocol=self.protocol,
         )
@@ -76,15 +94,41 @@ class FakeSlot:
     def handle(self, message: Prepare | Commit | SetBits | GetStatus | Watch) -> SlotStatus:
         if isinstance(message, SetBits):
             self.switches = (self._switch(message),)
-        if isinstance(message, Prepare) and message.epoch > max(self.prepare.epoch, self.committed):
+        if (
+            isinstance(message, Prepare)
+            and message.epoch > max(self.prepare.epoch, self.committed)
+            and self._going_on(message) is not None
+        ):
+            self.asked = message
             total = sum(role.layers[1] - role.layers[0] + 1 for role in message.roles)
             self.prepare = PrepareState(epoch=message.epoch, phase="loading", layers_total=total)
             if self.refuses:
                 self.prepare = PrepareState(epoch=message.epoch, phase="refused", reason=self.refuses)
         if isinstance(message, Commit) and self._has_prepared(message.epoch) and message.epoch > self.committed:
-            self.committed, self.lost, self.failure = message.epoch, (), ""
+            self._switch_over()
             self.ever_committed.append(message.epoch)
         return self.status()
+
+    def _going_on(self, prepare: Prepare) -> "dict[int, RunningRole] | None":
+        """None: something that is to go on does not run here."""
+        kept = {}
+        for place, role in enumerate(prepare.roles):
+            if prepare.formed_in(place) != prepare.epoch:
+                here = self.running.get(place)
+                if here is None or (here.role, here.formed) != (role, prepare.formed_in(place)):
+                    return None
+                kept[place] = here
+        return kept
+
+    def _switch_over(self) -> None:
+        assert self.asked is not None
+        kept = self._going_on(self.asked)
+        assert kept is not None, "a role that was to go on has ended before its commit"
+        formed = {place: RunningRole(role, self.asked.epoch) for place, role in enumerate(self.asked.roles)}
+        self.running = {**formed, **kept}
+        self.committed, self.failure = self.asked.epoch, ""
+        members = {each.role.next.slot for each in kept.values()} | {each.role.previous.slot for each in kept.values()}
+        self.lost = tuple(peer for peer in self.lost if peer.slot in members)
 
     def _switch(self, request: SetBits) -> SwitchState:
         """At once: each layer from 16 bits, or none where it refuses."""
@@ -160,6 +204,12 @@ def a_plan(*slots: str, layers: int = 4, bits: int = 16, model_uri: str = "file:
             bound_by=f"time of stage 0 ({slots[0]})",
         ),
     )
+
+
+def replicas_of(*plans: Plan) -> Plan:
+    """One plan of several replicas."""
+    replicas = tuple(msgspec.structs.replace(plan.replicas[0], replica=number) for number, plan in enumerate(plans))
+    return msgspec.structs.replace(plans[0], replicas=replicas)
 
 
 def addresses_of(*slots: str) -> dict[str, SlotAddress]:

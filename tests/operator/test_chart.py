@@ -18,6 +18,7 @@ from strata_operator.api.pod import closed_rule
 from strata_operator.api.tenants import TenantRules
 from strata_operator.cli import app
 from strata_operator.observe.inventory import InventoryOptions
+from strata_operator.observe.source import SHARED, followed_in
 from strata_operator.render import RenderOptions, names, render
 from strata_planner.question.catalogue import catalogue
 from tests.cluster.testbed import tools
@@ -202,6 +203,15 @@ def test_the_operator_may_apply_whatever_is_rendered() -> None:
         group, resource = API_OF_KIND[kind]
         for verb in ("get", "create", "delete") if kind == "Secret" else ("get", "create", "patch", "delete"):
             assert (group, resource, verb) in grants(role)
+
+
+def test_what_is_followed_may_be_listed_and_watched() -> None:
+    (everywhere,) = of_kind("ClusterRole")
+    role = next(role for role in of_kind("Role") if ("apps", "statefulsets", "patch") in grants(role))
+    for followed, where in [(each, everywhere) for each in SHARED] + [(each, role) for each in followed_in("a")]:
+        group, _, _ = followed.kind.group_version.rpartition("/")
+        for verb in ("list", "watch"):
+            assert (group, followed.kind.plural, verb) in grants(where)
 
 
 @pytest.mark.parametrize("served", [[], ["a", "b"]], ids=["by default", "named"])

@@ -25,6 +25,7 @@ from strata_operator.observe.kube import Request as Sent
 from strata_planner.contract.control import GetStatus, Status, Watch
 from strata_planner.contract.plan import DeviceRef, Plan, Speculation
 from strata_planner.question.cluster import Cluster
+from strata_planner.replan.repair import RepairNote
 from tests.operator.cluster_model import NAMESPACE, Kubernetes
 from tests.operator.fake_api import Request
 from tests.operator.fakes import FakeSlot, a_plan
@@ -180,6 +181,8 @@ class PretendedPlanner:
         self._cluster = cluster
         self.seconds = 0.0
         self.breaks = False
+        self.repairs = False  # a loss is repaired by the devices that are left of the plan
+        self.gain = 0.5  # of every better plan
         self.plans: list[Planned] = []
         self.on_question: Callable[[Question], None] = lambda _: None
         self.under_way = 0
@@ -200,8 +203,16 @@ class PretendedPlanner:
             self.under_way -= 1
         if self.breaks:
             return Answer(None, "PlannerFault", "planning failed", passing=True)
-        plan = plan_of(deployment_from_object(question.deployment), question.cluster)
-        return Answer(plan) if plan else Answer(None, "Infeasible", "there are too few nodes")
+        deployment = deployment_from_object(question.deployment)
+        if question.repair and self.repairs and question.running is not None:
+            left = question.cluster.restricted_to({stage.node for stage in question.running.stages})
+            if repaired := plan_of(deployment, left):
+                return Answer(repaired, repair=RepairNote("neighbours", 1, 2, 1 << 20, 0.5, 3.5))
+        if question.running is not None and not question.repair and self.gain < deployment.spec.replanning.min_gain:
+            return Answer(question.running, gain=self.gain)
+        plan = plan_of(deployment, question.cluster)
+        gain = None if question.running is None else self.gain
+        return Answer(plan, gain=gain) if plan else Answer(None, "Infeasible", "there are too few nodes")
 
 
 def plan_of(deployment: LLMDeployment, cluster: Cluster) -> Plan | None:

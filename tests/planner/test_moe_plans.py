@@ -57,6 +57,7 @@ def test_experts_that_are_rounded_while_they_load_fit_as_many(case: tuple[tuple[
     assert {each for stage in plan.stages for each in stage.bits} <= set(bits)
 
 
+@pytest.mark.slow
 def test_no_alternative_says_16_bits_where_the_checkpoint_s_own_may_be_planned() -> None:
     request = asked(CONFIG, 4)
     plan = with_alternatives(request, make_plan(request)).plan

@@ -34,7 +34,7 @@ from strata_operator.decide.actions import (
 )
 from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.claims import unshared_claim
-from strata_operator.decide.epochs import SendToGateway, SendToSlot, highest_epoch
+from strata_operator.decide.epochs import SendToGateway, SendToSlot, going_on, highest_epoch
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import Dealing, still_free
 from strata_operator.decide.planning import with_margin
@@ -184,7 +184,7 @@ class Hands:
         if answer.plan is None:
             self._note_failure(answer, wish, asked, view, kept)
         else:
-            await self._take(wish, answer.plan, asked, look, view, kept)
+            await self._take(wish, answer, asked, look, view, kept)
         self._want_no_plan(view, kept)  # not before: an epoch that is refused is tried again with the same plan
         return True
 
@@ -202,9 +202,10 @@ class Hands:
             inventory_digest=inventory.digest,
             without=without_digest(view, wish.without),
             since=self._clock.seconds(),
+            noticed=view.now,
         )
         try:
-            question = await self._question(wish, view, cluster, inventory.refused)
+            question = await self._question(wish, view, cluster, inventory.told)
         except NotReadyError as error:
             answer = Answer(None, "ModelUnavailable", str(error), passing=True)
             self._note_failure(answer, wish, asked, view, kept)
@@ -213,20 +214,23 @@ class Hands:
         self._planners.want(view.deployment.metadata.uid, question, urgent=wish.reason in LOSSES)
         return False
 
-    async def _take(self, wish: MakePlan, plan: Plan, asked: Asked, look: Look, view: View, kept: Kept) -> None:
+    async def _take(self, wish: MakePlan, answer: Answer, asked: Asked, look: Look, view: View, kept: Kept) -> None:
         """Only if all its devices can still be had, its volumes can be mounted there, and it is better where it is a wish."""
+        plan = answer.plan
+        assert plan is not None
         deployment = _wanted_deployment(wish, view)
         now = look.inventory(deployment, self._dealing.ledger)
         if not still_free(plan, asked.cluster, _without(now.cluster, wish.without)):
             log.info("%s: what was planned on is not free any more: it is planned anew", view.deployment.name)
             kept.conflicts = kept.conflicts.failed(self._clock.seconds())
             return
-        if unshared := unshared_claim(deployment, plan, look.snapshot.claims):
+        if unshared := unshared_claim(deployment, plan, look.stock.claims(deployment.namespace)):
             self._note_failure(Answer(None, "ClaimNotShared", unshared), wish, asked, view, kept)
             return
         if wish.optional and view.newest and plan == view.newest.epoch.plan:
             as_good = "the plan in force is as good"
-            kept.note_failure(PlanFailure(asked.key, "NotWorthIt", as_good, view.now, wish=wish.reason, kept=True))
+            told = PlanFailure(asked.key, "NotWorthIt", as_good, view.now, wish=wish.reason, kept=True)
+            kept.note_failure(replace(told, gain=answer.gain or 0.0))
             return
         kept.failures.pop(asked.key, None)
         kept.conflicts = Backoff()
@@ -238,6 +242,10 @@ class Hands:
             seconds_to_plan=asked.seconds,
             without=asked.without,
             margin=wish.margin,
+            repair=answer.repair,
+            gain=answer.gain if wish.optional else None,
+            noticed=asked.noticed,
+            planned=self._clock.now(),
         )
         await self._create_epoch(view, kept, plan, asked.cluster, cause)
 
@@ -256,6 +264,7 @@ class Hands:
             draft_uri=newest.epoch.plan.speculation.draft_uri if newest and same_spec else "",
             token=await self._token(deployment),
             reason=wish.reason,
+            repair=wish.repair,
         )
 
     async def _token(self, deployment: LLMDeployment) -> str:
@@ -294,6 +303,8 @@ class Hands:
             planned_in=newest.planned_in,
             renewals=action.renewals,
             seconds_to_plan=0.0,
+            noticed=None,
+            planned=None,
         )
         await self._create_epoch(view, kept, newest.epoch.plan, newest.cluster, cause)
         return True
@@ -304,13 +315,16 @@ class Hands:
         number = 1 + max(highest_epoch(view.ledger, view.seen), view.highest_number, kept.taken_number)
         own = cause.spec_digest == view.spec_digest
         deployment = view.deployment if own else as_planned(view.deployment, view.newest)
-        secret, config_map = record_objects(deployment, Epoch(number, new_secret(), plan), cluster, cause)
+        epoch = Epoch(number, new_secret(), plan, going_on(plan, view.ledger, view.seen))
+        secret, config_map = record_objects(deployment, epoch, cluster, cause)
         self._dealing.deal(uid, number, claims_of(view.deployment, plan, cluster))
         try:
             if not await create_own(self._kube, view.deployment, secret):
                 log.info(
                     "the key of epoch %d exists already: an earlier attempt ended before its plan was stored", number
                 )
+                # That attempt may not have known the keys of the same replicas: all are formed anew.
+                _, config_map = record_objects(deployment, replace(epoch, formations=()), cluster, cause)
             await self._kube.create(CONFIG_MAPS, config_map)
         except AlreadyExistsError:
             kept.taken_number = number
@@ -331,7 +345,7 @@ def _wanted_deployment(wish: MakePlan, view: View) -> LLMDeployment:
 
 def _question_of(wish: MakePlan, view: View) -> str:
     """What a plan under way must still be the answer to. Not the inventory, which moves with every pod on a processor's node."""
-    return f"{planned_digest(view, wish)}/{wish.margin:g}/{wish.optional}"
+    return f"{planned_digest(view, wish)}/{wish.margin:g}/{wish.optional}/{wish.repair}"
 
 
 def _still_asked(asked: Asked, wish: MakePlan, view: View) -> bool:

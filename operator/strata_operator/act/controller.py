@@ -7,7 +7,7 @@ ReconcileError of that deployment, which is left alone for a while; what is kept
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -19,17 +19,17 @@ from strata_operator.act.kept import Kept
 from strata_operator.act.objects import failed_status_object
 from strata_operator.act.observation import ControllerOptions, Look
 from strata_operator.act.planners import Planner, Planners, PlanProcess
-from strata_operator.api import deployment_from_object
+from strata_operator.act.readings import Readings
 from strata_operator.decide.actions import DeleteEpoch
 from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.ledger import Dealing
 from strata_operator.decide.reconcile import reconcile
 from strata_operator.decide.view import View
 from strata_operator.errors import InvalidInputError, NotReadyError
+from strata_operator.observe.inventories import Inventories
 from strata_operator.observe.kube import PODS, Kube
-from strata_operator.observe.snapshot import Snapshot, take_snapshot
-from strata_operator.render.names import INSTANCE_LABEL
-from strata_operator.render.records import epoch_number
+from strata_operator.observe.source import Lists, Source
+from strata_operator.observe.stock import Stock
 
 __all__ = ["Controller", "ControllerOptions"]
 
@@ -40,6 +40,7 @@ LOOK_SOON_SECONDS = 0.5  # while something is to become Ready: time alone may be
 AT_REST = {"Ready", "Failed"}  # phases
 DEBOUNCE_SECONDS = 0.1  # events come in bursts
 PATIENCE_SECONDS = 2.0  # so long a look waits for slow deployments; they go on, and are not looked at twice
+QUIET_SECONDS = 15.0  # between looks at a deployment of which nothing changes
 FIRST_ANSWERS_SECONDS = 3.0  # after its start an operator does not call a slot away before this
 
 Object = dict[str, Any]
@@ -48,17 +49,22 @@ Object = dict[str, Any]
 class Controller:
     """`wake` it after every change; `run` looks and acts while `leading()`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  each is a border of its own
         self,
         kube: Kube,
         options: ControllerOptions,
         leading: Callable[[], bool],
         planner: Planner | None = None,
         *,
+        source: Source | None = None,
         control: Control = OVER_ZEROMQ,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._kube = kube
+        self._source = source or Lists(kube, options.namespaces)
+        kube.written = self._source.stock.wrote
+        self._readings, self._inventories = Readings(), Inventories(self._source.stock, options.inventory)
+        self._led = False
         self._options = options
         self._leading = leading
         self._control, self._clock = control, clock
@@ -81,6 +87,8 @@ class Controller:
                 if self._leading():
                     self._planners.warm()
                     await self._look_safely()
+                else:
+                    self._led = False
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_SECONDS if self._is_at_rest else LOOK_SOON_SECONDS):
                         await self._woken.wait()
@@ -93,52 +101,95 @@ class Controller:
         for kept in self._kept.values():
             await kept.close()
         await self._planners.close()
+        await self._source.close()
 
     async def look(self) -> None:
-        """One look at everything, one round of actions for each deployment that is not still busy with its last one."""
-        snapshot = await take_snapshot(self._kube, self._options.namespaces)
-        self._note_unread(snapshot)
-        phases = {(thing.get("status") or {}).get("phase") for thing in snapshot.deployments}
-        self._is_at_rest = phases <= AT_REST
-        look = Look(snapshot, self._options, self._clock)
-        self._dealing.refresh(look.ledger(), _newest_numbers(snapshot), self._clock.seconds())
-        served: dict[str, asyncio.Task[None]] = {}
-        for thing in snapshot.deployments:
-            uid = thing["metadata"]["uid"]
-            if thing["metadata"].get("deletionTimestamp"):
-                continue
-            kept = self._kept_of(uid)
+        """One look, and one round of actions for each deployment that is due and not still busy with its last one."""
+        await self._refresh()
+        stock = self._source.stock
+        self._note_unread(stock)
+        things = {thing["metadata"]["uid"]: thing for thing in stock.deployments}
+        self._is_at_rest = {(thing.get("status") or {}).get("phase") for thing in things.values()} <= AT_REST
+        look = Look(stock, self._options, self._clock, self._readings, self._inventories)
+        self._dealing.refresh(look.ledger(), look.newest_numbers(), self._clock.seconds())
+        alive = {uid: thing for uid, thing in things.items() if not thing["metadata"].get("deletionTimestamp")}
+        await self._forget_all_but(alive)
+        await self._serve_all(self._due(alive, look), look)
+        await self._end_stranded(look)
+        metrics.count_phases(stock.deployments)
+
+    async def _refresh(self) -> None:
+        if not self._led:
+            await self._source.led()
+            self._led = True
+        await self._source.refresh()
+
+    def _due(self, things: dict[str, Object], look: Look) -> list[Object]:
+        """Those of which something has changed, those that time alone may move, and at long intervals all others."""
+        touched, now = look.stock.take_touched(), self._clock.seconds()
+        due: list[Object] = []
+        for uid, thing in things.items():
+            kept, meta = self._kept_of(uid), thing["metadata"]
+            kept.is_touched |= (meta["namespace"], meta["name"]) in touched
+            is_moved = kept.is_touched or now >= kept.due_at or self._planners.answer(uid) is not None
+            if is_moved or self._inventory_moved(thing, look, kept):
+                due.append(thing)
+        return due
+
+    def _inventory_moved(self, thing: Object, look: Look, kept: Kept) -> bool:
+        """Whether it may use other devices than when it was looked at last."""
+        try:
+            return look.inventory(self._readings.deployment(thing), self._dealing.ledger) is not kept.inventory
+        except InvalidInputError:
+            return True
+
+    async def _serve_all(self, things: list[Object], look: Look) -> None:
+        tasks = []
+        for thing in things:
+            kept = self._kept_of(thing["metadata"]["uid"])
             if kept.task is None or kept.task.done():
+                kept.is_touched, kept.due_at = False, 0.0
                 kept.task = asyncio.create_task(self._serve_safely(thing, look, kept))
-            served[uid] = kept.task
-        for uid in set(self._kept) - set(served):
+            tasks.append(kept.task)
+        if tasks:
+            await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)
+
+    async def _forget_all_but(self, alive: Collection[str]) -> None:
+        for uid in set(self._kept) - set(alive):
             self._planners.drop(uid)
+            self._readings.drop(uid)
+            self._inventories.drop(uid)
             await self._kept.pop(uid).close()
-        if served:
-            await asyncio.wait(served.values(), timeout=PATIENCE_SECONDS)
-        for pod in snapshot.stranded_pods(self._options.namespaces):
+
+    async def _end_stranded(self, look: Look) -> None:
+        for pod in look.stranded_pods():
             meta = pod["metadata"]
             try:
                 await self._kube.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], force=True)
             except NotReadyError as error:
                 log.warning("the pod %s/%s, whose node is gone, stays: %s", meta["namespace"], meta["name"], error)
-        metrics.count_phases(snapshot.deployments)
 
-    def _note_unread(self, snapshot: Snapshot) -> None:
+    def _note_unread(self, stock: Stock) -> None:
         """Once of each, and again when it could be read meanwhile."""
-        for namespace in sorted(set(snapshot.unread) - self._unread):
+        for namespace in sorted(set(stock.unread) - self._unread):
             log.warning(
                 "the namespace %s is left out: %s; take it out of watchNamespaces, or grant the operator its Role there",
                 namespace,
-                snapshot.unread[namespace],
+                stock.unread[namespace],
             )
-        self._unread = set(snapshot.unread)
+        self._unread = set(stock.unread)
         metrics.UNREAD.set(len(self._unread))
 
     def _kept_of(self, uid: str) -> Kept:
         if uid not in self._kept:
-            self._kept[uid] = Kept(Links(self.wake, self._control), self._clock.seconds())
+            self._kept[uid] = Kept(Links(lambda: self._touch(uid), self._control), self._clock.seconds())
         return self._kept[uid]
+
+    def _touch(self, uid: str) -> None:
+        """One of its processes says something new."""
+        if uid in self._kept:
+            self._kept[uid].is_touched = True
+        self.wake()
 
     async def _look_safely(self) -> None:
         """A look that fails is a look that comes again; an error of ours must not end the operator."""
@@ -186,13 +237,16 @@ class Controller:
             log.warning("%s/%s: its status could not be written: %s", meta["namespace"], meta["name"], refusal)
 
     async def _serve(self, thing: Object, look: Look, kept: Kept) -> None:
-        deployment = deployment_from_object(thing)
+        deployment = self._readings.deployment(thing)
         self._options.tenants.check(deployment, self._options.runtime_image)
+        kept.inventory = look.inventory(deployment, self._dealing.ledger)
         view = look.view(deployment, self._dealing.ledger, kept)
         if _is_too_early(view, self._clock.seconds() - kept.since):
             return
         actions = reconcile(view)
         outdated = tuple(DeleteEpoch(number) for number in look.outdated(deployment))
+        if not actions and not outdated and is_quiet(view, kept):
+            kept.due_at = self._clock.seconds() + QUIET_SECONDS
         if await self._hands.carry_out((*actions, *outdated), look, view, kept):
             self.wake()
 
@@ -204,14 +258,17 @@ def _is_too_early(view: View, listened_seconds: float) -> bool:
     return serving and unheard and listened_seconds < FIRST_ANSWERS_SECONDS
 
 
-def _newest_numbers(snapshot: Snapshot) -> dict[str, int]:
-    """The highest epoch on record of each deployment, by its uid."""
-    metas = [each["metadata"] for each in snapshot.deployments]
-    owners = {(meta["namespace"], meta["name"]): meta["uid"] for meta in metas}
-    numbers = dict.fromkeys(owners.values(), 0)
-    for config_map in snapshot.config_maps:
-        meta = config_map["metadata"]
-        owner = owners.get((meta.get("namespace"), (meta.get("labels") or {}).get(INSTANCE_LABEL)))
-        if owner is not None:
-            numbers[owner] = max(numbers[owner], epoch_number(config_map))
-    return numbers
+def is_quiet(view: View, kept: Kept) -> bool:
+    """Whether only a change can give it something to do, as far as that can wait for QUIET_SECONDS."""
+    status = view.deployment.status
+    nodes = [view.nodes.get(stage.node) for stage in view.stages()]
+    return (
+        status.phase == "Ready"
+        and not status.exclusions
+        and all(node is not None and node.away_since is None and not node.cordoned for node in nodes)
+        and all(view.answers(stage.slot) for stage in view.stages())
+        and kept.asked is None
+        and not kept.refusals
+        and not kept.unsaid
+        and not any(failure.passing for failure in kept.failures.values())
+    )

@@ -1,4 +1,4 @@
-"""The kopf shell: watches, and wakes the controller. Thin on purpose: no decision is made here.
+"""The kopf shell: starts the controller and its watches, and answers probes. Thin on purpose: no decision is made here.
 
 Only `on.event` handlers: kopf's create, update and delete handlers, timers and daemons would put finalizers and annotations on
 objects, and a deletion would hang when no operator runs. kopf runs standalone; a lease of our own picks the active operator.
@@ -25,9 +25,9 @@ from strata_operator.api import GROUP, PLURAL, VERSION
 from strata_operator.api.load import read_text
 from strata_operator.api.tenants import TenantRules
 from strata_operator.observe.inventory import InventoryOptions
-from strata_operator.observe.kube import connect
-
-WATCHED = ((GROUP, VERSION, PLURAL), ("apps", "v1", "statefulsets"), ("", "v1", "nodes"), ("", "v1", "pods"))
+from strata_operator.observe.kube import configured, connect
+from strata_operator.observe.streams import HttpStreams
+from strata_operator.observe.watches import Watches
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,12 @@ def run(options: OperatorOptions) -> None:
 
 
 def _register(registry: kopf.OperatorRegistry, options: OperatorOptions, inventory: InventoryOptions) -> None:
-    """Every watched object wakes the controller; it starts and ends with kopf."""
+    """kopf follows LLMDeployments alone, of which there are few: all that decisions rest on is in the controller's own stock."""
     running = _Running(options, inventory)
     kopf.on.login(registry=registry)(kopf.login_via_client)  # as `connect` does; a bare registry knows no way in
     kopf.on.startup(registry=registry)(running.start)
     kopf.on.cleanup(registry=registry)(running.stop)
-    for group, version, plural in WATCHED:
-        kopf.on.event(group, version, plural, registry=registry)(running.wake)
+    kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(running.wake)
 
 
 class _Running:
@@ -99,7 +98,10 @@ class _Running:
             limits=options.limits,
             tenants=options.tenants,
         )
-        self._controller = Controller(kube.behind(leadership), settings_of_controller, lambda: leadership.leading)
+        source = Watches(kube.behind(leadership), HttpStreams(configured()), options.namespaces, self._turned)
+        self._controller = Controller(
+            kube.behind(leadership), settings_of_controller, lambda: leadership.leading, source=source
+        )
         self._tasks = [asyncio.create_task(leadership.keep()), asyncio.create_task(self._controller.run())]
 
     async def stop(self, **_: Any) -> None:

@@ -5,11 +5,13 @@ What the API server refused, plans that failed and looks that broke are remember
 
 import asyncio
 from dataclasses import dataclass
+from datetime import datetime
 
 from strata_operator.act.control_client import Links
 from strata_operator.api import LLMDeploymentStatus
 from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.view import PlanFailure, PlanKey
+from strata_operator.observe.inventory import Inventory
 from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.control import GatewayStatus
 from strata_planner.contract.keys import new_secret
@@ -43,6 +45,7 @@ class Asked:
     without: str
     since: float
     seconds: float = 0.0  # that it took, once it is there
+    noticed: datetime | None = None  # when it was asked for
 
 
 class DraftsHeard:
@@ -83,6 +86,9 @@ class Kept:
         self.taken_number = 0  # an epoch that somebody else has made
         self.task: asyncio.Task[None] | None = None
         self.since = since
+        self.is_touched = True  # something of it has changed since it was looked at
+        self.due_at = 0.0  # when it is looked at although nothing has
+        self.inventory: Inventory | None = None  # at that look
 
     def status_over(self, stored: LLMDeploymentStatus) -> LLMDeploymentStatus:
         """What is to be gone on from: status, or what was to be written there and was refused or changed on its way, until somebody
@@ -109,9 +115,9 @@ class Kept:
         is_news, self.unsaid = self.unsaid != status, status
         return is_news
 
-    def still_applied(self, now: float) -> frozenset[str]:
+    def still_applied(self, now: float, lasts_seconds: float = APPLY_AGAIN_SECONDS) -> frozenset[str]:
         """Digests of what is in the cluster as far as anybody knows."""
-        self.applied = {name: last for name, last in self.applied.items() if now - last[1] < APPLY_AGAIN_SECONDS}
+        self.applied = {name: last for name, last in self.applied.items() if now - last[1] < lasts_seconds}
         return frozenset(digest for digest, _ in self.applied.values())
 
     def forget_applied(self, *names: str) -> None:

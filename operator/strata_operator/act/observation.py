@@ -10,42 +10,48 @@ from typing import Any
 
 from strata_operator.act.clock import Clock
 from strata_operator.act.control_client import Endpoint, Links, as_kind
-from strata_operator.act.kept import Kept
+from strata_operator.act.kept import APPLY_AGAIN_SECONDS, Kept
 from strata_operator.act.planners import PlanLimits
-from strata_operator.api import LLMDeployment, deployment_from_object
+from strata_operator.act.readings import Readings
+from strata_operator.api import LLMDeployment
 from strata_operator.api.tenants import TenantRules
 from strata_operator.decide.epochs import Observed
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import DeviceLedger
 from strata_operator.decide.reconcile import manifest_digest
 from strata_operator.decide.view import (
+    NodeView,
     View,
     gateway_is_ready,
     gateway_pod_views,
     given_the_control_key,
-    node_views,
     pod_views,
 )
-from strata_operator.observe.inventory import Inventory, InventoryOptions, take_inventory
+from strata_operator.observe.inventories import Inventories
+from strata_operator.observe.inventory import Inventory, InventoryOptions
 from strata_operator.observe.snapshot import Records, Snapshot
+from strata_operator.observe.stock import Stock
 from strata_operator.render import RenderOptions, image_for, render
 from strata_operator.render.names import (
     CONTROL_PORT,
     CONTROL_SECRET_KEY,
     GATEWAY,
+    INSTANCE_LABEL,
     gateway_control_host,
     gateway_name,
     process_secret,
     slot_address,
 )
 from strata_operator.render.objects import is_own, secret_text
-from strata_operator.render.records import EpochRecord, as_planned
-from strata_operator.render.slots import Claim, claims_of, slots_of
+from strata_operator.render.records import EpochRecord, as_planned, epoch_number
+from strata_operator.render.slots import Claim, pod_label, slots_of
 from strata_planner.contract.control import GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, slot_secret
 from strata_planner.contract.plan import NO_SPECULATION, Plan
 
 log = logging.getLogger(__name__)
+
+APPLY_EACH_SECONDS = 12.0  # for each deployment there is
 
 
 @dataclass(frozen=True)
@@ -64,23 +70,23 @@ class ControllerOptions:
 class Look:
     """One look at the cluster, and what has been dealt by the time that somebody asks."""
 
-    snapshot: Snapshot
+    stock: Stock
     options: ControllerOptions
     clock: Clock
-    _read: dict[tuple[str, str], Records] = field(default_factory=dict)  # each deployment's records are read once
+    readings: Readings
+    inventories: Inventories
+
+    def part(self, deployment: LLMDeployment) -> Snapshot:
+        return self.stock.part(deployment.namespace, deployment.name)
 
     def records_of(self, deployment: LLMDeployment) -> Records:
-        name = (deployment.namespace, deployment.name)
-        if name not in self._read:
-            self._read[name] = self.snapshot.records_of(*name)
-        return self._read[name]
+        return self.readings.records(deployment, self.part(deployment))
 
     def inventory(self, deployment: LLMDeployment, ledger: DeviceLedger) -> Inventory:
-        claims = ledger.others(deployment.metadata.uid)
-        return take_inventory(deployment, self.snapshot.nodes, self.snapshot.pods, claims, self.options.inventory)
+        return self.inventories.of(deployment, ledger)
 
     def view(self, deployment: LLMDeployment, ledger: DeviceLedger, kept: Kept) -> View:
-        snapshot, seconds = self.snapshot, self.clock.seconds()
+        snapshot, seconds = self.part(deployment), self.clock.seconds()
         records, unread = self.records_of(deployment)
         inventory = self.inventory(deployment, ledger)
         key = snapshot.control_key_of(deployment) or kept.control_key
@@ -98,17 +104,17 @@ class Look:
             now=self.clock.now(),
             deployment=deployment,
             records=records,
-            nodes=node_views(snapshot.nodes),
+            nodes=self.stock.node_views(),
             pods=pod_views(deployment, snapshot.pods),
             stateful_sets=snapshot.stateful_sets_of(deployment),
             templates=snapshot.templates_of(deployment),
             seen=seen,
             inventory_digest=inventory.digest,
-            devices=sum(device.count for node in inventory.cluster.nodes for device in node.devices),
-            refused=inventory.refused,
+            devices=inventory.devices,
+            refused=inventory.told,
             manifests=manifests,
-            applied=kept.still_applied(seconds),
-            usable=frozenset(node.name for node in inventory.cluster.nodes),
+            applied=kept.still_applied(seconds, self._apply_again_seconds()),
+            usable=inventory.usable,
             failures=dict(kept.failures),
             gateway_pods=gateway_pod_views(deployment, snapshot.pods),
             gateway_ready=gateway_is_ready(deployment, snapshot.pods),
@@ -126,24 +132,55 @@ class Look:
         newest = records[-1].epoch.number if records else 0
         if deployment.status.committed_epoch != newest:
             return ()
-        numbers = self.snapshot.lone_keys_of(deployment.namespace, deployment.name) | {each.number for each in unread}
+        alone = self.part(deployment).lone_keys_of(deployment.namespace, deployment.name)
+        numbers = alone | {each.number for each in unread}
         return tuple(number for number in sorted(numbers) if 0 < number < newest)
 
     def ledger(self) -> DeviceLedger:
         """What the newest plans of all deployments take, whether their pods exist yet or not."""
         claims: dict[str, tuple[Claim, ...]] = {}
-        for thing in self.snapshot.deployments:
+        for thing in self.stock.deployments:
             meta = thing["metadata"]
             if meta.get("deletionTimestamp"):
                 continue
             try:
-                deployment = deployment_from_object(thing)
+                deployment = self.readings.deployment(thing)
                 records, _ = self.records_of(deployment)
                 if records:
-                    claims[meta["uid"]] = claims_of(deployment, records[-1].epoch.plan, records[-1].cluster)
+                    claims[meta["uid"]] = self.readings.claims(deployment, records[-1])
             except Exception as error:  # noqa: BLE001  whatever one deployment holds, the others' devices are still theirs
                 log.warning("%s/%s is left out of the ledger: %s", meta["namespace"], meta["name"], error)
         return DeviceLedger(claims)
+
+    def newest_numbers(self) -> dict[str, int]:
+        """The highest epoch on record of each deployment, by its uid."""
+        metas = [thing["metadata"] for thing in self.stock.deployments]
+        return {
+            meta["uid"]: max(map(epoch_number, self.stock.part(meta["namespace"], meta["name"]).config_maps), default=0)
+            for meta in metas
+        }
+
+    def stranded_pods(self) -> list[dict[str, Any]]:
+        """Slot and gateway pods on their way out whose deployment and node are both gone: nobody else confirms their end."""
+        known = {(thing["metadata"]["namespace"], thing["metadata"]["name"]) for thing in self.stock.deployments}
+        namespaces, nodes = self.options.namespaces, self.stock.node_views()
+        return [
+            pod
+            for pod in self.stock.own_pods()
+            if pod["metadata"].get("deletionTimestamp")
+            and (not namespaces or pod["metadata"]["namespace"] in namespaces)
+            and pod["metadata"]["namespace"] not in self.stock.unread  # whose deployments nobody knows
+            and (pod["metadata"]["namespace"], pod_label(pod, INSTANCE_LABEL)) not in known
+            and _is_away(nodes.get(pod["spec"].get("nodeName", "")))
+        ]
+
+    def _apply_again_seconds(self) -> float:
+        """Those of all deployments together are applied at a pace that the API server does not notice."""
+        return max(APPLY_AGAIN_SECONDS, APPLY_EACH_SECONDS * len(self.stock.deployments))
+
+
+def _is_away(node: NodeView | None) -> bool:
+    return node is None or node.away_since is not None
 
 
 def _manifests(deployment: LLMDeployment, newest: EpochRecord, options: RenderOptions) -> tuple[dict[str, Any], ...]:

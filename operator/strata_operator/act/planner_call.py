@@ -4,10 +4,11 @@ Runs in a process of its own (plan_worker): a tenant's model and wishes decide h
 Whatever goes wrong is an answer too, with a reason for status; `passing`: asking again may help although nothing changes.
 """
 
+import logging
 from typing import Any
 
-from strata_operator.api import deployment_from_object
-from strata_operator.decide.planning import request_for, with_draft_model
+from strata_operator.api import LLMDeployment, deployment_from_object
+from strata_operator.decide.planning import request_for, takeover_of, with_draft_model
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.observe.model_files import check_shards, read_beside, read_model
 from strata_planner.answer.alternatives import with_alternatives
@@ -17,7 +18,10 @@ from strata_planner.contract.values import Value
 from strata_planner.errors import InfeasibleError, InputError, PlannerError
 from strata_planner.question.cluster import Cluster
 from strata_planner.replan.decision import ReplanWishes, replan
+from strata_planner.replan.repair import Repair, RepairNote, repair
 from strata_planner.search.planning import PlanRequest, make_plan
+
+log = logging.getLogger(__name__)
 
 
 class Question(Value, frozen=True):
@@ -35,6 +39,7 @@ class Question(Value, frozen=True):
     time_limit_seconds: float = 3600.0
     reason: str = ""  # why it is asked, in CamelCase: for logs
     draft_uri: str = ""
+    repair: bool = False  # of `running`, before any search
 
 
 class Answer(Value, frozen=True):
@@ -44,6 +49,8 @@ class Answer(Value, frozen=True):
     reason: str = ""
     message: str = ""
     passing: bool = False
+    repair: RepairNote | None = None  # the plan is a repair
+    gain: float | None = None  # of the best plan that was found over the running one, as a share
 
 
 def answer_to(question: Question) -> Answer:
@@ -51,7 +58,7 @@ def answer_to(question: Question) -> Answer:
     if not question.cluster.nodes:
         return Answer(None, "NoDevices", "; ".join(("no node has a device that may be used", *question.refused)))
     try:
-        return Answer(_plan(question))
+        return _plan(question)
     except InfeasibleError as error:
         return Answer(None, "Infeasible", "; ".join((str(error), *question.refused)))
     except Exception as error:  # noqa: BLE001  said in status
@@ -77,7 +84,7 @@ TOO_LARGE = (
 )
 
 
-def _plan(question: Question) -> Plan:
+def _plan(question: Question) -> Answer:
     deployment = deployment_from_object(question.deployment)
     limit = int(min(deployment.spec.planning.time_limit_seconds, question.time_limit_seconds))
     planning = deployment.spec.planning.model_copy(update={"time_limit_seconds": max(1, limit)})
@@ -91,11 +98,23 @@ def _plan(question: Question) -> Plan:
         draft = read_model(question.draft_uri or small.uri, token=question.token)
         check_shards(draft.uri)
         request = with_draft_model(request, draft.config, draft.uri)
+    if question.repair and question.running and (mended := _repaired(request, question.running, deployment)):
+        return Answer(mended.plan, repair=mended.note)
     return _best(request, question.running, deployment.spec.replanning.min_gain)
 
 
-def _best(request: PlanRequest, running: Plan | None, min_gain: float) -> Plan:
+def _repaired(request: PlanRequest, running: Plan, deployment: LLMDeployment) -> Repair | None:
+    """None where only a search helps; the log says why."""
+    try:
+        return repair(request, running, takeover_of(deployment))
+    except PlannerError as error:
+        log.warning("%s is planned anew, not repaired: %s", deployment.name, error)
+        return None
+
+
+def _best(request: PlanRequest, running: Plan | None, min_gain: float) -> Answer:
     """The running one where no other is enough better."""
     if running is None:
-        return with_alternatives(request, make_plan(request)).plan
-    return replan(request, running, ReplanWishes(min_gain=min_gain)).plan
+        return Answer(with_alternatives(request, make_plan(request)).plan)
+    found = replan(request, running, ReplanWishes(min_gain=min_gain))
+    return Answer(found.plan, gain=found.gained)

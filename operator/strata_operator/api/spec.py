@@ -237,6 +237,26 @@ class PlanningSpec(ApiType):
     overrides: PlanningOverrides = PlanningOverrides()
 
 
+class TakeoverSpec(ApiType):
+    """What the plan that a loss is repaired by may cost in quality, while it serves: neighbours make room for lost layers by fewer bits."""
+
+    min_bits: Literal[3, 4, 5, 6, 7, 8, 16] = 3
+    """No layer is lowered below so many bits, whatever `precision.allowed` has."""
+    max_perplexity_increase: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """Points of perplexity over 16 bits, at most; by default those of the objective. Needs the model's calibration (`strata sensitivity`)."""
+    exact: bool = False
+    """Lower no bits at all: answers go on as they would have. Where that leaves no room, fewer requests run at once, or a new plan is made."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.exact) || !self.exact || !has(self.maxPerplexityIncrease)",
+            message="an exact takeover lowers no bits; remove maxPerplexityIncrease or set exact to false",
+            holds=lambda wish: not wish.exact or wish.max_perplexity_increase is None,
+            path="maxPerplexityIncrease",
+        ),
+    )
+
+
 class ReplanningSpec(ApiType):
     grace_period_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
     """How long a node may be away before a new plan is made without it."""
@@ -248,6 +268,8 @@ class ReplanningSpec(ApiType):
     prepare_timeout_seconds: Annotated[int, Field(ge=10, le=86_400)] = 1800
     """How long a slot may make no progress in loading its part of a new plan, the download of the model included, before it is
     planned without."""
+    takeover: TakeoverSpec = TakeoverSpec()
+    """Of the repair that is taken at once after a loss; a better plan is looked for while it serves, and taken if it gains `minGain`."""
 
 
 class DraftModelSpec(ApiType):

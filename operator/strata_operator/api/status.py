@@ -109,6 +109,24 @@ class StageStatus(StatusType):
     """Since when it is that far."""
 
 
+class RepairStatus(StatusType):
+    """How a loss was repaired, without any search: a better plan is looked for while this one serves."""
+
+    kind: Text
+    """How far it had to go: neighbours, reshuffle, spareDevices, fewerSequences or withoutReplica."""
+    layers_moved: Annotated[int, Field(ge=0)]
+    """Layers that changed their device."""
+    bits_lowered: Annotated[int, Field(ge=0)]
+    """Layers that have fewer bits than before."""
+    loaded_bytes: Annotated[int, Field(ge=0)]
+    kept_share: Annotated[float, Field(ge=0)]
+    """Of what the plan gave before the loss, as predicted, by the objective."""
+    milliseconds: Annotated[float, Field(ge=0)]
+    """That finding it took."""
+    improvement: float | None = None
+    """The share that the best plan found since would gain, less than `replanning.minGain`; absent while it is looked for or was taken."""
+
+
 class Replan(StatusType):
     """Why a new epoch was made and what it cost."""
 
@@ -119,6 +137,17 @@ class Replan(StatusType):
     node: Text | None = None
     seconds_to_plan: Annotated[float, Field(ge=0)] | None = None
     seconds_to_ready: Annotated[float, Field(ge=0)] | None = None
+    noticed_at: Moment | None = None
+    """When the operator first wanted this plan, to the millisecond, as the following."""
+    planned_at: Moment | None = None
+    prepared_at: Moment | None = None
+    """When all its slots were seen to have loaded their parts."""
+    committed_at: Moment | None = None
+    """When all its slots were seen to have switched."""
+    gain: float | None = None
+    """Of a better plan: the share that it gains over the one before."""
+    repair: RepairStatus | None = None
+    """Absent where the plan was searched for."""
 
 
 class Exclusion(StatusType):

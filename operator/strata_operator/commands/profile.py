@@ -60,6 +60,7 @@ class ProfileOptions:
     company: int = 0
     formats: tuple[str, ...] = ()
     kv_bits: int | None = None
+    ranks: int = 1  # of a stage whose strategies are timed too
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,4 +278,5 @@ def _flags(options: ProfileOptions) -> list[str]:
     flags = ["--device", options.device, "--type", options.device_type]
     flags += ["--output", str(options.output)] if options.output else []
     flags += ["--company", str(options.company)] if options.company else []
+    flags += ["--ranks", str(options.ranks)] if options.ranks > 1 else []
     return flags + ["--quick"] * options.quick + ["--fresh"] * options.fresh

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from strata_operator.commands.inputs import Question
-from strata_operator.decide.planning import compute_type_for, corrected
+from strata_operator.decide.planning import compute_type_for, corrected, takeover_of
 from strata_operator.errors import InvalidInputError
 from strata_planner.answer.compared import Compared, Told, compared
 from strata_planner.answer.front import Width, front
@@ -26,6 +26,7 @@ from strata_planner.question.catalogue import CPU, catalogue
 from strata_planner.question.changes import Change, changed, parse_change, parse_prices, priced
 from strata_planner.question.cluster import Cluster
 from strata_planner.question.request import PlanRequest
+from strata_planner.replan.losses import LossTold, losses_table, told_of_losses
 from strata_planner.search.metric import value_of_plan
 
 S = TypeVar("S")
@@ -67,12 +68,15 @@ class Found:
     plan: Plan
     base: Compared
     what_if: tuple[Compared, ...] = ()
+    losses: tuple[LossTold, ...] = ()
     next_device: tuple[Ranked, ...] = ()
     front: tuple[Width, ...] = ()
 
     def tables(self) -> Iterator[Table]:
         if self.what_if:
             yield what_if_table(self.base, self.what_if)
+        if self.losses:
+            yield losses_table(self.losses)
         if self.next_device:
             yield next_device_table(self.next_device)
         if self.front:
@@ -83,6 +87,7 @@ class Found:
         return {
             "asItIs": self.base.as_json(),
             "whatIf": [each.as_json() for each in self.what_if],
+            "repairs": [each.as_json() for each in self.losses],
             "nextDevice": [each.as_json() for each in self.next_device],
             "front": [each.as_json() for each in self.front],
         }
@@ -123,7 +128,9 @@ class Studies:
             with _bar("next device", len(self._offers) + min(len(self._offers), 2 * THOROUGH)) as told:
                 best, ranked = next_device(self.request, best, self._offers, told)
         base = compared(AS_IT_IS, self.request, best, value_of_plan(self.request, best))
-        return Found(best, base, tuple(rows), tuple(ranked), tuple(widths))
+        asked = [(name, asked, row.value) for (name, asked), row in zip(self._variants, rows, strict=True)]
+        lost = told_of_losses(best, asked, takeover_of(self._question.deployment))
+        return Found(best, base, tuple(rows), lost, tuple(ranked), tuple(widths))
 
     def _asked(self, request: PlanRequest, cluster: Cluster) -> PlanRequest:
         """The question about another cluster, which the deployment corrects like its own."""

@@ -14,11 +14,13 @@ from strata_operator.api import LLMDeployment
 from strata_operator.api.load import read_text
 from strata_operator.commands.inputs import Question, measured, read_question
 from strata_operator.commands.profile import profiles_for
+from strata_operator.decide.planning import takeover_of
 from strata_operator.errors import InvalidInputError
 from strata_operator.local import launcher as launching
 from strata_operator.local.acceptance import acceptance_kept, kept_acceptance
 from strata_operator.local.deployment import Begun, LocalDeployment, LocalOptions, Programs
 from strata_operator.local.machine import check_threads, free_memory_bytes, gpu_count, threads_of_slots
+from strata_operator.local.mending import Mender
 from strata_operator.local.phases import Phases, age_seconds, phases_of_processes, phases_table
 from strata_operator.local.ports import check_port, free_port
 from strata_operator.local.preflight import (
@@ -126,6 +128,9 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
         sys.stdout.write("checked: everything that can be told before loading is in order\n")
         return
     local = local_options(options, question, outcome.plan, logs)
+    local = replace(
+        local, mender=Mender(request, takeover_of(question.deployment), question.deployment.spec.replanning.min_gain)
+    )
 
     def tell() -> None:
         if options.verbose:

@@ -17,6 +17,7 @@ class MakePlan:
     recorded: bool = False  # by the spec that the newest epoch was planned for, not by the object's
     margin: float = 0.0  # share of each device's memory to leave free beyond the rules
     optional: bool = False  # only a plan that gains `replanning.minGain` over the running one
+    repair: bool = False  # of the plan in force, in milliseconds, where it can be repaired
 
 
 @dataclass(frozen=True, slots=True)

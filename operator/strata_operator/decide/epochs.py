@@ -8,7 +8,8 @@ anew goes on where the last one stopped. Knows nothing of sockets, processes or 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strata_operator.render.epoch import Epoch
+from strata_operator.decide.formation import replicas_going_on, why_not_going_on
+from strata_operator.render.epoch import Epoch, Formation
 from strata_planner.contract.control import (
     Commit,
     GatewayStatus,
@@ -25,10 +26,17 @@ from strata_planner.contract.roles import Role, roles_of
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What has been recorded: the newest epoch, and the highest number recorded as committed (0: none)."""
+    """What has been recorded: the newest epoch, the highest number recorded as committed (0: none) and, where it is kept, that epoch."""
 
     newest: Epoch | None = None
     committed: int = 0
+    in_force: Epoch | None = None
+
+    def with_newest(self, epoch: Epoch) -> "Ledger":
+        return Ledger(epoch, self.committed, self.in_force)
+
+    def with_commit(self, number: int) -> "Ledger":
+        return Ledger(self.newest, number, self.newest if self.newest and self.newest.number == number else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,7 @@ class CreateEpoch:
     number: int
     plan: Plan
     reason: str
+    formations: tuple[Formation, ...] = ()  # replicas that go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +92,16 @@ def next_steps(desired: Plan, ledger: Ledger, seen: Observed) -> tuple[Step, ...
     """The first rule that has something to do; nothing when all is as desired or someone must answer first."""
     reason = why_new_epoch(desired, ledger, seen)
     if reason or ledger.newest is None:
-        return (CreateEpoch(1 + highest_epoch(ledger, seen), desired, reason),)
+        return (CreateEpoch(1 + highest_epoch(ledger, seen), desired, reason, going_on(desired, ledger, seen)),)
     epoch = ledger.newest
     if ledger.committed < epoch.number:
         return _refusals(epoch, seen) or _prepares(epoch, seen) or _record(epoch, seen)
     return _commits(epoch, seen) or _routes(epoch, seen)
+
+
+def going_on(desired: Plan, ledger: Ledger, seen: Observed) -> tuple[Formation, ...]:
+    """The replicas that a new epoch of this plan leaves as they are."""
+    return replicas_going_on(desired, (ledger.in_force, ledger.newest), seen.slots)
 
 
 def why_new_epoch(desired: Plan, ledger: Ledger, seen: Observed) -> str:
@@ -101,9 +115,9 @@ def why_new_epoch(desired: Plan, ledger: Ledger, seen: Observed) -> str:
         return (
             f"epoch {highest_epoch(ledger, seen)} is known to a slot or gateway; the newest on record is {epoch.number}"
         )
-    if ledger.committed < epoch.number or not slots_of(epoch.plan) <= set(seen.slots):
+    if not slots_of(epoch.plan) <= set(seen.slots):
         return ""  # a slot that is away cannot prepare: wait for it, or for another plan
-    return why_broken(epoch, seen)
+    return why_broken(epoch, seen) if ledger.committed >= epoch.number else why_not_going_on(epoch, seen.slots)
 
 
 def why_broken(epoch: Epoch, seen: Observed) -> str:
@@ -190,12 +204,14 @@ def _prepares(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
 
 
 def _prepare(epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAddress], *, with_keys: bool) -> Prepare:
+    formed = tuple(epoch.formed_in(role.replica) for role in roles)
     return Prepare(
         epoch=epoch.number,
         key=request_secret(epoch.key),
         roles=roles,
         slots=addresses,
         role_keys=tuple(role_keys(epoch.key, role) for role in roles) if with_keys else (),
+        formed=formed if set(formed) != {epoch.number} else (),
     )
 
 
@@ -222,7 +238,7 @@ def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     route = SetRoute(
         epoch=epoch.number,
         key=request_secret(epoch.key),
-        leaders=_leaders(epoch.plan, seen.addresses),
+        leaders=_leaders(epoch, seen.addresses),
         max_model_len=epoch.plan.max_model_len,
     )
     return tuple(
@@ -230,16 +246,19 @@ def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     )
 
 
-def _leaders(plan: Plan, addresses: Mapping[str, SlotAddress]) -> tuple[Leader, ...]:
-    rates = {replica.replica: replica.decode_rate for replica in plan.replicas}
+def _leaders(epoch: Epoch, addresses: Mapping[str, SlotAddress]) -> tuple[Leader, ...]:
+    rates = {replica.replica: replica.decode_rate for replica in epoch.plan.replicas}
+    formed = {each.replica: each.epoch for each in epoch.formations}
     return tuple(
         Leader(
             replica=role.replica,
             slot=slot,
             endpoint=f"tcp://{addresses[slot].host}:{addresses[slot].request_port + place}",
             tokens_per_second=rates[role.replica],
+            formed=formed.get(role.replica, 0),
+            key=request_secret(epoch.key_of(role.replica)) if role.replica in formed else "",
         )
-        for slot, roles in sorted(roles_of(plan).items())
+        for slot, roles in sorted(roles_of(epoch.plan).items())
         for place, role in enumerate(roles)
         if role.leader
     )

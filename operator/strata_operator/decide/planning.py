@@ -24,6 +24,7 @@ from strata_planner.question.draft_head import head_model
 from strata_planner.question.model import Model
 from strata_planner.question.request import MOST_PADDED_ROWS, ONE_PIPELINE, Objective, PlanRequest
 from strata_planner.question.workload import Workload
+from strata_planner.replan.repair import Takeover
 from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
 
 
@@ -228,6 +229,12 @@ def _sensitivity(calibration: Calibration | None, model: Model) -> Sensitivity |
     return Sensitivity.from_statistics(calibration)
 
 
+def takeover_of(deployment: LLMDeployment) -> Takeover:
+    """What `spec.replanning.takeover` lets a repair cost."""
+    wish = deployment.spec.replanning.takeover
+    return Takeover(wish.min_bits, wish.max_perplexity_increase, wish.exact)
+
+
 def corrected(deployment: LLMDeployment, cluster: Cluster) -> Cluster:
     """Without the excluded nodes, with the user's corrections of memory and links. Raises ClusterError if none is left."""
     excluded = set(deployment.spec.placement.exclude)
@@ -238,9 +245,8 @@ def corrected(deployment: LLMDeployment, cluster: Cluster) -> Cluster:
             if excluded
             else "the cluster has no nodes; describe at least one with its devices"
         )
-    links = tuple(link for link in cluster.links if not excluded & {link.source, link.target})
     overrides = deployment.spec.planning.overrides
-    return msgspec.structs.replace(cluster, nodes=nodes, links=links).with_overrides(
+    return cluster.restricted_to({node.name for node in nodes}).with_overrides(
         memory_margin_bytes=overrides.memory_margin_bytes,
         usable_memory_fraction=overrides.usable_memory_fraction,
         link_gbps=overrides.link_gbps,

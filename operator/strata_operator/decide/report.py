@@ -4,6 +4,7 @@ Status says what is; events say what has just changed in it, in the same words.
 """
 
 from collections import Counter
+from typing import Any
 
 from strata_operator.api import Condition, LLMDeploymentStatus
 from strata_operator.api.status import (
@@ -13,6 +14,7 @@ from strata_operator.api.status import (
     AlternativeStatus,
     Performance,
     PlanStatus,
+    RepairStatus,
     Replan,
     SpeculationStatus,
     StageStatus,
@@ -22,9 +24,10 @@ from strata_operator.decide.conditions import Outcome, conditions_of, is_serving
 from strata_operator.decide.troubles import progress
 from strata_operator.decide.view import View
 from strata_operator.render.names import gateway_url
-from strata_operator.render.records import EpochRecord, stamp
+from strata_operator.render.records import EpochRecord, exact_stamp, stamp
 from strata_planner.contract.draft_weights import draft_wish
 from strata_planner.contract.plan import NO_SPECULATION, Prediction, Stage
+from strata_planner.replan.repair import RepairNote
 
 NEWS_OF_ACCEPTANCE = 0.05
 GOOD_NEWS = {"Planned", "Ready"}
@@ -62,7 +65,7 @@ def status_of(view: View, outcome: Outcome) -> LLMDeploymentStatus:
         conditions=conditions_of(view, outcome, ready=ready),
         plan=_plan_status(newest) if newest else None,
         stages=stages,
-        replans=_replans(view, ready=ready),
+        replans=_replans(view, outcome.committed, ready=ready),
         exclusions=outcome.memory.exclusions,
         backoff=outcome.memory.backoff,
         speculation=_speculation(view),
@@ -157,17 +160,46 @@ def _devices(view: View) -> str | None:
     return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or None
 
 
-def _replans(view: View, *, ready: bool) -> tuple[Replan, ...]:
-    """One entry per epoch after the first; the newest gets its seconds when it serves for the first time."""
+def _replans(view: View, committed: int, *, ready: bool) -> tuple[Replan, ...]:
+    """One entry per epoch after the first; the newest gets its moments as it comes to them, and its seconds when it serves for the first
+    time.
+    """
     known = {replan.epoch: replan for replan in view.deployment.status.replans}
     for record in view.records[1:]:
         number = record.epoch.number
         known.setdefault(number, _replan(record))
         is_newest = record is view.newest
+        if is_newest:
+            known[number] = _come_further(view, known[number], committed)
         if ready and is_newest and known[number].seconds_to_ready is None:
             seconds = (view.now - record.at).total_seconds()
             known[number] = known[number].model_copy(update={"seconds_to_ready": round(max(0.0, seconds), 1)})
     return tuple(known[number] for number in sorted(known)[-MAX_REPLANS:])
+
+
+def _come_further(view: View, replan: Replan, committed: int) -> Replan:
+    """What is seen of the newest epoch for the first time; of a repair also what a search since found."""
+    moments, now = dict[str, Any](), exact_stamp(view.now)
+    if replan.prepared_at is None and committed == replan.epoch:
+        moments["prepared_at"] = now
+    slots = {stage.slot for stage in view.stages()}
+    if replan.committed_at is None and slots and all(_has_switched(view, slot, replan.epoch) for slot in slots):
+        moments["committed_at"] = now
+    if replan.repair is not None and (found := _improvement(view)) is not None:
+        moments["repair"] = replan.repair.model_copy(update={"improvement": found})
+    return replan.model_copy(update=moments) if moments else replan
+
+
+def _has_switched(view: View, slot: str, epoch: int) -> bool:
+    status = view.seen.slots.get(slot)
+    return status is not None and status.committed_epoch == epoch
+
+
+def _improvement(view: View) -> float | None:
+    """Of the newest search for a better plan than the repair that serves; None while there was none."""
+    looks = [each for each in view.failures.values() if each.kept and view.newest and each.at >= view.newest.at]
+    newest = max(looks, key=lambda each: each.at, default=None)
+    return round(newest.gain, 4) if newest else None
 
 
 def _replan(record: EpochRecord) -> Replan:
@@ -177,6 +209,21 @@ def _replan(record: EpochRecord) -> Replan:
         reason=record.cause.reason,
         node=record.cause.node or None,
         seconds_to_plan=record.cause.seconds_to_plan,
+        noticed_at=exact_stamp(record.cause.noticed) if record.cause.noticed else None,
+        planned_at=exact_stamp(record.cause.planned) if record.cause.planned else None,
+        gain=record.cause.gain,
+        repair=_repair(record.cause.repair) if record.cause.repair else None,
+    )
+
+
+def _repair(note: RepairNote) -> RepairStatus:
+    return RepairStatus(
+        kind=note.kind,
+        layers_moved=note.layers_moved,
+        bits_lowered=note.bits_lowered,
+        loaded_bytes=note.loaded_bytes,
+        kept_share=note.kept_share,
+        milliseconds=note.milliseconds,
     )
 
 

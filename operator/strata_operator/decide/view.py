@@ -83,6 +83,7 @@ class PlanFailure:
     wish: str = ""  # what the plan was wanted for
     passing: bool = False
     kept: bool = False
+    gain: float = 0.0  # of what was found and not taken, as a share
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,9 @@ class View:
 
     @property
     def ledger(self) -> Ledger:
-        newest = self.newest
-        return Ledger(newest.epoch if newest else None, self.deployment.status.committed_epoch)
+        newest, committed = self.newest, self.deployment.status.committed_epoch
+        in_force = next((record.epoch for record in self.records if record.epoch.number == committed), None)
+        return Ledger(newest.epoch if newest else None, committed, in_force)
 
     @property
     def plan(self) -> Plan | None:

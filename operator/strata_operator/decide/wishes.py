@@ -7,7 +7,7 @@ it; plans that the operator makes of itself wait longer and longer (exclusions).
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from strata_operator.decide.actions import MakePlan
 from strata_operator.decide.brake import closed, cordoned, losses
@@ -86,7 +86,7 @@ def _wishes(view: View, memory: Memory, found: tuple[Trouble, ...], steps: tuple
     margin = view.newest.cause.margin
     again = MakePlan("", without, recorded=True, margin=margin)
     if lost:
-        yield replace(again, reason=LOST, node=lost[0])
+        yield replace(again, reason=LOST, node=lost[0], repair=True)
     if view.newest.cause.spec_digest != view.spec_digest:
         yield MakePlan("SpecChanged", without)
     if found:
@@ -119,27 +119,38 @@ def _short_of_memory(view: View, steps: tuple[Step, ...]) -> str:
 
 
 def _better(view: View, again: MakePlan) -> Iterator[MakePlan]:
-    """When the cluster offers something else than the plan was made for, and all is at rest."""
+    """When the cluster offers something else than the plan was made for, and all is at rest; or while a repair serves."""
     newest = view.newest
-    if newest is None or not _is_steady(view):
+    if newest is None or not (_is_steady(view) or _is_repaired(view)):
         return
     unsteady = view.usable - {stage.node for stage in view.stages()}
     unsteady = frozenset(name for name in unsteady if not _has_been_ready(view, name))
     wish = replace(again, reason=BETTER, without=again.without | unsteady, optional=True)
     offered = (view.inventory_digest, without_digest(view, wish.without))
-    if offered == (newest.cause.inventory_digest, newest.cause.without):
+    if offered == (newest.cause.inventory_digest, newest.cause.without) and not _is_repaired(view):
         return
-    looked = max((each.at for each in view.failures.values() if each.wish == BETTER), default=None)
+    since = newest.at if _is_repaired(view) else None
+    looks = (each.at for each in view.failures.values() if each.wish == BETTER)
+    looked = max((at for at in looks if since is None or at >= since), default=None)
     if looked is None or view.now - looked >= LOOK_AGAIN:
         yield wish
 
 
+def _is_repaired(view: View) -> bool:
+    """Whether what serves is the repair of a loss, made without any search."""
+    return view.newest is not None and view.newest.cause.repair is not None and _ready_since(view) is not None
+
+
 def _is_steady(view: View) -> bool:
+    ready = _ready_since(view)
+    return ready is not None and view.newest is not None and view.now - max(view.newest.at, ready) >= STEADY
+
+
+def _ready_since(view: View) -> datetime | None:
+    """None while the newest plan does not serve."""
     conditions = view.deployment.status.conditions
     ready = next((each for each in conditions if each.type == "Ready" and each.status == "True"), None)
-    if ready is None or not view.is_committed or view.newest is None:
-        return False
-    return view.now - max(view.newest.at, moment(ready.last_transition_time)) >= STEADY
+    return moment(ready.last_transition_time) if ready and view.is_committed else None
 
 
 def _has_been_ready(view: View, name: str) -> bool:

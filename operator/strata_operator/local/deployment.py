@@ -28,10 +28,12 @@ from strata_operator.decide.epochs import (
     Step,
     is_ready,
     next_steps,
+    slots_of,
 )
 from strata_operator.local import launcher as launching
-from strata_operator.local.errors import RefusedError
+from strata_operator.local.errors import CrashedError, RefusedError
 from strata_operator.local.launcher import LAUNCHER_LOG, Launcher, begin
+from strata_operator.local.mending import Mender
 from strata_operator.local.phases import Phases, phase_of
 from strata_operator.local.ports import check_port
 from strata_operator.local.progress import Progress
@@ -73,6 +75,7 @@ class LocalOptions:
     prepare_timeout_seconds: float = 1800.0  # so long a slot may load without getting any further
     programs: Programs = Programs()
     verify: bool = True  # what slots read of any-precision copies
+    mender: Mender | None = None  # None: a slot that is gone for good ends the deployment
 
     @property
     def url(self) -> str:
@@ -111,15 +114,15 @@ class LocalDeployment:
         self._not_ready_since = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._launcher: Launcher | None = None
+        self._improving: asyncio.Task[Plan] | None = None  # a better plan than the repair that serves is looked for
+        self._is_repaired = False
         self._slots, self._gateway = _make_services(plan, options, new_secret())
 
     async def __aenter__(self) -> Self:
         check_port(self.options.host, self.options.port)
         process = self._begun.launcher or begin(self.options.logs / LAUNCHER_LOG, self.options.programs.launcher)
         self._launcher = launcher = Launcher(process)
-        self._tasks = [
-            asyncio.create_task(service.keep_alive(launcher, self._changed.set)) for service in self._services()
-        ]
+        self._tasks = [asyncio.create_task(self._keep_alive(service, launcher)) for service in self._services()]
         self._tasks.append(asyncio.create_task(self._control()))
         return self
 
@@ -127,9 +130,10 @@ class LocalDeployment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End everything that was started, however this came about."""
-        for task in self._tasks:
+        tasks: list[asyncio.Task[Any]] = [*self._tasks, *([self._improving] if self._improving else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._links.close()
         if self._launcher is not None:
             # What has not answered anybody yet holds nothing that is worth waiting for.
@@ -169,13 +173,39 @@ class LocalDeployment:
         """Wait for it as long as nothing fails."""
         waiting = asyncio.create_task(wanted)
         try:
-            done, _ = await asyncio.wait([waiting, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            while not waiting.done():
+                alive = [task for task in self._tasks if not task.done()]
+                done, _ = await asyncio.wait([waiting, *alive], return_when=asyncio.FIRST_COMPLETED)
+                for task in done:  # of a slot that others took over there is nothing to say
+                    task.result()
         finally:
             waiting.cancel()
             with suppress(asyncio.CancelledError):
                 await waiting
+
+    async def _keep_alive(self, service: Service, launcher: Launcher) -> None:
+        """As long as that is of use; the layers of a slot that is gone for good are taken over by the others."""
+        try:
+            await service.keep_alive(launcher, self._changed.set)
+        except CrashedError:
+            mender = self.options.mender
+            repaired = mender.repaired(self.plan, service.name) if mender and self._was_ready else None
+            if repaired is None or service is self._gateway:
+                raise
+            self.plan, self._is_repaired = repaired, True
+            del self._slots[service.name]
+            self._changed.set()
+
+    def _improve(self) -> None:
+        """While a repair serves a better plan is looked for, in a thread of its own; it is taken if it gains enough."""
+        task, mender = self._improving, self.options.mender
+        if task is not None and task.done():
+            self._improving = None
+            if self._is_repaired and slots_of(task.result()) <= set(self._slots):
+                self.plan, self._is_repaired = task.result(), False
+        elif task is None and mender is not None and self._is_repaired and self._ready.is_set():
+            self._improving = asyncio.create_task(asyncio.to_thread(mender.improved, self.plan))
+            self._improving.add_done_callback(lambda _: self._changed.set())
 
     async def _control(self) -> None:
         """Look, act, wait for a change."""
@@ -185,6 +215,7 @@ class LocalDeployment:
             self._links.follow({service.name: service.control for service in self._services() if service.control})
             before, steps = steps, next_steps(self.plan, self._ledger, self._observed())
             await self._say_ready()
+            self._improve()
             self._tell_phase()
             self._progress()
             if steps:
@@ -224,9 +255,10 @@ class LocalDeployment:
                     return  # one has just died: it is started again first
                 await self._pace()
                 log.info("epoch %d: %s", step.number, step.reason)
-                self._ledger = Ledger(Epoch(step.number, new_secret(), step.plan), self._ledger.committed)
+                epoch = Epoch(step.number, new_secret(), step.plan, step.formations)
+                self._ledger = self._ledger.with_newest(epoch)
             case RecordCommit(number=number):
-                self._ledger = Ledger(self._ledger.newest, number)
+                self._ledger = self._ledger.with_commit(number)
             case SendToSlot(slot=name, message=message):
                 await self._links.send(name, message)
                 if isinstance(message, Commit):

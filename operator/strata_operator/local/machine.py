@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MEASURE = (sys.executable, "-m", "strata_runtime.measuring.measure")
 MEASURE_SECONDS = 240
-USUAL_MEASURE_SECONDS = 40
+USUAL_MEASURE_SECONDS = 50
 FREE_MEMORY_SHARE = 0.8  # of what is free now: other programs of this machine go on
 _MIB = 1 << 20
 
@@ -67,8 +67,19 @@ def with_measured_rates(cluster: Cluster, *, fresh: bool = False) -> Cluster:
     """CPU devices without a profile of their own get the rates of this processor; `fresh`: measured now, whatever is kept. Raises LocalError."""
     for threads in cluster.cpu_threads():
         log.info("measuring the processor, threads: %d; %d s, once for this machine", threads, USUAL_MEASURE_SECONDS)
-        cluster = cluster.with_profile(_measure(threads, fresh=fresh))
+        measured = _measure(threads, fresh=fresh)
+        cluster = cluster.with_profile(beside_gateway(measured, cluster, cores()))
     return cluster
+
+
+def beside_gateway(profile: DeviceProfile, cluster: Cluster, processors: int) -> DeviceProfile:
+    """Where slots fill all processors, the gateway works on theirs: each slot loses its share of what every token takes there."""
+    slots = [device for node in cluster.nodes for device in node.devices if device.type == CPU]
+    count = sum(device.count for device in slots)
+    if not count or sum(device.count * max(1, device.threads) for device in slots) < processors:
+        return profile
+    seconds = profile.sequence_step_seconds + profile.gateway_token_seconds / count
+    return msgspec.structs.replace(profile, sequence_step_seconds=seconds)
 
 
 def check_threads(cluster: Cluster) -> None:

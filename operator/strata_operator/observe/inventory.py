@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import combinations
+from functools import cached_property
 from typing import Any, Self
 
 import msgspec
@@ -35,7 +35,7 @@ from strata_operator.render.slots import (
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.values import ContractError, Value, from_builtins, to_json
 from strata_planner.question.catalogue import catalogue
-from strata_planner.question.cluster import Cluster, Device, Link, LinkRate, Node
+from strata_planner.question.cluster import Cluster, Device, Link, LinkRate, Node, ZoneLinks
 from strata_planner.question.nodes import problems_of_device, problems_of_rate
 from strata_planner.question.reading import load_yaml, problems_in
 
@@ -49,6 +49,7 @@ COMPUTE_LABELS = ("nvidia.com/gpu.compute", "nvidia.com/cuda.compute")  # with .
 ZONE_LABEL = "topology.kubernetes.io/zone"
 REGION_LABEL = "topology.kubernetes.io/region"
 
+MOST_TOLD = 20  # sentences about nodes that are left out
 _MIB = 1 << 20
 _GIB = 1 << 30
 _MOST_LABEL_BYTES = 1 << 50  # no GPU has a petabyte
@@ -65,6 +66,11 @@ class LinkTable(Value, frozen=True):
     between_zones: LinkRate = LinkRate(gbps=5.0, latency_ms=2.0)
     between_regions: LinkRate = LinkRate(gbps=0.5, latency_ms=90.0)
     named: tuple[Link, ...] = ()
+
+    @property
+    def between(self) -> ZoneLinks:
+        """All but what joins nodes of one zone."""
+        return ZoneLinks(self.between_zones, self.between_regions, self.named)
 
     def problems(self) -> Iterator[str]:
         """Rates that no link has, as sentences."""
@@ -99,7 +105,7 @@ class InventoryOptions(Value, frozen=True):
         return options
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inventory:
     """The cluster to plan for; `refused` says of every node with devices that is not (wholly) in it why."""
 
@@ -107,6 +113,22 @@ class Inventory:
     refused: tuple[str, ...]
 
     @property
+    def told(self) -> tuple[str, ...]:
+        """Of what was refused as much as people read, and status holds."""
+        more = len(self.refused) - MOST_TOLD
+        return (*self.refused[:MOST_TOLD], f"and {more} nodes more") if more > 0 else self.refused
+
+    @cached_property
+    def usable(self) -> frozenset[str]:
+        """Names of its nodes."""
+        return frozenset(node.name for node in self.cluster.nodes)
+
+    @cached_property
+    def devices(self) -> int:
+        """How many there are."""
+        return sum(device.count for node in self.cluster.nodes for device in node.devices)
+
+    @cached_property
     def digest(self) -> str:
         """Equal for equal clusters: another one leads to a new plan."""
         return hashlib.sha256(to_json(self.cluster)).hexdigest()[:16]
@@ -123,28 +145,55 @@ def take_inventory(
     options = options or InventoryOptions()
     taken = _taken_by_others(deployment, pods, claims)
     own = _own_slot_pods(deployment, pods)
-    found: list[Node] = []
-    refused: list[str] = []
-    for node in sorted(nodes, key=node_name):
-        name = node_name(node)
-        seen = _SeenNode(deployment, node, taken.get(name, {}), tuple(own.get(name, ())), options)
-        if not seen.has_devices():
-            continue
-        try:
-            devices, reasons = seen.devices()
-        except InvalidInputError as error:  # one node's odd label or amount is that node's trouble
-            devices, reasons = [], list(error.problems)
-        refused += [f"node {name}: {reason}" for reason in reasons]
-        if devices:
-            labels = node_labels(node)
-            found.append(Node(name, tuple(devices), labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")))
+    offers = (
+        offer_of(deployment, node, taken.get(node_name(node), {}), tuple(own.get(node_name(node), ())), options)
+        for node in sorted(nodes, key=node_name)
+    )
+    return inventory_of(offers, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one node offers a deployment, and sentences about what it does not."""
+
+    node: Node | None = None
+    refused: tuple[str, ...] = ()
+
+
+def offer_of(
+    deployment: LLMDeployment,
+    node: Mapping[str, Any],
+    taken: Amounts,
+    own_pods: tuple[Mapping[str, Any], ...],
+    options: InventoryOptions,
+) -> Offer:
+    """`taken`: by others. `own_pods`: slots of the deployment that hold devices there."""
+    seen = _SeenNode(deployment, node, taken, own_pods, options)
+    if not seen.has_devices():
+        return NO_OFFER
+    name = node_name(node)
+    try:
+        devices, reasons = seen.devices()
+    except InvalidInputError as error:  # one node's odd label or amount is that node's trouble
+        devices, reasons = [], list(error.problems)
+    labels = node_labels(node)
+    found = Node(name, tuple(devices), labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")) if devices else None
+    return Offer(found, tuple(f"node {name}: {reason}" for reason in reasons))
+
+
+def inventory_of(offers: Iterable[Offer], options: InventoryOptions) -> Inventory:
+    """Of nodes in the order of their names."""
+    known = list(offers)
     cluster = Cluster(
-        nodes=tuple(found),
-        links=tuple(_links(found, options.links)),
+        nodes=tuple(offer.node for offer in known if offer.node),
         default_link=options.links.within_zone,
         profiles=dict(options.profiles),
+        zone_links=options.links.between,
     )
-    return Inventory(cluster, tuple(refused))
+    return Inventory(cluster, tuple(sentence for offer in known for sentence in offer.refused))
+
+
+NO_OFFER = Offer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,25 +387,3 @@ def _own_slot_pods(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]])
         if running and is_pod_of(deployment, pod) and pod_label(pod, COMPONENT_LABEL) == SLOT:
             own.setdefault(pod.get("spec", {}).get("nodeName", ""), []).append(pod)
     return own
-
-
-def _links(nodes: Sequence[Node], table: LinkTable) -> Iterable[Link]:
-    """Links that differ from the default: between nodes whose topology labels differ."""
-    named = {direction: link.rate for link in table.named for direction in link.directions}
-    for one, other in combinations(nodes, 2):
-        there, back = _rate(one, other, table, named), _rate(other, one, table, named)
-        if there == back != table.within_zone:
-            yield Link(one.name, other.name, there.gbps, there.latency_ms)
-        elif there != back:
-            yield Link(one.name, other.name, there.gbps, there.latency_ms, one_way=True)
-            yield Link(other.name, one.name, back.gbps, back.latency_ms, one_way=True)
-
-
-def _rate(one: Node, other: Node, table: LinkTable, named: Mapping[tuple[str, str], LinkRate]) -> LinkRate:
-    """From the one node to the other."""
-    for pair in ((one.zone, other.zone), (one.region, other.region)):
-        if all(pair) and pair in named:
-            return named[pair]
-    if one.region and other.region and one.region != other.region:
-        return table.between_regions
-    return table.between_zones if one.zone and other.zone and one.zone != other.zone else table.within_zone

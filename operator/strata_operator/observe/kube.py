@@ -6,7 +6,7 @@ given a field manager, so that a field dropped from a manifest would stay in the
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import kubernetes.client
 import kubernetes.config
+import msgspec
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import DynamicApiError
 
@@ -23,6 +24,7 @@ FIELD_MANAGER = "strata-operator"
 APPLY = "application/apply-patch+yaml"
 REQUEST_SECONDS = 30.0
 THREADS = 16
+PAGE = 500  # objects in an answer to a list
 
 Object = dict[str, Any]
 
@@ -103,6 +105,14 @@ def kind_of(manifest: Mapping[str, Any]) -> Kind:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """Objects, and the version of the cluster that they were read at."""
+
+    things: list[Object]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """As it goes to the API server."""
 
@@ -155,7 +165,7 @@ class HttpWire:
             if not error.status:  # no answer of the server's, but the client's own trouble with TLS
                 raise
             return int(error.status), {"message": _why(error)}
-        return int(answer.status), json.loads(answer.data)
+        return int(answer.status), msgspec.json.decode(answer.data)
 
 
 class Kube:
@@ -167,14 +177,27 @@ class Kube:
     def __init__(self, wire: Wire, fence: Fence | None = None) -> None:
         self._wire = wire
         self._fence = fence or _NoFence()
+        self.written: Callable[[Kind, Object], None] = lambda _kind, _thing: None  # told what became of each object
 
     def behind(self, fence: Fence) -> "Kube":
         """The same server for whoever may only write while `fence` says so; held up by no request of this one."""
         return Kube(self._wire.beside(), fence)
 
+    async def pages(self, kind: Kind, namespace: str = "", labels: str = "") -> AsyncIterator[Listed]:
+        """All objects as they were at one moment, some at a time: those of a large cluster together take a gigabyte."""
+        query = [("limit", str(PAGE))] + ([("labelSelector", labels)] if labels else [])
+        more = ""
+        while True:
+            token = [("continue", more)] if more else []
+            answer = await self._call("GET", kind.path(namespace), query=tuple(query + token))
+            meta = answer.get("metadata") or {}
+            yield Listed(answer.get("items") or [], int(meta.get("resourceVersion") or 0))
+            more = meta.get("continue") or ""
+            if not more:
+                return
+
     async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Object]:
-        answer = await self._call("GET", kind.path(namespace), query=(("labelSelector", labels),) if labels else ())
-        return list(answer.get("items") or ())
+        return [thing async for page in self.pages(kind, namespace, labels) for thing in page.things]
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         try:
@@ -184,12 +207,14 @@ class Kube:
 
     async def create(self, kind: Kind, manifest: Object) -> Object:
         """Raises AlreadyExistsError."""
-        return await self._call("POST", kind.path(manifest["metadata"].get("namespace", "")), body=manifest)
+        path = kind.path(manifest["metadata"].get("namespace", ""))
+        return self._told(kind, await self._call("POST", path, body=manifest))
 
     async def replace(self, kind: Kind, manifest: Object) -> Object:
         """With the resource version it was read at. Raises AlreadyExistsError (another version) and StaleError (gone)."""
         meta = manifest["metadata"]
-        return await self._call("PUT", kind.path(meta.get("namespace", ""), meta["name"]), body=manifest)
+        path = kind.path(meta.get("namespace", ""), meta["name"])
+        return self._told(kind, await self._call("PUT", path, body=manifest))
 
     async def apply(self, manifest: Object, subresource: str = "", *, force: bool = True) -> Object:
         """Server-side apply as the one owner of the fields in `manifest`; fields it no longer holds disappear.
@@ -200,7 +225,8 @@ class Kube:
         meta = manifest["metadata"]
         path = kind_of(manifest).path(meta.get("namespace", ""), meta["name"], subresource)
         query = (("fieldManager", FIELD_MANAGER), ("force", str(force).lower()))
-        return await self._call("PATCH", path, query=query, body=manifest, content_type=APPLY)
+        answer = await self._call("PATCH", path, query=query, body=manifest, content_type=APPLY)
+        return self._told(kind_of(manifest), answer)
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str = "", force: bool = False) -> None:
         """Gone already is as good. `uid`: only that object, not another of its name. `force`: without a grace period."""
@@ -213,6 +239,10 @@ class Kube:
             await self._call("DELETE", kind.path(namespace, name), body=options)
         except (StaleError, AlreadyExistsError):
             return
+
+    def _told(self, kind: Kind, answer: Object) -> Object:
+        self.written(kind, answer)
+        return answer
 
     async def _call(self, method: str, path: str, **more: Any) -> Object:
         request = Request(method, path, **more)
@@ -249,6 +279,11 @@ def refusal(code: int, what: str, why: str) -> NotReadyError:
 
 
 def connect() -> Kube:
+    """Raises NotReadyError."""
+    return Kube(HttpWire(kubernetes.client.ApiClient(configured())))
+
+
+def configured() -> kubernetes.client.Configuration:
     """With the pod's service account, else with the current context of the kubeconfig. Raises NotReadyError."""
     try:
         kubernetes.config.load_incluster_config()
@@ -261,7 +296,7 @@ def connect() -> Kube:
     configuration.retries = (
         False  # a write that is sent again by itself would pass the fence: whoever wants it looks again
     )
-    return Kube(HttpWire(kubernetes.client.ApiClient(configuration)))
+    return configuration
 
 
 def _why(error: DynamicApiError) -> str:

@@ -28,10 +28,10 @@ def why_unusable(node: Mapping[str, Any], deployment: LLMDeployment) -> str | No
     """Why neither new nor running slots may be on the node; None when they may."""
     placement = deployment.spec.placement
     reasons = (
+        _not_placed(node, placement),  # first: what becomes of such a node is no news to the deployment
         _gone(node),
         _of_another_system(node),
         _not_ready(node),
-        _not_placed(node, placement),
         _evicting(node, placement),
     )
     return next((reason for reason in reasons if reason), None)

@@ -1,9 +1,11 @@
 """An epoch as it is kept: an immutable ConfigMap with the plan and the nodes that it takes, and a Secret with the epoch's key.
 
 Creating the ConfigMap is what makes an epoch: AlreadyExists means that another controller won, so it is created, never
-applied. The Secret is made first; one that exists already, left by an attempt that ended early, holds the key to use. `read_epoch` is the way back. Called by render's users; knows no API client.
+applied. The Secret is made first; one that exists already, left by an attempt that ended early, holds the key to use. It holds the keys of the
+earlier epochs, too, in which replicas that go on were formed: no record lives longer for them. `read_epoch` is the way back. Called by render's users; knows no API client.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +18,33 @@ from strata_planner.question.cluster import Cluster
 
 PLAN_FILE = "plan.json"
 CLUSTER_FILE = "cluster.json"
+FORMED_FILE = "formed.json"  # replica -> the epoch in which it was formed, of those that go on
 EPOCH_SECRET_KEY = "key"  # noqa: S105  the field's name
 
 
 @dataclass(frozen=True, slots=True)
+class Formation:
+    """A replica that goes on from an earlier epoch: the one in which it was formed, and the key of that."""
+
+    replica: int
+    epoch: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Epoch:
-    """One plan with its number and the secret that those of its connections follow from."""
+    """One plan with its number and the secret that those of its connections follow from, but for the replicas that go on (`formations`)."""
 
     number: int
     key: str
     plan: Plan
+    formations: tuple[Formation, ...] = ()
+
+    def formed_in(self, replica: int) -> int:
+        return next((each.epoch for each in self.formations if each.replica == replica), self.number)
+
+    def key_of(self, replica: int) -> str:
+        return next((each.key for each in self.formations if each.replica == replica), self.key)
 
 
 def epoch_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster) -> tuple[Object, Object]:
@@ -42,16 +61,22 @@ def epoch_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster) -> 
         "metadata": metadata(deployment, name, own_labels),
         "type": "Opaque",
         "immutable": True,
-        "stringData": {EPOCH_SECRET_KEY: epoch.key},
+        "stringData": {EPOCH_SECRET_KEY: epoch.key} | {_key_field(each.epoch): each.key for each in epoch.formations},
     }
+    formed = {str(each.replica): each.epoch for each in epoch.formations}
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(deployment, name, own_labels),
         "immutable": True,
-        "data": {PLAN_FILE: epoch.plan.encode().decode(), CLUSTER_FILE: to_json(taken).decode()},
+        "data": {PLAN_FILE: epoch.plan.encode().decode(), CLUSTER_FILE: to_json(taken).decode()}
+        | ({FORMED_FILE: json.dumps(formed)} if formed else {}),
     }
     return secret, config_map
+
+
+def _key_field(epoch: int) -> str:
+    return f"{EPOCH_SECRET_KEY}-{epoch}"
 
 
 def read_epoch(secret: dict[str, Any], config_map: dict[str, Any]) -> tuple[Epoch, Cluster]:
@@ -59,4 +84,6 @@ def read_epoch(secret: dict[str, Any], config_map: dict[str, Any]) -> tuple[Epoc
     number = int(config_map["metadata"]["labels"][EPOCH_LABEL])
     key = secret_text(secret, EPOCH_SECRET_KEY)
     data = config_map["data"]
-    return Epoch(number, key, Plan.decode(data[PLAN_FILE])), from_json(data[CLUSTER_FILE], Cluster)
+    formed = {int(replica): int(epoch) for replica, epoch in json.loads(data.get(FORMED_FILE, "{}")).items()}
+    formations = tuple(Formation(each, at, secret_text(secret, _key_field(at))) for each, at in sorted(formed.items()))
+    return Epoch(number, key, Plan.decode(data[PLAN_FILE]), formations), from_json(data[CLUSTER_FILE], Cluster)

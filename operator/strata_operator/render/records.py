@@ -18,8 +18,9 @@ from strata_operator.render import epoch_objects, read_epoch
 from strata_operator.render.digest import PLANNED_OF_RUNTIME, PLANNED_PARTS, same_spec
 from strata_operator.render.epoch import Epoch
 from strata_operator.render.names import EPOCH_LABEL
-from strata_planner.contract.values import ContractError
+from strata_planner.contract.values import ContractError, from_json, to_json
 from strata_planner.question.cluster import Cluster
+from strata_planner.replan.repair import RepairNote
 
 REASON = "strata.dev/reason"
 NODE = "strata.dev/node"
@@ -30,6 +31,10 @@ WITHOUT = "strata.dev/without"
 MARGIN = "strata.dev/memory-margin"
 PLANNED_IN = "strata.dev/planned-in"
 RENEWALS = "strata.dev/renewals"
+REPAIR = "strata.dev/repair"
+GAIN = "strata.dev/gain"
+NOTICED = "strata.dev/noticed"
+PLANNED = "strata.dev/planned"
 SPEC_FILE = "spec.json"
 RENEWED = "SlotLost"  # the reason of an epoch whose plan is that of the last one
 
@@ -49,6 +54,10 @@ class Cause:
     margin: float = 0.0  # share of each device's memory that was left free beyond the rules
     planned_in: int = 0  # the epoch that this plan was made for; 0: this one
     renewals: int = 0  # epochs of this plan in a row that did not last
+    repair: RepairNote | None = None  # the plan is the repair of a loss, made without any search
+    gain: float | None = None  # of a better plan, over the one before
+    noticed: datetime | None = None  # when the wish for this plan was first seen
+    planned: datetime | None = None  # when it was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +110,20 @@ def record_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster, ca
         MARGIN: f"{cause.margin:g}",
         PLANNED_IN: str(cause.planned_in or epoch.number),
         RENEWALS: str(cause.renewals),
+        **_told(cause),
     }
     return secret, config_map
+
+
+def _told(cause: Cause) -> dict[str, str]:
+    """What only some epochs have."""
+    notes = {
+        REPAIR: to_json(cause.repair).decode() if cause.repair else "",
+        GAIN: "" if cause.gain is None else f"{cause.gain:.4f}",
+        NOTICED: exact_stamp(cause.noticed) if cause.noticed else "",
+        PLANNED: exact_stamp(cause.planned) if cause.planned else "",
+    }
+    return {name: text for name, text in notes.items() if text}
 
 
 def epoch_number(thing: Object) -> int:
@@ -135,6 +156,10 @@ def _read(secret: Object, config_map: Object) -> EpochRecord:
         margin=float(notes.get(MARGIN, "0")),
         planned_in=int(notes.get(PLANNED_IN, "0")),
         renewals=int(notes.get(RENEWALS, "0")),
+        repair=from_json(notes[REPAIR], RepairNote) if notes.get(REPAIR) else None,
+        gain=float(notes[GAIN]) if notes.get(GAIN) else None,
+        noticed=moment(notes[NOTICED]) if notes.get(NOTICED) else None,
+        planned=moment(notes[PLANNED]) if notes.get(PLANNED) else None,
     )
     spec = _read_spec(config_map["data"].get(SPEC_FILE))
     return EpochRecord(epoch, cluster, cause, moment(meta["creationTimestamp"]), spec)
@@ -178,3 +203,8 @@ def moment(text: str) -> datetime:
 def stamp(at: datetime) -> str:
     """As Kubernetes writes a time."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def exact_stamp(at: datetime) -> str:
+    """With milliseconds."""
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

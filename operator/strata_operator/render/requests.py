@@ -6,6 +6,7 @@ Called by inventory and render. Pure, over plain Kubernetes objects. Knows no de
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from strata_operator.errors import InvalidInputError
@@ -41,7 +42,12 @@ _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]+)
 
 def parse_quantity(quantity: str | float) -> Decimal:
     """`100m`, `1Gi`, `1e3`, 2 -> a number in base units. Raises InvalidInputError."""
-    match = _QUANTITY.fullmatch(str(quantity))
+    return _parsed(str(quantity))
+
+
+@lru_cache(maxsize=4096)  # a cluster's pods ask for few different amounts
+def _parsed(quantity: str) -> Decimal:
+    match = _QUANTITY.fullmatch(quantity)
     if match is None:
         problem = f"{quantity!r} is not a Kubernetes quantity; write it as in 500m, 4Gi or 2"
         raise InvalidInputError(repr(quantity), [problem])

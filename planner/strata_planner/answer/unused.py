@@ -96,12 +96,12 @@ class _Idle:
     def _classes(self) -> Iterator[tuple[Composition, list[Accelerator]]]:
         """Equal idle devices: those of one node, with those of other nodes that nothing tells apart from it."""
         used = self._plan.places
-        linked = {node for link in self._request.cluster.links for node in (link.source, link.target)}
-        found: dict[tuple[int, str], tuple[list[int], list[Accelerator]]] = {}
+        joined_as = self._request.cluster.joined_as
+        found: dict[tuple[int, object], tuple[list[int], list[Accelerator]]] = {}
         for c, each in enumerate(self._pool.classes):
             idle = [device for device in each.devices if device.place not in used]
             if idle:
-                key = (each.kind, each.node if each.node in linked else "")
+                key = (each.kind, joined_as(each.node))
                 counts, devices = found.setdefault(key, ([0] * len(self._pool.classes), []))
                 counts[c] = len(idle)
                 devices.extend(idle)

@@ -35,6 +35,7 @@ class SlotAddress(Value, frozen=True):
 class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
     """Load what these roles need, keep serving the epoch in force. Idempotent; a higher epoch supersedes.
 
+    Roles of a replica that was formed in an earlier epoch go on as they run: nothing of them is loaded, their connections keep that epoch's keys.
     A field at its default is left out, so that slots of an earlier release, which do not know it, take the rest.
     """
 
@@ -43,10 +44,15 @@ class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
     roles: tuple[Role, ...]
     slots: dict[str, SlotAddress]  # every slot of the plan
     role_keys: tuple[RoleKeys, ...] = ()  # of each role; without any, `key` is the secret of all data ports, too
+    formed: tuple[int, ...] = ()  # of each role, the epoch in which its replica was formed; without any, this one
+
+    def formed_in(self, place: int) -> int:
+        """Of the role at this place of the list."""
+        return self.formed[place] if self.formed else self.epoch
 
 
 class Commit(Value, frozen=True, tag="commit"):
-    """Switch to the prepared epoch: new neighbours, new key, empty KV."""
+    """Switch to the prepared epoch: new neighbours, new key, empty KV, but for the replicas that go on."""
 
     epoch: int
 
@@ -54,7 +60,7 @@ class Commit(Value, frozen=True, tag="commit"):
 class SetBits(Value, frozen=True, tag="setBits"):
     """Give layers of a running role other bits, each between two steps: sequences go on, their KV stays.
 
-    Says what is wanted, not what to do: layers that have these bits stay as they are. Holds until the next epoch, whose plan decides anew.
+    Says what is wanted, not what to do: layers that have these bits stay as they are. Holds until its replica is formed anew, as the plan then says.
     """
 
     epoch: int
@@ -71,17 +77,19 @@ class Watch(Value, frozen=True, tag="watch"):
     """Answer with the status now and again at every change, until the connection ends."""
 
 
-class Leader(Value, frozen=True):
+class Leader(Value, frozen=True, omit_defaults=True):
     """Where a gateway reaches one replica, and how much of the load it should get."""
 
     replica: int
     slot: str
     endpoint: str
     tokens_per_second: float  # planned capacity: the weight in routing
+    formed: int = 0  # the epoch in which the replica was formed, and its messages name; 0: the route's
+    key: str = ""  # secret of its request port; "": the route's
 
 
 class SetRoute(Value, frozen=True, tag="setRoute"):
-    """The leaders of the committed epoch. Running requests are replayed at them."""
+    """The leaders of the committed epoch. Running requests are replayed at them, but those of replicas that go on: they stay where they are."""
 
     epoch: int
     key: str  # secret of this epoch's request ports
@@ -141,8 +149,8 @@ class PeerLoss(Value, frozen=True):
     reason: str
 
 
-class RoleStats(Value, frozen=True):
-    """What one role has done since its commit: for busy shares and for measured beside predicted."""
+class RoleStats(Value, frozen=True, omit_defaults=True):
+    """What one role has done since its replica was formed: for busy shares and for measured beside predicted. Only roles that run have any."""
 
     replica: int
     stage: int
@@ -153,6 +161,8 @@ class RoleStats(Value, frozen=True):
     decode_tokens: int
     frames_dropped: int
     bits: tuple[int, ...] = ()  # of each layer now
+    formed: int = 0  # the epoch in which its replica was formed; 0: a release that knows only whole epochs
+    failure: str = ""  # a step failed: the replica needs to be formed anew
 
 
 class SlotStatus(Value, frozen=True, tag="slot"):

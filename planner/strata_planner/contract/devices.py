@@ -20,7 +20,7 @@ class DeviceProfile(Value, frozen=True):
     Beside products a prompt's rows, inputs and outputs of all linears, pass at `activation_bytes_per_second`, 0: in no time;
     `chunk_layer_seconds`: what any prompt adds to a layer of a step, whatever its tokens.
     `step_variation`: half of what two steps alike differ by in the mean, over their seconds (their Gini coefficient): so much longer the later
-    of two takes, for which the other's stage waits.
+    of two takes, for which the other's stage waits. `gateway_token_seconds`: what a token takes the gateway of this machine, requests of usual size.
     `source`: "published: <where>" or "measured".
     A format that is absent from the efficiencies cannot run on this device. `packed_rows`: up to so many tokens a processor multiplies weights
     of the format as they are stored, by kernels that keep no memory; a format that is absent: by the runtime's own limits. `unpacked_per_second`:
@@ -46,6 +46,7 @@ class DeviceProfile(Value, frozen=True):
     activation_bytes_per_second: float = 0.0
     chunk_layer_seconds: float = 0.0
     step_variation: float = 0.0
+    gateway_token_seconds: float = 0.0
     threads: int = 0  # CPU devices: threads the numbers were measured with
     packed_rows: dict[FormatName, int] = msgspec.field(default_factory=dict)
     unpacked_per_second: dict[FormatName, float] = msgspec.field(default_factory=dict)

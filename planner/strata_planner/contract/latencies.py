@@ -11,6 +11,7 @@ import msgspec
 
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.quantization import ModuleQuantization
+from strata_planner.contract.strategies import StrategyName
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
 
 LATENCY_PROFILE_VERSION = 2
@@ -91,6 +92,16 @@ class HandlingPoint(Value, frozen=True):
     seconds: float
 
 
+class StrategyPoint(Value, frozen=True):
+    """A layer stored in `format` over so many ranks, each with the profile's threads: one prompt of `tokens`, by the clock on the wall, sums included."""
+
+    ranks: int
+    format: FormatName
+    strategy: StrategyName
+    tokens: int
+    layer_seconds: float
+
+
 class LatencyProfile(Value, frozen=True):
     """`layers`: how many layers of each format were gone through in turn. `row_sizes`: row numbers that steps are padded to, then
     multiples of `row_multiple` (1: no padding). `stored`: of each format of a GPTQ checkpoint, how the linears of its layers lie there.
@@ -112,6 +123,7 @@ class LatencyProfile(Value, frozen=True):
     handling: tuple[HandlingPoint, ...] = ()
     stored: dict[FormatName, tuple[StoredLinear, ...]] = msgspec.field(default_factory=dict)
     company: int = 0
+    strategies: tuple[StrategyPoint, ...] = ()  # of stages that several devices like this one share
     # Mean relative error per format and phase, of points left out of the fit one by one; written once the profile has been fitted.
     leave_one_out: dict[str, float] = msgspec.field(default_factory=dict)
 

@@ -11,6 +11,7 @@ import msgspec
 from strata_planner.contract.forecast import SpeculationForecast
 from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatName
 from strata_planner.contract.steps import FEWEST_PROMPTS
+from strata_planner.contract.strategies import StrategyTable
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
 
 PLAN_VERSION = 2
@@ -51,7 +52,7 @@ class StageTimes(Value, frozen=True):
     source: str  # "roofline", "measured", a profile's name
 
 
-class Stage(Value, frozen=True):
+class Stage(Value, frozen=True, omit_defaults=True):
     """One stage of a pipeline: consecutive layers on the devices of one slot."""
 
     stage: int
@@ -69,6 +70,7 @@ class Stage(Value, frozen=True):
     head: bool
     memory: StageMemory
     times: StageTimes
+    strategies: StrategyTable = ()  # by the tokens of a prefill step, of a stage of several devices; empty: Megatron alone
 
     @property
     def total_bytes(self) -> int:
@@ -248,6 +250,9 @@ def _check_replica(replica: Replica, num_layers: int) -> None:
             raise ContractError(f"{where}: {len(stage.bits)} bits and {len(stage.format)} formats for {count} layers")
         if any(BITS_OF_FORMAT[name] != bits for name, bits in zip(stage.format, stage.bits, strict=True)):
             raise ContractError(f"{where}: formats {stage.format} do not have the bits {stage.bits}")
+        starts = [tokens for tokens, _ in stage.strategies]
+        if starts != sorted(set(starts)) or starts[:1] not in ([], [1]):
+            raise ContractError(f"{where}: strategies from {starts} tokens on: ascending, the first from 1; plan again")
         expected = last + 1
     if expected != num_layers:
         raise ContractError(f"replica {replica.replica}: {expected} layers are placed; the model has {num_layers}")

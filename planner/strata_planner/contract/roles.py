@@ -7,6 +7,7 @@ from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.plan import NO_SPECULATION, DeviceRef, MicroBatch, Plan, Replica, Speculation, Stage
 from strata_planner.contract.sequence_state import keeps_state
+from strata_planner.contract.strategies import StrategyTable
 from strata_planner.contract.values import Value
 
 
@@ -49,6 +50,7 @@ class Role(Value, frozen=True, omit_defaults=True):
         0  # sequences that may run at once, since each keeps state beside its KV; 0: this model's keep none
     )
     head_format: FormatName = "dense"  # of the table that logits are made with, where the role has the head
+    strategies: StrategyTable = ()  # of a prefill step, by its tokens; empty: Megatron alone
 
     @property
     def total_bytes(self) -> int:
@@ -120,4 +122,5 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         drafts=any(has_draft(name, plan.speculation) for other in replica.stages for name in other.format),
         state_slots=replica.concurrency if keeps_state(plan.architecture) else 0,
         head_format=plan.head_format if stage.head else "dense",
+        strategies=stage.strategies,
     )

@@ -4,6 +4,8 @@ Called by the search for every stage it considers. Weights count by contract.for
 Source of the model: LLM-PQ (arXiv 2403.01136) section 4.1, with real shapes in place of OPT's.
 """
 
+from functools import lru_cache
+
 from strata_planner.contract.draft_weights import draft_bytes
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType, FormatName, stored_bytes
 from strata_planner.contract.kv import kv_token_bytes
@@ -14,6 +16,7 @@ from strata_planner.question.model import LayerShape, Model
 PAGE_TOKENS = 16
 
 
+@lru_cache(maxsize=4096)
 def layer_weights_bytes(
     layer: LayerShape, format_name: FormatName, compute_type: ComputeType, speculation: Speculation = NO_SPECULATION
 ) -> int:

@@ -8,16 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Literal, get_args
 
+from strata_planner.contract.strategies import STRATEGIES, StrategyName
 from strata_planner.partition.chain import WEIGHTS, Chain, WeightName, decoder_chain
 from strata_planner.partition.polynomial import Polynomial
 from strata_planner.partition.search import pareto_front
 from strata_planner.partition.states import CS, RS, R, State, Volume
 from strata_planner.partition.strategy import Strategy, layout_bytes
-
-StrategyName = Literal["megatron", "projection-replicated", "weight-gathered"]
-STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 
 # What is multiplied with what: the states of activation and weight, and whether the weight is brought for each pass.
 _SLICED_ATTENTION = {"qkv": (R, CS, False), "w0": (CS, RS, False)}

@@ -24,7 +24,8 @@ from strata_planner.question.model import LayerShape
 class Group:
     """Equal devices, what they hold a layer's weights in, and the link between any two of them (one direction).
 
-    `link_shares`: the share of the link's bandwidth that a collective reaches, 1 where absent.
+    `link_shares`: the share of the link's bandwidth that a collective reaches, 1 where absent. `shares_memory`: every device reads the weights of all
+    where they lie, so that to gather them moves nothing; and a collective is one meeting, no ring.
     """
 
     rates: Rates
@@ -33,6 +34,7 @@ class Group:
     format_name: FormatName = "dense"
     overlap: float = 0.0
     link_shares: Mapping[Collective, float] = field(default_factory=dict)
+    shares_memory: bool = False
 
     def __post_init__(self) -> None:
         if self.degree < 2:
@@ -68,7 +70,9 @@ def layer_seconds(strategy: Strategy, layer: LayerShape, hidden_size: int, group
     sizes = _Sizes(layer, hidden_size, group, tokens)
     compute = group.rates.profile.layer_overhead_seconds + sum(sizes.apply(step) for step in strategy.applications)
     activations = sum(sizes.move(step) for step in strategy.moves if step.weight is None)
-    gathers = sum(sizes.move(step) for step in strategy.moves if step.weight is not None)
+    gathers = (
+        0.0 if group.shares_memory else sum(sizes.move(step) for step in strategy.moves if step.weight is not None)
+    )
     return LayerSeconds(compute, activations, gathers, min(gathers, group.overlap * compute))
 
 
@@ -93,7 +97,8 @@ class _Sizes:
         size = self._weight_bytes(step.weight) if step.weight else step.elements.value(**self._widths) * group.item
         sent = size * volume(step.collective, Volume.TRAFFIC).value(g=float(group.degree))
         rate = group.link.bytes_per_second * group.link_shares.get(step.collective, 1.0)
-        return ring_steps(step.collective, group.degree) * group.link.latency_seconds + sent / rate
+        steps = 1 if group.shares_memory else ring_steps(step.collective, group.degree)
+        return steps * group.link.latency_seconds + sent / rate
 
     def _product(self, weight: WeightName, activation: State, used: State) -> float:
         rows = self._share(self._tokens) if activation is RS else self._tokens

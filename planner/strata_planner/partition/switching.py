@@ -10,25 +10,27 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from strata_planner.contract.strategies import MEGATRON_ONLY, STRATEGIES, StrategyName, StrategyTable
 from strata_planner.errors import ModelError, WorkloadError
 from strata_planner.partition.chain import is_gated
-from strata_planner.partition.naming import STRATEGIES, StrategyName, find_strategies
+from strata_planner.partition.naming import find_strategies
 from strata_planner.partition.seconds import Group, layer_seconds
 from strata_planner.question.model import Model
 
-# (first number of tokens, what runs from there on), ascending; the first entry is of 1 token.
-StrategyTable = tuple[tuple[int, StrategyName], ...]
-
-MEGATRON_ONLY: StrategyTable = ((1, "megatron"),)
 _PER_OCTAVE = 8  # lengths tried between n and 2 n; the switch between two of them is then found exactly
 
 
 def strategy_table(
-    model: Model, group: Group, max_tokens: int, names: Sequence[StrategyName] = STRATEGIES
+    model: Model,
+    group: Group,
+    max_tokens: int,
+    names: Sequence[StrategyName] = STRATEGIES,
+    *,
+    least_gain: float = 0.0,
 ) -> StrategyTable:
     """The fastest of `names` for every prefill step of 1 to `max_tokens` tokens.
 
-    Megatron alone where layers have experts or heads that the group's degree does not divide: there is nothing to choose.
+    `least_gain`: share of Megatron's seconds by which another must be ahead of it. Megatron alone where layers have experts or heads that the group's degree does not divide: there is nothing to choose.
     """
     if max_tokens < 1:
         raise WorkloadError(f"a strategy table up to {max_tokens} tokens; at least 1 is needed")
@@ -39,16 +41,11 @@ def strategy_table(
         return MEGATRON_ONLY
 
     def fastest(tokens: int) -> StrategyName:
-        return min(names, key=lambda name: seconds_of(name, tokens))
+        best = min(names, key=lambda name: seconds_of(name, tokens))
+        ahead = seconds_of(best, tokens) <= seconds_of("megatron", tokens) * (1 - least_gain)
+        return best if ahead else "megatron"
 
     return _switches(fastest, max_tokens)
-
-
-def strategy_for(table: StrategyTable, tokens: int, *, decoding: bool) -> StrategyName:
-    """What a step runs."""
-    if decoding:
-        return "megatron"
-    return next(name for start, name in reversed(table) if start <= max(tokens, 1))
 
 
 def model_seconds(model: Model, group: Group) -> Callable[[StrategyName, int], float]:

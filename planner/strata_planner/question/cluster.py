@@ -11,6 +11,7 @@ The smallest file:
 import math
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
+from itertools import combinations, permutations
 from typing import Any, Self
 
 import msgspec
@@ -21,10 +22,20 @@ from strata_planner.contract.plan import Place
 from strata_planner.contract.values import ContractError, Value, from_builtins
 from strata_planner.errors import ClusterError
 from strata_planner.question.catalogue import CPU, catalogue, unknown_type
-from strata_planner.question.nodes import Device, Link, LinkRate, Node, is_positive, problems_of_nodes, problems_of_rate
+from strata_planner.question.nodes import (
+    Device,
+    Link,
+    LinkRate,
+    Node,
+    ZoneLinks,
+    is_positive,
+    problems_of_nodes,
+    problems_of_rate,
+)
+from strata_planner.question.nodes import Place as ZonePlace
 from strata_planner.question.reading import load_yaml, problems_in, suggestion
 
-__all__ = ["Accelerator", "Cluster", "Device", "DeviceGroup", "Link", "LinkRate", "Node"]
+__all__ = ["Accelerator", "Cluster", "Device", "DeviceGroup", "Link", "LinkRate", "Node", "ZoneLinks"]
 
 # LLM-PQ's own figures (its published planner): what of a CUDA device a model can use.
 CUDA_USABLE_FRACTION = 0.95
@@ -91,7 +102,8 @@ class Cluster(Value, frozen=True, dict=True):
     """Nodes, the links between them, and profiles of device types that the catalogue lacks or has wrong.
 
     `profiles`: device type -> DeviceProfile. `intra_node`: replaces the interconnect of the type between devices of a node.
-    `default_link` None: only nodes with a link of their own are joined.
+    Two nodes are joined by their own link, else by the rules of `zone_links`, else by `default_link`; that is None: by the
+    former alone.
     """
 
     nodes: tuple[Node, ...]
@@ -99,6 +111,7 @@ class Cluster(Value, frozen=True, dict=True):
     default_link: LinkRate | None = LinkRate()
     intra_node: LinkRate | None = None
     profiles: dict[str, DeviceProfile] = msgspec.field(default_factory=dict)
+    zone_links: ZoneLinks | None = None
 
     def __post_init__(self) -> None:
         problems = (*problems_of_nodes(self.nodes), *self._problems_of_links())
@@ -161,14 +174,56 @@ class Cluster(Value, frozen=True, dict=True):
         """
         if source.node == target.node:
             return self.intra_node or _interconnect(source, target)
-        rate = self.own_rates.get((source.node, target.node), self.default_link)
+        rate = self.own_rates.get((source.node, target.node))
+        rate = rate or self.rate_between(self._zones[source.node], self._zones[target.node])
         assert rate is not None, "every pair of nodes is joined"
         return rate
 
     @cached_property
     def own_rates(self) -> dict[tuple[str, str], LinkRate]:
-        """From one node to another, of those that a link names: what replaces the default link."""
+        """From one node to another, of those that a link names: what replaces rules and default link."""
         return {direction: link.rate for link in self.links for direction in link.directions}
+
+    def rate_between(self, one: ZonePlace, other: ZonePlace) -> LinkRate | None:
+        """From one zone and region to another, of nodes without a link of their own."""
+        return (self.zone_links.rate(one, other) if self.zone_links else None) or self.default_link
+
+    @cached_property
+    def zones(self) -> dict[ZonePlace, tuple[str, ...]]:
+        """The names of the nodes that lie alike: links that no node has of its own do not tell them apart."""
+        found: dict[ZonePlace, list[str]] = {}
+        for name, place in self._zones.items():
+            found.setdefault(place, []).append(name)
+        return {place: tuple(names) for place, names in found.items()}
+
+    @cached_property
+    def _zones(self) -> dict[str, ZonePlace]:
+        """Of every node; one place where no rule looks at them."""
+        return {node.name: node.place if self.zone_links else ("", "") for node in self.nodes}
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether every two nodes are joined by the default link."""
+        return not self.links and all(
+            self.rate_between(a, b) == self.default_link for a in self.zones for b in self.zones
+        )
+
+    @cached_property
+    def is_directed(self) -> bool:
+        """Whether some link is not as fast back as it is there."""
+        zones, own = self._zones, self.own_rates
+        alone = any(own.get((b, a), self.rate_between(zones[b], zones[a])) != rate for (a, b), rate in own.items())
+        return alone or any(self.rate_between(a, b) != self.rate_between(b, a) for a, b in combinations(self.zones, 2))
+
+    def joined_as(self, node: str) -> str | ZonePlace:
+        """Equal for nodes that links do not tell apart, other nodes being alike."""
+        if node in self._linked:
+            return node
+        return ("", "") if self.is_uniform else self._zones[node]
+
+    @cached_property
+    def _linked(self) -> frozenset[str]:
+        return frozenset(name for link in self.links for name in (link.source, link.target))
 
     def cpu_threads(self) -> tuple[int, ...]:
         """Thread counts (0: not said) of CPU devices without a profile of their own: what is worth measuring."""
@@ -229,7 +284,8 @@ class Cluster(Value, frozen=True, dict=True):
             return msgspec.structs.replace(self, nodes=nodes)
         links = tuple(msgspec.structs.replace(link, gbps=link_gbps) for link in self.links)
         default = msgspec.structs.replace(self.default_link or LinkRate(), gbps=link_gbps)
-        return msgspec.structs.replace(self, nodes=nodes, links=links, default_link=default)
+        by_zone = self.zone_links and self.zone_links.with_gbps(link_gbps)
+        return msgspec.structs.replace(self, nodes=nodes, links=links, default_link=default, zone_links=by_zone)
 
     def _problems_of_links(self) -> Iterator[str]:
         names = {node.name for node in self.nodes}
@@ -255,8 +311,11 @@ class Cluster(Value, frozen=True, dict=True):
                 )
         for field, rate in (("defaultLink", self.default_link), ("intraNode", self.intra_node)):
             yield from problems_of_rate(rate, field) if rate else ()
+        yield from self.zone_links.problems() if self.zone_links else ()
         if self.default_link is None:
-            yield from _problems_of_joins([node.name for node in self.nodes], said.keys())
+            names_of = permutations(self._zones, 2) if self.zone_links else ()
+            by_zone = {pair for pair in names_of if self.rate_between(*(self._zones[name] for name in pair))}
+            yield from _problems_of_joins([node.name for node in self.nodes], said.keys() | by_zone)
 
 
 def _resolved(node: Node, device: Device, index: int, profiles: Mapping[str, DeviceProfile]) -> Accelerator:
@@ -321,6 +380,7 @@ def _check_profile(type_: str, profile: DeviceProfile) -> None:
         "activation_bytes_per_second",
         "chunk_layer_seconds",
         "step_variation",
+        "gateway_token_seconds",
     )
     wrong += [
         f"{name} {getattr(profile, name):g}" for name in not_negative if not 0 <= getattr(profile, name) < math.inf

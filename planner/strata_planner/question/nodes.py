@@ -5,6 +5,7 @@ Part of `cluster`, which says how they belong together. A problem is a sentence 
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -13,6 +14,9 @@ from strata_planner.contract.values import Value
 
 # More than any node has: a number above is a slip, and would only be found by running out of memory.
 MOST_DEVICES, MOST_THREADS, MOST_BYTES = 256, 4096, 1 << 50
+
+
+Place = tuple[str, str]  # zone and region, empty where they are not said
 
 
 class Device(Value, frozen=True):
@@ -38,6 +42,10 @@ class Node(Value, frozen=True):
     devices: tuple[Device, ...]
     zone: str = ""
     region: str = ""
+
+    @property
+    def place(self) -> Place:
+        return self.zone, self.region
 
 
 class LinkRate(Value, frozen=True):
@@ -73,6 +81,43 @@ class Link(Value, frozen=True):
         """From where to where it carries."""
         there = (self.source, self.target)
         return (there,) if self.one_way else (there, (self.target, self.source))
+
+
+class ZoneLinks(Value, frozen=True, dict=True):
+    """Links by where nodes lie, so that a cluster need not name every pair: `named` between two zones or regions, before the rules.
+
+    None, or a place that is not said: the rules leave it to the cluster's default link.
+    """
+
+    between_zones: LinkRate | None = None
+    between_regions: LinkRate | None = None
+    named: tuple[Link, ...] = ()
+
+    def rate(self, one: Place, other: Place) -> LinkRate | None:
+        """From the one place to the other."""
+        for pair in zip(one, other, strict=True):
+            if all(pair) and pair in self._named:
+                return self._named[pair]
+        zones, regions = ((a != b and bool(a and b)) for a, b in zip(one, other, strict=True))
+        return self.between_regions if regions else self.between_zones if zones else None
+
+    def with_gbps(self, gbps: float) -> "ZoneLinks":
+        """Every rate replaced, latencies as they are."""
+        zones, regions = (
+            rate and msgspec.structs.replace(rate, gbps=gbps) for rate in (self.between_zones, self.between_regions)
+        )
+        return ZoneLinks(zones, regions, tuple(msgspec.structs.replace(link, gbps=gbps) for link in self.named))
+
+    @cached_property
+    def _named(self) -> dict[tuple[str, str], LinkRate]:
+        return {direction: link.rate for link in self.named for direction in link.directions}
+
+    def problems(self) -> Iterator[str]:
+        """Rates that no link has, as sentences."""
+        for field, rate in (("betweenZones", self.between_zones), ("betweenRegions", self.between_regions)):
+            yield from problems_of_rate(rate, f"zoneLinks.{field}") if rate else ()
+        for number, link in enumerate(self.named):
+            yield from problems_of_rate(link.rate, f"zoneLinks.named[{number}]")
 
 
 def problems_of_nodes(nodes: tuple[Node, ...]) -> Iterator[str]:

@@ -146,12 +146,12 @@ class PlanRequest:
             return Sensitivity(QUANTIZED_ALREADY, ({str(bits): 0.0 for bits in self.bits},) * self.model.num_layers)
         return self.sensitivity.completed(self.bits) if self.sensitivity else prior(self.model, self.bits)
 
-    @property
+    @cached_property
     def served_prefix_caching(self) -> bool:
         """What is wished, where the model can: state of sequences is of one position, and no block of a prefix has it."""
         return self.prefix_caching and not self.model.keeps_state
 
-    @property
+    @cached_property
     def served_speculation(self) -> Speculation:
         """Likewise: nobody can go back in such state behind a guess that was wrong."""
         return NO_SPECULATION if self.model.keeps_state else self.speculation

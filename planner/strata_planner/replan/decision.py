@@ -62,6 +62,7 @@ class Replanned:
     steps: tuple[Step, ...]
     stats: SearchStats
     seconds: float
+    gained: float | None = None  # by the best plan found, over the running one as it is; None: that cannot go on
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def replan(request: PlanRequest, running: Plan, wishes: ReplanWishes | None = No
 def _worthwhile(outcome: Replanned, now: float, running: Plan, wishes: ReplanWishes) -> Replanned:
     """The running plan, which has this value today, unless the new one is enough better and near enough."""
     more, most = gain(outcome.value, now), wishes.most_loaded_bytes
+    outcome = replace(outcome, gained=more)
     if more < wishes.min_gain or more <= 0:
         reason = f"the best plan gains {max(more, 0):.1%}, less than minGain {wishes.min_gain:.0%}"
     elif most is not None and outcome.movement.loaded_bytes > most:

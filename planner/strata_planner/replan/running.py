@@ -5,6 +5,7 @@ Called by `decision`.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from strata_planner.contract.plan import Plan, Replica, Stage
 from strata_planner.question.cluster import DeviceGroup
@@ -48,7 +49,7 @@ def running_replicas(request: PlanRequest, running: Plan) -> tuple[SolvedReplica
     if not keeps_to(request, running):
         return ()
     found = (
-        _whole(with_concurrency(request, share), replica)
+        whole_replica(with_concurrency(request, share), replica)
         for replica, share in zip(running.replicas, _shares(request, running), strict=True)
     )
     return tuple(each for each in found if each is not None)
@@ -60,23 +61,24 @@ def _shares(request: PlanRequest, running: Plan) -> tuple[int, ...]:
     return (asked,) if len(planned) == 1 else in_proportion(planned, asked)
 
 
-def _whole(share: PlanRequest, replica: Replica) -> SolvedReplica | None:
-    """Charged for the widths that it has."""
+def whole_replica(share: PlanRequest, replica: Replica, *, grouped: bool = True) -> SolvedReplica | None:
+    """Charged for the widths that it has. None where a device is gone or too small for it."""
     used = {bits for stage in replica.stages for bits in stage.bits}
     groups = [share.cluster.group(stage.places) for stage in replica.stages]
     order = tuple(each for each in groups if each is not None)
     if not used <= set(share.bits) or len(order) < len(groups):
         return None
     own = replace(share, allowed_bits=tuple(sorted(used)))
-    return _priced(own, order, replica)
+    return _priced(Pricer(own, grouped=grouped), order, replica)
 
 
-def _priced(own: PlanRequest, order: tuple[DeviceGroup, ...], replica: Replica) -> SolvedReplica | None:
-    pricer, batch, most = Pricer(own), replica.micro_batch, own.workload.concurrency
+def _priced(pricer: Pricer, order: tuple[DeviceGroup, ...], replica: Replica) -> SolvedReplica | None:
+    own, batch = pricer.request, replica.micro_batch
+    most = own.workload.concurrency
     chunk = batch.max_step_tokens - batch.decode
     candidate = Candidate(order, Pair(min(batch.prefill, most), min(batch.decode, most), chunk, batch.count))
     problem, units = pricer.problem(candidate), Units.of(pricer.layer_runs)
-    placement = _placement_of(units, replica.stages)
+    placement = placement_on(units, [stage.bits for stage in replica.stages])
     if placement is None or not problem.is_feasible(counts := placement.counts(units)):
         return None
     solution = Solution(SolutionStatus.FEASIBLE, StopReason.SETTLED, counts, problem.objective(counts))
@@ -84,10 +86,10 @@ def _priced(own: PlanRequest, order: tuple[DeviceGroup, ...], replica: Replica) 
     return SolvedReplica(own, found, predict(pricer, found))
 
 
-def _placement_of(units: Units, stages: Sequence[Stage]) -> Placement | None:
-    """None where stages or bits part layers that the solver decides together."""
-    bits = [each for stage in stages for each in stage.bits]
-    edges = {stage.layers[0] for stage in stages}
+def placement_on(units: Units, stage_bits: Sequence[Sequence[int]]) -> Placement | None:
+    """`stage_bits`: of each layer of every stage. None where stages or bits part layers that the solver decides together."""
+    bits = [each for stage in stage_bits for each in stage]
+    edges = {0, *accumulate(map(len, stage_bits))}
     placed: list[tuple[int, ...]] = []
     for layers in units.layers:
         mine = {bits[layer] for layer in layers}

@@ -5,10 +5,12 @@ Called by `planning`. Nodes are told apart by what they hold and by how they are
 """
 
 import hashlib
+from itertools import product
 
 import msgspec
 
 from strata_planner.question.cluster import Cluster, Node
+from strata_planner.question.nodes import Place
 
 
 def canonical(cluster: Cluster) -> Cluster:
@@ -34,14 +36,32 @@ def _refined(cluster: Cluster, colour: dict[str, bytes]) -> dict[str, bytes]:
     for pair in {direction for a, b in rates for direction in ((a, b), (b, a))}:
         there, back = pair, (pair[1], pair[0])
         joined[pair[0]].append((rates.get(there, usual) + rates.get(back, usual), pair[1]))
+    around = {} if cluster.is_uniform else _rates_between(cluster)
     while True:
+        seen = {place: _digest(sorted(colour[name] for name in names)) for place, names in cluster.zones.items()}
+        by_zone = {place: sorted(rates + seen[other] for other, rates in others) for place, others in around.items()}
         finer = {
-            name: _digest([mine, *sorted(rate + colour[other] for rate, other in joined[name])])
-            for name, mine in colour.items()
+            name: _digest(
+                [mine, *sorted(rate + colour[other] for rate, other in joined[name]), *by_zone.get(place, ())]
+            )
+            for place, names in cluster.zones.items()
+            for name in names
+            for mine in (colour[name],)
         }
         if len(set(finer.values())) == len(set(colour.values())):
             return finer
         colour = finer
+
+
+def _rates_between(cluster: Cluster) -> dict[Place, list[tuple[Place, bytes]]]:
+    """Of each zone and region with nodes: to which it is joined otherwise than by the default link, and how, there and back."""
+    encode, usual = msgspec.json.encode, cluster.default_link
+    found: dict[Place, list[tuple[Place, bytes]]] = {place: [] for place in cluster.zones}
+    for one, other in product(cluster.zones, repeat=2):
+        there, back = cluster.rate_between(one, other), cluster.rate_between(other, one)
+        if not there == back == usual:
+            found[one].append((other, encode(there) + encode(back)))
+    return found
 
 
 def _digest(parts: list[bytes]) -> bytes:

@@ -8,13 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strata_planner.contract.plan import Plan
-from strata_planner.costs.communication import RING_SHARE
 from strata_planner.costs.prompts import most_prompts
-from strata_planner.costs.source import Rates
 from strata_planner.errors import InfeasibleError, PlannerError
-from strata_planner.partition.seconds import Group
-from strata_planner.partition.states import Collective
-from strata_planner.partition.switching import strategy_table
 from strata_planner.question.request import ONE_PIPELINE, Objective, PlanRequest
 from strata_planner.search.assembly import assemble
 from strata_planner.search.canonical import canonical
@@ -31,6 +26,7 @@ from strata_planner.search.layouts.pool import Pool
 from strata_planner.search.layouts.search import Layout, LayoutStats, Wish, best_layout, layout_plan
 from strata_planner.search.layouts.solved import SolvedReplica
 from strata_planner.search.prediction import predict
+from strata_planner.search.strategies import with_strategies
 
 __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
 
@@ -178,8 +174,8 @@ def _outcome(request: PlanRequest, found: Layout) -> PlanOutcome:
         stop=_stop(found.stats),
         status=SolutionStatus.FEASIBLE,
     )
-    plan = layout_plan(found)
-    notes = [*_notes(request, plan), *partition_notes(request, plan)]
+    plan, of_strategies = with_strategies(request, layout_plan(found))
+    notes = [*_notes(request, plan), *of_strategies]
     notes.append(
         "layers and bits are proven for each replica's devices; which devices form one is searched, not proven"
     )
@@ -196,22 +192,6 @@ def _stop(stats: LayoutStats) -> StopReason:
     if stats.was_cut:
         return StopReason.TIME_LIMIT
     return StopReason.WORK_LIMIT if stats.ended_by_work else StopReason.SETTLED
-
-
-def partition_notes(request: PlanRequest, plan: Plan) -> list[str]:
-    """How each tensor-parallel stage should cut its layers, by the tokens of a prefill step (DynPart)."""
-    cluster, notes = request.cluster, dict[str, None]()
-    for stage in (each for each in plan.stages if each.tensor_parallel > 1):
-        devices = cluster.group(stage.places)
-        assert devices is not None, "the plan was made for this cluster"
-        first = devices.leader
-        rates = Rates(first.profile, plan.compute_type, stage.kv_bits, first.name)
-        shares = dict.fromkeys(Collective, RING_SHARE)
-        group = Group(rates, cluster.slowest_link(devices), stage.tensor_parallel, link_shares=shares)
-        table = strategy_table(request.model, group, request.max_model_len)
-        named = ", ".join(f"{name} from {tokens} tokens" for tokens, name in table)
-        notes[f"tensor partition of {stage.tensor_parallel} x {first.type}: {named}; decoding is megatron"] = None
-    return list(notes)
 
 
 def _notes(request: PlanRequest, plan: Plan) -> list[str]:

@@ -42,7 +42,7 @@ def steps_of(pricer: Pricer, found: Found) -> Problem:
 def _steady(pricer: Pricer, found: Found) -> Steady:
     """With arrays of one load."""
     pair, problem, counts = found.candidate.pair, steps_of(pricer, found), found.solution.counts
-    times = np.array([problem.stage_seconds(counts, j) for j in range(len(problem.stages))])
+    times = np.array(problem.all_seconds(counts))
     hops = np.array([each.transfer_seconds for each in problem.stages])
     latency = np.array([[each.latency_seconds] for each in problem.stages])
     varies = np.array([[group.profile.step_variation] for group in found.candidate.order])
@@ -63,7 +63,7 @@ def _perplexity_increase(request: PlanRequest, found: Found) -> float | None:
 
 def _times(problem: Problem, counts: Counts, phase: int) -> tuple[float, float]:
     """The slowest stage or hop of a phase, and the sum over all of them."""
-    stages = [problem.stage_seconds(counts, j)[phase] for j in range(len(problem.stages))]
+    stages = [each[phase] for each in problem.all_seconds(counts)]
     hops = [stage.transfer_seconds[phase] for stage in problem.stages]
     return max(stages + hops), sum(stages + hops)
 
@@ -79,7 +79,7 @@ def bound_by(found: Found) -> str:
     weights = (problem.slowest_prefill + 1, problem.slowest_decode + problem.sum_decode)
     shares = [weights[phase] * _times(problem, counts, phase)[0] for phase in (0, 1)]
     phase = 0 if shares[0] > shares[1] else 1
-    seconds = [problem.stage_seconds(counts, j)[phase] for j in range(len(problem.stages))]
+    seconds = [each[phase] for each in problem.all_seconds(counts)]
     hops = [stage.transfer_seconds[phase] for stage in problem.stages]
     kind = ("prefill", "decode")[phase]
     if max(hops) > max(seconds):

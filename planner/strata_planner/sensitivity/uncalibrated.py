@@ -14,9 +14,7 @@ _UNIT_BITS = 8
 
 
 def prior(model: Model, bits: Sequence[int]) -> Sensitivity:
-    total = sum(layer.linear_parameters for layer in model.layers)
-    omega = tuple(
-        {str(each): layer.linear_parameters / total * 4.0 ** (_UNIT_BITS - each) for each in bits}
-        for layer in model.layers
-    )
+    parameters = [layer.linear_parameters for layer in model.layers]
+    total, prices = sum(parameters), {str(each): 4.0 ** (_UNIT_BITS - each) for each in bits}
+    omega = tuple({each: own / total * price for each, price in prices.items()} for own in parameters)
     return Sensitivity(PRIOR, omega)

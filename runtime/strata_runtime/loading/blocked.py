@@ -39,8 +39,9 @@ class BlockedLinear(nn.Module):
         super().__init__()
         # No parameter or buffer: the opaque layouts support none of a module's moves and copies.
         self._multiply: Product
+        self.packed: PackedWeight | None = None  # where the native library multiplies
         if isinstance(weight, PackedWeight) or native_dense.takes(weight.dtype, weight.device):
-            packed = weight if isinstance(weight, PackedWeight) else native_dense.pack(weight)
+            self.packed = packed = weight if isinstance(weight, PackedWeight) else native_dense.pack(weight)
             self.out_features, self.in_features = packed.out_features, packed.in_features
             self._multiply = PackedProduct(packed, bias)
         else:

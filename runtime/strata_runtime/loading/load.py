@@ -18,6 +18,7 @@ import torch
 from strata_planner.contract.architectures import check_formats
 from strata_planner.contract.divided import DIVIDED_FORMATS
 from strata_planner.contract.roles import Role
+from strata_planner.contract.strategies import switches
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES
@@ -32,12 +33,14 @@ from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.load_cache import LoadCache
 from strata_runtime.loading.loader import Loader
 from strata_runtime.loading.quantized import quantized_checkpoint, read_model_config
+from strata_runtime.loading.shared_layers import share_layers
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.units import Unit, units_of
 from strata_runtime.loading.verify import Beside, at_once, never
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.experts import use_padded_experts
 from strata_runtime.ranks.collectives import Collectives
+from strata_runtime.ranks.shared_memory import SharedMemory
 from strata_runtime.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -144,6 +147,9 @@ def _load(
             tell()
         stage.finish()
         model = StageModel(stage, num_layers=last - first + 1, device=device, source=source)
+        if isinstance(options.collectives, SharedMemory) and switches(role.strategies):
+            with loader.watch.during("weights for all ranks"):
+                model.switch = share_layers(stage, range(first, last + 1), options.collectives)
         difference.set_drafts(model)
         add_drafts(model, role, cache, tell)
     if source.artefact is not None and not source.artefact.manifest.files:

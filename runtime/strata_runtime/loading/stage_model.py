@@ -12,6 +12,7 @@ from strata_planner.contract.architectures import check_formats
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.plan import NO_SPECULATION
 from strata_planner.contract.sequence_state import keeps_state
+from strata_planner.contract.strategies import StrategyName
 from strata_runtime.formats.draft_linear import DraftLinear, DraftSwitch, target_of
 from strata_runtime.formats.planes.any_linear import AnyLinear
 from strata_runtime.loading.layer_store import HeldLayer, HeldOutside
@@ -19,6 +20,7 @@ from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.cached_heads import cached_heads
 from strata_runtime.model.kv.batch import Batch
+from strata_runtime.model.strategies import Switch
 from strata_runtime.model.watched_layers import WatchedLayers
 
 
@@ -53,6 +55,9 @@ class StageModel:
         self.held: dict[int, HeldLayer] = {}
         self.held_outside: HeldOutside | None = None
         self.speculation = NO_SPECULATION  # for which its linears have draft weights
+        self.switch = (
+            Switch()
+        )  # of the strategy that ranks of this stage run; where it is cut over several, and can run more than one
         self._drafting = DraftSwitch()
         self._stage = stage
         self._watched = WatchedLayers(())
@@ -117,13 +122,16 @@ class StageModel:
         """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""
         return self._stage.kernel_sizes(batch)
 
-    def forward(self, inputs: torch.Tensor, batch: Batch, *, draft: bool = False) -> torch.Tensor:
+    def forward(
+        self, inputs: torch.Tensor, batch: Batch, *, draft: bool = False, strategy: StrategyName = "megatron"
+    ) -> torch.Tensor:
         """inputs: token ids [tokens] int64 where the stage embeds, else hidden states [tokens, hidden].
 
         Returns hidden states [tokens, hidden]; where the stage has the head, logits [rows, vocab] float32 of
         `batch.sample_rows`. The keys and values of all tokens are stored either way. `draft`: with draft weights, where linears have some.
+        `strategy`: of the layers that can run it, where several ranks share the stage; the same on all of them.
         """
-        self._drafting.is_on = draft
+        self._drafting.is_on, self.switch.strategy = draft, strategy
         with torch.inference_mode():
             try:
                 outputs = self._stage.compute(inputs, batch)

@@ -31,7 +31,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import build
 from strata_runtime.measuring.rates import Subject, profile_of
 
-VERSION = 8  # of the measurement: raised when its results change meaning
+VERSION = 9  # of the measurement: raised when its results change meaning
 # Other slots of this machine compute meanwhile and share its memory: so many processes do while one is measured. What small layers take is
 # measured beside small ones, what reading large weights takes beside large ones, which leave less of the memory to others.
 MOST_BESIDE = 3
@@ -89,7 +89,7 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
 
     from strata_runtime.formats import COMPUTE_DTYPES  # noqa: PLC0415
     from strata_runtime.formats.kernels import packed_rows  # noqa: PLC0415
-    from strata_runtime.measuring import overheads, timing  # noqa: PLC0415
+    from strata_runtime.measuring import overheads, served, timing  # noqa: PLC0415
     from strata_runtime.measuring.profiling.company import in_company  # noqa: PLC0415
 
     torch.set_num_threads(threads)
@@ -108,12 +108,14 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
     _say("measuring: layers and steps")
     with in_company(beside, overheads.FIELDS | SMALL, "dense", compute_type):
         taken = overheads.take(torch.device(device), compute_type)
+        of_gateway = served.token_seconds(compute_type) if device == "cpu" else 0.0
     larger = LARGE if memory > 2 * max(1, beside) * LARGE_BYTES else SMALL
     with in_company(beside, overheads.FIELDS | larger, "dense", compute_type):
         timings = timing.take(torch.device(device), compute_type, taken, lambda what: _say(f"measuring: {what}"))
     count = threads if device == "cpu" else 0
     packed = packed_rows(COMPUTE_DTYPES[compute_type], threads) if device == "cpu" else {}
-    return profile_of(Subject(name, memory, count, compute_type, capability, packed), timings)
+    profile = profile_of(Subject(name, memory, count, compute_type, capability, packed), timings)
+    return msgspec.structs.replace(profile, gateway_token_seconds=of_gateway)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,6 +187,7 @@ def table(profile: DeviceProfile) -> str:
         f"layer       {profile.layer_overhead_seconds * 1e6:8.0f} us",
         f"step        {profile.step_overhead_seconds * 1e6:8.0f} us; of two alike the later ends {profile.step_variation:.1%} later than the mean",
         f"sequence    {profile.sequence_layer_seconds * 1e6:8.1f} us in a layer, {profile.sequence_step_seconds * 1e6:.1f} us in a step",
+        f"gateway     {profile.gateway_token_seconds * 1e6:8.0f} us a token",
         f"attention   {profile.attention_bytes_per_second / 1e9:8.1f} GB/s of keys and values",
         f"prompts     {profile.attention_flops_per_second / 1e9:8.0f} GFLOP/s of attention",
         f"rows        {profile.activation_bytes_per_second / 1e9:8.1f} GB/s of prompts' activations, {profile.chunk_layer_seconds * 1e6:.0f} us of a prompt in a layer",

@@ -1,4 +1,5 @@
-"""Attention over paged keys and values for one packed batch: in the native library where it takes the batch, else in torch, right on every device.
+"""Attention over paged keys and values for one packed batch: over pages where they lie, by the native library or a GPU's kernels where they take
+the batch, else in torch, right on every device.
 
 Called once per layer by the loading adapter. Knows no model: queries, keys and values come with their positions applied.
 In torch all queries of a key head are handled together, so that keys and values are never repeated for grouped queries.
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.nn import functional
 
-from strata_runtime.kernels import native_attention
+from strata_runtime.kernels import native_attention, paged_attention
 from strata_runtime.model.attention_rule import AttentionRule
 from strata_runtime.model.kv.batch import Batch, ChunkPart, DecodePart, Part
 from strata_runtime.model.kv.pool import LayerPool
@@ -30,6 +31,9 @@ def attend(
     key, value = pool.store(batch.places, key, value)
     if pool.entries is not None and native_attention.takes(query.dtype, query.device, query.shape[2]):
         return native_attention.attend(query, pool.entries, batch.native_spans, batch.page_tokens, rule.native)
+    if pool.pages is not None and paged_attention.takes(query.dtype, query.device, query.shape[2]):
+        tables = batch.tables(query.shape[0] // pool.shape.kv_heads)
+        return paged_attention.attend(query, pool.pages, tables, batch.page_tokens, rule.native)
     parts = batch.parts(rule.reach)
     first = parts[0]
     if len(parts) == 1 and isinstance(first, DecodePart) and first.rows is None:

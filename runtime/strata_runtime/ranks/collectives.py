@@ -26,5 +26,11 @@ class Collectives(Protocol):
     def gather(self, items: Tensor, widths: tuple[int, ...]) -> Tensor:
         """items: [rows, widths[rank]], what each rank has computed of some columns -> [rows, sum of widths], on every rank."""
 
+    def reduce_scatter(self, items: Tensor) -> Tensor:
+        """items: [rows, N] -> the sums over all ranks of this one's share of the rows (`ranks.cut.share`): [own rows, N], as `all_reduce` rounds them."""
+
+    def gather_rows(self, own: Tensor, rows: int) -> Tensor:
+        """own: [own rows, N] -> [rows, N], every rank's share of the rows."""
+
     def end(self) -> None:
         """No rank waits for another any more, now or later. From any thread."""

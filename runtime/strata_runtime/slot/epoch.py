@@ -1,11 +1,16 @@
-"""One epoch in a slot: from prepared roles to running workers, and their end. Used by the slot alone."""
+"""One epoch in a slot: from prepared roles to running workers, and their end. Used by the slot alone.
+
+Each role runs for itself: where its replica goes on into the next epoch, nothing of it changes, and where it ends nothing else does.
+"""
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import zmq
 
 from strata_planner.contract.control import PeerLoss, Prepare, RoleStats
@@ -51,39 +56,84 @@ class PreparedEpoch:
     loaded: tuple[LoadedRole, ...]
 
 
-class RunningEpoch:
-    """The workers of a committed epoch and the links to their neighbours."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where roles run. `bind`: the address that their ports listen at; `wake` is called, from any thread, when one of them fails."""
 
-    def __init__(
-        self, slot: str, incarnation: str, prepared: PreparedEpoch, bind: str, failed: Callable[[str], None]
-    ) -> None:
-        """`bind`: the address that its ports listen at."""
-        self.prepared = prepared
-        self.epoch = prepared.prepare.epoch
-        self._slot = slot
-        self._incarnation = incarnation
-        self._bind = bind
-        self._failed = failed
-        key = prepared.prepare.key
-        self._request_keys = Keys.of(key)
-        self._role_keys = prepared.prepare.role_keys or (RoleKeys(key, key, key),) * len(prepared.loaded)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.links: list[Link] = []
-        self._watched: list[zmq.Socket[Any]] = []  # connections that are there to be watched
-        self._workers: list[Worker] = []
-        self._threads = []
+    slot: str
+    incarnation: str
+    bind: str
+    wake: Callable[[], None]
+
+
+def changed_roles(prepare: Prepare) -> Prepare:
+    """The same with those roles alone whose replicas are formed in its epoch: the others go on as they run."""
+    formed_now = tuple(role for place, role in enumerate(prepare.roles) if prepare.formed_in(place) == prepare.epoch)
+    return msgspec.structs.replace(prepare, roles=formed_now, role_keys=(), formed=())
+
+
+class RunningEpoch:
+    """The roles of a committed epoch: some were formed in it, others in earlier ones and went on."""
+
+    def __init__(self, epoch: int, roles: tuple["RunningRole", ...]) -> None:
+        self.epoch = epoch
+        self.roles = roles
+
+    @classmethod
+    def begin(cls, place: Place, prepared: PreparedEpoch, before: "RunningEpoch | None") -> "RunningEpoch":
+        """From `before` come those that go on; nothing of them changes, also where what is new cannot begin."""
+        prepare, begun = prepared.prepare, []
+        loaded = iter(prepared.loaded)
+        going_on = before.going_on(prepare) if before else {}
+        roles: list[RunningRole] = []
         try:
-            self._workers = [self._worker(place, loaded) for place, loaded in enumerate(prepared.loaded)]
+            for index in range(len(prepare.roles)):
+                if index not in going_on:
+                    begun.append(RunningRole(place, prepare, index, next(loaded)))
+                roles.append(going_on[index] if index in going_on else begun[-1])
         except Exception:
-            self._context.destroy(linger=0)
+            for role in begun:
+                role.end()
             raise
-        for worker in self._workers:
-            name = f"{slot} replica {worker.executor.role.replica} stage {worker.executor.role.stage}"
-            self._threads.append(serve(worker, name, failed))
+        for role in begun:
+            role.start()
+        return cls(prepare.epoch, tuple(roles))
+
+    def going_on(self, prepare: Prepare) -> dict[int, "RunningRole"]:
+        """Those that run on in the prepared epoch, by their places."""
+        return {
+            role.index: role
+            for role in self.roles
+            if role.index < len(prepare.roles)
+            and prepare.formed_in(role.index) == role.formed < prepare.epoch
+            and prepare.roles[role.index] == role.planned
+        }
+
+    def ending(self, prepare: Prepare) -> tuple["RunningRole", ...]:
+        """Those that end with the prepared epoch's commit."""
+        going_on = self.going_on(prepare)
+        return tuple(role for role in self.roles if role.index not in going_on)
+
+    def reduced_to(self, prepare: Prepare | None) -> "RunningEpoch | None":
+        """Ends the roles that do not go on, or all. What is left, if anything is."""
+        ending = self.ending(prepare) if prepare else self.roles
+        for role in ending:
+            role.end()
+        left = tuple(role for role in self.roles if role not in ending)
+        return RunningEpoch(self.epoch, left) if left else None
+
+    @property
+    def links(self) -> list[Link]:
+        return [link for role in self.roles for link in role.links]
 
     @property
     def lost_peers(self) -> tuple[PeerLoss, ...]:
         return tuple(PeerLoss(slot=link.neighbour, reason=link.reason) for link in self.links if link.reason)
+
+    @property
+    def failure(self) -> str:
+        """Of the first role that has failed."""
+        return next((role.failure for role in self.roles if role.failure), "")
 
     def watch(self) -> list[Link]:
         """Links that have been lost since the last look."""
@@ -91,89 +141,132 @@ class RunningEpoch:
         return [link for link in self.links if link.read(now)]
 
     def stats(self) -> tuple[RoleStats, ...]:
-        return tuple(_stats(worker.executor) for worker in self._workers)
+        return tuple(role.stats() for role in self.roles)
 
     def executor_of(self, replica: int, stage: int) -> StageExecutor | None:
-        executors = (worker.executor for worker in self._workers)
+        executors = (role.worker.executor for role in self.roles)
         return next((each for each in executors if (each.role.replica, each.role.stage) == (replica, stage)), None)
 
-    def held(self) -> tuple[LoadedRole, ...]:
-        """The roles with the bits that their layers have now. They stay so if `keep_bits` was called."""
-        pairs = zip(self._workers, self.prepared.loaded, strict=True)
-        return tuple(replace(loaded, role=worker.executor.role) for worker, loaded in pairs)
+
+class Failure:
+    """Takes the reason of whatever of a role fails first or last. Apart from the role, which would hold itself, and its weights, by its ranks."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.reason = ""
+        self._wake = wake
+
+    def __call__(self, reason: str) -> None:
+        self.reason = reason
+        self._wake()
+
+
+class RunningRole:
+    """The worker of one role and the links to its neighbours, in a ZeroMQ context of its own. It runs from `start` to `end`."""
+
+    def __init__(self, place: Place, prepare: Prepare, index: int, loaded: LoadedRole) -> None:
+        """`index`: its place in the slot's list, and so of its ports."""
+        self.index = index
+        self.formed = prepare.epoch
+        self.planned = prepare.roles[index]
+        self.loaded = loaded
+        self.links: list[Link] = []
+        self.keys = prepare.role_keys[index] if prepare.role_keys else RoleKeys(prepare.key, prepare.key, prepare.key)
+        self.request_key = prepare.key
+        self._failure = Failure(place.wake)
+        self._place = place
+        self._slots = prepare.slots
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._watched: list[zmq.Socket[Any]] = []  # connections that are there to be watched
+        self._thread: threading.Thread | None = None
+        try:
+            self.worker: Worker = self._worker(loaded)
+        except Exception:
+            self._context.destroy(linger=0)
+            raise
+
+    def start(self) -> None:
+        role = self.planned
+        self._thread = serve(
+            self.worker, f"{self._place.slot} replica {role.replica} stage {role.stage}", self._failure
+        )
+
+    @property
+    def failure(self) -> str:
+        """Why it computes nothing any more."""
+        return self._failure.reason
+
+    def held(self) -> LoadedRole:
+        """With the bits that its layers have now. They stay so if `keep_bits` was called."""
+        return replace(self.loaded, role=self.worker.executor.role)
 
     def keep_bits(self, reason: str) -> None:
-        """No layer changes its bits any more, until `move_bits`."""
-        for worker in self._workers:
-            worker.executor.boundary.close(reason)
-
-    def move_bits(self) -> None:
-        for worker in self._workers:
-            worker.executor.boundary.open()
+        """No layer changes its bits any more, until its boundary is opened."""
+        self.worker.executor.boundary.close(reason)
 
     def end(self) -> None:
-        """Stop the workers after the step they are in; their ports are free when this returns."""
-        self.keep_bits(f"epoch {self.epoch} has ended")
+        """Stop the worker after the step it is in; its ports are free when this returns."""
+        self.keep_bits(f"the replica that was formed in epoch {self.formed} has ended")
+        if self._thread is None:
+            self._context.destroy(linger=0)
+            return
         for socket in (*(link.monitor for link in self.links), *self._watched):
             socket.close(linger=0)
         self._context.term()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
 
-    def _worker(self, place: int, loaded: LoadedRole) -> Worker:
+    def stats(self) -> RoleStats:
+        executor = self.worker.executor
+        work = executor.work
+        return RoleStats(
+            replica=executor.role.replica,
+            stage=executor.role.stage,
+            steps=work.steps,
+            busy_seconds=work.busy_seconds,
+            wall_seconds=time.monotonic() - work.started,
+            prefill_tokens=work.prefill_tokens,
+            decode_tokens=work.decode_tokens,
+            frames_dropped=work.frames_dropped,
+            bits=executor.role.bits,
+            formed=self.formed,
+            failure=self.failure,
+        )
+
+    def _worker(self, loaded: LoadedRole) -> Worker:
         role = loaded.role
         loaded.cache.reset()
         if loaded.drafter is not None:
             loaded.drafter.begin()
         if loaded.others is not None:
-            loaded.others.begin(role, self._failed)
+            loaded.others.begin(role, self._failure)
         executor = StageExecutor(role, loaded.model, loaded.cache, loaded.others)
         bounds = FrameBounds(role, loaded.model.hidden_size, loaded.model.vocab_size)
-        links = self._links(place, executor, bounds) if role.stages > 1 else None
+        links = self._links(executor, bounds) if role.stages > 1 else None
         if role.leader:
             socket = self._context.socket(zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            endpoint = f"tcp://{self._bind}:{self._address(self._slot).request_port + place}"
-            listen(socket, endpoint, self._request_keys, largest_request(role.max_model_len))
-            gateways = Gateways(socket, self.epoch, self._incarnation)
-            return LeaderWorker(executor, self.epoch, loaded.model.hidden_size, gateways, links, loaded.drafter)
+            endpoint = f"tcp://{self._place.bind}:{self._slots[self._place.slot].request_port + self.index}"
+            listen(socket, endpoint, Keys.of(self.request_key), largest_request(role.max_model_len))
+            gateways = Gateways(socket, self.formed, self._place.incarnation)
+            return LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
         assert links is not None
         return Follower(executor, *links)
 
-    def _links(self, place: int, executor: StageExecutor, bounds: FrameBounds) -> tuple[Inlet, Outlet]:
+    def _links(self, executor: StageExecutor, bounds: FrameBounds) -> tuple[Inlet, Outlet]:
         """A ring: frames come in at a port that anyone may knock at, so its end of a connection tells nothing of the neighbour
         who sends them. What tells is a connection of our own to that neighbour's port, on which nothing is sent.
         """
-        role, keys = bounds.role, self._role_keys[place]
+        role, keys = bounds.role, self.keys
         inward = self._context.socket(zmq.PULL)
-        endpoint = f"tcp://{self._bind}:{self._address(self._slot).data_port + place}"
+        endpoint = f"tcp://{self._place.bind}:{self._slots[self._place.slot].data_port + self.index}"
         listen(inward, endpoint, Keys.of(keys.own), bounds.largest_bytes)
         outward = self._connect(role.next, keys.next)
         if role.previous != role.next:
             self._watched.append(self._connect(role.previous, keys.previous))
-        return Inlet(inward, self.epoch, executor, bounds), Outlet(outward)
+        return Inlet(inward, self.formed, executor, bounds), Outlet(outward)
 
     def _connect(self, neighbour: Neighbour, secret: str) -> zmq.Socket[Any]:
         """To the data port of a role, whose loss is seen from now on."""
-        address = self._address(neighbour.slot)
+        address = self._slots[neighbour.slot]
         socket = self._context.socket(zmq.PUSH)
         self.links.append(Link(socket, neighbour.slot, time.monotonic(), CONNECT_PATIENCE_SECONDS))
         return connect(socket, f"tcp://{address.host}:{address.data_port + neighbour.role}", Keys.of(secret))
-
-    def _address(self, slot: str) -> Any:
-        return self.prepared.prepare.slots[slot]
-
-
-def _stats(executor: StageExecutor) -> RoleStats:
-    work = executor.work
-    return RoleStats(
-        replica=executor.role.replica,
-        stage=executor.role.stage,
-        steps=work.steps,
-        busy_seconds=work.busy_seconds,
-        wall_seconds=time.monotonic() - work.started,
-        prefill_tokens=work.prefill_tokens,
-        decode_tokens=work.decode_tokens,
-        frames_dropped=work.frames_dropped,
-        bits=executor.role.bits,
-    )

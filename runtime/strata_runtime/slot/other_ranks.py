@@ -40,6 +40,7 @@ from strata_runtime.slot.rank_process import (
 
 log = logging.getLogger(__name__)
 
+_groups: "weakref.WeakSet[OtherRanks]" = weakref.WeakSet()
 _idle: dict[int, int] = {}  # process id of each rank that has loaded its part -> what it held before
 WAIT_SECONDS = 0.25  # for parts that are being loaded, between two looks at whether they are still wanted
 
@@ -67,8 +68,10 @@ def check_ranks(role: Role) -> None:
 
 
 def held_by_ranks() -> int:
-    """Private bytes, now, of the processes of all ranks that this one has started and that have loaded their parts."""
-    return sum(private_bytes(process) for process in dict(_idle))
+    """Bytes, now, of the processes of all ranks that this one has started and that have loaded their parts: private ones, and weights that they share."""
+    return sum(private_bytes(process) for process in dict(_idle)) + sum(
+        each.collectives.shared_bytes for each in tuple(_groups)
+    )
 
 
 def idle_of_ranks() -> int:
@@ -84,6 +87,7 @@ class OtherRanks:
         ranks = role.tensor_parallel
         segment = make_segment(ranks)
         self.collectives = SharedMemory(segment, 0, ranks)
+        _groups.add(self)
         self._role = role
         self._lost = ""
         self._failed: Callable[[str], None] = log.warning
@@ -114,6 +118,10 @@ class OtherRanks:
     @property
     def alive(self) -> bool:
         return self._ended.alive
+
+    def end(self) -> None:
+        """Nobody has any use for them: they end now."""
+        self._ended()
 
     def wait_loaded(self, still_wanted: Callable[[], None]) -> None:
         """Raises InputError where a part could not be loaded, and whatever `still_wanted` does, which is called now and then."""

@@ -18,6 +18,7 @@ import torch
 from strata_planner.contract.control import Prepare, PrepareState
 from strata_planner.contract.draft_weights import draft_wish, has_draft
 from strata_planner.contract.roles import Role
+from strata_planner.contract.strategies import switches
 from strata_runtime.errors import InputError, RuntimeFaultError, reason_of
 from strata_runtime.loading.drafts import check_drafts
 from strata_runtime.loading.load import LoadOptions, load_stage
@@ -51,7 +52,8 @@ def _holding(role: Role) -> tuple[object, ...]:
 
 def _weights(role: Role) -> tuple[object, ...]:
     drafting = tuple(has_draft(name, role.speculation) for name in role.format)
-    return (role.format, drafting, any(drafting) and role.speculation.draft_bits, *_place(role))
+    shown = switches(role.strategies)  # to the other ranks
+    return (role.format, shown, drafting, any(drafting) and role.speculation.draft_bits, *_place(role))
 
 
 def differ_in_bits(one: Role, other: Role) -> bool:

@@ -30,9 +30,10 @@ from strata_planner.contract.control import (
     slot_request_decoder,
 )
 from strata_planner.contract.decoding import decode_message
+from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
-from strata_runtime.slot.epoch import RunningEpoch
+from strata_runtime.slot.epoch import Place, PreparedEpoch, RunningEpoch, changed_roles
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
 from strata_runtime.slot.other_ranks import held_by_ranks, idle_of_ranks
 from strata_runtime.slot.prepare import Held, Loading, same_weights
@@ -101,6 +102,7 @@ class Slot:
         self._unused: Loading | None = (
             None  # prepared for an epoch that could not begin: what it holds may be wanted again
         )
+        self._asked: Prepare | None = None  # what is being prepared, with the roles that go on
         self._running: RunningEpoch | None = None
         self._failure = ""
         self._watchers: set[bytes] = set()
@@ -114,6 +116,7 @@ class Slot:
         self._bind = _bindable(options.host)
         endpoint = f"tcp://{self._bind}:{options.control_port}"
         listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
+        self._place = Place(options.name, self._incarnation, self._bind, self._wakeup.ring)
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
         self._poller.register(self._wakeup.reader, zmq.POLLIN)
@@ -128,7 +131,7 @@ class Slot:
                 self._watch_links()
                 self._publish()
         finally:
-            self._end_epoch()
+            self._end_roles()
             self._switches.close()
             self._context.destroy(linger=0)
             self._wakeup.close()
@@ -156,7 +159,7 @@ class Slot:
             private_bytes=0,
             idle_bytes=self._idle_bytes + idle_of_ranks(),
             roles=(),
-            failure=self._failure,
+            failure=self._failure or (self._running.failure if self._running else ""),
             switches=self._switches.states,
             protocol=CONTROL_PROTOCOL,
         )
@@ -192,47 +195,63 @@ class Slot:
     def _prepare(self, prepare: Prepare) -> None:
         """Idempotent: an epoch that is known is not loaded twice, a lower one is out of date."""
         known = max(self._loading.prepare.epoch if self._loading else 0, self._running.epoch if self._running else 0)
-        if prepare.epoch <= known:
+        if prepare.epoch <= known or not self._can_go_on(prepare):
             return
         before = self._loading or self._unused
         if before is not None:
-            before.supersede(prepare)
-        if self._running is not None:
-            self._running.keep_bits(f"epoch {prepare.epoch} is being prepared: its plan decides the bits")
-        held = self._running.held() if self._running else ()
-        self._make_room(prepare)
+            before.supersede(changed_roles(prepare))
+        ending = self._running.ending(prepare) if self._running else ()
+        for role in ending:
+            role.keep_bits(f"epoch {prepare.epoch} is being prepared: its plan decides the bits")
+        held = tuple(role.held() for role in ending)
+        idle = self._make_room(prepare, [each.role for each in held])
         log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
-        self._loading = Loading(
-            prepare, Held(held, before, idle=self._running is None), self._wakeup.ring, verify=self._verify
-        )
+        self._asked = prepare
+        changed = changed_roles(prepare)
+        self._loading = Loading(changed, Held(held, before, idle=idle), self._wakeup.ring, verify=self._verify)
         self._unused = None
 
-    def _make_room(self, prepare: Prepare) -> None:
-        """Stop serving before loading if old and new weights do not fit beside each other."""
-        if self._running is None:
-            return
-        old = [loaded.role for loaded in self._running.held()]
-        new = [role for role in prepare.roles if not any(same_weights(role, other) for other in old)]
-        usable = sum(device.usable_bytes for role in prepare.roles for device in role.devices)
-        if new and sum(role.total_bytes for role in (*old, *new)) > usable:
-            log.info(
-                "%s: epoch %d ends now: its weights and those of the next do not fit together",
-                self._name,
-                self._running.epoch,
+    def _can_go_on(self, prepare: Prepare) -> bool:
+        """Whether all that is to run on from earlier epochs runs here. If not, the status shows it, and the controller makes another epoch."""
+        going_on = self._running.going_on(prepare) if self._running else {}
+        missing = [
+            place
+            for place in range(len(prepare.roles))
+            if prepare.formed_in(place) != prepare.epoch and place not in going_on
+        ]
+        if missing:
+            role = prepare.roles[missing[0]]
+            log.warning(
+                "%s: epoch %d is not prepared: replica %d stage %d of epoch %d, which is to go on, does not run here",
+                *(self._name, prepare.epoch, role.replica, role.stage, prepare.formed_in(missing[0])),
             )
-            self._end_epoch()
+        return not missing
+
+    def _make_room(self, prepare: Prepare, old: list[Role]) -> bool:
+        """Stop serving before loading if weights of the `old` roles, which end, and new ones do not fit beside each other. Whether none of the old serves."""
+        changed = changed_roles(prepare).roles
+        new = [role for role in changed if not any(same_weights(role, other) for other in old)]
+        going_on = [role for role in prepare.roles if role not in changed]
+        usable = sum(device.usable_bytes for role in prepare.roles for device in role.devices)
+        if old and new and sum(role.total_bytes for role in (*old, *new, *going_on)) > usable:
+            log.info(
+                "%s: %d role(s) end now: their weights and those of the next do not fit together", self._name, len(old)
+            )
+            self._end_roles(prepare)
+            return True
+        return not old
 
     def _commit(self, epoch: int) -> None:
         """Switch if that epoch is prepared and newer; anything else changes nothing and shows in the status."""
         loading = self._loading
-        prepared = loading.result if loading else None
+        prepared, asked = loading.result if loading else None, self._asked
         current = self._running.epoch if self._running else 0
-        if loading is None or prepared is None or prepared.prepare.epoch != epoch or epoch <= current:
+        if loading is None or prepared is None or asked is None or asked.epoch != epoch or epoch <= current:
             return
-        self._end_epoch()
+        self._end_roles(asked)
         self._failure = ""
         try:
-            self._running = RunningEpoch(self._name, self._incarnation, prepared, self._bind, self._fail)
+            self._running = RunningEpoch.begin(self._place, PreparedEpoch(asked, prepared.loaded), self._running)
         except (
             Exception
         ) as error:  # a port is taken, or the epoch's addresses are none: the controller makes another epoch
@@ -262,17 +281,17 @@ class Slot:
                 request, f"slot {self._name} has no role of replica {request.replica} stage {request.stage}"
             )
             return
-        running.move_bits()
+        executor.boundary.open()
         self._switches.ask(request, executor)
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
         self._wakeup.ring()
 
-    def _end_epoch(self) -> None:
+    def _end_roles(self, prepare: Prepare | None = None) -> None:
+        """All that run, but for those that go on into the prepared epoch."""
         if self._running is not None:
-            self._running.end()
-            self._running = None
+            self._running = self._running.reduced_to(prepare)
 
     def _watch_links(self) -> None:
         for link in self._running.watch() if self._running else ():

@@ -23,6 +23,7 @@ from strata_planner.contract.frames import (
     StepResult,
 )
 from strata_planner.contract.roles import Role
+from strata_planner.contract.strategies import strategy_for
 from strata_runtime.allocator import FirstTimes
 from strata_runtime.errors import StepError
 from strata_runtime.loading.precision_switch import Change, Growth, role_after
@@ -159,7 +160,10 @@ class StageExecutor:
             self._weights = self._own_weights
             batch = self._cache.plan(header.segments)
             with self._first_times.step(self.model.kernel_sizes(batch)):
-                outputs = self.model.forward(inputs.to(self.model.device), batch, draft=header.draft)
+                decoding = header.draft or all(segment.length == 1 for segment in header.segments)
+                strategy = strategy_for(self.role.strategies, batch.tokens, decoding=decoding)
+                inputs = inputs.to(self.model.device)
+                outputs = self.model.forward(inputs, batch, draft=header.draft, strategy=strategy)
             return _Computed(outputs, self.model.take_states(), batch.places)
 
     def switch(self, change: Change) -> tuple[int, float]:

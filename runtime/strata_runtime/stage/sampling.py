@@ -15,8 +15,9 @@ _MASK = (1 << 64) - 1
 
 AT_ONCE = {
     "cpu": 2**17,
-    "cuda": 2**22,
+    "cuda": 2**21,
 }  # logits worked on together: what a processor's cache holds, bounded memory on a GPU
+SORTS_ALL = frozenset({"cuda"})  # devices that sort whole rows: nothing is asked of them before a step's tokens
 CANDIDATES = 512  # most nuclei have fewer tokens; what needs more is partitioned
 MOST_CANDIDATES = 8192  # of a top-k; sorting more takes longer than the partition
 BINS, BINS_PER_UNIT = 1024, 32  # of scores below the greatest; a bin's tokens differ by 3 % in weight
@@ -49,7 +50,7 @@ def choose(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Seque
         for start in range(0, len(rows), at_once):
             some = rows[start : start + at_once]
             draws = _Draws(logits, some, [samplings[row] for row in some], [positions[row] for row in some])
-            chosen[some] = draw(draws)
+            chosen[draws.rows] = draw(draws)
     return chosen.tolist()
 
 
@@ -59,22 +60,30 @@ class _Draws:
     def __init__(
         self, logits: torch.Tensor, rows: list[int], samplings: Sequence[Sampling], positions: Sequence[int]
     ) -> None:
-        device, vocabulary = logits.device, logits.shape[1]
-        temperatures = torch.tensor([max(each.temperature, COLDEST) for each in samplings], device=device)
-        scores = logits[rows]  # a copy
-        scores -= scores.amax(dim=-1, keepdim=True)  # first: the greatest is 0 then, at any temperature
-        self.scores = scores.div_(temperatures[:, None])
-        if any(each.min_p > 0 for each in samplings):  # Nguyen et al. 2024: of what is left top-k and top-p see
-            least = torch.tensor([each.min_p for each in samplings], device=device).log()
-            self.scores.masked_fill_(self.scores < least[:, None], -torch.inf)
-        numbers = [uniform(each.seed, position) for each, position in zip(samplings, positions, strict=True)]
-        self.numbers = torch.tensor(numbers, dtype=torch.float64, device=device)
+        vocabulary = logits.shape[1]
         kept = [min(each.top_k, vocabulary) if each.top_k > 0 else vocabulary for each in samplings]
-        self.top_k = torch.tensor(kept, device=device)
+        numbers = _on_device(
+            [
+                rows,
+                [max(each.temperature, COLDEST) for each in samplings],
+                [each.min_p for each in samplings],
+                [uniform(each.seed, position) for each, position in zip(samplings, positions, strict=True)],
+                kept,
+                [each.top_p for each in samplings],
+            ],
+            logits.device,
+        )
+        self.rows = numbers[0].long()
+        scores = logits[self.rows]  # a copy
+        scores -= scores.amax(dim=-1, keepdim=True)  # first: the greatest is 0 then, at any temperature
+        self.scores = scores.div_(numbers[1].float()[:, None])
+        if any(each.min_p > 0 for each in samplings):  # Nguyen et al. 2024: of what is left top-k and top-p see
+            self.scores.masked_fill_(self.scores < numbers[2].float().log()[:, None], -torch.inf)
+        self.numbers, self.top_k, self.top_p = numbers[3], numbers[4].long(), numbers[5]
         self.unlimited = vocabulary in kept  # some row has no top-k
         wanted = [CANDIDATES if count == vocabulary else count + 16 for count in kept]  # more: for ties at the end
-        self.candidates = min(max(wanted), MOST_CANDIDATES, vocabulary)
-        self.top_p = torch.tensor([each.top_p for each in samplings], dtype=torch.float64, device=device)
+        sorts_all = logits.device.type in SORTS_ALL
+        self.candidates = vocabulary if sorts_all else min(max(wanted), MOST_CANDIDATES, vocabulary)
 
 
 def _draw_from_all(draws: _Draws) -> torch.Tensor:
@@ -103,6 +112,8 @@ def _draw_from_most_likely(draws: _Draws) -> torch.Tensor:
     target = draws.numbers * _at(cumulative, last)
     place = _search(cumulative, target, right=True).minimum(last)
     chosen = _at(tokens, place)
+    if values.shape[1] == vocabulary:
+        return chosen
     settled = (last < trusted) & ((draws.top_k <= trusted) | (draws.top_k == vocabulary))
     for row in (~settled).nonzero().flatten().tolist():
         chosen[row] = _Partition(draws.scores[row]).draw(
@@ -162,6 +173,12 @@ class _Partition:
         values, order = self._scores[tokens].sort(descending=True, stable=True)
         before = self._mass[bin_ - 1] if bin_ else 0.0
         return tokens[order], values.exp().cumsum(dim=0, dtype=torch.float64) + before
+
+
+def _on_device(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
+    """float64 [len(rows), n]: integers below 2^53 are exact. One transfer, which waits for nothing that the device has to do."""
+    numbers = torch.tensor(rows, dtype=torch.float64)
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
 
 
 def _search(cumulative: torch.Tensor, target: torch.Tensor, *, right: bool = False) -> torch.Tensor:

@@ -14,7 +14,7 @@ from strata_operator.act.planner_call import Answer, Question, answer_to
 from strata_operator.api import deployment_from_object
 from strata_operator.api.tenants import TenantRules
 from strata_operator.decide.actions import DeleteStatefulSet
-from strata_operator.observe.snapshot import take_snapshot
+from strata_operator.observe.source import Lists
 from strata_operator.render.names import labels
 from strata_operator.render.objects import metadata
 from tests.operator.fake_api import FakeApi, serving
@@ -308,7 +308,9 @@ async def test_a_foreign_stateful_set_that_is_labelled_like_a_slot_is_never_remo
     path = "/apis/apps/v1/namespaces/ns/statefulsets/db"
     api.put(path, {**own, "metadata": {**own["metadata"], "name": "db", "uid": "db", "ownerReferences": [owner]}})
     deployment = deployment_from_object(api.objects[f"{LLMDS}/chat"])
-    snapshot = await take_snapshot(kube_of(api.url), ())
+    source = Lists(kube_of(api.url), ())
+    await source.refresh()
+    snapshot = source.stock.part("ns", "chat")
     assert "db" not in snapshot.stateful_sets_of(deployment)
     assert own["metadata"]["name"] in snapshot.stateful_sets_of(deployment)
 

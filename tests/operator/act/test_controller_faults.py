@@ -12,7 +12,7 @@ from strata_operator.act.controller import Controller
 from strata_operator.act.lease import NotLeadingError
 from strata_operator.decide.backoff import Backoff
 from strata_operator.observe.kube import ForbiddenError
-from strata_operator.observe.snapshot import take_snapshot
+from strata_operator.observe.source import Lists
 from tests.laws import swept
 from tests.operator.act.test_controller import (
     LLMDS,
@@ -88,7 +88,7 @@ async def test_a_namespace_that_may_not_be_read_is_left_out_whole_and_the_others
 async def test_where_no_namespace_may_be_read_the_look_fails(api: FakeApi) -> None:
     api.refuse = lambda request: (403, "no") if "/namespaces/" in request.path else None
     with pytest.raises(ForbiddenError):
-        await take_snapshot(kube_of(api.url), ("ns", "gone"))
+        await Lists(kube_of(api.url), ("ns", "gone")).refresh()
 
 
 async def test_a_deployment_that_broke_is_left_alone_until_its_spec_changes(
@@ -163,7 +163,10 @@ async def test_a_node_with_an_odd_label_is_refused_by_name(api: FakeApi, label: 
     assert api.objects[f"{LLMDS}/chat"]["status"]["phase"] == "Loading"
 
 
-async def test_hundreds_of_unusable_nodes_are_said_as_far_as_a_message_goes(api: FakeApi) -> None:
+async def test_hundreds_of_unusable_nodes_are_said_as_far_as_a_message_goes(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strata_operator.observe.inventory.MOST_TOLD", 1000)
     for number in range(260):
         node = a_node(f"node-{number:03}-" + "x" * 100)
         node["spec"]["taints"] = [{"key": "example.org/reserved", "value": "y" * 60, "effect": "NoSchedule"}]

@@ -2,7 +2,7 @@
 
 import kopf
 
-from strata_operator.act.handlers import WATCHED, OperatorOptions, _register
+from strata_operator.act.handlers import OperatorOptions, _register
 from strata_operator.observe.inventory import InventoryOptions
 
 OPTIONS = OperatorOptions(
@@ -14,11 +14,7 @@ def test_only_event_handlers_are_registered() -> None:
     registry = kopf.OperatorRegistry()
     _register(registry, OPTIONS, InventoryOptions())
     kinds = {name: len(part.get_all_handlers()) for name, part in vars(registry).items()}
-    assert kinds["_watching"] == len(WATCHED)
+    assert kinds["_watching"] == 1  # LLMDeployments
     assert kinds["_activities"] == 3  # login, startup, cleanup
     others = {name: count for name, count in kinds.items() if name not in {"_watching", "_activities"}}
     assert set(others.values()) == {0}
-
-
-def test_what_may_turn_a_decision_is_watched() -> None:
-    assert {plural for _, _, plural in WATCHED} == {"llmdeployments", "statefulsets", "nodes", "pods"}

@@ -45,6 +45,7 @@ def test_an_epoch_that_is_stored_holds_its_devices_and_serves_whatever_was_answe
     assert "ReconcileError" not in {each["type"] for conditions in said for each in conditions}
 
 
+@pytest.mark.slow
 def test_an_epoch_of_a_large_cluster_can_be_recorded(a_world: AWorld) -> None:
     """Of which the links alone, between all pairs of nodes of different zones, take more than an object holds."""
     world = a_world(*(f"gpu-node-of-the-large-pool-{number:03}" for number in range(170)))
@@ -137,6 +138,7 @@ def test_while_a_loss_is_planned_what_is_missing_is_applied(serving: World) -> N
     assert serving.cluster.one("deployments", "chat-gateway") != before
 
 
+@pytest.mark.slow
 def test_a_delete_that_is_refused_is_said_until_it_is_done(serving: World) -> None:
     serving.api.lasting["DELETE", "/statefulsets"] = 403
     serving.cluster.cordon("b", closed=True)

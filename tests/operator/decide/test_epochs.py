@@ -19,13 +19,20 @@ from strata_operator.decide.epochs import (
     next_steps,
     slots_of,
 )
+from strata_operator.decide.formation import places_by_replica
 from strata_planner.contract.control import Commit, Prepare, encode
+from strata_planner.contract.keys import request_secret
 from strata_planner.contract.plan import Plan
 from tests.laws import share
-from tests.operator.fakes import FakeGateway, FakeSlot, a_plan, addresses_of
+from tests.operator.fakes import FakeGateway, FakeSlot, RunningRole, a_plan, addresses_of, replicas_of
 
 SLOTS = ("a", "b", "c")
-PLANS = (a_plan("a", "b"), a_plan("b", "a"), a_plan("a", "b", "c"), a_plan("c"), a_plan("a", "b", bits=8))
+TWO = replicas_of(a_plan("a", "b"), a_plan("c"))
+SHARED = replicas_of(a_plan("a", "b"), a_plan("b", "c"))
+PLANS = (
+    *(a_plan("a", "b"), a_plan("b", "a"), a_plan("a", "b", "c"), a_plan("c"), a_plan("a", "b", bits=8)),
+    *(TWO, SHARED, replicas_of(a_plan("a", "b", bits=8), a_plan("c"))),
+)
 
 
 class World:
@@ -46,6 +53,19 @@ class World:
             addresses=addresses_of(*SLOTS),
         )
 
+    def roles_of(self, plan: Plan, replica: int) -> list[RunningRole]:
+        """As its slots run them."""
+        places = places_by_replica(plan)[replica]
+        return [self.slots[slot].running[place] for slot, place in places]
+
+    def formed(self) -> dict[int, int]:
+        """Replica -> the epoch that all its slots have it from."""
+        assert self.ledger.newest is not None
+        plan, formed = self.ledger.newest.plan, {}
+        for replica in places_by_replica(plan):
+            (formed[replica],) = {each.formed for each in self.roles_of(plan, replica)}
+        return formed
+
     def steps(self) -> tuple[Step, ...]:
         return next_steps(self.desired, self.ledger, self.seen())
 
@@ -53,9 +73,9 @@ class World:
         match step:
             case CreateEpoch(number=number, plan=plan):
                 self.numbers.append(number)
-                self.ledger = Ledger(Epoch(number, f"key-{number}", plan), self.ledger.committed)
+                self.ledger = self.ledger.with_newest(Epoch(number, f"key-{number}", plan, step.formations))
             case RecordCommit(number=number):
-                self.ledger = Ledger(self.ledger.newest, number)
+                self.ledger = self.ledger.with_commit(number)
             case SendToSlot(slot=slot, message=message):
                 if slot in self.up:
                     self.slots[slot].handle(message)
@@ -126,6 +146,11 @@ class Epochs(RuleBasedStateMachine):
         if self.world.slots[slot].committed:
             self.world.slots[slot].failure = "out of memory"
 
+    @rule(slot=st.sampled_from(SLOTS), place=st.sampled_from([0, 1]))
+    def a_role_fails(self, slot: str, place: int) -> None:
+        if place in self.world.slots[slot].running:
+            self.world.slots[slot].running[place].failure = "a step failed"
+
     @rule(slot=st.sampled_from(SLOTS))
     def will_refuse(self, slot: str) -> None:
         self.world.slots[slot].refuses = "too little memory"
@@ -144,6 +169,12 @@ class Epochs(RuleBasedStateMachine):
 
     def check(self, step: Step) -> None:
         newest = self.world.ledger.newest
+        if isinstance(step, CreateEpoch):
+            for each in step.formations:
+                assert all(
+                    running.formed == each.epoch and not running.failure
+                    for running in self.world.roles_of(step.plan, each.replica)
+                )
         if isinstance(step, SendToSlot) and isinstance(step.message, Commit):
             assert newest is not None
             assert step.message.epoch == newest.number == self.world.ledger.committed
@@ -157,6 +188,11 @@ class Epochs(RuleBasedStateMachine):
         if isinstance(step, SendToGateway):
             assert newest is not None
             assert all(self.world.slots[slot].committed == newest.number for slot in slots_of(newest.plan))
+            for leader in step.message.leaders:
+                formed = leader.formed or step.message.epoch
+                running = self.world.roles_of(newest.plan, leader.replica)
+                assert {each.formed for each in running} == {formed}
+                assert (leader.key or step.message.key) == request_secret(f"key-{formed}")
 
     @invariant()
     def numbers_only_rise_for_a_process(self) -> None:
@@ -173,6 +209,7 @@ class Epochs(RuleBasedStateMachine):
         assert newest.plan == self.world.desired
         assert all(self.world.slots[slot].committed == newest.number for slot in slots_of(newest.plan))
         assert is_ready(self.world.desired, self.world.ledger, self.world.seen())
+        assert self.world.formed() == {each.replica: newest.formed_in(each.replica) for each in newest.plan.replicas}
 
 
 Epochs.TestCase.settings = settings(max_examples=share(150), stateful_step_count=30, deadline=None)
@@ -212,6 +249,83 @@ def test_a_slot_that_was_started_anew_gets_a_new_epoch_of_the_same_plan() -> Non
     assert [_name(step) for step in world.steps()] == ["create 2: slot a lost its neighbour b: connection closed"]
     world.settle()
     assert world.slots["a"].committed == world.slots["b"].committed == 2
+
+
+def test_a_lost_slot_costs_its_own_replica_alone() -> None:
+    world = World(TWO)
+    world.settle()
+    world.slots["b"].restart()
+    world.slots["a"].lose("b")
+    world.settle()
+    assert world.formed() == {0: 2, 1: 1}
+    assert world.gateway.route is not None
+    of_a, of_c = world.gateway.route.leaders
+    assert (of_a.formed, of_a.key, of_c.formed, of_c.key) == (0, "", 1, request_secret("key-1"))
+    world.slots["c"].running[0].failure = "out of memory"
+    world.settle()
+    assert world.formed() == {0: 2, 1: 3}
+    assert world.gateway.route.leaders[0].key == request_secret("key-2")
+
+
+def test_a_slot_of_two_replicas_keeps_the_one_that_lost_nobody() -> None:
+    world = World(SHARED)
+    world.settle()
+    kept = world.slots["b"].running[1]
+    world.slots["a"].restart()
+    world.slots["b"].lose("a")
+    world.settle()
+    assert world.formed() == {0: 2, 1: 1}
+    assert world.slots["b"].running[1] is kept
+    assert world.slots["b"].lost == ()
+
+
+def test_a_replica_that_another_plan_leaves_alone_goes_on_and_a_changed_one_does_not() -> None:
+    world = World(TWO)
+    world.settle()
+    world.desired = replicas_of(a_plan("a", "b", bits=8), a_plan("c"))
+    world.settle()
+    assert world.formed() == {0: 2, 1: 1}
+    world.desired = a_plan("a", "b")
+    world.settle()
+    assert world.formed() == {0: 3}
+
+
+def test_a_replica_goes_on_from_what_is_in_force_over_an_epoch_that_was_never_committed() -> None:
+    world = World(TWO)
+    world.settle()
+    world.desired = replicas_of(a_plan("a", "b", bits=8), a_plan("c"))
+    (create,) = world.steps()
+    world.do(create)
+    world.desired = TWO
+    world.settle()
+    assert world.formed() == {0: 1, 1: 1}
+    assert world.numbers == [1, 2, 3]
+
+
+def test_a_slot_lost_while_its_replica_was_to_go_on_supersedes_the_change() -> None:
+    world = World(TWO)
+    world.settle()
+    world.slots["b"].restart()
+    (create,) = world.steps()
+    world.do(create)
+    decided = world.steps()
+    world.slots["c"].restart()  # nobody has seen it yet
+    for step in decided:
+        world.do(step)
+    assert world.slots["c"].prepare.epoch == 0
+    (create,) = world.steps()
+    assert _name(create) == "create 3: replica 1 was to go on from epoch 1 and does not run as it did"
+    world.settle()
+    assert world.formed() == {0: 3, 1: 3}
+
+
+def test_what_a_slot_of_an_earlier_release_runs_is_formed_anew() -> None:
+    world = World(TWO)
+    world.settle()
+    world.slots["c"].running[0].formed = 0  # it says nothing of it
+    world.slots["b"].restart()
+    world.settle()
+    assert world.formed() == {0: 2, 1: 2}
 
 
 def test_a_refused_prepare_names_slot_and_reason_and_leaves_the_old_epoch_alone() -> None:

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from strata_operator.observe.kube import PODS
 from strata_operator.render.records import stamp
 from tests.operator.world import AWorld, World
@@ -51,6 +53,7 @@ def test_a_deployment_goes_back_when_the_better_plan_is_possible_again(serving: 
     assert serving.reasons() == ["Created", "NodeLost", "BetterPlan"]
 
 
+@pytest.mark.slow
 def test_a_flapping_node_does_not_make_a_deployment_flap(serving: World) -> None:
     for _ in range(15):
         serving.cluster.set_ready("b", "Unknown")

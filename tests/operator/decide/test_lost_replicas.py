@@ -76,6 +76,7 @@ def check_kept(model: Path, fleet: Fleet, lost: str) -> tuple[Plan, Plan]:
     return running, after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", swept([1, 2], [2]))
 def test_of_twelve_replicas_eleven_stay_where_a_node_is_lost(model: Path, degree: int) -> None:
     running, after = check_kept(model, Fleet((0.001,) * 12, degree, degree), NAMES[4])

@@ -35,6 +35,7 @@ def test_how_long_a_slot_got_no_further_outlasts_the_operator(a_world: AWorld) -
     assert "PrepareStalled" in world.reasons()
 
 
+@pytest.mark.slow
 def test_a_slot_that_dies_for_good_under_a_served_epoch_is_planned_without_after_the_timeout(serving: World) -> None:
     serving.edit(replanning={"prepareTimeoutSeconds": 300})
     (pod,) = serving.cluster.pods_on("b")

@@ -96,6 +96,7 @@ def test_ctrl_c_ends_every_phase_with_a_line_and_nothing_left(phase: str, tmp_pa
         assert ends(process.pid), said
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_no_success_of_any_command(tmp_path: Path) -> None:
     """So that `strata quantize M && strata up` does not go on."""
     with contextlib.ExitStack() as held:

@@ -17,11 +17,19 @@ import pytest
 
 from strata_operator.local.deployment import LocalDeployment, LocalOptions, Programs
 from strata_operator.local.errors import CrashedError, PortInUseError, RefusedError
+from strata_operator.local.mending import Mender
 from strata_operator.local.ports import free_port, free_ports
 from strata_operator.local.progress import Progress
 from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import PrepareState, SlotStatus
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
+from strata_planner.contract.plan import Plan
+from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.question.model import Model
+from strata_planner.question.request import PlanRequest
+from strata_planner.question.workload import Workload
+from strata_planner.replan.repair import Takeover
+from strata_planner.search.planning import make_plan
 from tests.laws import swept
 from tests.operator.fake_gateway_process import DRAFTED
 from tests.operator.fakes import FakeSlot, a_plan
@@ -207,6 +215,7 @@ def test_free_ports_are_consecutive_and_free() -> None:
             held.enter_context(socket.create_server(("127.0.0.1", port)))
 
 
+@pytest.mark.slow
 async def test_a_slot_may_be_killed_any_number_of_times_once_it_has_served(tmp_path: Path) -> None:
     async with running(tmp_path) as deployment:
         for _ in range(6):
@@ -241,3 +250,61 @@ def test_slots_are_told_of_how_many_ranks_a_stage_of_theirs_has(tmp_path: Path) 
     shared = msgspec.structs.replace(replica, stages=(first, *replica.stages[1:]))
     slots = LocalDeployment(msgspec.structs.replace(plan, replicas=(shared,)), options(tmp_path))._slots
     assert [slots[name]._flags for name in "ab"] == [["--threads", "1", "--ranks", "2"], ["--threads", "1"]]
+
+
+GONE_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+}
+
+
+def a_planned_one() -> tuple[Plan, Mender]:
+    """Three slots of one processor each."""
+    nodes = tuple(Node(name, (Device("cpu", 1, 1 << 30, 1),)) for name in ("n0", "n1", "n2"))
+    request = PlanRequest(
+        deployment="tiny",
+        model_uri="file:///models/tiny",
+        model=Model.from_config(GONE_CONFIG),
+        cluster=Cluster(nodes),
+        workload=Workload(16, 16, 2),
+        max_model_len=64,
+        min_stages=3,
+        max_replicas=1,
+        time_limit_seconds=1.0,
+    )
+    plan = make_plan(request, quick=True).plan
+    return plan, Mender(replace(request, min_stages=1), Takeover(), min_gain=0.99)
+
+
+async def test_the_layers_of_a_slot_that_is_gone_for_good_are_taken_over_by_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, mender = a_planned_one()
+    gone = tmp_path / "gone"
+    monkeypatch.setenv("FAKE_SLOT_GONE", str(gone))
+    monkeypatch.setattr("strata_operator.local.services.PAUSE_SECONDS", 0.0)
+    names = [stage.slot for stage in plan.stages]
+    own = replace(options(tmp_path), mender=mender)
+    async with asyncio.timeout(60), LocalDeployment(plan, own) as deployment:
+        await deployment.ready()
+        before = dict(deployment.pids)
+        gone.write_text(names[1])
+        os.kill(before[names[1]], signal.SIGKILL)
+        await until(lambda: [stage.slot for stage in deployment.plan.stages] == [names[0], names[2]])
+        await deployment.ready()
+        assert {
+            name: before[name] for name in (names[0], names[2], "gateway")
+        } == deployment.pids  # nobody was restarted
+        epochs = {status.committed_epoch for status in deployment.slot_statuses.values()}
+        assert len(epochs) == 1
+        assert epochs.pop() >= 2
+        gone.write_text(" ".join(names))
+        for name in (names[0], names[2]):
+            os.kill(deployment.pids[name], signal.SIGKILL)
+        with pytest.raises(CrashedError):  # and when nobody is left to take over
+            await deployment.supervise()

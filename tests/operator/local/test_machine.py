@@ -2,13 +2,20 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from strata_operator.local import machine
+from strata_planner.contract.devices import DeviceProfile
+from strata_planner.question.catalogue import catalogue
 from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.fakes import a_plan
 
 MIB = 1 << 20
+
+
+def a_processor(**changes: float) -> DeviceProfile:
+    return msgspec.structs.replace(catalogue().profile("cpu"), **changes)
 
 
 def test_equal_gpus_are_one_device_of_a_count() -> None:
@@ -36,6 +43,18 @@ def test_threads_that_a_file_leaves_open_share_the_cores(monkeypatch: pytest.Mon
     nodes = (Node("a", (Device("cpu"), Device("T4"))), Node("b", (Device("cpu", threads=1),)))
     filled = machine.with_threads(Cluster(nodes=nodes))
     assert [device.threads for node in filled.nodes for device in node.devices] == [3, 0, 1]
+
+
+def test_a_gateway_takes_of_each_slot_where_slots_fill_all_processors() -> None:
+    """Whoever leaves it a processor pays nothing."""
+    profile = a_processor(sequence_step_seconds=1e-5, gateway_token_seconds=2e-4)
+    two = Cluster(nodes=tuple(Node(name, (Device("cpu", threads=2),)) for name in "ab"))
+    told = {
+        processors: machine.beside_gateway(profile, two, processors).sequence_step_seconds for processors in (2, 4, 5)
+    }
+    assert told == {2: 1e-5 + 1e-4, 4: 1e-5 + 1e-4, 5: 1e-5}
+    gpus = Cluster(nodes=(Node("a", (Device("T4"),)),))
+    assert machine.beside_gateway(profile, gpus, 1) == profile
 
 
 def test_a_slot_computes_with_the_threads_of_its_devices() -> None:

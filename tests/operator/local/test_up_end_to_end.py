@@ -1,5 +1,6 @@
 """`strata up` with the real runtime: a small random model over two slots, killed under a client's stream, then stopped."""
 
+import asyncio
 import json
 import os
 import re
@@ -17,7 +18,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from strata_operator.act.control_client import ask
 from strata_operator.local.ports import free_port
+from strata_operator.local.record import running_deployment
+from strata_planner.contract.control import GetStatus, SlotStatus
 from strata_runtime.model.random_model import make_random_model
 from tests.laws import swept
 
@@ -221,13 +225,29 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         running.stop()
 
 
-@pytest.mark.slow  # runtime/gateway/test_recovery.py has the same law in one process
-def test_two_replicas_serve_and_the_loss_of_one_is_carried_by_the_other(replicas: Up, expected: str) -> None:
+def test_the_loss_of_one_of_two_replicas_costs_the_other_nothing(replicas: Up, expected: str) -> None:
+    """Both stream; the one whose slot is killed is replayed, once. The other's leader, its cache and its counts stay."""
     streams = [replicas.stream([5, 9, 2]) for _ in range(2)]  # routed by load: one to each
     pieces = [[next(stream) for _ in range(KILL_AFTER)] for stream in streams]
+    before = status_of(replicas, "twice-a-cpu")
     os.kill(replicas.pids["twice-b-cpu"], signal.SIGKILL)
     answers = ["".join([*begun, *stream]) for begun, stream in zip(pieces, streams, strict=True)]
     assert answers == [expected, expected]
+    while (after := status_of(replicas, "twice-a-cpu")).committed_epoch == 1:
+        pass
+    assert (after.incarnation, after.committed_epoch, after.roles[0].formed) == (before.incarnation, 2, 1)
+    assert after.roles[0].steps > before.roles[0].steps > 0
+    assert status_of(replicas, "twice-b-cpu").roles[0].formed == 2
+    with urllib.request.urlopen(f"http://127.0.0.1:{replicas.port}/metrics", timeout=60) as answer:
+        (replays,) = re.findall(r"^strata_replays_total\S* (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert float(replays) == 1
+
+
+def status_of(up: Up, slot: str) -> SlotStatus:
+    """Of a slot that runs now."""
+    status = asyncio.run(ask(running_deployment(up.name).endpoint(slot), GetStatus()))
+    assert isinstance(status, SlotStatus)
+    return status
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What a deployment may use: every rule of the inventory by name, and laws over any cluster."""
 
 from decimal import Decimal
+from itertools import permutations
 from typing import Any
 
 import msgspec
@@ -12,7 +13,8 @@ from strata_operator.errors import InvalidInputError
 from strata_operator.observe.inventory import Inventory, InventoryOptions, LinkTable, take_inventory
 from strata_operator.render.requests import amounts, pod_requests
 from strata_operator.render.slots import Claim, device_requests, idle_bytes
-from strata_planner.question.cluster import Device, Link, LinkRate
+from strata_planner.contract.values import to_json
+from strata_planner.question.cluster import Cluster, Device, Link, LinkRate
 from tests.operator.builders import NodeBuilder, PodBuilder, a_deployment, a_node, a_pod
 from tests.planner.question.test_cluster import ODD_YAML
 
@@ -286,21 +288,44 @@ def test_the_inventory_is_the_same_once_the_slots_run(count: int) -> None:
     assert inventory(t4("b")).digest != before.digest
 
 
+def test_of_many_nodes_that_are_left_out_some_are_told() -> None:
+    found = inventory(*(t4(f"n{number:03}").cordoned() for number in range(50)))
+    assert len(found.refused) == 50
+    assert found.told[:2] == found.refused[:2]
+    assert found.told[-1] == "and 30 nodes more"
+    assert inventory(t4("a").cordoned()).told == inventory(t4("a").cordoned()).refused
+
+
+def rates_in(cluster: Cluster) -> dict[tuple[str, str], LinkRate]:
+    return {
+        (a.node, b.node): cluster.link(a, b) for a, b in permutations(cluster.accelerators(), 2) if a.node != b.node
+    }
+
+
+def test_what_is_told_of_links_does_not_grow_with_pairs() -> None:
+    """An object of Kubernetes holds a megabyte."""
+    nodes = [t4(f"n{number}").in_zone(str(number % 3), "n") for number in range(60)]
+    few, many = inventory(*nodes[:6]).cluster, inventory(*nodes).cluster
+    sizes = [len(to_json(msgspec.structs.replace(cluster, nodes=()))) for cluster in (few, many)]
+    assert sizes[0] == sizes[1]
+
+
 def test_links_follow_zones_and_regions() -> None:
     nodes = [t4("a").in_zone("1", "n"), t4("b").in_zone("1", "n"), t4("c").in_zone("2", "n"), t4("d").in_zone("3", "s")]
-    cluster = inventory(*nodes).cluster
-    rates = {(link.source, link.target): link.gbps for link in cluster.links}
-    assert rates == {("a", "c"): 5.0, ("b", "c"): 5.0, ("a", "d"): 0.5, ("b", "d"): 0.5, ("c", "d"): 0.5}
+    rates = rates_in(inventory(*nodes).cluster)
+    assert {pair: rate.gbps for pair, rate in rates.items() if pair[0] < pair[1]} == {
+        ("a", "b"): 10.0, ("a", "c"): 5.0, ("b", "c"): 5.0, ("a", "d"): 0.5, ("b", "d"): 0.5, ("c", "d"): 0.5,
+    }  # fmt: skip
     named = InventoryOptions(links=LinkTable(named=(Link("1", "2", 100.0),)))
     found = take_inventory(CHAT, [node.build() for node in nodes], [], options=named).cluster
-    assert {link.gbps for link in found.links if "c" in {link.source, link.target}} == {100.0, 0.5}
+    assert {rate.gbps for pair, rate in rates_in(found).items() if "c" in pair} == {100.0, 0.5}
 
 
 def test_named_links_may_differ_by_direction() -> None:
     nodes = [t4("a").in_zone("1", "n").build(), t4("c").in_zone("2", "n").build()]
     options = InventoryOptions.from_yaml("links: {named: [{from: '2', to: '1', gbps: 1, oneWay: true}]}", "f")
     cluster = take_inventory(CHAT, nodes, [], options=options).cluster
-    assert cluster.own_rates == {("a", "c"): LinkRate(5.0, 2.0), ("c", "a"): LinkRate(1.0, 0.1)}
+    assert rates_in(cluster) == {("a", "c"): LinkRate(5.0, 2.0), ("c", "a"): LinkRate(1.0, 0.1)}
 
 
 def test_options_come_from_a_file() -> None:

@@ -124,3 +124,12 @@ async def test_every_answer_is_the_error_that_its_code_stands_for_and_is_asked_f
         await ask()
     assert raised.type is error
     assert len(api.requests) == 1
+
+
+async def test_long_lists_come_in_pages(api: FakeApi, kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata_operator.observe.kube.PAGE", 2)
+    for name in "abcde":
+        api.put(f"/api/v1/namespaces/ns/pods/{name}", {"metadata": {"name": name, "namespace": "ns"}})
+    pages = [page async for page in kube.pages(PODS)]
+    assert [[pod["metadata"]["name"] for pod in page.things] for page in pages] == [["a", "b"], ["c", "d"], ["e"]]
+    assert {page.version for page in pages} == {5}

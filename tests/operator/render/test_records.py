@@ -1,6 +1,7 @@
 """An epoch's record: what is written beside its plan comes back, and what another release wrote stops nothing."""
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from strata_operator.render.records import (
     Cause,
     EpochRecord,
     as_planned,
+    moment,
     read_record,
     record_objects,
 )
 from strata_planner.question.cluster import Cluster, Device, Node
+from strata_planner.replan.repair import RepairNote
 from tests.operator.builders import a_deployment
 from tests.operator.fakes import a_plan
 
@@ -38,6 +41,10 @@ def recorded(deployment: LLMDeployment) -> EpochRecord:
 
 def test_a_record_reads_back() -> None:
     record = read_record(*stored(a_deployment().build()))
+    at = moment("2026-01-01T00:00:00.125Z")
+    note = RepairNote("reshuffle", 12, 30, 1 << 30, 0.75, 4.5)
+    repaired = replace(CAUSE, repair=note, gain=0.125, noticed=at, planned=at)
+    assert read_record(*stored(a_deployment().build(), repaired)).cause == repaired
     assert (record.cause, record.planned_in, record.epoch.number) == (CAUSE, 3, 7)
 
 

@@ -37,7 +37,7 @@ def stored(name: str) -> Object:
 
 def snapshot_of(*config_maps: Object) -> Snapshot:
     secrets = tuple(stored(f"secret-chat-{name}") for name in ("epoch-1", "epoch-2", "control"))
-    return Snapshot((stored("llmdeployment-chat"),), (), (), (), config_maps, secrets)
+    return Snapshot(config_maps=config_maps, secrets=secrets)
 
 
 def records_of(*config_maps: Object) -> tuple[tuple[EpochRecord, ...], tuple[UnreadRecord, ...]]:

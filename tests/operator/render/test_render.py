@@ -14,7 +14,7 @@ from strata_operator.api import LLMDeployment
 from strata_operator.decide.view import given_the_control_key
 from strata_operator.errors import InvalidInputError
 from strata_operator.render import RenderOptions, epoch_objects, image_for, read_epoch, render, slot_address
-from strata_operator.render.epoch import Epoch
+from strata_operator.render.epoch import Epoch, Formation
 from strata_operator.render.slots import RANK_IDLE_BYTES, SLOT_IDLE_BYTES, Slot
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.keys import gateway_secret, slot_secret
@@ -22,7 +22,7 @@ from strata_planner.question.cluster import Cluster, Device, Node
 from strata_runtime.gateway.settings import read_settings
 from strata_runtime.pipeline.slot import parse
 from tests.operator.builders import a_deployment, a_pod
-from tests.operator.fakes import a_plan
+from tests.operator.fakes import a_plan, replicas_of
 
 ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
@@ -366,6 +366,17 @@ def test_an_epoch_is_immutable_and_reads_back() -> None:
         "data": {key: base64.b64encode(value.encode()).decode() for key, value in secret["stringData"].items()}
     }
     assert read_epoch(stored, config_map) == (Epoch(7, "epoch-secret", plan), cluster_of(plan))
+
+
+def test_an_epoch_keeps_the_keys_of_replicas_that_go_on() -> None:
+    """Whatever becomes of the records of the epochs that formed them."""
+    plan = replicas_of(a_plan("chat-a-cpu"), a_plan("chat-b-cpu"), a_plan("chat-c-cpu"))
+    epoch = Epoch(7, "epoch-secret", plan, (Formation(0, 3, "third"), Formation(2, 5, "fifth")))
+    secret, config_map = epoch_objects(a_deployment().build(), epoch, cluster_of(plan))
+    data = {name: base64.b64encode(text.encode()).decode() for name, text in secret["stringData"].items()}
+    assert read_epoch({"data": data}, config_map)[0] == epoch
+    assert [epoch.formed_in(replica) for replica in range(3)] == [3, 7, 5]
+    assert not any(key in json.dumps(config_map) for key in ("epoch-secret", "third", "fifth"))
 
 
 IMAGES = {

@@ -28,6 +28,7 @@ def test_no_alternative_is_better_and_each_says_why(name: str) -> None:
             assert each.objective <= value + 1e-5 * abs(value)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_says_by_how_much() -> None:
     request = a_request(a_cluster(1.2, 1.2), theta=0.0)
     plan = with_alternatives(request, make_plan(request)).plan

@@ -57,6 +57,7 @@ def test_devices_more_are_never_worse(memory: list[float], count: int, node: str
     assert more.gain == gain(more.value, value_of_plan(request, plan))
 
 
+@pytest.mark.slow
 @laws
 @given(memories, GOALS)
 def test_devices_fewer_are_never_better(memory: list[float], goal: Objective) -> None:

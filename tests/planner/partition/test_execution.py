@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strata_planner.contract.strategies import STRATEGIES, StrategyName
 from strata_planner.partition.chain import WEIGHTS, Chain, WeightName, decoder_chain
-from strata_planner.partition.naming import STRATEGIES, StrategyName, find_strategies
+from strata_planner.partition.naming import find_strategies
 from strata_planner.partition.search import _START, _hops, _Place
 from strata_planner.partition.states import COLLECTIVES, Collective, State, Volume, volume
 from strata_planner.partition.strategy import Step, Strategy
@@ -73,6 +74,7 @@ def test_everything_on_the_front_is_the_whole_layer(gated: bool) -> None:  # noq
             _same(strategy, case, strategy.layout, residuals=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residuals", [False, True])
 @pytest.mark.parametrize("gated", swept([False, True], [True]))
 def test_sequences_off_the_front_are_the_whole_layer_too(*, gated: bool, residuals: bool) -> None:

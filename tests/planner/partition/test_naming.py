@@ -2,12 +2,14 @@
 
 import pytest
 
+from strata_planner.contract.strategies import STRATEGIES
 from strata_planner.partition.chain import decoder_chain
-from strata_planner.partition.naming import STRATEGIES, find_strategies, recognised, serves, shared_layout
+from strata_planner.partition.naming import find_strategies, recognised, serves, shared_layout
 from strata_planner.partition.states import CS, RS, R, Volume
 from tests.laws import swept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convention", Volume)
 @pytest.mark.parametrize("gated", swept([False, True], [True]))
 def test_all_three_are_on_the_front(convention: Volume, *, gated: bool) -> None:

@@ -3,8 +3,9 @@
 import pytest
 
 from benchmarks.dynpart import AS_OPT, QKV_BYTES, TABLE_4_1
+from strata_planner.contract.strategies import STRATEGIES, StrategyName
 from strata_planner.partition.chain import Chain, decoder_chain
-from strata_planner.partition.naming import STRATEGIES, StrategyName, find_strategies
+from strata_planner.partition.naming import find_strategies
 from strata_planner.partition.polynomial import constant, symbol
 from strata_planner.partition.search import count_sequences, dominates, pareto_front, sequences
 from strata_planner.partition.states import (

@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_planner.contract.formats import FormatName
+from strata_planner.contract.strategies import MEGATRON_ONLY, STRATEGIES, StrategyName, strategy_for
 from strata_planner.costs.roofline import Roofline
 from strata_planner.costs.shards import sharded
 from strata_planner.costs.source import Phase, Rates
 from strata_planner.errors import ModelError, WorkloadError
-from strata_planner.partition.naming import STRATEGIES, StrategyName, find_strategies
+from strata_planner.partition.naming import find_strategies
 from strata_planner.partition.seconds import Group, layer_seconds
 from strata_planner.partition.states import Collective
-from strata_planner.partition.switching import MEGATRON_ONLY, model_seconds, strategy_for, strategy_table
+from strata_planner.partition.switching import model_seconds, strategy_table
 from strata_planner.question.catalogue import catalogue
 from strata_planner.question.cluster import LinkRate
 from strata_planner.question.model import Model

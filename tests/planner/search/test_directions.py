@@ -50,6 +50,7 @@ def test_two_equal_directions_are_one_link(gbps: list[float], solver: Solver) ->
     assert planned(one) == planned(other)
 
 
+@pytest.mark.slow
 @laws
 @given(directed(), SOLVERS, st.randoms(use_true_random=False))
 def test_names_and_order_change_nothing(links: list[Link], solver: Solver, draw: Random) -> None:
@@ -68,7 +69,7 @@ QUICK_WAYS: list[tuple[Solver, str]] = [
 ]
 
 
-@pytest.mark.parametrize("case", swept(QUICK_WAYS, [("layout", "ab"), ("pipeline", "ba")]), ids=str)
+@pytest.mark.parametrize("case", swept(QUICK_WAYS, [("pipeline", "ba")]), ids=str)
 def test_hidden_states_go_the_quick_way(case: tuple[Solver, str]) -> None:
     solver, way = case
     slow = Link(way[1], way[0], 0.0001, 1.0, one_way=True)

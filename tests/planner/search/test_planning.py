@@ -29,7 +29,12 @@ def test_a_layout_forms_replicas_that_each_hold_the_model() -> None:
 def test_groups_say_how_their_layers_are_cut() -> None:
     outcome = make_plan(a_layout_request(objective=Objective("latency"), tensor_parallel=(1, 2)))
     assert any(stage.tensor_parallel == 2 for each in outcome.plan.replicas for stage in each.stages)
-    assert any(note.startswith("tensor partition of 2 x L4: megatron from 1 tokens") for note in outcome.notes)
+    assert any(
+        note.startswith(
+            "tensor partition of 2 x L4: megatron (several L4 in one stage are planned, but not run yet); predicted"
+        )
+        for note in outcome.notes
+    )
 
 
 def test_no_more_is_in_flight_than_asked_for_whatever_the_goal() -> None:

@@ -14,7 +14,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from triton.runtime.interpreter import TensorHandle
 
-__all__ = ["products"]
+__all__ = ["interpreter", "products"]
 
 Words = NDArray[np.uint32]
 
@@ -53,13 +53,15 @@ def _tensor(words: Words) -> Any:
 
 
 @contextmanager
-def _interpreter() -> Iterator[None]:
+def interpreter() -> Iterator[None]:
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.interpret = True
         yield
 
 
-with _interpreter():
+with interpreter():
+    tl.max, tl.sum = triton.jit(tl.max.fn), triton.jit(tl.sum.fn)  # were bound to the compiler when Triton was imported
+
     from strata_runtime.kernels import triton_bits
 
     triton_bits.permute, triton_bits.shifted_right, triton_bits.add_products = permute, shifted_right, add_products

@@ -204,6 +204,7 @@ def test_threads_give_the_same_bits() -> None:
             torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 @needs_library
 def test_operators_can_be_traced() -> None:
     weight, tokens = a_weight((7, 130), 4, torch.float32), some_tokens(3, 130, torch.float32)

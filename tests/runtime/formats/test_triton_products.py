@@ -98,6 +98,7 @@ def test_more_tokens_take_rows_decoded_a_few_at_a_time(monkeypatch: pytest.Monke
     assert_is_the_product(products.dequantized(tokens, weight), tokens, weight.dequantized())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", swept([4, 8], [4]))
 def test_a_token_has_the_same_sums_whoever_comes_with_it(bits: int) -> None:
     weight, tokens = planes_weight((40, 1100), bits, torch.float16), some_tokens(8, 1100, torch.float16)

@@ -45,16 +45,26 @@ class JournalMachine(RuleBasedStateMachine):
         self.client: dict[str, list[int]] = {}
         self.done: set[str] = set()
         self.names = 0
-        self.start_epoch(replay_at=None)
+        self.formed: dict[int, int] = {}
+        self.start_epoch(replay_at=None, going_on=frozenset())
         for replica in (*REPLICAS, None):
             self.submit(replica)
 
-    @rule(replay_at=maybe_a_replica)
-    def start_epoch(self, replay_at: int | None) -> None:
-        self.journal.start_epoch(self.journal.epoch + 1)
-        for replica in REPLICAS:
+    @rule(replay_at=maybe_a_replica, going_on=st.frozensets(st.sampled_from(REPLICAS)))
+    def start_epoch(self, replay_at: int | None, going_on: frozenset[int]) -> None:
+        held = set(self.journal.held())
+        there = {name: replica for replica in going_on for name in self.on(replica)}
+        now_held = set(self.journal.start_epoch(self.journal.epoch + 1, going_on))
+        assert set(self.journal.held()) == held | now_held
+        assert not now_held & there.keys()
+        for replica in set(REPLICAS) - going_on:
             self.running[replica].clear()  # what is on the wire may still arrive
+            self.formed[replica] = self.journal.epoch
         self.replay(replay_at)
+
+    def on(self, replica: int) -> set[str]:
+        """Requests that the replica has from here."""
+        return {name for name in self.client if (entry := self.journal._entries.get(name)) and entry.replica == replica}
 
     @rule(replica=maybe_a_replica)
     def submit(self, replica: int | None) -> None:
@@ -79,7 +89,7 @@ class JournalMachine(RuleBasedStateMachine):
             prefix.append(self.drawn)
             if last:
                 del self.running[replica][name]
-        self.wire[replica].append(tokens(self.journal.epoch, *events))
+        self.wire[replica].append(tokens(self.formed[replica], *events))
 
     @rule(replica=st.sampled_from(REPLICAS), again=st.booleans(), newest=st.booleans())
     def arrive(self, replica: int, *, again: bool, newest: bool) -> None:
@@ -138,7 +148,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Once nothing fails any more, every answer completes."""
-        self.start_epoch(replay_at=0)
+        self.start_epoch(replay_at=0, going_on=frozenset())
         for _ in range(MAX_TOKENS):
             self.step(0)
         while self.wire[0]:

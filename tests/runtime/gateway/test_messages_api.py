@@ -124,6 +124,7 @@ async def test_the_most_tokens(plain: Chatting, client: "anthropic.AsyncAnthropi
     assert (answer.stop_reason, answer.usage.output_tokens) == ("max_tokens", 3)
 
 
+@pytest.mark.slow
 @shared
 async def test_more_tokens_than_the_context_has_are_those_that_it_has(plain: Chatting) -> None:
     """Clients of this interface must say a number, and know no model's context."""

@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 
-from strata_planner.contract.control import Leader
+from strata_planner.contract.control import Leader, SetRoute
 from strata_planner.contract.frames import Sampling
 from strata_runtime.errors import InputError
 from strata_runtime.gateway.routing import dispatcher as dispatcher_module
@@ -58,6 +58,41 @@ async def test_a_killed_leader_that_comes_back_goes_on(
     assert 0 < len(replayed.delivered) <= BEFORE
     assert replayed.delivered == [leader.model(PROMPT, index) for index in range(len(replayed.delivered))]
     assert await gateway.metric("strata_replays_total") == 1
+
+
+async def test_a_new_epoch_leaves_the_requests_of_a_replica_that_goes_on_where_they_are(
+    gateway: Harness, client: AsyncOpenAI, leader: FakeLeader, tokenizer: Tokenizer
+) -> None:
+    """Of two streams the one at the replica that is formed anew is replayed; the other's leader hears nothing of it."""
+    async with a_leader(leader.model, epoch=3) as here, a_leader(leader.model, replica=1, epoch=3) as other:
+        gateway.dispatcher.set_route(route_to(here, other))
+        await gateway.until(lambda: gateway.dispatcher.status().leaders_connected == 2)
+        here.allow(BEFORE)
+        other.allow(BEFORE)
+        streams = [await start(client) for _ in range(2)]
+        begun = [(await anext(stream)).choices[0].text for stream in streams]
+        assert (len(here.submits), len(other.submits)) == (1, 1)
+        async with a_leader(leader.model, replica=1, epoch=4, key="another key") as successor:
+            goes_on = msgspec.structs.replace(here.leader(), formed=3, key=here.key)
+            gateway.dispatcher.set_route(SetRoute(4, successor.key, (goes_on, successor.leader()), 512))
+            await gateway.until(lambda: gateway.dispatcher.status().leaders_connected == 2)
+            here.allow(None)
+            texts = [text + await text_of(stream) for text, stream in zip(begun, streams, strict=True)]
+        assert texts == [expected(leader, tokenizer)] * 2
+        assert [submit.delivered for submit in here.submits if not submit.delivered] == [[]]
+        assert here.aborts == []
+        assert await gateway.metric("strata_replays_total") == 1
+
+
+async def test_a_replica_formed_anew_at_the_same_place_is_another(gateway: Harness, leader: FakeLeader) -> None:
+    """A leader that still says the old epoch is no leader of the new one."""
+    async with a_leader(leader.model, epoch=2) as here:
+        gateway.dispatcher.set_route(route_to(here))
+        await gateway.until(lambda: gateway.dispatcher.status().leaders_connected == 1)
+        gateway.dispatcher.set_route(SetRoute(3, here.key, (here.leader(),), 512))
+        assert gateway.dispatcher.status().leaders_connected == 0
+        here.epoch = 3
+        await gateway.until(lambda: gateway.dispatcher.status().leaders_connected == 1)
 
 
 async def test_a_new_epoch_replays_at_its_leaders(

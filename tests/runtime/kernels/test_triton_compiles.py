@@ -50,6 +50,43 @@ triton_products.decoded(weight, torch.float16)
 sums = torch.ones(3, 1, 1)
 triton_products._added(sums, torch.float16)
 """
+ATTENTION = """
+import json, sys
+from dataclasses import replace
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+from strata_runtime.kernels import paged_attention
+from strata_runtime.kernels.native_attention import Entries
+from strata_runtime.model.kv.rounding import round_entries
+from tests.runtime.kernels.paged_steps import PLAIN, PagedStep
+
+class NoDevice:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", int(sys.argv[1]), 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+def compile_only(self, *arguments, warmup, **options):
+    codes.append(run(self, *arguments, warmup=True, **options))
+
+codes = []
+driver.set_active(NoDevice())
+run, JITFunction.run = JITFunction.run, compile_only
+def attended(width, dtype, scores, bits=16):
+    step = PagedStep([(700, 1), (3, 70)], heads=8, kv_heads=2, width=width, page_tokens=16, dtype=dtype)
+    entries = step.entries()
+    if bits == 8:
+        (keys, own), (values, held) = round_entries(step.keys), round_entries(step.values)
+        entries = Entries(keys, values, (own, held))
+    paged_attention.attend(step.query, entries, step.tables(), 16, scores)
+attended(128, torch.bfloat16, PLAIN)
+attended(256, torch.bfloat16, replace(PLAIN, window=128, soft_cap=30.0, sinks=torch.ones(8)))
+attended(128, torch.float16, replace(PLAIN, chunk=64, slopes=torch.ones(8)), bits=8)
+attended(128, torch.float32, PLAIN)
+print(json.dumps([[code.name, code.metadata.shared] for code in codes]))
+"""
+SHARED_BYTES = 99 << 10  # of a program on the GPUs that have least of it (8.6, 8.9)
 CASES = (("any", 4, 80), ("any", 4, 90), ("any", 8, 90), ("gptq", 4, 90))
 
 Code = dict[str, Any]
@@ -89,3 +126,10 @@ def test_the_other_kernels_compile(codes: dict[tuple[str, int, int], Code], case
 
 def test_a_matrix_of_one_weight_compiles_as_it_is_launched(tmp_path: Path) -> None:
     run_in_its_own_process(LAUNCHES, tmp_path)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_attention_over_pages_compiles_as_it_is_launched(capability: int, tmp_path: Path) -> None:
+    codes = json.loads(run_in_its_own_process(ATTENTION, tmp_path, str(capability)))
+    assert [name for name, _ in codes] == ["attend_tiles", "attend_tiles", "add_parts"] * 4
+    assert all(shared <= SHARED_BYTES for _, shared in codes), codes

@@ -214,6 +214,7 @@ def test_rounded_weights_are_the_same_however_many_share_them(
         torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "llama-tied-bias"])
 def test_a_head_of_8_bits_is_the_same_however_many_share_it(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, name)
@@ -232,7 +233,7 @@ def test_groups_of_few_bits_are_cut_between_groups_alone(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "case",
-    swept(["gptq phi3", "gptq llama", "fp8_block phi3", "fp8_block qwen2_moe"], ["gptq phi3", "fp8_block qwen2_moe"]),
+    swept(["gptq phi3", "gptq llama", "fp8_block phi3", "fp8_block qwen2_moe"], ["gptq phi3"]),
 )
 @pytest.mark.parametrize("ranks", swept([2, 3], [3]))
 def test_what_a_checkpoint_holds_quantized_is_the_same_however_many_share_it(

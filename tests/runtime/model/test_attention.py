@@ -19,7 +19,14 @@ WIDTH = 8
 LAYERS = range(3, 5)  # global numbers: a slot's layers need not start at 0
 
 
-def a_cache(kv_heads: int, pages: int = 64, page_tokens: int = 4, dtype: torch.dtype = torch.float32) -> DealtCache:
+def a_cache(
+    kv_heads: int,
+    pages: int = 64,
+    page_tokens: int = 4,
+    dtype: torch.dtype = torch.float32,
+    *,
+    page_major: bool = False,
+) -> DealtCache:
     return DealtCache(
         num_layers=len(LAYERS),
         first_layer=LAYERS[0],
@@ -29,6 +36,7 @@ def a_cache(kv_heads: int, pages: int = 64, page_tokens: int = 4, dtype: torch.d
         head_dim=WIDTH,
         dtype=dtype,
         device=torch.device("cpu"),
+        page_major=page_major,
     )
 
 
@@ -102,12 +110,18 @@ def with_terms(rule: AttentionRule, terms: str | None, heads: int) -> AttentionR
     rule=rules,
     terms=st.none() | st.sampled_from(["slopes", "sinks"]),
     page_tokens=st.sampled_from([1, 4, 16]),
+    page_major=st.booleans(),
 )
 def test_any_schedule_equals_plain_attention(
-    data: st.DataObject, heads: tuple[int, int], rule: AttentionRule, terms: str | None, page_tokens: int
+    data: st.DataObject,
+    heads: tuple[int, int],
+    rule: AttentionRule,
+    terms: str | None,
+    page_tokens: int,
+    page_major: bool,  # noqa: FBT001
 ) -> None:
     rule = with_terms(rule, terms, heads[0])
-    cache = a_cache(heads[1], pages=-(-120 // page_tokens) + 4, page_tokens=page_tokens)
+    cache = a_cache(heads[1], pages=-(-120 // page_tokens) + 4, page_tokens=page_tokens, page_major=page_major)
     texts = {sequence: a_text(sequence, 28, *heads) for sequence in range(4)}
     expected = {sequence: plain_attention(text, rule) for sequence, text in texts.items()}
     written = dict.fromkeys(texts, 0)

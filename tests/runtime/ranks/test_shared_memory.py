@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_runtime.ranks.collectives import RankLostError
+from strata_runtime.ranks.cut import share as share_of
 from strata_runtime.ranks.shared_memory import BUFFER_BYTES, SharedMemory
 from tests.laws import share
 from tests.runtime.ranks.together import together
@@ -51,6 +52,28 @@ def test_what_ranks_have_of_some_columns_is_put_side_by_side(widths: list[int], 
     assert all(torch.equal(each, torch.cat(parts, dim=1)) for each in found)
 
 
+@given(
+    ranks=st.integers(1, 4),
+    width=st.integers(1, 400),
+    rows=st.sampled_from([0, 1, 3, 7, 900]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@settings(max_examples=share(20), deadline=None)
+def test_a_sum_in_two_halves_is_the_sum(ranks: int, width: int, rows: int, dtype: torch.dtype) -> None:
+    parts = [items_of(rank, rows * width, dtype).view(rows, width) for rank in range(ranks)]
+
+    def body(collectives: SharedMemory) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        summed = parts[collectives.rank].clone()
+        collectives.all_reduce(summed)
+        scattered = collectives.reduce_scatter(parts[collectives.rank])
+        return summed, scattered, collectives.gather_rows(scattered, rows)
+
+    for rank, (summed, scattered, gathered) in enumerate(together(ranks, body)):
+        first, last = share_of(rows, ranks, rank)
+        assert torch.equal(scattered, summed[first:last])
+        assert torch.equal(gathered, summed)
+
+
 def test_numbers_that_are_none_stay_none() -> None:
     odd = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e38], dtype=torch.bfloat16)
 
@@ -78,9 +101,15 @@ def test_whoever_waits_is_let_go_when_the_ranks_are_ended() -> None:
         if collectives.rank == 0:
             collectives.end()
         items = torch.ones(1, 3)
-        waits = {"sum": partial(collectives.all_reduce, items), "gather": partial(collectives.gather, items, (3, 3))}
+        waits = {
+            "sum": partial(collectives.all_reduce, items),
+            "gather": partial(collectives.gather, items, (3, 3)),
+            "scatter": partial(collectives.reduce_scatter, items),
+            "rows": partial(collectives.gather_rows, items[: 1 - collectives.rank], 1),
+            "meet": collectives.meet,
+        }
         with pytest.raises(RankLostError, match="were ended"):
             waits[call]()
 
-    for call in ("sum", "gather"):
+    for call in ("sum", "gather", "scatter", "rows", "meet"):
         together(2, partial(body, call=call), patience=60)

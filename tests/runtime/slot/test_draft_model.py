@@ -101,6 +101,7 @@ def test_what_was_refused_is_not_gone_on_from(shallow_llama: Path) -> None:
         assert accepted == drafted == 40 * TOKENS / (TOKENS + 1)
 
 
+@pytest.mark.slow
 def test_a_replay_and_an_abort_in_the_midst_of_others(shallow_llama: Path, small: Path) -> None:
     with PipelineHarness(["s0", "s1"]) as pipeline:
         plan = even_plan(shallow_llama, ["s0", "s1"])
@@ -119,6 +120,7 @@ def test_a_replay_and_an_abort_in_the_midst_of_others(shallow_llama: Path, small
             assert got[each.request] + rest[each.request] == expected[each.request]
 
 
+@pytest.mark.slow
 def test_where_the_small_model_fails_steps_go_on(
     shallow_llama: Path, small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,7 +159,7 @@ def test_a_slot_keeps_its_drafter_over_epochs_and_lets_go_of_it(shallow_llama: P
             pipeline.serve(each)
             running = pipeline.threads["s0"].slot._running
             assert running is not None
-            held.append(running.prepared.loaded[0].drafter)
+            held.append(running.roles[0].loaded.drafter)
         assert held[0] is held[1] is not None
         assert held[2] is None
 
@@ -167,7 +169,7 @@ def test_a_small_model_takes_the_bytes_that_plans_count(shallow_llama: Path, sma
         pipeline.serve(drafting(even_plan(shallow_llama, ["s0"]), small))
         running = pipeline.threads["s0"].slot._running
         assert running is not None
-        drafter, shapes = running.prepared.loaded[0].drafter, Model.from_folder(small)
+        drafter, shapes = running.roles[0].loaded.drafter, Model.from_folder(small)
         assert drafter is not None
         assert drafter.cache.bytes == 32 * draft_page_bytes(shapes, 16, "float32")
         assert isinstance(drafter.guesser, SmallModel)

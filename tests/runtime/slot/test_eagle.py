@@ -48,7 +48,7 @@ def eagle(plan: Plan, head: Path, mode: SpeculationMode = "eagle", tokens: int =
 
 
 @pytest.mark.parametrize(
-    "case", swept([(stages, pages) for stages in (1, 2, 3) for pages in (32, 12)], [(2, 12)]), ids=str
+    "case", swept([(stages, pages) for stages in (1, 2, 3) for pages in (32, 12)], [(1, 12)]), ids=str
 )
 def test_a_heads_drafts_change_no_text(tiny_llama: Path, head: Path, case: tuple[int, int]) -> None:
     """Of so many stages, each with one micro-batch under way: greedy, drawn and penalized, in chunks of prompts, with a beginning in common, also in
@@ -99,6 +99,7 @@ def test_drafts_are_those_of_the_head_over_the_whole_text(
         assert tokens == plain.chain(texts[task.sequence][: task.end], len(tokens))
 
 
+@pytest.mark.slow
 def test_a_replay_and_an_abort_in_the_midst_of_others(tiny_llama: Path, head: Path) -> None:
     names, several = ["s0", "s1", "s2"], penalized(6, 30)
     with PipelineHarness(names) as pipeline:
@@ -234,6 +235,7 @@ def test_forms_are_kept(tmp_path: Path, stages: int) -> None:
         assert idle(leader).draft_tokens > 0
 
 
+@pytest.mark.slow
 def test_slots_keep_a_head_over_epochs_and_let_go_of_it(tiny_llama: Path, head: Path, tmp_path: Path) -> None:
     """The other stages hand on what the new head reads, and nothing when there is none."""
     other = make_head(tmp_path, tiny_llama, seed=1, eagle_aux_hidden_state_layer_ids=[1, 2, 6])
@@ -246,8 +248,8 @@ def test_slots_keep_a_head_over_epochs_and_let_go_of_it(tiny_llama: Path, head: 
             first, last = (pipeline.threads[name].slot._running for name in names)
             assert first is not None
             assert last is not None
-            held.append(first.prepared.loaded[0].drafter)
-            models.add(last.prepared.loaded[0].model)
+            held.append(first.roles[0].loaded.drafter)
+            models.add(last.roles[0].loaded.model)
         assert held[0] is held[1] is not held[2] is not None
         assert held[3] is None
         assert len(models) == 1
@@ -312,6 +314,7 @@ def test_heads_that_do_not_belong_are_refused_before_anything_loads(
             pipeline.serve(plan)
 
 
+@pytest.mark.slow
 def test_the_shipped_head_drafts_for_its_model() -> None:
     """Text in the words that strata-tiny was trained on: some drafts are right, all are of the head's small vocabulary."""
     prompt = [1, *range(300, 330)]

@@ -210,7 +210,7 @@ def test_a_prepared_epoch_whose_ports_are_taken_is_not_read_again(tiny_llama: Pa
             def fail(*_: Any, **__: Any) -> None:
                 raise KeyError("no such worker")
 
-            broken.setattr(slot, "RunningEpoch", fail)
+            broken.setattr(slot.RunningEpoch, "begin", fail)
             assert thread.ask(Commit(epoch=1)).failure == "epoch 1: KeyError: 'no such worker'"
         thread.ask(Prepare(epoch=2, key="k", roles=(role,), slots=slots))
         thread.until(lambda status: status.prepare.phase == "prepared")
@@ -226,7 +226,7 @@ def test_another_number_of_pages_takes_no_reading(tiny_llama: Path, patch: pytes
     loads = Loads(patch)
     loads.go.set()
     if before == "has ended":
-        patch.setattr(slot.Slot, "_make_room", lambda held, _: held._end_epoch())
+        patch.setattr(slot.Slot, "_make_room", lambda held, *_: held._end_roles() or True)
     with PipelineHarness(["s0"]) as pipeline:
         thread = pipeline.threads["s0"]
         answers, pools = [], []
@@ -234,8 +234,8 @@ def test_another_number_of_pages_takes_no_reading(tiny_llama: Path, patch: pytes
             answers.append(pipeline.serve(even_plan(tiny_llama, ["s0"], pages=pages)).generate(ASKED))
             running = thread.slot._running
             assert running is not None
-            (loaded,) = running.prepared.loaded
-            pools.append(loaded.cache)
+            (role,) = running.roles
+            pools.append(role.loaded.cache)
     assert len(loads.layers) == 1
     assert answers[0] == answers[1] == answers[2]
     assert len({id(pool) for pool in pools}) == 3
@@ -362,7 +362,7 @@ def test_the_weights_of_an_epoch_end_with_it(tiny_llama: Path) -> None:
             pipeline.serve(even_plan(tiny_llama, ["s0"])).generate([greedy("r", range(5), 3)])
             running = pipeline.threads["s0"].slot._running
             assert running is not None
-            model = weakref.ref(running.prepared.loaded[0].model)
+            model = weakref.ref(running.roles[0].loaded.model)
             del running
             pipeline.serve(even_plan(tiny_llama, ["s0"], compute_type="bfloat16"))
             assert model() is None

@@ -16,6 +16,7 @@ from strata_planner.contract.frames import Segment
 from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER
 from strata_planner.contract.plan import DeviceRef, Plan, Speculation
 from strata_planner.contract.roles import roles_of
+from strata_planner.contract.strategies import StrategyTable
 from strata_runtime.errors import InputError, RuntimeFaultError
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import growth_of, read_change
@@ -67,6 +68,21 @@ def test_text_is_the_same_however_many_share_a_stage(tiny_llama: Path, ranks: tu
         assert leader.generate(penalized()) == expected
 
 
+def test_text_is_the_same_when_strategies_switch_between_prompt_and_answer(tiny_llama: Path) -> None:
+    """Prompts in chunks, by the table of each length; answers by Megatron, verifications of drafts by what their rows say."""
+    table: StrategyTable = ((1, "megatron"), (3, "projection-replicated"), (8, "weight-gathered"))
+    with PipelineHarness(["s0"]) as pipeline:
+        plan = even_plan(tiny_llama, ["s0"], pages=12, micro_batch=(4, 4, 16))
+        expected = pipeline.serve(plan).generate(penalized())
+        (replica,) = shared(plan, [2]).replicas
+        stages = tuple(structs.replace(stage, strategies=table) for stage in replica.stages)
+        switching = structs.replace(plan, replicas=(structs.replace(replica, stages=stages),))
+        assert pipeline.serve(switching).generate(penalized()) == expected
+        drafting = structs.replace(switching, speculation=Speculation("ngram", 3))
+        assert pipeline.serve(drafting).generate(penalized()) == expected
+        assert held_by_ranks() > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["phi3", "qwen2_moe", "gpt_oss", "olmo2"])
 def test_text_of_every_kind_of_layer_is_the_same(name: str, tmp_path: Path) -> None:
@@ -88,7 +104,8 @@ def test_answers_with_a_form_are_held_to_it_by_the_first_rank_alone() -> None:
 def ranks_of(pipeline: PipelineHarness, name: str) -> list[RankHandle]:
     running = pipeline.threads[name].slot._running
     assert running is not None
-    (loaded,) = running.prepared.loaded
+    (role,) = running.roles
+    loaded = role.loaded
     assert loaded.others is not None
     return loaded.others.processes
 
@@ -266,6 +283,7 @@ def test_a_layer_that_cannot_be_read_keeps_its_bits_on_all_ranks(movable: Path, 
         assert moved == pipeline.serve(any_plan(movable, formats)).generate(penalized())
 
 
+@pytest.mark.slow
 def test_a_stage_of_ranks_hands_on_what_a_head_reads(tiny_llama: Path, tmp_path: Path) -> None:
     head, names, several = make_head(tmp_path, tiny_llama), ["s0", "s1"], penalized(4, 20)
     with PipelineHarness(names) as pipeline:

@@ -272,9 +272,9 @@ def sent_to_a_running_slot(pipeline: PipelineHarness, slot: str, frames: list[by
     """By someone with the key of its data port."""
     running = pipeline.threads[slot].slot._running
     assert running is not None
-    (keys,) = running.prepared.prepare.role_keys
+    (role,) = running.roles
     with zmq.Context() as context, context.socket(zmq.PUSH) as neighbour:
-        connect(neighbour, f"tcp://127.0.0.1:{pipeline.slots[slot].address.data_port}", Keys.of(keys.own))
+        connect(neighbour, f"tcp://127.0.0.1:{pipeline.slots[slot].address.data_port}", Keys.of(role.keys.own))
         neighbour.linger = -1
         neighbour.send_multipart(frames)
 
@@ -305,16 +305,17 @@ def test_a_refused_frame_ends_its_epoch_and_not_the_slot(
     assert [pipeline.slots[name].ask(GetStatus()).failure for name in NAMES] == ["", ""]
 
 
+@pytest.mark.slow
 def test_a_message_above_every_bound_ends_nothing_but_its_connection(
     tiny_llama: Path, pipeline: PipelineHarness
 ) -> None:
     leader = pipeline.serve(even_plan(tiny_llama, NAMES))
     running = pipeline.threads["s1"].slot._running
     assert running is not None
-    (keys,) = running.prepared.prepare.role_keys
+    (role,) = running.roles
     with zmq.Context() as context, context.socket(zmq.PUSH) as sender:
         link = Link(sender, "s1", 0.0, 1e9)
-        connect(sender, f"tcp://127.0.0.1:{pipeline.slots['s1'].address.data_port}", Keys.of(keys.own))
+        connect(sender, f"tcp://127.0.0.1:{pipeline.slots['s1'].address.data_port}", Keys.of(role.keys.own))
         sender.send(bytes(1 << 26))
         until(lambda: link.read(0.0), "it was not shown out")
         link.monitor.close(linger=0)

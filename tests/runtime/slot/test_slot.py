@@ -51,6 +51,7 @@ def test_tokens_equal_the_unsliced_models(tiny_llama: Path, expected: dict[str, 
     assert got == expected
 
 
+@pytest.mark.slow
 def test_a_head_of_8_bits_says_the_same_wherever_it_is(shallow_llama: Path) -> None:
     """On the only stage, on the last of three, on two ranks; and a slot that holds another one loads it."""
     asked = penalized(4, 20)
@@ -112,7 +113,7 @@ def test_speculation_changes_no_text(shallow_llama: Path, stages: int) -> None:
             assert hello.kv_usage == 0
 
 
-@pytest.mark.parametrize("case", swept([("any8", 1), ("any8", 3), ("dense", 1), ("dense", 3)], [("any8", 3)]), ids=str)
+@pytest.mark.parametrize("case", swept([("any8", 1), ("any8", 3), ("dense", 1), ("dense", 3)], [("any8", 1)]), ids=str)
 def test_drafts_of_four_bits_change_no_text(shallow_llama: Path, case: tuple[FormatName, int]) -> None:
     """Greedy, drawn and with penalties, in blocks that are too few for all: what was drafted is never what others or the text go on from."""
     name, stages = case
@@ -132,6 +133,7 @@ def test_drafts_of_four_bits_change_no_text(shallow_llama: Path, case: tuple[For
             assert hello.kv_usage == 0
 
 
+@pytest.mark.slow
 def test_forms_are_kept_by_drafts_of_fewer_bits() -> None:
     """Over a model that knows its language, each answer in the midst of others that compile and end."""
     plan = even_plan(
@@ -212,11 +214,11 @@ def test_equal_roles_keep_their_weights_over_epochs(tiny_llama: Path, expected: 
         pipeline.serve(plan)
         running = pipeline.threads["s0"].slot._running
         assert running is not None
-        weights = running.prepared.loaded[0].model
+        weights = running.roles[0].loaded.model
         leader = pipeline.serve(plan)
         running = pipeline.threads["s0"].slot._running
         assert running is not None
-        assert running.prepared.loaded[0].model is weights
+        assert running.roles[0].loaded.model is weights
         assert leader.generate([greedy("c", PROMPTS["c"], ANSWER)]) == {"c": expected["c"]}
 
 

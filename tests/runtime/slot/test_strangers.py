@@ -66,8 +66,8 @@ def test_no_process_speaks_in_anothers_place(served: Served) -> None:
     pipeline, _ = served
     running = pipeline.threads["s0"].slot._running
     assert running is not None
-    prepare, address = running.prepared.prepare, pipeline.slots["s0"].address
-    stage, gateway = Keys.of(prepare.role_keys[0].own), Keys.of(prepare.key)
+    (role,), address = running.roles, pipeline.slots["s0"].address
+    stage, gateway = Keys.of(role.keys.own), Keys.of(role.request_key)
     control, other_slot = Keys.of(CONTROL_KEY), Keys.of(slot_secret(CONTROL_KEY, "s1"))
     for port, keys, who, kind in (
         (address.data_port, stage, gateway, zmq.PUSH),

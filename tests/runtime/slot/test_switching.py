@@ -94,6 +94,7 @@ def reference(model: Path) -> Reference:
     return Reference(model)
 
 
+@pytest.mark.slow
 def test_bits_move_while_tokens_are_drafted(model: Path, reference: Reference) -> None:
     """Down below the drafts' bits, up again and to 16: what is asked then has the text of the weights that are there, whatever drafts it."""
     names = ["s0", "s1"]
@@ -287,7 +288,7 @@ def test_the_next_epoch_takes_over_layers_that_have_moved(model: Path, reference
 def held(pipeline: PipelineHarness) -> StageModel:
     running = pipeline.threads["s0"].slot._running
     assert running is not None
-    return running.prepared.loaded[0].model
+    return running.roles[0].loaded.model
 
 
 def test_bits_stay_while_another_epoch_is_prepared_and_move_again_when_it_was_refused(

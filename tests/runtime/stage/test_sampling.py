@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from strata_planner.contract.frames import Sampling
 from strata_runtime.stage import sampling as module
@@ -122,6 +123,28 @@ def test_what_is_drawn_is_what_sorting_all_would_give(
         if sampling.top_p >= 1 and not 0 < sampling.top_k < vocabulary:
             continue  # in the vocabulary's order: the law below
         assert drawn[position] in sorted_whole(row, sampling, uniform(sampling.seed, position))
+
+
+@settings(max_examples=share(60), deadline=None)
+@given(
+    rows_of=st.lists(samplings | st.just(Sampling(temperature=0)), min_size=1, max_size=5),
+    spread=st.sampled_from([0.01, 1.0, 30.0]),
+    vocabulary=st.sampled_from([3, 900, 3000]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    least=st.sampled_from([0.0, 0.05]),
+    seed=st.integers(0, 1000),
+)
+def test_a_device_that_sorts_whole_rows_draws_the_same(
+    rows_of: list[Sampling], spread: float, vocabulary: int, dtype: torch.dtype, least: float, seed: int
+) -> None:
+    """What GPUs do, on a processor: nothing is settled row by row."""
+    rows_of = [structs.replace(each, min_p=least) for each in rows_of]
+    logits = (rows(len(rows_of), vocabulary, seed) * spread).to(dtype).float()
+    expected = choose(logits, rows_of, range(len(rows_of)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SORTS_ALL", {"cpu"})
+        patch.delattr(module, "_Partition")
+        assert choose(logits, rows_of, range(len(rows_of))) == expected
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf])

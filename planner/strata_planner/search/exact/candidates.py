@@ -67,10 +67,10 @@ class LayerRun:
 
 
 class Pricer:
-    """Prices candidates of one request; remembers what they share."""
+    """Prices candidates of one request; remembers what they share. Not `grouped`: for what decides layer by layer, however many there are."""
 
-    def __init__(self, request: PlanRequest) -> None:
-        self.request = request
+    def __init__(self, request: PlanRequest, *, grouped: bool = True) -> None:
+        self.request, self._grouped = request, grouped
         self.omega = request.omega
         self.latencies = Latencies(request.latency_sources)
         self._phases: Phases = (SteadyPhases if self.steady else BatchPhases)(request.workload)
@@ -199,7 +199,13 @@ class Pricer:
         runs = self._runs_of(1)
         request = self.request
         big = request.model.parameters > GROUPED_ABOVE_PARAMETERS or (self.alike and request.solver not in REFERENCES)
-        if big and len(runs) > _GROUPED_ABOVE_RUNS and request.model.num_layers % 2 == 0 and not self._decomposed:
+        if (
+            self._grouped
+            and big
+            and len(runs) > _GROUPED_ABOVE_RUNS
+            and request.model.num_layers % 2 == 0
+            and not self._decomposed
+        ):
             return self._runs_of(2)
         return runs
 
@@ -234,13 +240,10 @@ class Pricer:
         )
 
     def _runs_of(self, group: int) -> tuple[LayerRun, ...]:
-        layers = self.request.model.layers
-        keys = [
-            tuple(
-                (layers[i], tuple(self.omega.of(i, bits) for bits in self.request.bits)) for i in range(at, at + group)
-            )
-            for at in range(0, len(layers), group)
-        ]
+        layers, omega = self.request.model.layers, self.omega.omega
+        bits = [str(each) for each in self.request.bits]
+        each = [(shape, tuple(own.get(b, 0.0) for b in bits)) for shape, own in zip(layers, omega, strict=True)]
+        keys = [tuple(each[at : at + group]) for at in range(0, len(layers), group)]
         runs: list[LayerRun] = []
         for at, key in enumerate(keys):
             if runs and key == keys[at - 1]:
@@ -284,8 +287,11 @@ class Pricer:
     def _sizes(self, degree: int) -> tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]:
         """Per run, bits -> bytes of a unit with and without KV."""
         if degree not in self._unit_sizes:
-            weights = tuple(self._weight_bytes(run, degree) for run in self.layer_runs)
-            kv = [self._kv_bytes(run, degree) for run in self.layer_runs]
+            of_shape = {
+                shape: (self._weight_bytes(run, degree), self._kv_bytes(run, degree))
+                for shape, run in self._run_of_shape.items()
+            }
+            weights, kv = zip(*(of_shape[shape] for shape in self._run_shapes), strict=True)
             both = tuple(
                 {bits: size + more for bits, size in sizes.items()} for sizes, more in zip(weights, kv, strict=True)
             )

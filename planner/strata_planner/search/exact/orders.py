@@ -40,14 +40,11 @@ def fleet_of(cluster: Cluster) -> Fleet:
             classes.setdefault((each.node, _identity(each)), []).append(each)
     kinds: dict[bytes, int] = {}
     kind = tuple(kinds.setdefault(identity, len(kinds)) for _, identity in classes)
-    linked = {name for link in cluster.links for name in (link.source, link.target)}
     content: dict[str, list[tuple[int, int]]] = {}
     for (node, _), number, members in zip(classes, kind, classes.values(), strict=True):
         content.setdefault(node, []).append((number, len(members)))
     groups: dict[object, int] = {}
-    node_group = tuple(
-        groups.setdefault(node if node in linked else tuple(content[node]), len(groups)) for node, _ in classes
-    )
+    node_group = tuple(groups.setdefault((cluster.joined_as(node), *content[node]), len(groups)) for node, _ in classes)
     return Fleet(tuple(tuple(members) for members in classes.values()), kind, node_group)
 
 

@@ -6,7 +6,7 @@ run, and with a table each layer is a run of one unit, which is LLM-PQ's z[i,j,b
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -133,13 +133,26 @@ class Problem:
 
     def latency_seconds(self, counts: Counts) -> float:
         """LLM-PQ's latency of the whole batch, hops included."""
-        times = [self.stage_seconds(counts, j) for j in range(len(self.stages))]
+        return self.latency_of(self.all_seconds(counts))
+
+    def all_seconds(self, counts: Counts) -> list[tuple[float, float]]:
+        """Of every stage, in one pass over the counts."""
+        prefill, decode = ([stage.fixed_seconds[phase] for stage in self.stages] for phase in (0, 1))
+        for (r, j, bits), count in counts.items():
+            unit = self.stages[j].seconds[r][bits]
+            prefill[j] += count * unit[0]
+            decode[j] += count * unit[1]
+        return list(zip(prefill, decode, strict=True))
+
+    def latency_of(self, times: Sequence[tuple[float, float]]) -> float:
+        """The same of stages that take so many seconds in each phase."""
         hops = [stage.transfer_seconds for stage in self.stages]
+        times = [*times, *hops]
         return (
-            self.slowest_prefill * max(each[0] for each in times + hops)
-            + self.slowest_decode * max(each[1] for each in times + hops)
-            + sum(each[0] for each in times + hops)
-            + self.sum_decode * sum(each[1] for each in times + hops)
+            self.slowest_prefill * max(each[0] for each in times)
+            + self.slowest_decode * max(each[1] for each in times)
+            + sum(each[0] for each in times)
+            + self.sum_decode * sum(each[1] for each in times)
         )
 
     def penalty(self, counts: Counts) -> float:

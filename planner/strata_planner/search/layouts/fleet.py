@@ -90,8 +90,10 @@ def fleet_layout(request: PlanRequest) -> FleetLayout:
 
 def _node_kinds(cluster: Cluster) -> list[list[Node]]:
     """Nodes that hold the same devices."""
-    if cluster.links:
-        raise ClusterError(f"{len(cluster.links)} links of their own: a fleet's nodes are joined alike, by defaultLink")
+    if not cluster.is_uniform:
+        raise ClusterError(
+            "some nodes are joined by links of their own, or of their zones: a fleet's are all joined by defaultLink"
+        )
     kinds: dict[object, list[Node]] = {}
     for node in cluster.nodes:
         if len(node.devices) > 1:

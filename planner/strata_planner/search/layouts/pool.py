@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, pairwise, permutations
+from itertools import pairwise, permutations
 
 from strata_planner.contract.plan import Place, Plan
 from strata_planner.question.cluster import Accelerator, Cluster, LinkRate
@@ -78,7 +78,7 @@ class Pool:
         """Equal for compositions that no cost tells apart: equal devices, alike spread over nodes alike joined."""
         parts = self._parts(composition)
         nodes = self.nodes_of(composition)
-        if not self.cluster.links:
+        if self.cluster.is_uniform:
             return tuple(tuple(parts[node]) for node in nodes)
         links = tuple(
             (rate.gbps, rate.latency_ms)
@@ -110,8 +110,8 @@ class Pool:
         return self._cycles[nodes]
 
     def _shortest(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        directed = self._differs_by_direction
-        if not self.cluster.links or (len(nodes) <= 3 and not directed) or len(nodes) == 1:
+        directed = self.cluster.is_directed
+        if self.cluster.is_uniform or (len(nodes) <= 3 and not directed) or len(nodes) == 1:
             return nodes
         if len(nodes) <= _MOST_PERMUTED:
             ways = permutations(nodes) if directed else ((nodes[0], *rest) for rest in permutations(nodes[1:]))
@@ -142,15 +142,11 @@ class Pool:
     def _delay(self, way: Sequence[str]) -> float:
         """Of hidden states from each to the next; all around, or where links differ by direction with sampled tokens on the way back."""
         there = sum(self._seconds(a, b) for a, b in pairwise(way))
-        return there + self._seconds(way[-1], way[0], _TOKEN if self._differs_by_direction else _HIDDEN_STATE)
+        return there + self._seconds(way[-1], way[0], _TOKEN if self.cluster.is_directed else _HIDDEN_STATE)
 
     def _seconds(self, source: str, target: str, size_bytes: int = _HIDDEN_STATE) -> float:
         hop = self.link(source, target)
         return hop.latency_seconds + size_bytes / hop.bytes_per_second
-
-    @cached_property
-    def _differs_by_direction(self) -> bool:
-        return any(self.link(a, b) != self.link(b, a) for a, b in combinations(self.nodes, 2))
 
     @cached_property
     def _first(self) -> dict[str, Accelerator]:

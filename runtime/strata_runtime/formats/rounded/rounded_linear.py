@@ -62,9 +62,12 @@ class WholeRowLinear(ChannelLinear):
 class PackedChannelLinear(QuantLinear):
     """Format `int8` in the layout of the native library, whose blocks the weight must fill: see `packs`."""
 
-    def __init__(self, stored: ChannelWeight, bias: Tensor | None) -> None:
-        super().__init__((stored.codes.shape[0], stored.codes.shape[1]), "int8", bias)
-        self._packed = native_dense.pack(stored.codes, stored.scales)
+    def __init__(self, stored: ChannelWeight | native_dense.PackedWeight, bias: Tensor | None) -> None:
+        packed = (
+            stored if isinstance(stored, native_dense.PackedWeight) else native_dense.pack(stored.codes, stored.scales)
+        )
+        super().__init__((packed.out_features, packed.in_features), "int8", bias)
+        self._packed = packed
         self._product = native_dense.PackedProduct(self._packed, bias)
         self.register_buffer("codes", self._packed.values)
         self.register_buffer("scales", self._packed.scales)

@@ -140,7 +140,7 @@ class Dispatcher:
     # What the controller asks
 
     def set_route(self, route: SetRoute) -> None:
-        """Switch to a newer epoch and replay what runs. The epoch in force or an older one changes nothing.
+        """Switch to a newer epoch and replay what runs at replicas that do not go on. The epoch in force or an older one changes nothing.
 
         Raises InputError for an endpoint that is none; the route in force stays then.
         """
@@ -148,26 +148,38 @@ class Dispatcher:
             if route.epoch == self._route.epoch and route != self._route:
                 log.error("epoch %d was set with another content: ignored, a new route needs a new epoch", route.epoch)
             return
-        old, self._links = self._links, {}
-        keys = Keys.of(route.key)
+        going_on = self._going_on(route)
+        old, self._links = self._links, dict(going_on)
         try:
             for leader in route.leaders:
-                self._links[leader.replica] = LeaderLink(self._context, leader, route.epoch, keys, self)
+                if leader.replica not in going_on:
+                    formed, keys = leader.formed or route.epoch, Keys.of(leader.key or route.key)
+                    self._links[leader.replica] = LeaderLink(self._context, leader, formed, keys, self)
         except Exception:
-            self._end(self._links.values())
+            self._end(link for replica, link in self._links.items() if replica not in going_on)
             self._links = old
             raise
-        self._end(old.values())
+        self._end(link for replica, link in old.items() if replica not in going_on)
+        for leader in route.leaders:
+            self._links[leader.replica].leader = leader
         self._route = route
-        self._prefixes = Prefixes()  # leaders of a new epoch have computed nothing yet
+        self._prefixes.forget_all_but(going_on)  # leaders of a new epoch have computed nothing yet
         self._gathered_at = time.monotonic() + GATHER_SECONDS
         self._gathering.cancel()
         self._gathering = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._replay_held)
-        self._mark_held(self._journal.start_epoch(route.epoch))
+        self._mark_held(self._journal.start_epoch(route.epoch, going_on.keys()))
         log.info(
             "epoch %d: route to %d leader(s), %d requests held", route.epoch, len(route.leaders), len(self._journal)
         )
         self.changed.set()
+
+    def _going_on(self, route: SetRoute) -> dict[int, LeaderLink]:
+        """The links of leaders that the new route has as they are: formed in the same epoch, in the same place."""
+        return {
+            leader.replica: self._links[leader.replica]
+            for leader in route.leaders
+            if leader.replica in self._links and self._links[leader.replica].reaches(leader)
+        }
 
     def status(self) -> GatewayStatus:
         return GatewayStatus(

@@ -9,7 +9,7 @@ tokens may have been drawn after a prefix that the client never saw (a replay ma
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from strata_planner.contract.frames import FAILURES, Abort, Rejected, Sampling, StepFailure, Submit, TokenEvent, Tokens
@@ -86,6 +86,7 @@ class Journal:
         self._entries: dict[str, _Entry] = {}
         self._attempts: dict[str, _Entry] = {}  # by wire id, current attempts only
         self._orphans: dict[int, list[str]] = {}  # attempts that a lost replica may still run
+        self._formed: dict[int, int] = {}  # replica -> the epoch in which it was formed, where that is not this one
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -121,7 +122,7 @@ class Journal:
     def deliver(self, replica: int, tokens: Tokens) -> Delivery:
         """Sort a leader's events into those that clients get and those that are stale, repeated or too early."""
         delivery = Delivery([], [])
-        if tokens.epoch != self.epoch:
+        if tokens.epoch != self._formed.get(replica, self.epoch):
             return delivery
         for event in tokens.events:
             entry = self._attempts.get(event.request)
@@ -189,12 +190,13 @@ class Journal:
         """The replica answers again: it must stop what was taken from it meanwhile."""
         return [Outgoing(replica, Abort(wire_id)) for wire_id in self._orphans.pop(replica, [])]
 
-    def start_epoch(self, epoch: int) -> list[str]:
-        """Leaders of a new epoch know no request: hold all. Returns those that were running."""
+    def start_epoch(self, epoch: int, going_on: Collection[int] = ()) -> list[str]:
+        """Leaders of a new epoch know no request: hold all but those of the replicas that go on. Returns those that were running."""
         assert epoch > self.epoch, f"epoch {epoch} does not follow {self.epoch}"
+        self._formed = {replica: self._formed.get(replica, self.epoch) for replica in going_on}
         self.epoch = epoch
-        self._orphans.clear()
-        running = [entry for entry in self._entries.values() if entry.replica is not None]
+        self._orphans = {replica: names for replica, names in self._orphans.items() if replica in going_on}
+        running = [entry for entry in self._entries.values() if entry.replica not in (None, *going_on)]
         for entry in running:
             self._release(entry)
         return [entry.request.id for entry in running]

@@ -1,6 +1,6 @@
-"""One authenticated connection to the leader of a replica, in one epoch.
+"""One authenticated connection to the leader of a replica, from the epoch in which that is formed on.
 
-Made by `dispatcher` at each new route. It asks who leads until the leader says hello in this epoch, goes on asking for load
+Made by `dispatcher` at each new route that forms it. It asks who leads until the leader says hello in this epoch, goes on asking for load
 and liveness, and tells its owner when the leader is lost: the connection ends (the transport's heartbeat closes a
 silent one), it is another incarnation, or it answers no question for long. Knows no requests.
 """
@@ -88,6 +88,11 @@ class LeaderLink:
             ) from error
         self._task = asyncio.create_task(self._run(), name=f"leader link {leader.replica}")
         self._task.add_done_callback(_log_failure)
+
+    def reaches(self, leader: Leader) -> bool:
+        """Whether a newer route's leader is this one, going on."""
+        here = (self._epoch, self.leader.slot, self.leader.endpoint)
+        return here == (leader.formed, leader.slot, leader.endpoint)
 
     def send(self, message: GatewayMessage) -> bool:
         """False when there is no connection to send it on."""

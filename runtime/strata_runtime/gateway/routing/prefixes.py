@@ -3,7 +3,7 @@
 A guess, as llm-d's approximate prefix scorer: leaders may have used the room for something else since. Pure; bounded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from strata_runtime.scheduler.blocks import name_of, root_of
 
@@ -41,6 +41,11 @@ class Prefixes:
                 break
             found |= dict.fromkeys(going_on, count)
         return found
+
+    def forget_all_but(self, replicas: Collection[int]) -> None:
+        """The others have computed nothing yet."""
+        kept = ((chunk, having.intersection(replicas)) for chunk, having in self._replicas.items())
+        self._replicas = {chunk: having for chunk, having in kept if having}
 
     def sent(self, chunks: Sequence[Chunk], replica: int) -> None:
         for chunk in chunks:

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -66,6 +67,8 @@ def _complete(
     missing = tuple(name for name in wanted if base is None or name not in base.layers)
     if missing:
         _measure(options, fields, device, file, (missing, base))
+    if options.ranks > 1:
+        _measure_ranks(options, fields, file)
 
 
 def _check_same(base: LatencyProfile, device: ProfiledDevice, options: argparse.Namespace, file: Path) -> None:
@@ -124,6 +127,26 @@ def _measure(
         done = True
     finally:
         notes.close(done=done)
+
+
+def _measure_ranks(options: argparse.Namespace, fields: dict[str, Any], file: Path) -> None:
+    """Adds to the file what strategies of so many ranks take, unless it is there."""
+    from strata_runtime.measuring.profiling import strategies  # noqa: PLC0415
+    from strata_runtime.measuring.profiling.stage import StageSpec  # noqa: PLC0415 -- see _measure
+
+    profile = LatencyProfile.decode(file.read_bytes())
+    name = strategies.switched_format(options.formats)
+    known = [each for each in profile.strategies if (each.ranks, each.format) == (options.ranks, name)]
+    if known and not options.fresh:
+        return
+    lengths = strategies.lengths_of(fields, quick=options.quick)
+    spec = StageSpec(
+        (name,) * strategies.LAYERS, options.compute_type, lengths[-1], lengths[-1], kv_bits=options.kv_bits
+    )
+    with strategies.ranked_stage(fields, options.ranks, spec, options.threads) as stage, _bar() as progress:
+        points = strategies.measure_strategies(stage, lengths, progress)
+    others = tuple(each for each in profile.strategies if each not in known)
+    write_whole(file, msgspec.structs.replace(profile, strategies=(*others, *points)).encode() + b"\n")
 
 
 def keep_rates(device: str, threads: int, compute_type: ComputeType) -> None:
@@ -202,6 +225,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, help="write the profile to this file")
     parser.add_argument(
         "--company", type=int, default=0, help="processes that decode meanwhile: the other slots of this machine"
+    )
+    parser.add_argument(
+        "--ranks",
+        type=positive,
+        default=1,
+        help="also the strategies of a stage that so many devices like this one share",
     )
     parser.add_argument("--quick", action="store_true", help="a shorter grid: steps of at most 512 tokens")
     parser.add_argument("--fresh", action="store_true", help="measure these formats again even if they are kept")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import zmq
 
-from strata_planner.contract.control import SlotAddress
+from strata_planner.contract.control import Leader, SlotAddress
 from strata_planner.contract.formats import ComputeType
 from strata_planner.contract.frames import FrameHeader, SampledToken, StepResult
 from strata_planner.contract.plan import MicroBatch
@@ -93,7 +93,7 @@ class _Idle(StageExecutor):
 
 
 class IdlePipeline:
-    """A leader and a follower in threads of this process, and their client."""
+    """A leader and a follower in threads of this process, and their client. `leader`, `key`: for a gateway."""
 
     def __init__(self, hidden: int, compute_type: ComputeType, most_step_tokens: int) -> None:
         dtype = COMPUTE_DTYPES[compute_type]
@@ -112,6 +112,8 @@ class IdlePipeline:
         leader = LeaderWorker(self._executors[0], 1, hidden, Gateways(requests, 1, _KEY), links[0])
         workers: tuple[Worker, ...] = (leader, Follower(self._executors[1], *links[1]))
         self._threads = [serve(each, f"idle stage {stage}", lambda _: None) for stage, each in enumerate(workers)]
+        self.key = _KEY
+        self.leader = Leader(0, "idle", _endpoint(port), 1.0)
         self._client = LeaderClient(SlotAddress("127.0.0.1", port, port, port), _KEY)
         self._client.hello()
         self._runs = 0

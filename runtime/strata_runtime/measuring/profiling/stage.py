@@ -89,7 +89,7 @@ class ProfiledStage:
 
     def __init__(self, model_path: Path, spec: StageSpec, device: torch.device) -> None:
         self.spec = spec
-        role = _role(spec)
+        role = role_of(spec)
         self.model = load_stage(role, model_path, lambda *_: None, device)
         self.cache = cache_of(role, self.model)
         self._executor = StageExecutor(role, self.model, self.cache)
@@ -188,7 +188,8 @@ def _kernel(linear: QuantLinear, tokens: Tensor) -> str:
     return linear.kernel_name(tokens)
 
 
-def _role(spec: StageSpec) -> Role:
+def role_of(spec: StageSpec) -> Role:
+    """What a slot would be given to run it."""
     count = len(spec.formats)
     neighbour = Neighbour(slot="profiled", role=0)
     pages = -(-spec.cached_tokens // PAGE_TOKENS)

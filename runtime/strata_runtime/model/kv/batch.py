@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from strata_runtime.kernels.native_attention import Spans
+from strata_runtime.kernels.paged_attention import Tables
 from strata_runtime.model.kv.pool import LayerPool
 from strata_runtime.model.kv.states import LayerState, StateRun
 
@@ -111,6 +112,7 @@ class Batch:
     states: Mapping[int, LayerState] = field(default_factory=dict)
     state_runs: tuple[StateRun, ...] = ()
     _parts: dict[Reach, list[Part]] = field(default_factory=dict)
+    _tables: dict[int, Tables] = field(default_factory=dict)  # by how many heads share a key head
 
     @property
     def tokens(self) -> int:
@@ -120,6 +122,13 @@ class Batch:
     def native_spans(self) -> Spans:
         """The same for the native library, which needs no parts."""
         return Spans.of([(span.row, span.start, span.length, span.pages) for span in self.spans])
+
+    def tables(self, group: int) -> Tables:
+        """The same for GPU kernels. `group`: heads that share a key head."""
+        if group not in self._tables:
+            spans = [(span.row, span.start, span.length, span.pages) for span in self.spans]
+            self._tables[group] = Tables.of(spans, group, self.positions.device)
+        return self._tables[group]
 
     def parts(self, reach: Reach = ALL) -> list[Part]:
         """How attention is computed in layers whose tokens see so far back."""

@@ -18,6 +18,8 @@ from strata_runtime.model.kv.states import StatePool
 class PagedKvCache:
     """Keys and values of `num_layers` layers, the first with global number `first_layer`, at 16 or 8 bits. `latent`: one entry for both.
 
+    `page_major`: how the pool lies; None: as kernels of the device read it (`pool`).
+
     `states`: what sequences keep in those of the layers that have no keys and values, by their global numbers, for `state_slots` sequences.
 
     Memory is layers with keys * pages * page_tokens times what `contract.kv.kv_token_bytes` counts, and
@@ -39,12 +41,14 @@ class PagedKvCache:
         latent: bool = False,
         states: Mapping[int, SequenceState] | None = None,
         state_slots: int = 0,
+        page_major: bool | None = None,
     ) -> None:
         self._tables = PageTables(pages, page_tokens)
         self._device = device
         self._states = StatePool(states or {}, state_slots, dtype, device)
         layers = [layer for layer in range(first_layer, first_layer + num_layers) if layer not in self._states.layers]
-        shape = PoolShape(len(layers), pages, page_tokens, kv_heads, head_dim, dtype, device)
+        page_major = device.type == "cuda" if page_major is None else page_major
+        shape = PoolShape(len(layers), pages, page_tokens, kv_heads, head_dim, dtype, device, page_major)
         self._pool = make_pool(shape, kv_bits, latent=latent)
         self._layers = dict(zip(layers, self._pool.layers, strict=True))
 

@@ -1,6 +1,9 @@
 """The memory of a slot's KV pool: what is stored when keys and values are appended, and what attention gets back.
 
 Made by PagedKvCache; each layer's part is read by `attention`. Knows places and pages, no sequences. Bytes are those of `contract.kv`.
+
+On a processor all places of a head lie together: a thread reads one head's pages. On a GPU pages do, as kernels for block tables have them:
+[pages, page_tokens, kv_heads, head_dim], here and in torch's `varlen_attn`.
 """
 
 from abc import ABC, abstractmethod
@@ -25,6 +28,7 @@ class PoolShape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    page_major: bool = False  # how it lies; what tensors of the pool are called stays the same
 
     @property
     def gathered_page_bytes(self) -> int:
@@ -36,6 +40,9 @@ class LayerPool(ABC):
     """One layer's part of the pool. A place is page * page_tokens + position in the page."""
 
     entries: Entries | None = None  # where the native library finds them; None: it does not read such a pool
+    pages: Entries | None = (
+        None  # where GPU kernels do, [pages, page_tokens, kv_heads, head_dim] each; None: they do not
+    )
 
     def __init__(self, shape: PoolShape) -> None:
         self.shape = shape
@@ -55,8 +62,12 @@ class PlainPool(LayerPool):
     def __init__(self, shape: PoolShape, storage: Tensor) -> None:
         super().__init__(shape)
         self._keys, self._values = storage[0], storage[1]
-        self.entries = Entries(self._keys, self._values)
-        self._pages = _by_page(storage, shape)
+        if shape.page_major:
+            self.pages = Entries(_as_pages(self._keys, shape), _as_pages(self._values, shape))
+            self._pages = storage.view(2, shape.kv_heads, shape.pages, shape.page_tokens, shape.head_dim)
+        else:
+            self.entries = Entries(self._keys, self._values)
+            self._pages = _by_page(storage, shape)
 
     def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         self._keys.index_copy_(1, places, key)
@@ -64,7 +75,7 @@ class PlainPool(LayerPool):
         return key, value
 
     def gather(self, pages: Tensor) -> Tensor:
-        return _by_place(self._pages.index_select(2, pages), self.shape)
+        return self._pages.index_select(2, pages).reshape(2, self.shape.kv_heads, -1, self.shape.head_dim)
 
 
 class RoundedPool(LayerPool):
@@ -78,10 +89,14 @@ class RoundedPool(LayerPool):
     def __init__(self, shape: PoolShape, codes: Tensor, scales: Tensor) -> None:
         super().__init__(shape)
         self._codes, self._scales = codes, scales
-        self.entries = Entries(codes[0], codes[1], (scales[0], scales[1]))
+        if shape.page_major:
+            own, held = (_as_pages(each, shape) for each in scales)
+            self.pages = Entries(_as_pages(codes[0], shape), _as_pages(codes[1], shape), (own, held))
+        else:
+            self.entries = Entries(codes[0], codes[1], (scales[0], scales[1]))
         self._scale_pages = scales.view(2, shape.kv_heads, shape.pages, shape.page_tokens)
         self._code_pages = codes.view(*self._scale_pages.shape, shape.head_dim)
-        self._native = native_pages.takes(shape.device)
+        self._native = not shape.page_major and native_pages.takes(shape.device)
 
     def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return self._store_one(0, places, key), self._store_one(1, places, value)
@@ -138,20 +153,25 @@ def make_pool(shape: PoolShape, kv_bits: int, *, latent: bool = False) -> Pool:
     places = (shape.num_layers, 2, shape.kv_heads, shape.pages * shape.page_tokens)
     entries = (*places, shape.head_dim)
     if kv_bits == 16:
-        storage = _touched(entries, shape.dtype, shape.device)
+        storage = _touched(entries, shape.dtype, shape)
         return Pool(tuple(PlainPool(shape, layer) for layer in storage), (storage,))
-    codes, scales = _touched(entries, torch.int8, shape.device), _touched(places, SCALE_TYPE, shape.device)
+    codes, scales = _touched(entries, torch.int8, shape), _touched(places, SCALE_TYPE, shape)
     return Pool(tuple(RoundedPool(shape, *layer) for layer in zip(codes, scales, strict=True)), (codes, scales))
 
 
-def _touched(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty(size, dtype=dtype, device=device).zero_()
+def _touched(size: tuple[int, ...], dtype: torch.dtype, shape: PoolShape) -> Tensor:
+    """[layers, 2, kv_heads, places, ...]; page-major: the same over memory in which each place has all its heads."""
+    if not shape.page_major:
+        return torch.empty(size, dtype=dtype, device=shape.device).zero_()
+    layers, two, heads, places, *rest = size
+    return torch.empty((layers, two, places, heads, *rest), dtype=dtype, device=shape.device).zero_().transpose(2, 3)
+
+
+def _as_pages(entries: Tensor, shape: PoolShape) -> Tensor:
+    """[kv_heads, places, ...] of a page-major pool -> [pages, page_tokens, kv_heads, ...], contiguous."""
+    return entries.transpose(0, 1).view(shape.pages, shape.page_tokens, *entries.shape[:1], *entries.shape[2:])
 
 
 def _by_page(storage: Tensor, shape: PoolShape) -> Tensor:
+    """Whole pages of a head are rows: they are copied faster than page and place apart."""
     return storage.view(2, shape.kv_heads, shape.pages, shape.page_tokens * shape.head_dim)
-
-
-def _by_place(pages: Tensor, shape: PoolShape) -> Tensor:
-    """[2, kv_heads, P, page_tokens * head_dim] -> [2, kv_heads, P * page_tokens, head_dim]."""
-    return pages.view(2, shape.kv_heads, -1, shape.head_dim)

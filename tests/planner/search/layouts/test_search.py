@@ -71,6 +71,7 @@ def test_the_same_seed_finds_the_same_layout(goal: str) -> None:
     assert one.stats.score == other.stats.score
 
 
+@pytest.mark.slow
 def test_work_ends_a_search_as_no_clock_does() -> None:
     """A bound of work gives the same plan however fast the machine is, and is not told as a search that was cut."""
     request = a_pool_request(a_pool(a=5, b=4, c=3))

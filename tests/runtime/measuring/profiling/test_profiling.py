@@ -151,6 +151,7 @@ def test_a_survey_of_this_machine_is_a_profile_and_resumes(tmp_path: Path) -> No
     kept.close(done=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_what_is_to_be_judged_by_a_profile_runs_between_its_passes(tmp_path: Path) -> None:
     said: list[tuple[int, int, str]] = []

@@ -23,6 +23,7 @@ WINDOWS = Windows(
 )
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_the_whole_model(tmp_path: Path) -> None:
     """Inputs of every linear as transformers computes them, without our layers."""
     folder = make_tiny_model(tmp_path, "llama")

@@ -128,6 +128,7 @@ class BrokenError(Exception):
     """The run was stopped."""
 
 
+@pytest.mark.slow
 def test_a_broken_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, whole, resumed = make_tiny_model(tmp_path / "plain", "llama"), tmp_path / "whole", tmp_path / "resumed"
     quantize_model(a_job(model, whole), WINDOWS, lambda _done, _total: None)

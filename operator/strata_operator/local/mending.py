@@ -1,0 +1,70 @@
+"""What a local deployment does about a slot that is gone for good: the repair of its plan at once, a better plan while that serves.
+
+Called by `deployment`. Slots that were never started are not counted on: a repair is made of those that run.
+"""
+
+import logging
+from dataclasses import replace
+
+import msgspec
+
+from strata_planner.contract.plan import Place, Plan
+from strata_planner.errors import PlannerError
+from strata_planner.question.cluster import Cluster
+from strata_planner.question.request import PlanRequest
+from strata_planner.replan.decision import ReplanWishes, replan
+from strata_planner.replan.repair import Takeover, repair
+
+log = logging.getLogger(__name__)
+
+
+class Mender:
+    """`request`: what the deployment was planned for; it shrinks with every loss."""
+
+    def __init__(self, request: PlanRequest, takeover: Takeover, min_gain: float) -> None:
+        self._request, self._takeover, self._min_gain = request, takeover, min_gain
+
+    def repaired(self, plan: Plan, slot: str) -> Plan | None:
+        """Without this slot; None where its layers find no place, which the log says."""
+        lost = {place for stage in plan.stages if stage.slot == slot for place in stage.places}
+        self._request = replace(self._request, cluster=only(self._request.cluster, plan.places - lost))
+        try:
+            found = repair(self._request, plan, self._takeover)
+        except PlannerError as error:
+            log.warning("%s is gone, and its layers find no place: %s", slot, error)
+            return None
+        log.warning(
+            "%s is gone: its layers are taken over by the others (%s, %d layers moved, %d of fewer bits), found in %.1f ms; %.0f %% is kept",
+            slot,
+            found.kind,
+            found.movement.moved_layers,
+            len(found.lowered),
+            1e3 * found.seconds,
+            100 * found.note.kept_share,
+        )
+        return found.plan
+
+    def improved(self, plan: Plan) -> Plan:
+        """The plan, or a better one that gains enough, of the same slots. It takes as long as planning does."""
+        try:
+            found = replan(self._request, plan, ReplanWishes(min_gain=self._min_gain))
+        except PlannerError as error:
+            log.warning("no better plan than the repair: %s", error)
+            return plan
+        log.info("the repair %s: %s", "stays" if found.kept else "is replaced", found.reason)
+        return found.plan
+
+
+def only(cluster: Cluster, places: frozenset[Place]) -> Cluster:
+    """The cluster with no other devices, which keep their numbers as long as the last ones of a type go."""
+    nodes = []
+    for node in cluster.nodes:
+        kept = {kind: 1 + index for name, kind, index in sorted(places) if name == node.name}
+        devices = []
+        for device in node.devices:
+            count = min(device.count, kept.get(device.type, 0))
+            kept[device.type] = kept.get(device.type, 0) - count
+            devices += [msgspec.structs.replace(device, count=count)] if count else []
+        nodes += [msgspec.structs.replace(node, devices=tuple(devices))] if devices else []
+    rest = cluster.restricted_to({node.name for node in nodes})
+    return msgspec.structs.replace(rest, nodes=tuple(nodes))
