@@ -147,9 +147,7 @@ def _load(
             tell()
         stage.finish()
         model = StageModel(stage, num_layers=last - first + 1, device=device, source=source)
-        if isinstance(options.collectives, SharedMemory) and switches(role.strategies):
-            with loader.watch.during("weights for all ranks"):
-                model.switch = share_layers(stage, range(first, last + 1), options.collectives)
+        _share_among_ranks(model, stage, role, options.collectives)
         difference.set_drafts(model)
         add_drafts(model, role, cache, tell)
     if source.artefact is not None and not source.artefact.manifest.files:
@@ -159,6 +157,13 @@ def _load(
     for each in (watch, loader.watch):
         each.tell(log)
     return model
+
+
+def _share_among_ranks(model: StageModel, stage: ModelSlice, role: Role, collectives: Collectives | None) -> None:
+    """Weights that ranks read of each other, where steps switch between strategies."""
+    if isinstance(collectives, SharedMemory) and switches(role.strategies):
+        first, last = role.layers
+        model.switch = share_layers(stage, range(first, last + 1), collectives)
 
 
 def _tell(progress: Callable[[int, int], None], whole: Sized, total: int) -> None:

@@ -2,6 +2,7 @@
 
 A role whose weights the slot already holds takes them over; only its KV starts empty, in another pool where it is to have another number of pages. Where serving ended because old and new weights do not fit
 beside each other, a role that differs in bits alone takes them over too: its layers move one by one, and planes that stay are not read again.
+Any other role is loaded as a difference: layers that a role here has too are shared with it, whoever serves, and only what is missing is read.
 A prepare that supersedes another takes over what that has loaded and is wanted again, and lets it finish the role that it is at where that is wanted.
 """
 
@@ -21,6 +22,7 @@ from strata_planner.contract.roles import Role
 from strata_planner.contract.strategies import switches
 from strata_runtime.errors import InputError, RuntimeFaultError, reason_of
 from strata_runtime.loading.drafts import check_drafts
+from strata_runtime.loading.layer_store import LayerStore
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import formats_after, read_change, role_after
 from strata_runtime.loading.stage_model import StageModel
@@ -106,6 +108,8 @@ class Loading:
         self._known = WeakSet(
             each.model for each in held.roles
         )  # with the bits that they have now; `before` may not know those
+        self._store = store_of(held.roles)
+        self._store.keep(prepare.roles)
         self._before = held.before
         self._changed = changed
         self._verify = verify
@@ -129,6 +133,12 @@ class Loading:
         given, self._loaded = self._loaded, []
         return given
 
+    def give_layers(self) -> LayerStore:
+        """What is held of roles that are not whole, once the thread has ended; nobody has it but the caller then."""
+        self._thread.join()
+        given, self._store = self._store, LayerStore()
+        return given
+
     def _run(self) -> None:
         try:
             self._take_over()
@@ -148,6 +158,8 @@ class Loading:
         finally:
             if self._wanted is not None:
                 self._loaded += self._held
+            else:
+                self._store.clear()
             self._held.clear()
 
     def _take_over(self) -> None:
@@ -162,7 +174,10 @@ class Loading:
             self._tell(now - seen)
             seen = now
         self._before = None
-        self._held += self._useful(each for each in before.give() if each.model not in self._known)
+        given = [each for each in before.give() if each.model not in self._known]
+        self._held += self._useful(given)
+        self._store.put(*before.give_layers().parts(), *store_of(given).parts())
+        self._store.keep((*self.prepare.roles, *(self._wanted or ())))
 
     def is_alive(self, seconds: float) -> bool:
         """Whether it still loads after so long."""
@@ -209,7 +224,12 @@ class Loading:
             folder,
             lambda done, _: self._stored(role, before + done),
             _device(role),
-            LoadOptions(keep=True, verify=self._verify, collectives=others.collectives if others else None),
+            LoadOptions(
+                keep=True,
+                verify=self._verify,
+                collectives=others.collectives if others else None,
+                store=self._store,
+            ),
         )
         if others is not None:
             others.wait_loaded(lambda: self._step(role))
@@ -291,6 +311,15 @@ class Loading:
         """Without waking anybody: whoever watches looks now and then."""
         with self._counting:
             self.state = msgspec.structs.replace(self.state, progress=self.state.progress + steps)
+
+
+def store_of(held: Iterable[LoadedRole]) -> LayerStore:
+    """All that other roles may take of these."""
+    store = LayerStore()
+    for each in held:
+        if each.usable:
+            store.put(*each.model.parts())
+    return store
 
 
 def _takes_another_pool(held: LoadedRole) -> bool:

@@ -9,6 +9,7 @@ import logging
 import secrets
 import socket as sockets
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +31,12 @@ from strata_planner.contract.control import (
     slot_request_decoder,
 )
 from strata_planner.contract.decoding import decode_message
-from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
-from strata_runtime.slot.epoch import Place, PreparedEpoch, RunningEpoch, changed_roles
+from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningEpoch, changed_roles
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
 from strata_runtime.slot.other_ranks import held_by_ranks, idle_of_ranks
-from strata_runtime.slot.prepare import Held, Loading, same_weights
+from strata_runtime.slot.prepare import Held, Loading, same_weights, store_of
 from strata_runtime.slot.switching import Switches
 from strata_runtime.wire.transport import Keys, listen
 
@@ -204,7 +204,7 @@ class Slot:
         for role in ending:
             role.keep_bits(f"epoch {prepare.epoch} is being prepared: its plan decides the bits")
         held = tuple(role.held() for role in ending)
-        idle = self._make_room(prepare, [each.role for each in held])
+        idle = self._make_room(prepare, held)
         log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
         self._asked = prepare
         changed = changed_roles(prepare)
@@ -227,13 +227,17 @@ class Slot:
             )
         return not missing
 
-    def _make_room(self, prepare: Prepare, old: list[Role]) -> bool:
-        """Stop serving before loading if weights of the `old` roles, which end, and new ones do not fit beside each other. Whether none of the old serves."""
+    def _make_room(self, prepare: Prepare, held: Sequence[LoadedRole]) -> bool:
+        """Stop serving before loading if weights of the roles that are `held`, which end, and what the new ones need beside them do not fit together.
+        Whether none of the old serves.
+        """
+        old, store = [each.role for each in held], store_of(held)
         changed = changed_roles(prepare).roles
         new = [role for role in changed if not any(same_weights(role, other) for other in old)]
         going_on = [role for role in prepare.roles if role not in changed]
         usable = sum(device.usable_bytes for role in prepare.roles for device in role.devices)
-        if old and new and sum(role.total_bytes for role in (*old, *new, *going_on)) > usable:
+        shared = sum(store.kept_bytes(role) for role in new)
+        if old and new and sum(role.total_bytes for role in (*old, *new, *going_on)) - shared > usable:
             log.info(
                 "%s: %d role(s) end now: their weights and those of the next do not fit together", self._name, len(old)
             )
