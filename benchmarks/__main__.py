@@ -23,6 +23,7 @@ BENCHMARKS = (
     "eight_bits",
     "planner",
     "repair",
+    "elastic",
     "fleets",
     "costs",
     "truth",

@@ -51,11 +51,16 @@ def profile() -> DeviceProfile:
 
 def plan(model: Path, stages: int, workload: Workload, max_model_len: int = 256) -> Plan:
     """Over as many equal one-thread CPU devices as stages."""
+    return make_plan(question(model, stages, workload, max_model_len)).plan
+
+
+def question(model: Path, stages: int, workload: Workload, max_model_len: int = 256) -> PlanRequest:
+    """What that plan answers."""
     nodes = tuple(
         Node(name=f"n{place}", devices=(Device(type="cpu", memory_bytes=4 << 30, threads=1),))
         for place in range(stages)
     )
-    request = PlanRequest(
+    return PlanRequest(
         deployment="bench",
         model_uri=str(model),
         model=Model.from_folder(model),
@@ -66,7 +71,6 @@ def plan(model: Path, stages: int, workload: Workload, max_model_len: int = 256)
         min_stages=stages,
         max_stages=stages,
     )
-    return make_plan(request).plan
 
 
 def load(concurrency: int) -> Workload:

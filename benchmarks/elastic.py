@@ -1,0 +1,240 @@
+"""A stage is gone for good, and its neighbours take over: seconds from the kill to the next token, and what they go to.
+
+`python -m benchmarks.elastic [--kills 12] [--json FILE]`. The 246M model of `benchmarks.pipeline` over three slots of one thread each, 16 streams of mixed prompts.
+At a random moment one of the slots, the leader too, is killed with SIGKILL and does not come back. The survivors say so, the planner repairs the
+plan, they prepare the difference, commit, and every stream that was running is replayed. The benchmark is the controller, without a gateway.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import pipeline
+from benchmarks.rows import Row, run
+from benchmarks.slots import SlotProcess, slot_processes
+from strata_planner.contract.control import GetStatus
+from strata_planner.contract.frames import Submit
+from strata_planner.contract.plan import Plan
+from strata_planner.question.request import PlanRequest
+from strata_planner.question.workload import Workload
+from strata_planner.replan.repair import repair
+from strata_planner.search.planning import make_plan
+from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
+
+KILLS, STAGES, STREAMS, ANSWER = 12, 3, 16, 96
+PROMPTS = (16, 48, 96, 128)
+MAX_MODEL_LEN = 256
+SEED = 16
+_LOOK_SECONDS = 0.01
+_PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class Streams:
+    """Requests under way, and what has come of each."""
+
+    prompts: Mapping[str, list[int]]
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    doubled: int = 0  # or skipped
+
+    def submits(self) -> list[Submit]:
+        """Of those that are not over, from where they are."""
+        asked = ((name, prompt, self.tokens.setdefault(name, [])) for name, prompt in self.prompts.items())
+        return [greedy(name, prompt, ANSWER, got, salt=name) for name, prompt, got in asked if len(got) < ANSWER]
+
+    def take(self, leader: LeaderClient) -> None:
+        """One message of the leader's."""
+        for event in leader.events():
+            got = self.tokens[event.request]
+            self.doubled += event.index != len(got)
+            got.append(event.token)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.tokens.values()))
+
+    @property
+    def lost(self) -> int:
+        return sum(len(got) != ANSWER for got in self.tokens.values())
+
+
+class Seconds(NamedTuple):
+    """From the kill on. `prepared`: in force, too; `last`: until every stream that was running had a token."""
+
+    noticed: float
+    planned: float
+    prepared: float
+    first: float
+    last: float
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """The loss of one stage. `equal`: share of the tokens that are those of an undisturbed run."""
+
+    victim: int  # its stage
+    seconds: Seconds
+    lost: int
+    doubled: int
+    equal: float
+
+
+class Local:
+    """The plan on slots of this machine, and the streams."""
+
+    def __init__(self, request: PlanRequest, plan: Plan, slots: dict[str, SlotProcess]) -> None:
+        self._request, self._plan, self._slots = request, plan, slots
+        self._client = PipelineClient(slots)
+        self._leader = self._client.serve(plan)
+
+    def answered(self, prompts: Mapping[str, list[int]]) -> Streams:
+        """All of it, undisturbed."""
+        streams = Streams(prompts)
+        self._send(streams)
+        self._listen(streams, STREAMS * ANSWER)
+        return streams
+
+    def taken_over(self, streams: Streams, victim: int, moment: int) -> Seconds:
+        """Kill the slot of that stage after `moment` tokens of all; the streams go on to their end."""
+        self._send(streams)
+        self._listen(streams, moment)
+        stage = self._plan.replicas[0].stages[victim]
+        lost = self._slots[stage.slot]
+        lost.process.kill()
+        begun = time.perf_counter()
+        alive = {name: slot for name, slot in self._slots.items() if slot is not lost}
+        self._await_notice(alive)
+        noticed = time.perf_counter() - begun
+        if stage.leader is False:
+            while self._leader.heard(0):
+                streams.take(self._leader)
+        left = self._request.cluster.restricted_to({node.name for node in self._request.cluster.nodes} - {stage.node})
+        mended = repair(replace(self._request, cluster=left, min_stages=1), self._plan)
+        planned = time.perf_counter() - begun
+        self._leader = self._client.serve(mended.plan)
+        prepared = time.perf_counter() - begun
+        running = {name: len(got) for name, got in streams.tokens.items() if len(got) < ANSWER}
+        self._send(streams)
+        self._listen(streams, streams.count + 1)
+        first = time.perf_counter() - begun
+        last = first
+        while streams.lost:
+            streams.take(self._leader)
+            if any(len(streams.tokens[name]) == had for name, had in running.items()):
+                last = time.perf_counter() - begun
+        return Seconds(noticed, planned, prepared, first, last)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _send(self, streams: Streams) -> None:
+        for submit in streams.submits():
+            self._leader.send(submit)
+
+    def _listen(self, streams: Streams, count: int) -> None:
+        while streams.count < count:
+            streams.take(self._leader)
+
+    def _await_notice(self, alive: Mapping[str, SlotProcess]) -> None:
+        deadline = time.perf_counter() + _PATIENCE_SECONDS
+        while not any(slot.ask(GetStatus()).lost_peers for slot in alive.values()):
+            if time.perf_counter() > deadline:
+                raise TimeoutError("no survivor has noticed that its neighbour is gone")
+            time.sleep(_LOOK_SECONDS)
+
+
+@contextmanager
+def local(request: PlanRequest, plan: Plan) -> Iterator[Local]:
+    with slot_processes(plan, bound=False) as slots:
+        here = Local(request, plan, slots)
+        try:
+            yield here
+        finally:
+            here.close()
+
+
+def measure(kills: int) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = pipeline.make_model(Path(folder))
+        request = pipeline.question(model, STAGES, Workload(max(PROMPTS), ANSWER, STREAMS), MAX_MODEL_LEN)
+        plan = make_plan(request).plan
+        draw = random.Random(SEED)
+        prompts = {
+            f"s{number}": [draw.randrange(1000) for _ in range(PROMPTS[number % len(PROMPTS)])]
+            for number in range(STREAMS)
+        }
+        with local(request, plan) as here:
+            wanted = here.answered(prompts).tokens
+        seen = [_one(request, plan, prompts, wanted, number % STAGES, draw) for number in range(kills)]
+    Console(width=120).print(shown(seen))
+    return rows_of(seen)
+
+
+def _one(
+    request: PlanRequest,
+    plan: Plan,
+    prompts: Mapping[str, list[int]],
+    wanted: Mapping[str, list[int]],
+    victim: int,
+    draw: random.Random,
+) -> Takeover:
+    streams = Streams(prompts)
+    with local(request, plan) as here:
+        seconds = here.taken_over(streams, victim, draw.randrange(STREAMS, STREAMS * ANSWER * 3 // 4))
+    equal = sum(
+        one == other for name, got in streams.tokens.items() for one, other in zip(got, wanted[name], strict=True)
+    )
+    return Takeover(victim, seconds, streams.lost, streams.doubled, equal / streams.count)
+
+
+def shown(seen: Sequence[Takeover]) -> Table:
+    table = Table(title="a stage gone for good: seconds from the kill on", title_justify="left")
+    for column in ("stage", "noticed", "planned", "prepared", "first token", "every stream", "tokens as undisturbed"):
+        table.add_column(column)
+    for each in seen:
+        table.add_row(str(each.victim), *(f"{value:.3f}" for value in each.seconds), f"{each.equal:.3f}")
+    return table
+
+
+def rows_of(seen: Sequence[Takeover]) -> list[Row]:
+    first = [each.seconds.first for each in seen]
+    lost, doubled = sum(each.lost for each in seen), sum(each.doubled for each in seen)
+    parts = [
+        Row(
+            f"takeover_{name}",
+            statistics.median(getattr(each.seconds, name) for each in seen),
+            "s from the kill, median",
+        )
+        for name in ("noticed", "planned", "prepared", "last")
+    ]
+    unit = f"s from the kill to the next token, of {len(seen)}"
+    return [
+        Row("takeover_seconds", statistics.median(first), f"{unit}, median", goal=0.5, lower_is_better=True),
+        Row("takeover_seconds_worst", max(first), unit, goal=1.5, lower_is_better=True),
+        *parts,
+        Row("takeover_lost", lost, "requests", goal=0, lower_is_better=True),
+        Row("takeover_doubled", doubled, "tokens, or skipped", goal=0, lower_is_better=True),
+        Row("takeover_equal", statistics.mean(each.equal for each in seen), "of the tokens, 16 bits"),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", add_help=False)
+    parser.add_argument("--kills", type=int, default=KILLS)
+    chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    run("elastic", lambda: measure(chosen.kills), rest)
+
+
+if __name__ == "__main__":
+    main()
