@@ -22,7 +22,7 @@ from strata_planner.contract.divided import DIVIDED_FORMATS
 from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, STORED_FORMATS, FormatName
 from strata_planner.contract.roles import Role
-from strata_planner.contract.strategies import switches
+from strata_planner.contract.strategies import switches, why_not_switched
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES, QuantLinear, make_linear
@@ -152,7 +152,8 @@ def _load(
             progress(layers, last - first + 1)
         stage.finish()
         model = StageModel(stage, num_layers=last - first + 1, device=device, source=source)
-        if isinstance(options.collectives, SharedMemory) and switches(role.strategies):
+        can_switch = switches(role.strategies) and not why_not_switched(config.model_type, role.format, device.type)
+        if isinstance(options.collectives, SharedMemory) and can_switch:
             with loader.watch.during("weights for all ranks"):
                 model.switch = share_layers(stage, range(first, last + 1), options.collectives)
         add_drafts(model, role, cache, lambda: progress(last - first + 1, last - first + 1))
