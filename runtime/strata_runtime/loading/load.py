@@ -18,7 +18,7 @@ import torch
 from strata_planner.contract.architectures import check_formats
 from strata_planner.contract.divided import DIVIDED_FORMATS
 from strata_planner.contract.roles import Role
-from strata_planner.contract.strategies import switches
+from strata_planner.contract.strategies import switches, why_not_switched
 from strata_runtime.allocator import freed_at_once
 from strata_runtime.errors import InputError
 from strata_runtime.formats import COMPUTE_DTYPES
@@ -161,7 +161,10 @@ def _load(
 
 def _share_among_ranks(model: StageModel, stage: ModelSlice, role: Role, collectives: Collectives | None) -> None:
     """Weights that ranks read of each other, where steps switch between strategies."""
-    if isinstance(collectives, SharedMemory) and switches(role.strategies):
+    can_switch = switches(role.strategies) and not why_not_switched(
+        stage.module.config.model_type, role.format, model.device.type
+    )
+    if isinstance(collectives, SharedMemory) and can_switch:
         first, last = role.layers
         model.switch = share_layers(stage, range(first, last + 1), collectives)
 

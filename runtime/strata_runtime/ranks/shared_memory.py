@@ -11,7 +11,7 @@ import os
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -24,9 +24,8 @@ from strata_runtime.ranks.collectives import RankLostError
 from strata_runtime.ranks.cut import share
 
 BUFFER_BYTES = 1 << 20  # larger tensors go in pieces
-WEIGHTS_BYTES = (
-    1 << 40
-)  # of addresses for what a rank shows the others of its weights: only pages that are written to are memory
+# Of addresses, for what a rank shows the others of its weights: only pages that are written to are memory. A process has 2^47 in all.
+WEIGHTS_BYTES = 1 << 38
 PATIENCE_SECONDS = 10.0  # ranks are apart by far less, unless one hangs: they meet twice in every layer
 _POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14
 _LINE = 64
@@ -59,11 +58,11 @@ class SharedMemory:
         """segment: its file descriptor, which may be closed afterwards."""
         self.rank, self.ranks = rank, ranks
         self._patience = PATIENCE_SECONDS if patience is None else patience
-        self._memory = mmap.mmap(segment, 0)
+        self._memory = mmap.mmap(segment, _weights_begin(ranks, 0))
         self._segment = os.dup(segment)
         weakref.finalize(self, os.close, self._segment)
         self._sees_weights = False
-        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8, count=_weights_begin(ranks, 0))
+        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._meeting = 0
 
     def all_reduce(self, items: Tensor) -> None:
@@ -156,21 +155,26 @@ class SharedMemory:
         """In what the ranks see of each other's weights: a tensor of `rank`, `begin` bytes behind the first; 0 where nothing was written."""
         count = math.prod(shape)
         if begin + count * dtype.itemsize > WEIGHTS_BYTES:
-            raise InputError(f"rank {rank} has more than {WEIGHTS_BYTES >> 40} TiB of weights to share: use more ranks")
-        start = _weights_begin(self.ranks, rank) + begin
-        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start).view(*shape)
+            raise InputError(f"rank {rank} has more than {WEIGHTS_BYTES >> 30} GiB of weights to share: use more ranks")
+        start = rank * WEIGHTS_BYTES + begin
+        return torch.frombuffer(self._weights, dtype=dtype, count=count, offset=start).view(*shape)
+
+    @cached_property
+    def _weights(self) -> mmap.mmap:
+        """Mapped where a stage shares some: so many addresses are not to be had for every one that is loaded."""
+        return mmap.mmap(self._segment, self.ranks * WEIGHTS_BYTES, offset=_weights_begin(self.ranks, 0))
 
     def forget(self, begin: int, end: int) -> None:
         """Give the system back whole pages of this rank's weights."""
         first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last:
-            self._memory.madvise(mmap.MADV_REMOVE, _weights_begin(self.ranks, self.rank) + first, last - first)
+            self._weights.madvise(mmap.MADV_REMOVE, self.rank * WEIGHTS_BYTES + first, last - first)
 
     def see(self, rank: int, begin: int, end: int) -> None:
         """This process is to have these bytes of a rank's weights in its page table: not one by one, in the middle of a step. `begin`: of a page."""
         self._sees_weights = True
         with contextlib.suppress(OSError):  # older kernels: then it has them one by one
-            self._memory.madvise(_POPULATE_READ, _weights_begin(self.ranks, rank) + begin, end - begin)
+            self._weights.madvise(_POPULATE_READ, rank * WEIGHTS_BYTES + begin, end - begin)
 
     def meet(self) -> None:
         """All ranks have come here."""
