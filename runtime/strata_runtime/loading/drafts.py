@@ -50,6 +50,8 @@ def add_drafts(
             linears = model.linears(layer)
             if name == "dense" and all(model.draft(layer, key) for key in linears):
                 continue  # taken over
+            if cache is not None:
+                cache.has(layer)  # a layer that was taken over has not been looked for yet
             made = _made_here(model, layer, cache) if name == "dense" and cache is not None else {}
             for key, linear in linears.items():
                 model.set_draft(
