@@ -54,7 +54,8 @@ class JournalMachine(RuleBasedStateMachine):
     def start_epoch(self, replay_at: int | None, going_on: frozenset[int]) -> None:
         held = set(self.journal.held())
         there = {name: replica for replica in going_on for name in self.on(replica)}
-        now_held = set(self.journal.start_epoch(self.journal.epoch + 1, going_on))
+        formed = {replica: self.formed[replica] for replica in going_on}
+        now_held = set(self.journal.start_epoch(self.journal.epoch + 1, going_on, formed))
         assert set(self.journal.held()) == held | now_held
         assert not now_held & there.keys()
         for replica in set(REPLICAS) - going_on:

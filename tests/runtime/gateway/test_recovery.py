@@ -84,6 +84,19 @@ async def test_a_new_epoch_leaves_the_requests_of_a_replica_that_goes_on_where_t
         assert await gateway.metric("strata_replays_total") == 1
 
 
+async def test_a_gateway_that_was_started_anew_hears_replicas_that_went_on(
+    gateway: Harness, leader: FakeLeader, tokenizer: Tokenizer
+) -> None:
+    """Its first route is of an epoch that they were not formed in; so is its second."""
+    async with a_leader(leader.model, epoch=3) as here:
+        for epoch in (5, 6):
+            goes_on = msgspec.structs.replace(here.leader(), formed=3, key=here.key)
+            gateway.dispatcher.set_route(SetRoute(epoch, "another key", (goes_on,), 512))
+            await gateway.until(lambda: gateway.dispatcher.status().leaders_connected == 1)
+            answer = await asyncio.wait_for(gateway.complete(max_tokens=3), 10)
+            assert answer.status_code == 200
+
+
 async def test_a_replica_formed_anew_at_the_same_place_is_another(gateway: Harness, leader: FakeLeader) -> None:
     """A leader that still says the old epoch is no leader of the new one."""
     async with a_leader(leader.model, epoch=2) as here:

@@ -167,7 +167,8 @@ class Dispatcher:
         self._gathered_at = time.monotonic() + GATHER_SECONDS
         self._gathering.cancel()
         self._gathering = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._replay_held)
-        self._mark_held(self._journal.start_epoch(route.epoch, going_on.keys()))
+        formed = {leader.replica: leader.formed for leader in route.leaders if leader.formed}
+        self._mark_held(self._journal.start_epoch(route.epoch, going_on.keys(), formed))
         log.info(
             "epoch %d: route to %d leader(s), %d requests held", route.epoch, len(route.leaders), len(self._journal)
         )

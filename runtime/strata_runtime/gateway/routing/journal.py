@@ -9,8 +9,9 @@ tokens may have been drawn after a prefix that the client never saw (a replay ma
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from strata_planner.contract.frames import FAILURES, Abort, Rejected, Sampling, StepFailure, Submit, TokenEvent, Tokens
 from strata_runtime.gateway.routing.suspicion import Record
@@ -190,10 +191,15 @@ class Journal:
         """The replica answers again: it must stop what was taken from it meanwhile."""
         return [Outgoing(replica, Abort(wire_id)) for wire_id in self._orphans.pop(replica, [])]
 
-    def start_epoch(self, epoch: int, going_on: Collection[int] = ()) -> list[str]:
-        """Leaders of a new epoch know no request: hold all but those of the replicas that go on. Returns those that were running."""
+    def start_epoch(
+        self, epoch: int, going_on: Collection[int] = (), formed: Mapping[int, int] = MappingProxyType({})
+    ) -> list[str]:
+        """Leaders of a new epoch know no request: hold all but those of the replicas that go on. Returns those that were running.
+
+        `formed`: of replicas that were formed in an earlier epoch that one, also of those that this journal has not known until now.
+        """
         assert epoch > self.epoch, f"epoch {epoch} does not follow {self.epoch}"
-        self._formed = {replica: self._formed.get(replica, self.epoch) for replica in going_on}
+        self._formed = dict(formed)
         self.epoch = epoch
         self._orphans = {replica: names for replica, names in self._orphans.items() if replica in going_on}
         running = [entry for entry in self._entries.values() if entry.replica not in (None, *going_on)]
