@@ -7,6 +7,7 @@ differ; it does not cover the other weights: a checkpoint in which only those we
 
 import hashlib
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from strata_runtime.errors import InputError
@@ -21,7 +22,21 @@ def model_digest(folder: Path) -> str:
     config = folder / "config.json"
     if not config.is_file():
         raise InputError(f"{folder} has no config.json; point at a Hugging Face model folder")
-    digest = hashlib.sha256(config.read_bytes())
+    return _digest(folder, tuple(_state(each) for each in (config, *map(folder.joinpath, Checkpoint(folder).files))))
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    """Another one, where a file may hold something else; of one that is absent, whoever reads it says so."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return ()
+    return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@lru_cache(maxsize=8)  # a load asks several times: for the copy, for what loads keep, for what is held
+def _digest(folder: Path, states: tuple[tuple[int, ...], ...]) -> str:  # noqa: ARG001, the files as they are now
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
     checkpoint = Checkpoint(folder)
     for name in checkpoint.files:
         header = checkpoint.header(name)
