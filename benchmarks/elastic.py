@@ -116,7 +116,7 @@ class Local:
         alive = {name: slot for name, slot in self._slots.items() if slot is not lost}
         self._await_notice(alive)
         noticed = time.perf_counter() - begun
-        if stage.leader is False:
+        if not stage.leader:
             while self._leader.heard(0):
                 streams.take(self._leader)
         left = self._request.cluster.restricted_to({node.name for node in self._request.cluster.nodes} - {stage.node})

@@ -80,10 +80,8 @@ class Reflector:
                 await self._watch()
             except NotReadyError as error:
                 self._fall_behind(error)
-                if isinstance(
-                    error, RefusedError
-                ):  # the version is forgotten or wrong, or nobody may watch: begin anew
-                    self.version = 0
+                if isinstance(error, RefusedError):
+                    self.version = 0  # it is forgotten or wrong, or nobody may watch: begin anew
             except Exception as error:
                 log.exception("watching %s failed", self.followed.kind.plural)
                 self._fall_behind(NotReadyError(f"watching {self.followed.kind.plural} failed: {error}"))

@@ -8,9 +8,8 @@ of that only the planes that the format needs; what a load quantizes itself it k
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -128,23 +127,22 @@ def _load(
     loader.prepare_memory(unit for unit in plain if unit.layer in missing)
     stage.initialise_buffers(device)
 
-    tell = partial(_tell, progress, difference.layers, last - first + 1)
+    def tell() -> None:
+        progress(len(difference.layers), last - first + 1)
+
     with (
         freed_at_once(),
         _forgetting(cache),
         cache or contextlib.nullcontext(),
         _checking(artefact, verify=options.verify),
     ):
-        with loader.watch.during("taking what is held"):
-            difference.take_layers(stage, source, tell)
-            is_all = difference.take_outside(stage)
-        if not is_all:
-            with loader.watch.during("embedding and head"):
-                loader.load_outside(sources.get(None, ()), role.head_format)
-        difference.add_outside(stage)
-        for unit in loader.stream([unit for unit in units if unit.layer in missing]):
-            difference.add_unit(unit, stage, source)
-            tell()
+        loader.fill(
+            difference,
+            sources.get(None, ()),
+            role.head_format,
+            [unit for unit in units if unit.layer in missing],
+            tell,
+        )
         stage.finish()
         model = StageModel(stage, num_layers=last - first + 1, device=device, source=source)
         _share_among_ranks(model, stage, role, options.collectives)
@@ -154,8 +152,8 @@ def _load(
         source.artefact = None
     if options.collectives is None:
         model.held, model.held_outside = difference.layers, difference.outside
-    for each in (watch, loader.watch):
-        each.tell(log)
+    watch.tell(log)
+    loader.watch.tell(log)
     return model
 
 
@@ -167,10 +165,6 @@ def _share_among_ranks(model: StageModel, stage: ModelSlice, role: Role, collect
     if isinstance(collectives, SharedMemory) and can_switch:
         first, last = role.layers
         model.switch = share_layers(stage, range(first, last + 1), collectives)
-
-
-def _tell(progress: Callable[[int, int], None], whole: Sized, total: int) -> None:
-    progress(len(whole), total)
 
 
 def _store(options: LoadOptions) -> LayerStore:

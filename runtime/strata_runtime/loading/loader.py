@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +19,7 @@ from strata_runtime.formats.static8.static_linear import static_linear
 from strata_runtime.formats.weights import PlanesWeight
 from strata_runtime.loading.blocked import blocked_pair, can_block, dense_linear
 from strata_runtime.loading.checkpoint import Checkpoint
+from strata_runtime.loading.difference import Difference
 from strata_runtime.loading.expert_loader import ExpertLoader
 from strata_runtime.loading.linear_source import ANY_FORMATS, LinearSource
 from strata_runtime.loading.load_cache import LoadCache
@@ -71,6 +72,28 @@ class Loader:
         self._spare: deque[Tensor] = deque()
         self._spare_bytes = 0
         self._experts = ExpertLoader(stage, checkpoint, dtype, device)
+
+    def fill(
+        self,
+        difference: Difference,
+        outside: Sequence[str],
+        head_format: FormatName,
+        missing: Sequence[AnyUnit],
+        tell: Callable[[], None],
+    ) -> None:
+        """The stage: with what is held, then with what is missing, tensors `outside` its layers first. `tell` is called after each layer that was taken and each
+        unit that was stored.
+        """
+        with self.watch.during("taking what is held"):
+            difference.take_layers(self._stage, self._source, tell)
+            is_all = difference.take_outside(self._stage)
+        if not is_all:
+            with self.watch.during("embedding and head"):
+                self.load_outside(outside, head_format)
+        difference.add_outside(self._stage)
+        for unit in self.stream(missing):
+            difference.add_unit(unit, self._stage, self._source)
+            tell()
 
     def prepare_memory(self, units: Iterable[Unit]) -> None:
         """How large the memory must be that linears are read into again and again, as long as their stored form has memory of its

@@ -31,7 +31,7 @@ class StageModel:
 
     `source`: where its linears' weights lie, at any precision; None where the stage was not loaded from a folder by `load_stage`.
 
-    `held`: its layers, by number, and what it has outside of them, as another stage may take them; empty where it was loaded beside no `LayerStore`.
+    `held`: its layers, by number, and what it has outside of them, as another stage may take them; empty where ranks share the stage.
     """
 
     def __init__(
@@ -55,9 +55,7 @@ class StageModel:
         self.held: dict[int, HeldLayer] = {}
         self.held_outside: HeldOutside | None = None
         self.speculation = NO_SPECULATION  # for which its linears have draft weights
-        self.switch = (
-            Switch()
-        )  # of the strategy that ranks of this stage run; where it is cut over several, and can run more than one
+        self.switch = Switch()  # of the strategy, where several ranks share the stage and can run more than one
         self._drafting = DraftSwitch()
         self._stage = stage
         self._watched = WatchedLayers(())
