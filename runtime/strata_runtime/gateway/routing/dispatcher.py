@@ -153,8 +153,10 @@ class Dispatcher:
         try:
             for leader in route.leaders:
                 if leader.replica not in going_on:
-                    formed, keys = leader.formed or route.epoch, Keys.of(leader.key or route.key)
-                    self._links[leader.replica] = LeaderLink(self._context, leader, formed, keys, self)
+                    keys = Keys.of(leader.key or route.key)
+                    self._links[leader.replica] = LeaderLink(
+                        self._context, leader, leader.formed or route.epoch, keys, self
+                    )
         except Exception:
             self._end(link for replica, link in self._links.items() if replica not in going_on)
             self._links = old
