@@ -1,4 +1,4 @@
-"""The gateway's Deployment, the Service that clients use, and the headless one for its control port. Called by render."""
+"""The gateways' Deployment, the Service that clients use, and the headless one of their other ports. Called by render."""
 
 from strata_operator.api import LLMDeployment
 from strata_operator.api.spec import GatewaySpec
@@ -23,10 +23,10 @@ def _deployment(deployment: LLMDeployment, options: RenderOptions) -> Object:
         "kind": "Deployment",
         "metadata": metadata(deployment, gateway_name(deployment), own_labels),
         "spec": {
-            "replicas": 1,
+            "replicas": deployment.spec.gateway.replicas,
             "revisionHistoryLimit": 1,
-            # Two gateways at once would share one control address: the old one ends first.
-            "strategy": {"type": "Recreate"},
+            # One after the other, and none beside those that were asked for: nodes may have room for no more.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             "selector": {"matchLabels": own_labels},
             "template": {
                 "metadata": {"labels": own_labels, "annotations": dict(annotations)},
@@ -60,11 +60,23 @@ def _pod(deployment: LLMDeployment, options: RenderOptions) -> Object:
         "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 10, "failureThreshold": 6},
     }
     pod = pod_spec(deployment, made) | {"tolerations": tolerations(deployment, seconds=_SECONDS_ON_A_LOST_NODE)}
+    if asked.replicas > 1:
+        pod["topologySpreadConstraints"] = [_apart(deployment)]
     if keys is not None:
         secret = {"secretName": keys.name, "items": [{"key": keys.key, "path": keys.key}]}
         pod["volumes"].append({"name": _KEYS_VOLUME, "secret": secret})
         made["volumeMounts"].append({"name": _KEYS_VOLUME, "mountPath": _KEYS_FOLDER, "readOnly": True})
     return pod
+
+
+def _apart(deployment: LLMDeployment) -> Object:
+    """On one node only where there is no other: its loss would be that of all gateways."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": labels(deployment, GATEWAY)},
+    }
 
 
 def page_flags(asked: GatewaySpec) -> list[str]:

@@ -45,12 +45,12 @@ def slots_service(deployment: LLMDeployment) -> str:
 
 
 def gateway_name(deployment: LLMDeployment) -> str:
-    """The gateway's Deployment, and the Service that clients use."""
+    """The gateways' Deployment, and the Service that clients use."""
     return f"{deployment.name}-gateway"
 
 
 def gateway_control_service(deployment: LLMDeployment) -> str:
-    """The headless Service of the gateway's control port; it resolves before the gateway is ready."""
+    """The headless Service of the gateways' other ports; it resolves to each of them, before it is ready."""
     return f"{deployment.name}-gateway-control"
 
 
@@ -81,11 +81,6 @@ def slot_address(deployment: LLMDeployment, slot: str) -> SlotAddress:
         data_port=DATA_PORT,
         request_port=REQUEST_PORT,
     )
-
-
-def gateway_control_host(deployment: LLMDeployment) -> str:
-    """Where the gateway's control port is reached, at CONTROL_PORT."""
-    return f"{gateway_control_service(deployment)}.{deployment.namespace}.svc"
 
 
 def gateway_url(deployment: LLMDeployment) -> str:
