@@ -2,7 +2,15 @@
 
 from strata_operator.api import LLMDeployment
 from strata_operator.api.spec import GatewaySpec
-from strata_operator.render.names import CONTROL_PORT, GATEWAY, HTTP_PORT, gateway_control_service, gateway_name, labels
+from strata_operator.render.names import (
+    CONTROL_PORT,
+    GATEWAY,
+    HTTP_PORT,
+    JOURNAL_PORT,
+    gateway_control_service,
+    gateway_name,
+    labels,
+)
 from strata_operator.render.objects import Object, RenderOptions, metadata
 from strata_operator.render.pods import container, pod_spec, tolerations
 
@@ -46,12 +54,14 @@ def _pod(deployment: LLMDeployment, options: RenderOptions) -> Object:
         *("--model-uri", options.model_uri or deployment.spec.model.uri, "--served-model-name", deployment.name),
         *(() if keys is None else ("--api-keys-file", f"{_KEYS_FOLDER}/{keys.key}")),
         *page_flags(asked),
+        *_twin_flags(deployment),
     ]
     made = container(deployment, GATEWAY, gateway_name(deployment), options.image, command, environment={})
     made |= {
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
             {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
+            *([{"name": "journal", "containerPort": JOURNAL_PORT, "protocol": "TCP"}] if asked.replicas > 1 else []),
         ],
         "resources": asked.resources.model_dump(by_alias=True),
         "startupProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 2, "failureThreshold": 150},
@@ -67,6 +77,14 @@ def _pod(deployment: LLMDeployment, options: RenderOptions) -> Object:
         pod["volumes"].append({"name": _KEYS_VOLUME, "secret": secret})
         made["volumeMounts"].append({"name": _KEYS_VOLUME, "mountPath": _KEYS_FOLDER, "readOnly": True})
     return pod
+
+
+def _twin_flags(deployment: LLMDeployment) -> list[str]:
+    """Gateways find each other by the name of all of them, whoever of the operator and its API server is away."""
+    if deployment.spec.gateway.replicas == 1:
+        return []
+    host = f"{gateway_control_service(deployment)}.{deployment.namespace}.svc"
+    return ["--journal-port", str(JOURNAL_PORT), "--peers", f"{host}:{JOURNAL_PORT}"]
 
 
 def _apart(deployment: LLMDeployment) -> Object:
@@ -109,6 +127,9 @@ def _control_service(deployment: LLMDeployment) -> Object:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": own_labels,
-            "ports": [{"name": "control", "port": CONTROL_PORT, "targetPort": "control", "protocol": "TCP"}],
+            "ports": [
+                {"name": "control", "port": CONTROL_PORT, "targetPort": "control", "protocol": "TCP"},
+                {"name": "journal", "port": JOURNAL_PORT, "targetPort": JOURNAL_PORT, "protocol": "TCP"},
+            ],
         },
     }

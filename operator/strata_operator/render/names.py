@@ -12,6 +12,7 @@ DATA_PORT = 7071
 REQUEST_PORT = 7171
 MOST_ROLES = 100  # data and request ports of a slot are this many, from the first on
 HTTP_PORT = 8000
+JOURNAL_PORT = 7072  # of a gateway, for the other ones
 
 NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"

@@ -13,6 +13,7 @@ from strata_operator.render.names import (
     GATEWAY,
     HTTP_PORT,
     INSTANCE_LABEL,
+    JOURNAL_PORT,
     MOST_ROLES,
     NAME_LABEL,
     OPERATOR,
@@ -69,15 +70,21 @@ def _slot_policy(deployment: LLMDeployment, options: RenderOptions) -> Object:
 
 
 def _gateway_policy(deployment: LLMDeployment, options: RenderOptions) -> Object:
-    slots = _pods(_selector(deployment, SLOT))
+    slots, gateways = _pods(_selector(deployment, SLOT)), _pods(_selector(deployment, GATEWAY))
+    journals: Object = {"ports": [_port(JOURNAL_PORT)]}
     return _policy(
         deployment,
         GATEWAY,
         ingress=[
             {"ports": [_port(HTTP_PORT)]},  # clients and the metrics scraper, from anywhere that reaches the Service
             {"from": [_operator(options)], "ports": [_port(CONTROL_PORT)]},
+            {"from": [gateways], **journals},
         ],
-        egress=[{"to": [slots], "ports": [_range(REQUEST_PORT)]}, *_common_egress(deployment)],
+        egress=[
+            {"to": [slots], "ports": [_range(REQUEST_PORT)]},
+            {"to": [gateways], **journals},
+            *_common_egress(deployment),
+        ],
     )
 
 

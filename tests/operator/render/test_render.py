@@ -347,6 +347,21 @@ def test_gateways_are_as_many_as_asked_for_and_apart_from_each_other(replicas: i
     assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
     spread = made["spec"]["template"]["spec"].get("topologySpreadConstraints", [])
     assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname"] * (replicas > 1)
+    (box,) = made["spec"]["template"]["spec"]["containers"]
+    told = read_settings(box["command"][3:], {"STRATA_CONTROL_KEY": "x"})
+    if replicas == 1:
+        assert (told.journal_port, told.peers) == (None, ())
+    else:
+        (peer,) = told.peers
+        (service,) = [
+            each
+            for each in of_kind(render(deployment, SLOTS, OPTIONS), "Service")
+            if f"{each['metadata']['name']}.default.svc" == peer.host
+        ]
+        assert service["spec"]["clusterIP"] == "None", "the name of each of them"
+        assert told.journal_port == peer.port
+        assert peer.port in [port["port"] for port in service["spec"]["ports"]]
+        assert peer.port in [port["containerPort"] for port in box["ports"]]
     for each in spread:
         assert each["labelSelector"]["matchLabels"].items() <= made["spec"]["template"]["metadata"]["labels"].items()
 
