@@ -396,11 +396,9 @@ def test_a_repair_says_how_much_worse_than_a_proven_plan_it_is() -> None:
 @pytest.mark.parametrize("price", [None, 0.5, 40.0])
 def test_what_a_repair_keeps_is_told_without_prices(price: float | None) -> None:
     """Devices that are gone cost nothing any more: by money a plan before its loss would look cheaper than it was, or a repair dearer."""
-    running, request = three_stages(memory=3.0, allowed_bits=(8, 16))
-    dear = replace(
-        request, objective=Objective("cost"), cluster=priced(request.cluster, {CARD: price} if price else {})
-    )
-    mended = repair(left(dear, {"b"}), running)
-    rates = [each.prediction.tokens_per_second for each in (mended.plan, running)]
-    assert mended.note.kept_share == pytest.approx(rates[0] / rates[1], abs=1e-4)
-    assert mended.note.kept_share < 1
+    running, request = four_replicas()
+    larger = priced(a_cluster(*[64] * 5), {CARD: price} if price else {})
+    dear = replace(request, objective=Objective("cost"), solver="layout", theta=0.0, cluster=larger)
+    mended = repair(left(dear, {running.replicas[1].stages[0].node}), running)
+    assert mended.kind == "spareDevices"
+    assert mended.note.kept_share == pytest.approx(1, abs=1e-3)
