@@ -9,7 +9,7 @@ slot as the controller does, nor a gateway as a slot; a zombie of an old epoch l
 | slot_secret     | a slot's control port    | that slot                                           |
 | gateway_secret  | a gateway's control port | gateways                                            |
 | journal_secret  | a gateway's journal port | gateways                                            |
-| position_secret | nothing: it signs positions in streams | gateways                              |
+| position_secret | (signs places in streams)| gateways                                            |
 | request_secret  | leaders' request ports   | gateways and slots                                  |
 | RoleKeys        | the data port of a role  | the role, the one before it and the one behind it   |
 """
