@@ -288,6 +288,25 @@ async def test_an_answer_that_nobody_comes_back_for_ends(tokenizer: Tokenizer, l
         assert (late.status_code, late.json()["error"]["code"]) == (410, "stream_not_found")
 
 
+async def test_an_answer_that_ends_while_nobody_reads_it_is_kept(
+    gateway: Harness, http: httpx.AsyncClient, leader: FakeLeader, tokenizer: Tokenizer
+) -> None:
+    leader.model = scripted(tokenizer, FOX)
+    leader.allow(3)
+    async with stream(http) as first:
+        seen = [await first.next()]
+    (record,) = gateway.gateway.keeper._records.values()
+    await gateway.until(lambda: not record.readers)
+    assert record.ending is not None
+    leader.allow(None)
+    await gateway.until(lambda: record.is_done)
+    assert record.ending is None, "nothing gives it up"
+    async with stream(http, after=first.last_id) as second:
+        seen += await second.rest()
+    assert len(leader.submits) == 1
+    assert seen[-1] == "data: [DONE]"
+
+
 async def test_what_is_kept_is_bounded(tokenizer: Tokenizer, leader: FakeLeader) -> None:
     async with a_gateway(tokenizer, limits=Limits(max_kept_bytes=8000)) as harness:
         await harness.connect(leader)

@@ -2,9 +2,13 @@
 
 import asyncio
 import contextlib
+import itertools
 import re
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -14,7 +18,7 @@ from hypothesis import strategies as st
 from strata_planner.contract.frames import TokenEvent
 from strata_runtime.gateway.errors import StartError
 from strata_runtime.gateway.keeping.birth import Birth
-from strata_runtime.gateway.keeping.changes import Begun, Change, Grown
+from strata_runtime.gateway.keeping.changes import Begun, Change, Ended, Grown
 from strata_runtime.gateway.keeping.keeper import Keeper, Wish
 from strata_runtime.gateway.keeping.positions import LONGEST_ID, MOST_NAMED, Trace, is_of, read, told
 from strata_runtime.gateway.keeping.record import Record
@@ -241,6 +245,45 @@ async def test_two_that_begin_the_same_at_once(twins: tuple[Twin, Twin]) -> None
         assert {(each.status_code, each.headers["retry-after"]) for each in refused} <= {(409, "1")}
 
 
+PAGE = Path(__file__).parents[3] / "docs/openai-api.md"
+
+
+async def test_the_documented_client_loses_nothing(tokenizer: Tokenizer, leader: FakeLeader) -> None:
+    """Through an address whose connections break, and that leads to another gateway each time."""
+    leader.model = scripted(tokenizer, FOX)
+    (code,) = re.findall(r"```python\n(def stream\(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    async with a_twin(tokenizer, leader) as one, a_twin(tokenizer, leader) as other:
+        await know_each_other(one, other)
+        turns = itertools.cycle([one.http.base_url, other.http.base_url])
+        sent: list[str] = []
+
+        async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            """A request, and 700 bytes of its answer: some three events more than the last time."""
+            url = next(turns)
+            request = await reader.readuntil(b"\r\n\r\n")
+            sent.append(request.decode())
+            length = int(re.findall(rb"content-length: (\d+)", request, flags=re.IGNORECASE)[0])
+            there, to = await asyncio.open_connection(url.host, url.port)
+            to.write(request + await reader.readexactly(length))
+            for _ in range(700):
+                if not (byte := await there.read(1)):
+                    break
+                writer.write(byte)
+            await writer.drain()
+            writer.close()
+            to.close()
+
+        server = await asyncio.start_server(lead, "127.0.0.1", 0)
+        names = {"URL": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "httpx": httpx, "uuid": uuid}
+        names["time"] = SimpleNamespace(sleep=lambda _: None)
+        exec(code, names)
+        told = await asyncio.to_thread(lambda: list(names["stream"](body())))
+        server.close()
+        whole = await whole_stream(one.http, "/v1/completions")
+    assert without_names([f"data: {each}" for each in told]) == without_names(whole)
+    assert len(sent) > 3
+
+
 NAMED = st.tuples(st.integers(0, 3), st.integers(0, 10**6), st.sampled_from([None, "stop", "length"]))
 
 
@@ -306,3 +349,14 @@ async def test_what_another_gateway_tells_of_a_foreign_answer_changes_nothing(
     (record,) = keeper._records.values()
     assert (record.owner, record.entries) == ("b", [])
     assert keeper.birth(Wish(b"k", b"b")) == birth
+
+
+async def test_an_answer_that_is_asked_for_anew_takes_the_place_of_one_that_is_done(gateway: Harness) -> None:
+    """The other gateway had forgotten it."""
+    keeper = gateway.gateway.keeper
+    keeper.hear(Begun(b"k", b"b", Birth("old", 1, 1.0), 1, 0), "a")
+    keeper.hear(Begun(b"k", b"b", Birth("new", 1, 2.0), 1, 0), "b")
+    assert keeper.birth(Wish(b"k", b"b")).name == "old", "it runs"
+    keeper.hear(Ended(b"k", 0), "a")
+    keeper.hear(Begun(b"k", b"b", Birth("new", 1, 2.0), 1, 0), "b")
+    assert keeper.birth(Wish(b"k", b"b")).name == "new"

@@ -129,9 +129,7 @@ class Keeper:
             self._check_position(record, wish.after)
         if record.generation is None and not record.is_done:
             self._take_over(record, requests)
-        if record.ending is not None:
-            record.ending.cancel()
-            record.ending = None
+        record.stay()
         return Reader(record, self._finish, self._left)
 
     def event_id(self, reader: Reader, events: int) -> str:
@@ -144,8 +142,7 @@ class Keeper:
         self._housekeeper.cancel()
         await asyncio.gather(self._housekeeper, return_exceptions=True)
         for record in self._records.values():
-            if record.ending is not None:
-                record.ending.cancel()
+            record.stay()
 
     # What the other gateways tell
 
@@ -154,7 +151,7 @@ class Keeper:
         record = self._records.get(change.key)
         match change:
             case Begun():
-                if record is None or record.term < change.term or record.owner == owner:
+                if record is None or record.owner == owner or _is_newer(change, record):
                     self._replace(record, change, owner)
             case _ if record is None or record.owner != owner:
                 return
@@ -240,6 +237,8 @@ class Keeper:
         if entry is not None:
             self.twins.tell(Grown(record.key, first, [entry]))
             self._touch(record)
+            if record.is_done:  # it is kept for its own time, whoever has left it
+                record.stay()
             self._forget_beyond(self._limits.max_kept_bytes)
 
     def _finish(self, record: Record, choice: int) -> None:
@@ -266,8 +265,7 @@ class Keeper:
 
     def _stop(self, record: Record, error: ApiError) -> None:
         record.fail(error)
-        if record.ending is not None:
-            record.ending.cancel()
+        record.stay()
         generation, record.generation = record.generation, None
         if generation is not None:
             generation.close()
@@ -312,6 +310,11 @@ class Keeper:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self.forget_old()
+
+
+def _is_newer(begun: Begun, record: Record) -> bool:
+    """It was taken over, or asked for anew where nobody had this one any more."""
+    return record.term < begun.term or (record.is_done and record.birth.at < begun.birth.at)
 
 
 def _changes_of(record: Record) -> Iterator[Change]:

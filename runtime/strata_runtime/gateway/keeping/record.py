@@ -39,7 +39,7 @@ class Record:
         self.running: list[int] = []  # these choices of it
         self.readers: set[Reader] = set()
         self.touched_at = 0.0
-        self.ending: asyncio.TimerHandle | None = None
+        self.ending: asyncio.TimerHandle | None = None  # at which it is given up, while nobody reads it
 
     @property
     def is_done(self) -> bool:
@@ -78,6 +78,12 @@ class Record:
     def fail(self, error: ApiError) -> None:
         self.failure = error
         self.wake()
+
+    def stay(self) -> None:
+        """It is not given up."""
+        if self.ending is not None:
+            self.ending.cancel()
+            self.ending = None
 
     def wake(self) -> None:
         for reader in self.readers:
