@@ -8,6 +8,7 @@ them in a block that somebody reads, changes the text. A small model beside the 
 goes on from must be what it computed of that very text.
 """
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -106,11 +107,15 @@ def submit(name: str, prompt: Sequence[int], answer: int, *, delivered: int = 0,
 
 @dataclass(frozen=True)
 class Entry:
-    """What one position of a block holds: the digest of all tokens up to it, the weights that computed these, and the digest of the tokens alone."""
+    """What one position of a block holds: the digest of all tokens up to it, the weights that computed these, and the digest of the tokens alone.
+
+    `is_whole`: every layer has it; else some lost it in a takeover, and nobody may read it.
+    """
 
     state: bytes = b""
     weights: frozenset[int] = frozenset()
     likely: bytes = b""
+    is_whole: bool = True
 
 
 @dataclass
@@ -163,6 +168,8 @@ class Pipeline:
     engine: Engine
     weights: int = 0
     in_flight: deque[StepResult] = field(default_factory=deque)
+    under_way: deque[set[tuple[int, int]]] = field(default_factory=deque)  # places that those steps wrote
+    refilled: int = 0  # tokens
     tables: dict[int, list[int]] = field(default_factory=dict)
     blocks: dict[tuple[int, int], Entry] = field(default_factory=dict)
     steps: int = 0
@@ -187,6 +194,21 @@ class Pipeline:
         """Of an engine with a small model that drafts."""
         small.engine = Engine(limits, small.draft)
         return cls(small.engine, drafter=small, **fields)
+
+    @classmethod
+    def after(cls, before: "Pipeline", limits: Limits, *, refill: tuple[int, int], small: SmallModel) -> "Pipeline":
+        """The same blocks after a loss: a step that was under way has left anything in them, and of others layers `refill` is lost what they held."""
+        known = before.engine.known()
+        made = cls.beside(limits, small, weights=before.weights)
+        made.blocks = {
+            place: dataclasses.replace(entry, is_whole=entry.is_whole and refill[0] == refill[1]) for place, entry in before.blocks.items()
+        }
+        for step in before.under_way:
+            for place in step:
+                made.blocks[place] = Entry(b"half computed", is_whole=False)
+        if str(before.weights) == before.engine._weights:  # else the stages would say that they hold what others have computed
+            made.engine.inherit(known.named, refill, str(before.weights))
+        return made
 
     def accept(self, step: Step) -> None:
         assert step.step == self.steps
@@ -217,6 +239,10 @@ class Pipeline:
                 assert place not in written, "two tokens of one step at one place"
                 written.add(place)
                 token = next(ids)
+                if step.refill is not None:
+                    self._refill(place, before, token)
+                    continue
+                assert before.is_whole, "it goes on from what some layers lack"
                 state = digest(b"draft" * step.draft + before.state, token)
                 self.blocks[place] = Entry(state, before.weights | {self.weights}, digest(before.likely, token))
             for position in range(segment.start + segment.length - segment.sample, segment.start + segment.length):
@@ -233,17 +259,23 @@ class Pipeline:
         self.draft_steps += step.draft
         if step.draft:
             assert all((segment.length, segment.sample) == (1, 1) for segment in step.segments)
+        if step.refill is not None:
+            assert step.refill == self.engine.scheduler.refill
+            assert not results
         if step.segments:
+            self.under_way.append(written)
             fixed = self.draft_seconds if step.draft else self.fixed_seconds
             seconds = fixed + self.row_seconds * len(step.token_ids)
             self.in_flight.append(StepResult(0, 1, step.step, results, str(self.weights), seconds))
             assert len(self.in_flight) <= limits.under_way
 
     def result(self) -> list[TokenEvent]:
-        """Requests must be called r0, r1, ... in the order of their submission."""
         result = self.in_flight.popleft()
+        self.under_way.popleft()
+        mixed = set(
+            self.engine.requests_of(each.sequence for each in result.tokens if (each.sequence, result.step) in self.mixed)
+        )
         events = self.engine.take(result)
-        mixed = {f"r{each.sequence}" for each in result.tokens if (each.sequence, result.step) in self.mixed}
         assert not mixed & {event.request for event in events}, "KV of other weights was used"
         return events
 
@@ -314,6 +346,14 @@ class Pipeline:
         if is_over:
             return NEVER
         return drafted(last.likely) if draft else sampled(last.state)
+
+    def _refill(self, place: tuple[int, int], before: Entry, token: int) -> None:
+        """Of a position that has been computed before: it holds what these tokens leave there, or another one is taken for it."""
+        held = self.blocks[place]
+        assert before.is_whole
+        assert held.state == digest(before.state, token), "what is filled again holds another text"
+        self.blocks[place] = dataclasses.replace(held, is_whole=True)
+        self.refilled += 1
 
     def _place(self, table: list[int], position: int) -> tuple[int, int]:
         size = self.engine.scheduler.limits.page_tokens
