@@ -194,7 +194,7 @@ class Survey(Message, frozen=True, tag="survey"):
     def refill(self) -> tuple[int, int]:
         """Which layers compute again what is in the blocks; equal: none."""
         first, end = self.lacking
-        return (max((start for start in (0, *self.starts) if start <= first)), end) if first < end else (0, 0)
+        return (max(start for start in (0, *self.starts) if start <= first), end) if first < end else (0, 0)
 
 
 class StepResult(Message, frozen=True, tag="result/3"):

@@ -86,7 +86,8 @@ class RunningEpoch:
         cls, place: Place, prepared: PreparedEpoch, before: "RunningEpoch | None", kept: Sequence[KeptRole] = ()
     ) -> "RunningEpoch":
         """From `before` come those that go on; nothing of them changes, also where what is new cannot begin. `kept`: of those that have ended."""
-        prepare, begun = prepared.prepare, []
+        prepare = prepared.prepare
+        begun: list[RunningRole] = []
         sources = taken_from([each.role for each in kept], [each.role for each in prepared.loaded])
         loaded = iter(prepared.loaded)
         going_on = before.going_on(prepare) if before else {}
@@ -269,10 +270,10 @@ class RunningRole:
             endpoint = f"tcp://{self._place.bind}:{self._slots[self._place.slot].request_port + self.index}"
             listen(socket, endpoint, Keys.of(self.request_key), largest_request(role.max_model_len))
             gateways = Gateways(socket, self.formed, self._place.incarnation)
-            blocks = kept.blocks if kept else None
-            return LeaderWorker(
-                executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter, blocks
-            )
+            leader = LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
+            if kept is not None and kept.blocks is not None:
+                leader.keep(kept.blocks)
+            return leader
         assert links is not None
         return Follower(executor, *links)
 

@@ -30,23 +30,26 @@ def why_emptied(old: Role, new: Role) -> str:
         ("compute type", old.compute_type, new.compute_type),
         ("KV bits", old.kv_bits, new.kv_bits),
         ("tokens of a page", old.page_tokens, new.page_tokens),
-        ("device", old.devices[0].type, new.devices[0].type),
+        ("type of device", old.devices[0].type, new.devices[0].type),
         ("index of the device", old.devices[0].index, new.devices[0].index),
     ):
         if mine != its:
             return f"another {what}: {its} after {mine}"
-    for role in (old, new):
-        if role.tensor_parallel > 1:
-            return "a stage of several ranks has pages in each of them"
-        if role.state_slots:
-            return "sequences keep state, of their last position alone"
-        if not role.prefix_caching:
-            return "without prefix caching no block is known by what it holds"
-        if role.speculation.has_head:
-            return "a head drafts from hidden states of every token"
-    if new.micro_batch.max_step_tokens < new.page_tokens:
-        return f"a step of {new.micro_batch.max_step_tokens} tokens does not carry a block of {new.page_tokens}"
-    return "" if layers_in_common(old, new) else "no layer in common"
+    reasons = (reason for role in (old, new) for reason in [_why_never(role)] if reason)
+    return next(reasons, "" if layers_in_common(old, new) else "no layer in common")
+
+
+def _why_never(role: Role) -> str:
+    """Why such a role neither gives pages nor takes any."""
+    step = role.micro_batch.max_step_tokens
+    reasons = {
+        "a stage of several ranks has pages in each of them": role.tensor_parallel > 1,
+        "sequences keep state, of their last position alone": role.state_slots > 0,
+        "without prefix caching no block is known by what it holds": not role.prefix_caching,
+        "a head drafts from hidden states of every token": role.speculation.has_head,
+        f"a step of {step} tokens does not carry a block of {role.page_tokens}": step < role.page_tokens,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def layers_in_common(old: Role, new: Role) -> range:

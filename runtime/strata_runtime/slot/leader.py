@@ -90,9 +90,7 @@ class Kept(NamedTuple):
 
 
 class LeaderWorker:
-    """Stage 0 of a replica. Without other stages (`links` is None) it samples its own tokens. `drafter`: a small model that guesses them first.
-    `kept`: what blocks may hold already; no step is made before every stage has said what of it is there.
-    """
+    """Stage 0 of a replica. Without other stages (`links` is None) it samples its own tokens. `drafter`: a small model that guesses them first."""
 
     def __init__(
         self,
@@ -102,13 +100,12 @@ class LeaderWorker:
         gateways: Gateways,
         links: tuple[Inlet, Outlet] | None,
         drafter: Drafter | None = None,
-        kept: Kept | None = None,
     ) -> None:
         self.executor = executor
         limits = limits_of(executor.role, executor.vocabulary, drafter)
         self._guesses = _Guesses(drafter)
         self.engine = Engine(limits, self._guesses.draft)
-        self._kept = kept  # as long as the survey of it is under way
+        self._kept: Kept | None = None  # as long as the survey of it is under way
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
         self._epoch = epoch
         self._hidden = hidden
@@ -120,6 +117,10 @@ class LeaderWorker:
         self._poller.register(gateways.socket, zmq.POLLIN)
         if self._inlet is not None:
             self._poller.register(self._inlet.socket, zmq.POLLIN)
+
+    def keep(self, kept: Kept) -> None:
+        """Before `run`: what blocks may hold already. No step is made before every stage has said what of it is there."""
+        self._kept = kept
 
     def known(self) -> Known | None:
         """What the blocks hold, for the next epoch; None: it is not known."""

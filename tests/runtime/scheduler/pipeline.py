@@ -201,12 +201,15 @@ class Pipeline:
         known = before.engine.known()
         made = cls.beside(limits, small, weights=before.weights)
         made.blocks = {
-            place: dataclasses.replace(entry, is_whole=entry.is_whole and refill[0] == refill[1]) for place, entry in before.blocks.items()
+            place: dataclasses.replace(entry, is_whole=entry.is_whole and refill[0] == refill[1])
+            for place, entry in before.blocks.items()
         }
         for step in before.under_way:
             for place in step:
                 made.blocks[place] = Entry(b"half computed", is_whole=False)
-        if str(before.weights) == before.engine._weights:  # else the stages would say that they hold what others have computed
+        if (
+            str(before.weights) == before.engine._weights
+        ):  # else the stages would say that they hold what others have computed
             made.engine.inherit(known.named, refill, str(before.weights))
         return made
 
@@ -225,34 +228,16 @@ class Pipeline:
                 self._free(operation)
         self._check_states(step)
         ids = iter(step.token_ids)
-        results = []
+        results: list[SampledToken] = []
         written: set[tuple[int, int]] = set()
         for segment in step.segments:
-            table = self.tables[segment.sequence]
-            table.extend(segment.blocks)
-            end = self.ends[segment.sequence] = max(self.ends[segment.sequence], segment.start + segment.length)
-            longest = limits.pages(end + limits.speculation.tokens * (limits.draft_positions > 0))
-            assert limits.pages(end) <= len(table) <= longest, "a table is as long as its sequence, drafts included"
+            table = self._table(segment, step)
             for position in range(segment.start, segment.start + segment.length):
-                before = self._read(table, position - 1)
                 place = self._place(table, position)
                 assert place not in written, "two tokens of one step at one place"
                 written.add(place)
-                token = next(ids)
-                if step.refill is not None:
-                    self._refill(place, before, token)
-                    continue
-                assert before.is_whole, "it goes on from what some layers lack"
-                state = digest(b"draft" * step.draft + before.state, token)
-                self.blocks[place] = Entry(state, before.weights | {self.weights}, digest(before.likely, token))
-            for position in range(segment.start + segment.length - segment.sample, segment.start + segment.length):
-                last = self._read(table, position)
-                own = self._own(segment.sequence, position)
-                token = self._drawn(segment, position, last, draft=step.draft) if own is None else own
-                score = 0.0 if own is None else score_of(last.state)
-                results.append(SampledToken(segment.sequence, position, token, score, []))
-                if min(last.weights) < self.first_weights[segment.sequence]:
-                    self.mixed.add((segment.sequence, step.step))
+                self._write(place, self._read(table, position - 1), next(ids), step)
+            results += self._sampled(segment, table, step)
         assert next(ids, None) is None
         assert len(step.token_ids) <= limits.micro_batch.max_step_tokens
         self.tokens_run += len(step.token_ids)
@@ -269,11 +254,46 @@ class Pipeline:
             self.in_flight.append(StepResult(0, 1, step.step, results, str(self.weights), seconds))
             assert len(self.in_flight) <= limits.under_way
 
+    def _table(self, segment: Segment, step: Step) -> list[int]:
+        """Of its sequence, with what the segment appends."""
+        limits, table = self.engine.scheduler.limits, self.tables[segment.sequence]
+        table.extend(segment.blocks)
+        end = self.ends[segment.sequence] = max(self.ends[segment.sequence], segment.start + segment.length)
+        longest = limits.pages(end + limits.speculation.tokens * (limits.draft_positions > 0))
+        assert limits.pages(end) <= len(table), "a table reaches the end of its sequence"
+        assert len(table) <= longest or step.refill is not None, "a table is as long as its sequence, drafts included"
+        return table
+
+    def _write(self, place: tuple[int, int], before: Entry, token: int, step: Step) -> None:
+        assert before.is_whole, "it goes on from what some layers lack"
+        if step.refill is None:
+            state = digest(b"draft" * step.draft + before.state, token)
+            self.blocks[place] = Entry(state, before.weights | {self.weights}, digest(before.likely, token))
+            return
+        held = self.blocks[place]
+        assert held.state == digest(before.state, token), "what is filled again holds another text"
+        self.blocks[place] = dataclasses.replace(held, is_whole=True)
+        self.refilled += 1
+
+    def _sampled(self, segment: Segment, table: list[int], step: Step) -> list[SampledToken]:
+        results = []
+        for position in range(segment.start + segment.length - segment.sample, segment.start + segment.length):
+            last = self._read(table, position)
+            own = self._own(segment.sequence, position)
+            token = self._drawn(segment, position, last, draft=step.draft) if own is None else own
+            score = 0.0 if own is None else score_of(last.state)
+            results.append(SampledToken(segment.sequence, position, token, score, []))
+            if min(last.weights) < self.first_weights[segment.sequence]:
+                self.mixed.add((segment.sequence, step.step))
+        return results
+
     def result(self) -> list[TokenEvent]:
         result = self.in_flight.popleft()
         self.under_way.popleft()
         mixed = set(
-            self.engine.requests_of(each.sequence for each in result.tokens if (each.sequence, result.step) in self.mixed)
+            self.engine.requests_of(
+                each.sequence for each in result.tokens if (each.sequence, result.step) in self.mixed
+            )
         )
         events = self.engine.take(result)
         assert not mixed & {event.request for event in events}, "KV of other weights was used"
@@ -346,14 +366,6 @@ class Pipeline:
         if is_over:
             return NEVER
         return drafted(last.likely) if draft else sampled(last.state)
-
-    def _refill(self, place: tuple[int, int], before: Entry, token: int) -> None:
-        """Of a position that has been computed before: it holds what these tokens leave there, or another one is taken for it."""
-        held = self.blocks[place]
-        assert before.is_whole
-        assert held.state == digest(before.state, token), "what is filled again holds another text"
-        self.blocks[place] = dataclasses.replace(held, is_whole=True)
-        self.refilled += 1
 
     def _place(self, table: list[int], position: int) -> tuple[int, int]:
         size = self.engine.scheduler.limits.page_tokens

@@ -1,7 +1,7 @@
 """KV stays where its layer and its leader stay: a slot is lost, its neighbours take over, and only what lost its pages is computed again."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest

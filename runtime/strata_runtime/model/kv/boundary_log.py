@@ -12,31 +12,24 @@ class BoundaryLog:
 
     def __init__(self, boundary: int, pages: int, page_tokens: int, hidden: int, dtype: torch.dtype) -> None:
         self.boundary = boundary
-        self.pages = pages
-        self.page_tokens = page_tokens
-        self._rows = torch.empty((pages * page_tokens, hidden), dtype=dtype).zero_()
+        self.rows = torch.empty((pages * page_tokens, hidden), dtype=dtype).zero_()
 
     @property
     def bytes(self) -> int:
-        return self._rows.nbytes
+        return self.rows.nbytes
 
     def write(self, places: Tensor, hidden: Tensor) -> None:
         """places: [tokens]; hidden: [tokens, hidden], any device."""
-        self._rows.index_copy_(0, places.cpu(), hidden.cpu())
+        self.rows.index_copy_(0, places.cpu(), hidden.cpu())
 
     def read(self, places: Tensor) -> Tensor:
         """places: [tokens] -> [tokens, hidden] on the host."""
-        return self._rows.index_select(0, places.cpu())
+        return self.rows.index_select(0, places.cpu())
 
     def take(self, held: "BoundaryLog") -> None:
-        """The rows of another log in the pages that both have; they are inputs of its layer still."""
-        assert (held.page_tokens, held._rows.shape[1], held._rows.dtype) == (
-            self.page_tokens,
-            self._rows.shape[1],
-            self._rows.dtype,
-        )
-        if held.pages == self.pages:
-            self._rows = held._rows
+        """The rows of a log that is not written any more, in the pages that both have; they are inputs of its layer still."""
+        if held.rows.shape == self.rows.shape:
+            self.rows = held.rows
             return
-        rows = min(held.pages, self.pages) * self.page_tokens
-        self._rows[:rows].copy_(held._rows[:rows])
+        places = min(len(held.rows), len(self.rows))
+        self.rows[:places].copy_(held.rows[:places])

@@ -37,8 +37,12 @@ class PoolShape:
 
 
 class LayerPool(ABC):
-    """One layer's part of the pool. A place is page * page_tokens + position in the page."""
+    """One layer's part of the pool. A place is page * page_tokens + position in the page.
 
+    `kind`: its bits, and whether an entry is key and value at once, as `make_pool` takes them.
+    """
+
+    kind: tuple[int, bool] = (16, False)
     entries: Entries | None = None  # where the native library finds them; None: it does not read such a pool
     pages: Entries | None = (
         None  # where GPU kernels do, [pages, page_tokens, kv_heads, head_dim] each; None: they do not
@@ -52,11 +56,6 @@ class LayerPool(ABC):
     @property
     def bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.storage)
-
-    @property
-    @abstractmethod
-    def kind(self) -> tuple[int, bool]:
-        """Its bits, and whether an entry is key and value at once: as `make_pool` takes them."""
 
     @abstractmethod
     def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,10 +79,6 @@ class PlainPool(LayerPool):
             self.entries = Entries(self._keys, self._values)
             self._pages = _by_page(storage, shape)
 
-    @property
-    def kind(self) -> tuple[int, bool]:
-        return 16, False
-
     def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         self._keys.index_copy_(1, places, key)
         self._values.index_copy_(1, places, value)
@@ -103,6 +98,7 @@ class RoundedPool(LayerPool):
 
     def __init__(self, shape: PoolShape, codes: Tensor, scales: Tensor) -> None:
         super().__init__(shape, (codes, scales))
+        self.kind = (8, False)
         self._codes, self._scales = codes, scales
         if shape.page_major:
             own, held = (_as_pages(each, shape) for each in scales)
@@ -112,10 +108,6 @@ class RoundedPool(LayerPool):
         self._scale_pages = scales.view(2, shape.kv_heads, shape.pages, shape.page_tokens)
         self._code_pages = codes.view(*self._scale_pages.shape, shape.head_dim)
         self._native = not shape.page_major and native_pages.takes(shape.device)
-
-    @property
-    def kind(self) -> tuple[int, bool]:
-        return 8, False
 
     def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return self._store_one(0, places, key), self._store_one(1, places, value)
@@ -140,11 +132,8 @@ class LatentPool(LayerPool):
 
     def __init__(self, shape: PoolShape, halves: LayerPool) -> None:
         super().__init__(shape, halves.storage)
+        self.kind = (halves.kind[0], True)
         self._halves = halves
-
-    @property
-    def kind(self) -> tuple[int, bool]:
-        return self._halves.kind[0], True
 
     def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002  is the key
         halves = (half.contiguous() for half in key.chunk(2, dim=-1))
