@@ -174,11 +174,11 @@ class PlanRequest:
         """What is wished, where a replica that is formed anew can keep blocks at all."""
         return self.boundary_log and self.served_prefix_caching and not self.served_speculation.has_head
 
-    def log_page_bytes(self, group: DeviceGroup, *, head: bool) -> int:
-        """Of a page of what a stage keeps of what it hands on, in the memory that its devices are planned in: on processors alone it is host memory."""
-        keeps = (
-            self.served_boundary_log and not head and group.degree == 1 and group.leader.type.lower().startswith("cpu")
-        )
+    def log_page_bytes(self, group: DeviceGroup) -> int:
+        """Of a page of what a stage keeps of what it hands on, in the memory that its devices are planned in: on processors alone it is host memory. Of the
+        last one, too: it may be that of a stage that became the last.
+        """
+        keeps = self.served_boundary_log and group.degree == 1 and group.leader.type.lower().startswith("cpu")
         return boundary_log_page_bytes(self.model.hidden_size, self.compute_type) if keeps else 0
 
     @property

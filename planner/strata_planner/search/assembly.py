@@ -156,7 +156,7 @@ def _memories(
             for index, name in zip(part.layers, formats, strict=True)
         )
         tables = pricer.table_bytes(group, embedding=place == 0, head=head)
-        page = _page_bytes(request, part, group, head=head)
+        page = _page_bytes(request, part, group)
         kv = pages * page + _state_bytes(request, part)
         working = pricer.working(found.candidate, place, formats).peak(kv)
         overhead = group.leader.overhead_bytes
@@ -166,11 +166,11 @@ def _memories(
     return memories
 
 
-def _page_bytes(request: PlanRequest, part: _Slice, group: DeviceGroup, *, head: bool) -> int:
+def _page_bytes(request: PlanRequest, part: _Slice, group: DeviceGroup) -> int:
     """Of all its layers, and of what it hands on where that is kept; of the stage that leads, of the small model's too."""
     layers = (sharded(request.model.layers[index], group.degree) for index in part.layers)
     own = PAGE_TOKENS * sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
-    return own + request.log_page_bytes(group, head=head) + (0 if part.stage else request.draft_page_bytes)
+    return own + request.log_page_bytes(group) + (0 if part.stage else request.draft_page_bytes)
 
 
 def _state_bytes(request: PlanRequest, part: _Slice) -> int:
@@ -185,7 +185,7 @@ def _page_budget(request: PlanRequest, found: Found, pricer: Pricer, slices: lis
     """
     least = _memories(request, found, pricer, slices, request.kv_pages)
     spare = [
-        (group.usable_bytes - memory.total_bytes, _page_bytes(request, part, group, head=part is slices[-1]))
+        (group.usable_bytes - memory.total_bytes, _page_bytes(request, part, group))
         for group, memory, part in zip(found.candidate.order, least, slices, strict=True)
     ]
     assert min(left for left, _ in spare) >= 0, "the solver keeps every stage within its memory"

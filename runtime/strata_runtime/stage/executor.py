@@ -177,8 +177,9 @@ class StageExecutor:
         """What the next stage gets: nothing, where none of its layers computes."""
         refill, log = Refill.of(header.refill, self.role), self._cache.log
         if refill.reads_log:
-            assert log is not None, "a stage is to begin from what it has not kept"
-            inputs = log.read(batch.places)
+            kept = self._cache.kept_rows
+            assert kept is not None, "a stage is to begin from what it has not kept"
+            inputs = kept.read(batch.places)
         outputs = inputs
         if refill.layers:
             with self._first_times.step(self.model.kernel_sizes(batch)):

@@ -311,7 +311,7 @@ class Pricer:
         dense, quantized, mixed = (self._working_memory(group, pair, frozenset(each), head=head) for each in formats)
         tables = self.table_bytes(group, embedding=first, head=head)
         tables += self.draft_bytes(group, pair, first=first, head=head)
-        page = first * self.request.draft_page_bytes + self.request.log_page_bytes(group, head=head)
+        page = first * self.request.draft_page_bytes + self.request.log_page_bytes(group)
         further_kv = self.request.kv_pages * page
         sizes, weights = self._sizes(group.degree)
         seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}

@@ -76,9 +76,11 @@ class PagedKvCache:
         self._layers: dict[int, LayerPool] = {layer: self._made() for layer in layers if layer not in awaited}
         self.log = BoundaryLog(first_layer + num_layers, pages, page_tokens, log_hidden, dtype) if log_hidden else None
 
+        self.kept_rows = self.log  # whence lost layers begin; of the last stage, what it handed on before it was that
+
     @property
     def bytes(self) -> int:
-        logged = 0 if self.log is None else self.log.bytes
+        logged = 0 if self.kept_rows is None else self.kept_rows.bytes
         return sum(layer.bytes for layer in self._layers.values()) + self._states.bytes + logged
 
     def held(self) -> HeldPages:
@@ -98,6 +100,7 @@ class PagedKvCache:
         self._layers = {layer: self._layers.get(layer) or self._made() for layer in self._numbers}
         if self.log is not None and held.log is not None:
             self.log.take(held.log)
+        self.kept_rows = held.log if self.log is None else self.log
         held.log = None
         return frozenset(taken)
 
