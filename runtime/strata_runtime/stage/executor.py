@@ -178,7 +178,10 @@ class StageExecutor:
         refill, log = Refill.of(header.refill, self.role), self._cache.log
         if refill.reads_log:
             kept = self._cache.kept_rows
-            assert kept is not None, "a stage is to begin from what it has not kept"
+            if kept is None:
+                raise StepError(
+                    f"step {header.step} begins with layer {refill.layers.start}, whose inputs this stage has not kept"
+                )
             inputs = kept.read(batch.places)
         outputs = inputs
         if refill.layers:
