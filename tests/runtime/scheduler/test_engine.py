@@ -269,7 +269,7 @@ def test_what_lacks_layers_is_not_handed_on_again() -> None:
     pipeline.step()
     assert engine.known() == ({}, -1)
     pipeline.drain()
-    assert (len(engine.known().named), engine.known().through) == (4, 1)
+    assert (len(engine.known().named), engine.known().through) == (4, 2)  # that frees the sequence
     after = Pipeline.after(pipeline, engine.scheduler.limits, refill=(1, 2), small=SmallModel())
     assert not after.engine.known().named
     after.engine.submit(submit("r0", prompt(0, 17), 1))
