@@ -269,9 +269,12 @@ async def test_the_documented_client_loses_nothing(tokenizer: Tokenizer, leader:
                 if not (byte := await there.read(1)):
                     break
                 writer.write(byte)
-            await writer.drain()
-            writer.close()
-            to.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+            for end in (writer, to):
+                end.close()
+                with contextlib.suppress(ConnectionError):
+                    await end.wait_closed()
 
         server = await asyncio.start_server(lead, "127.0.0.1", 0)
         names = {"URL": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "httpx": httpx, "uuid": uuid}
@@ -279,6 +282,7 @@ async def test_the_documented_client_loses_nothing(tokenizer: Tokenizer, leader:
         exec(code, names)
         told = await asyncio.to_thread(lambda: list(names["stream"](body())))
         server.close()
+        await server.wait_closed()
         whole = await whole_stream(one.http, "/v1/completions")
     assert without_names([f"data: {each}" for each in told]) == without_names(whole)
     assert len(sent) > 3
