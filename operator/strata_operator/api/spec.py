@@ -320,8 +320,14 @@ class RuntimeSpec(ApiType):
     """Type of activations and unquantized weights; by default what the planner finds best for the model and devices."""
     prefix_caching: bool = True
     """What requests have in common at their beginning is computed once: its keys and values stay in the KV cache until their room is needed."""
+    boundary_log: bool = False
+    """Each stage but the last keeps what it hands on in host memory, 2 bytes x hidden size for each token of its KV cache: when a slot is lost, its
+    neighbours compute its layers again from there, and nobody the layers before."""
     speculation: SpeculationSpec = SpeculationSpec()
     pod: PodOverlay = PodOverlay()
+
+
+MOST_GATEWAYS = 8  # each keeps the answers of all others
 
 
 class GatewayService(ApiType):
@@ -330,6 +336,9 @@ class GatewayService(ApiType):
 
 
 class GatewaySpec(ApiType):
+    replicas: Annotated[int, Field(ge=1, le=MOST_GATEWAYS)] = 1
+    """Gateways in front of the same leaders. With two or more the death of one breaks no more than its connections: docs/openai-api.md says how a
+    client goes on."""
     api_keys_secret_ref: ApiKeysSecretRef | None = None
     """Clients must present one of these keys; without it the API is open to whoever reaches the Service."""
     allowed_origins: Annotated[

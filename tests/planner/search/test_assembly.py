@@ -12,11 +12,13 @@ from strata_planner.contract.values import ContractError, to_json
 from strata_planner.costs.draft_model import draft_weights_bytes
 from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, layer_weights_bytes
 from strata_planner.errors import InfeasibleError, ModelError
+from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.request import Solver
 from strata_planner.question.workload import Workload
 from strata_planner.search.assembly import combined
 from strata_planner.search.planning import make_plan
-from tests.planner.builders import EAGLE, HEAD, MIB, a_cluster, a_model, a_request
+from tests.laws import swept
+from tests.planner.builders import CARD, EAGLE, HEAD, MIB, a_cluster, a_model, a_profile, a_request
 
 
 def a_plan(*memory_mib: float, concurrency: int, **changes: object) -> Plan:
@@ -37,7 +39,7 @@ def test_replicas_add_their_rates_and_keep_their_own_micro_batches() -> None:
     assert sum(len(roles) for roles in roles_of(both).values()) == 3
 
 
-@pytest.mark.parametrize("solver", ["auto", "pipeline", "exact", "transfer", "layout"])
+@pytest.mark.parametrize("solver", swept(["auto", "pipeline", "exact", "transfer", "layout"], ["auto", "layout"]))
 def test_what_the_runtime_is_asked_for_reaches_its_roles(solver: Solver) -> None:
     wish = Speculation("ngram", 3)
     plan = a_plan(64, 64, concurrency=8, solver=solver, prefix_caching=False, speculation=wish)
@@ -45,6 +47,20 @@ def test_what_the_runtime_is_asked_for_reaches_its_roles(solver: Solver) -> None
     assert {(role.prefix_caching, role.speculation) for role in roles} == {(False, wish)}
     plain = [role for listed in roles_of(a_plan(64, concurrency=8)).values() for role in listed]
     assert b"prefixCaching" not in to_json(plain[0]), "slots of an earlier release take the rest"
+
+
+@pytest.mark.parametrize(("device", "bytes_of_a_token"), [("cpu", 2 * 128), (CARD, 0)])
+def test_what_stages_hand_on_counts_where_it_lies(device: str, bytes_of_a_token: int) -> None:
+    """In the host's memory, which is that of processors."""
+    nodes = tuple(Node(name, (Device(device, memory_bytes=64 * MIB, overhead_bytes=0),)) for name in "ab")
+    cluster = Cluster(nodes, profiles={device: a_profile(type=device)})
+    request = a_request(cluster, min_stages=2)
+    plain, logged = (make_plan(replace(request, boundary_log=log)).plan for log in (False, True))
+    assert {role.boundary_log for roles in roles_of(logged).values() for role in roles} == {True}
+    for one, other in zip(plain.stages, logged.stages, strict=True):
+        assert one.layers == other.layers
+        of_a_page = [stage.memory.kv_bytes / stage.kv_page_budget for stage in (one, other)]
+        assert of_a_page[1] - of_a_page[0] == 16 * bytes_of_a_token
 
 
 @pytest.mark.parametrize("method", ["anyPrecision", "roundToNearest"])
@@ -84,7 +100,7 @@ def test_a_small_model_counts_where_the_leader_is(solver: Solver) -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("solver", ["auto", "pipeline", "exact", "layout"])
+@pytest.mark.parametrize("solver", swept(["auto", "pipeline", "exact", "layout"], ["auto"]))
 def test_a_head_counts_where_the_leader_is(solver: Solver, stages: int) -> None:
     """The fused state of each position too; of several stages each has room for the states of a step that are on their way."""
     plan = a_plan(
@@ -105,7 +121,7 @@ def test_a_head_counts_where_the_leader_is(solver: Solver, stages: int) -> None:
         assert all(role.states_received == 2 for role in roles if role.leader)
 
 
-@pytest.mark.parametrize("solver", ["auto", "pipeline", "exact"])
+@pytest.mark.parametrize("solver", swept(["auto", "pipeline", "exact"], ["auto"]))
 def test_the_states_of_a_head_count_on_links(solver: Solver) -> None:
     """Of each token that a stage passes on, and of all of them on the way back."""
     wish = {"concurrency": 4, "solver": solver, "min_stages": 2, "max_stages": 2, "max_replicas": 1}
@@ -155,7 +171,7 @@ def test_a_small_model_that_does_not_fit_is_told() -> None:
         a_plan(5, concurrency=1, allowed_bits=(8,), speculation=DRAFT, draft_model=large)
 
 
-@pytest.mark.parametrize("memory", range(4, 16))
+@pytest.mark.parametrize("memory", swept(range(4, 16), (5, 8, 12)))
 def test_what_a_small_model_keeps_of_long_texts_is_within_memory(memory: int) -> None:
     """Its KV is more than the model's own here: a plan has room for it, or there is none."""
     small = a_model(num_hidden_layers=12, intermediate_size=128)

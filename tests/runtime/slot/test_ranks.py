@@ -90,6 +90,7 @@ def test_one_rank_sends_and_one_receives_between_unequal_groups_as_the_planner_c
     assert last.shared_bytes == handed_over_bytes(ranks[1], crossed)
 
 
+@pytest.mark.slow  # loading/test_strategies.py holds it of logits
 def test_text_is_the_same_when_strategies_switch_between_prompt_and_answer(tiny_llama: Path) -> None:
     """Prompts in chunks, by the table of each length; answers by Megatron, verifications of drafts by what their rows say."""
     table: StrategyTable = ((1, "megatron"), (3, "projection-replicated"), (8, "weight-gathered"))
