@@ -67,7 +67,7 @@ SHAPE = {
 PROMPT, ANSWER, IN_FLIGHT = 64, 48, 8
 SHORT = Workload(PROMPT, ANSWER, IN_FLIGHT)
 LONG = Workload(16, 900, IN_FLIGHT)  # streams that no loss outlasts: rates of decoding alone
-LOSSES, LOSS_SECONDS, SETTLE_SECONDS = 4, 6.0, 3.0
+LOSSES, LOSS_SECONDS, SETTLE_SECONDS, LOOK_SECONDS = 4, 6.0, 3.0, 0.02
 EVEN, FAST, SLOW = 0.45, 0.72, 0.24  # of a core
 LOAD = 0.6  # of the capacity
 PATIENCE = 2.5  # deadline over an answer's seconds in a full pipeline
@@ -111,7 +111,7 @@ async def serving(plan: Plan, gateway: str = "strata_runtime.gateway.__main__") 
 
 
 def held(deployment: LocalDeployment, shares: Sequence[float]) -> contextlib.AbstractContextManager[None]:
-    """Each slot to its node's share, in turns that do not overlap where they fit into a period; one that is started later runs freely."""
+    """Each slot to its node's share, in turns that do not overlap where they fit into a period."""
     return throttled(turns_of(deployment.plan, deployment.pids, shares))
 
 
@@ -185,9 +185,14 @@ async def survivors_rate(deployment: LocalDeployment, clients: Clients, number: 
     streams = [asyncio.create_task(clients.answer(LONG.prompt_tokens, LONG.output_tokens)) for _ in range(IN_FLIGHT)]
     with held(deployment, (EVEN, EVEN)):
         await asyncio.sleep(SETTLE_SECONDS)
+        measured = asyncio.create_task(rate_of(deployment, kept, LOSS_SECONDS))
         if loses:
-            os.kill(deployment.pids[lost], signal.SIGKILL)
-        rate = await rate_of(deployment, kept, LOSS_SECONDS)
+            dead = deployment.pids[lost]
+            os.kill(dead, signal.SIGKILL)
+            while deployment.pids.get(lost, dead) == dead:  # noqa: ASYNC110  its supervisor tells nobody
+                await asyncio.sleep(LOOK_SECONDS)
+        with held(deployment, (EVEN, EVEN)) if loses else contextlib.nullcontext():  # it that is back, too
+            rate = await measured
     ended = [each for each in streams if each.done()]
     assert not ended, f"{len(ended)} streams have ended: they were to outlast the loss"
     for each in streams:

@@ -92,10 +92,10 @@ def _run(period: float, turns: Sequence[Turn]) -> None:
         + [(turn.end, signal.SIGSTOP, turn.pids) for turn in turns],
         key=lambda edge: (edge[0], edge[1] == signal.SIGCONT),  # one turn ends before the next begins
     )
-    started = time.perf_counter()
+    started = time.monotonic() // period * period  # turns of several such processes lie alike
     while True:
         for at, what, pids in edges:
-            while (left := started + at * period - time.perf_counter()) > 0:
+            while (left := started + at * period - time.monotonic()) > 0:
                 time.sleep(max(0.0, left - _SOON))
             _tell(pids, what)
         started += period
