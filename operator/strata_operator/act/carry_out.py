@@ -229,8 +229,11 @@ class Hands:
             return
         if wish.optional and view.newest and plan == view.newest.epoch.plan:
             as_good = "the plan in force is as good"
-            told = PlanFailure(asked.key, "NotWorthIt", as_good, view.now, wish=wish.reason, kept=True)
-            kept.note_failure(replace(told, gain=answer.gain or 0.0))
+            kept.note_failure(
+                PlanFailure(
+                    asked.key, "NotWorthIt", as_good, view.now, wish=wish.reason, kept=True, gain=answer.gain or 0.0
+                )
+            )
             return
         kept.failures.pop(asked.key, None)
         kept.conflicts = Backoff()
@@ -303,6 +306,7 @@ class Hands:
             planned_in=newest.planned_in,
             renewals=action.renewals,
             seconds_to_plan=0.0,
+            gain=None,
             noticed=None,
             planned=None,
         )
