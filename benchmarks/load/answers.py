@@ -25,7 +25,7 @@ from strata_runtime.structured.compiler import is_installed
 TEXT = Path("examples/models/strata-tiny/heldout.txt")
 LENGTHS = (12, 60, 200, 480)  # characters of prompts
 ANSWERS = (40, 90, 150, 220)  # tokens
-_PATIENCE_SECONDS = 120.0
+_PATIENCE_SECONDS = 900.0
 _SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 24}, "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 8}},

@@ -29,9 +29,17 @@ class Client:
     error: str = ""
     done: bool = False
     broken: str = ""  # a law
+    served_by: "GatewayProcess | None" = None
+    reader: "asyncio.Task[None] | None" = None
 
     def __post_init__(self) -> None:
         self.wanted = text_of(self.request.prompt, self.request.max_tokens, self.request.sampling)
+
+    def leave(self) -> None:
+        """It wants no more."""
+        self.done = True
+        if self.reader is not None:
+            self.reader.cancel()
 
     def take(self, index: int, token: int, finish: str | None) -> None:
         if index != len(self.got):
@@ -52,9 +60,8 @@ def a_client(name: str, prompt: tuple[int, ...], most: int, seed: int) -> Client
 class GatewayProcess:
     """One life of a gateway. What its clients have not got by its end is theirs to ask for again."""
 
-    def __init__(self, host: Host, told: Callable[[], None]) -> None:
-        self.host, self._told = host, told
-        self._loop = asyncio.get_event_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: Host, told: Callable[[], None]) -> None:
+        self._loop, self.host, self._told = loop, host, told
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = copy_context()
         self._context.run(here.set, host)
@@ -66,13 +73,13 @@ class GatewayProcess:
 
     def inside(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Runs what never waits, within the loop and the process."""
-        task = _Now(work)
-        return self._context.run(task.run)
+        return self._context.run(run_now, self._loop, work)
 
-    def _starts(self, work: Coroutine[Any, Any, None]) -> None:
+    def _starts(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = self._loop.create_task(work, context=self._context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _tells(self) -> None:
         while True:
@@ -82,7 +89,7 @@ class GatewayProcess:
             await asyncio.sleep(0.05)
 
     def serve(self, client: Client) -> None:
-        self._starts(self._serve(client))
+        client.reader = self._starts(self._serve(client))
 
     async def _serve(self, client: Client) -> None:
         while True:
@@ -120,20 +127,14 @@ class GatewayProcess:
         self.dispatcher._end(self.dispatcher._links.values())
 
 
-class _Now:
-    """A coroutine that never waits, run to its end at once, also while no task runs."""
-
-    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._work = work
-
-    def run(self) -> Any:
-        loop = asyncio.get_event_loop()
-        before = asyncio._get_running_loop()
-        asyncio._set_running_loop(loop)
-        try:
-            self._work.send(None)
-        except StopIteration as end:
-            return end.value
-        finally:
-            asyncio._set_running_loop(before)
-        raise AssertionError("it waits")
+def run_now(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:
+    """A coroutine that never waits, run to its end at once, also while the loop does not run."""
+    before = asyncio._get_running_loop()
+    asyncio._set_running_loop(loop)
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    finally:
+        asyncio._set_running_loop(before)
+    raise AssertionError("it waits")

@@ -106,7 +106,7 @@ class Loading:
         return []
 
     def _later(self, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, self._process.runs, self._goes_on)
+        self._process.loop.call_later(seconds, self._process.runs, self._goes_on)
 
     def _goes_on(self) -> None:
         if self.state.phase != "loading":
@@ -201,7 +201,7 @@ class SlotProcess:
 
     _now: "SlotProcess"
 
-    def __init__(self, host: Host, name: str, port: int, key: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: Host, name: str, port: int) -> None:
         self.host, self.name = host, name
         self.refuses = ""
         self.hangs = False
@@ -211,11 +211,11 @@ class SlotProcess:
         self.broken: list[str] = []
         self.told: Callable[[], None] = lambda: None
         self._scheduled = False
-        self._loop = asyncio.get_event_loop()
+        self.loop = loop
         host.wake = self.wakes
         self._context: Context = copy_context()
         self._context.run(here.set, host)
-        self.slot: Slot = self.inside(Slot, SlotOptions(name, "0.0.0.0", port, key, 1))  # noqa: S104
+        self.slot: Slot = self.inside(Slot, SlotOptions(name, "0.0.0.0", port, "key", 1))  # noqa: S104
         self.looks()
 
     @classmethod
@@ -231,7 +231,7 @@ class SlotProcess:
         if not self.host.alive:
             return
         if self.host.frozen:
-            self._loop.call_later(LOOK_SECONDS, self.runs, work)
+            self.loop.call_later(LOOK_SECONDS, self.runs, work)
             return
         self.inside(work)
         self.wakes()
@@ -239,12 +239,12 @@ class SlotProcess:
     def looks(self) -> None:
         if self.host.alive:
             self.wakes()
-            self._loop.call_later(LOOK_SECONDS, self.looks)
+            self.loop.call_later(LOOK_SECONDS, self.looks)
 
     def wakes(self) -> None:
         if not self._scheduled and self.host.alive:
             self._scheduled = True
-            self._loop.call_soon(self._turn)
+            self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._scheduled = False
@@ -260,10 +260,10 @@ class SlotProcess:
         self.slot._answer()
         self.slot._watch_links()
         self.slot._publish()
-        now = self._loop.time()
+        now = self.loop.time()
         for served in list(self.serving):
             if served.turn(now):
-                self._loop.call_later(self.step_seconds, self.wakes)
+                self.loop.call_later(self.step_seconds, self.wakes)
 
     def handle(self, request: SlotRequest) -> SlotStatus:
         """As `Slot._answer` does with what comes by the control port."""
@@ -292,7 +292,7 @@ class SlotProcess:
             weights |= loading.weights
             pools += sum(loading.pools)
         roles: Sequence[Role] = loading.prepare.roles if loading else [role.planned for role in running]
-        usable = max((device.usable_bytes for role in roles for device in role.devices), default=0)
+        usable = sum(device.usable_bytes for device in {each for role in roles for each in role.devices})
         if roles and bytes_of(weights) + pools > usable:
             self.broken.append(f"{self.name} holds {bytes_of(weights) + pools} bytes of {usable}")
 

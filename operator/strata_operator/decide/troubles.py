@@ -102,10 +102,10 @@ def _is_missed(view: View, stage: Stage) -> bool:
     if newest is None or node is None or node.away_since or view.answers(stage.slot):
         return False
     epoch, leaders = newest.epoch, len(newest.epoch.plan.replicas)
-    unreached = stage.leader and any(
-        each.epoch == epoch.number and each.leaders_connected < leaders for each in view.seen.gateways.values()
-    )
-    return unreached or pod is None or not pod.is_running or bool(why_broken(epoch, view.seen))
+    routed = [each for each in view.seen.gateways.values() if each.epoch == epoch.number]
+    unreached = stage.leader and any(each.leaders_connected < leaders for each in routed)
+    unserved = bool(view.seen.gateways) and not routed  # all were started anew: none knows whom it has lost
+    return unreached or unserved or pod is None or not pod.is_running or bool(why_broken(epoch, view.seen))
 
 
 def _waiting_since(view: View, slot: str) -> datetime | None:

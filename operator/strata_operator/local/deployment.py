@@ -29,6 +29,7 @@ from strata_operator.decide.epochs import (
     is_ready,
     next_steps,
     slots_of,
+    unheard,
 )
 from strata_operator.local import launcher as launching
 from strata_operator.local.errors import CrashedError, RefusedError
@@ -221,6 +222,7 @@ class LocalDeployment:
             self._changed.clear()
             self._links.follow({service.name: service.control for service in self._services() if service.control})
             before, steps = steps, next_steps(self.plan, self._ledger, self._observed())
+            self._end_hung()
             await self._say_ready()
             self._improve()
             self._tell_phase()
@@ -281,6 +283,15 @@ class LocalDeployment:
         if status and status.failure and status.prepare.epoch == epoch != status.committed_epoch:
             log.warning("slot %s cannot switch to epoch %d: %s", slot, epoch, status.failure)
             self._slots[slot].kill()
+
+    def _end_hung(self) -> None:
+        """A slot that served, whose process lives and whom nobody hears any more, neither this process nor its neighbours in the epoch in force:
+        it is stopped or stuck, and is started anew. Whoever only computes for long is heard by its neighbours.
+        """
+        for name in unheard(self._ledger, self._observed()) & set(self._slots):
+            if self._slots[name].has_served:
+                log.warning("slot %s lives and does not answer; it is started anew", name)
+                self._slots[name].kill()
 
     async def _pace(self) -> None:
         """The first epochs at once; if they keep breaking, one by one with a pause between."""

@@ -110,6 +110,23 @@ async def test_a_slot_that_is_killed_comes_back_in_a_new_epoch(tmp_path: Path, v
         assert deployment.pids[victim] != killed
 
 
+@pytest.mark.slow
+async def test_a_slot_that_is_stopped_is_started_anew_once_its_neighbours_have_lost_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accused = tmp_path / "accused"
+    monkeypatch.setenv("FAKE_SLOT_ACCUSES", str(accused))
+    async with running(tmp_path) as deployment:
+        stopped = deployment.pids["b"]
+        os.kill(stopped, signal.SIGSTOP)
+        await until(lambda: "b" not in deployment.slot_statuses)
+        assert deployment.pids["b"] == stopped  # it may only be busy
+        accused.write_text("b")
+        await until(lambda: deployment.pids.get("b", stopped) != stopped)
+        accused.unlink()
+        await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
+
+
 async def test_a_gateway_that_is_killed_learns_the_same_epoch(tmp_path: Path) -> None:
     async with running(tmp_path) as deployment:
         killed = deployment.pids["gateway"]
