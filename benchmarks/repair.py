@@ -71,7 +71,7 @@ def request_on(cluster: Cluster, concurrency: int, seconds: float, most_replicas
 
 
 def without(request: PlanRequest, *nodes: str) -> PlanRequest:
-    return replace(request, cluster=request.cluster.restricted_to({n.name for n in request.cluster.nodes} - {*nodes}))
+    return replace(request, cluster=request.cluster.without(nodes))
 
 
 @dataclass(frozen=True)
