@@ -24,6 +24,7 @@ BENCHMARKS = (
     "planner",
     "repair",
     "elastic",
+    "kills",
     "fleets",
     "costs",
     "truth",

@@ -4,11 +4,13 @@ Used by `benchmarks.kills`. What is seen of the deployment is what it tells its 
 """
 
 import asyncio
+import itertools
 import os
 import random
 import signal
+import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -19,6 +21,7 @@ from strata_operator.local.deployment import LocalDeployment
 FaultKind = Literal["kill", "two at once", "during the repair", "hung", "gone"]
 _DURING_SECONDS = 0.4  # the second loss comes so much later at most
 _PATIENCE_SECONDS = 90.0
+_SILENT_TIMES = 4.0  # a stream's usual pause between two tokens
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Fault:
     planned: float | None = None
     in_force: float | None = None
     next_token: float | None = None  # of any stream that had fallen silent
-    every_stream: float | None = None  # all that were running have gone on, or ended
+    every_stream: float | None = None  # all of them have gone on
 
     STEPS: ClassVar = ("noticed", "planned", "in_force", "next_token", "every_stream")
 
@@ -46,22 +49,18 @@ class Fault:
         return {name: getattr(self, name) for name in names}
 
     def take(self, answers: Sequence[Answer]) -> None:
-        """The longest silence of each stream that was running, as far as it begins before the repair was in force."""
+        """The longest silence of each stream that was running, if it is one and begins before the repair was in force."""
         ends = []
         until = self.at + (self.in_force or 0.0)
         for answer in answers:
-            if not answer.times or not answer.asked < self.at < answer.ended:
-                continue
-            times = [moment for moment in (*answer.times, answer.ended)]
-            gaps = [(later - earlier, later) for earlier, later in _pairs(times) if later > self.at and earlier < until]
-            if gaps and answer.times[0] < until:
-                ends.append(max(gaps)[1] - self.at)
+            gaps = [(later - earlier, earlier, later) for earlier, later in itertools.pairwise(answer.times)]
+            here = [gap for gap in gaps if gap[1] < until and gap[2] > self.at]
+            if answer.asked < self.at and here:
+                longest = max(here)
+                usual = statistics.median(seconds for seconds, _, _ in gaps)
+                ends += [longest[2] - self.at] * (longest[0] > _SILENT_TIMES * usual)
         if ends:
             self.next_token, self.every_stream = min(ends), max(ends)
-
-
-def _pairs(times: Sequence[float]) -> Iterable[tuple[float, float]]:
-    return zip(times, times[1:], strict=False)
 
 
 @dataclass

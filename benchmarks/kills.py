@@ -35,7 +35,7 @@ from strata_planner.search.planning import make_plan
 
 MODEL = Path("examples/models/strata-tiny").resolve()
 KILLS, STREAMS, SEED = 100, 16, 16
-PAUSE_SECONDS = (1.0, 4.0)  # between a repair and the next fault: fewer epochs than are made without a pause
+PAUSE_SECONDS = (1.5, 4.5)  # between a repair and the next fault: few epochs enough that none is put off
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,12 @@ async def play(scene: Scene, count: int, seed: int) -> Seen:
 
 
 async def _under_load(
-    deployment: LocalDeployment, injector: Injector, scene: Scene, asked: Sequence[Kind], draw: random.Random, count: int
+    deployment: LocalDeployment,
+    injector: Injector,
+    scene: Scene,
+    asked: Sequence[Kind],
+    draw: random.Random,
+    count: int,
 ) -> list[Answer]:
     with contextlib.ExitStack() as held:
         clients = held.enter_context(await asyncio.to_thread(load, deployment.options.port, asked))
@@ -216,7 +221,9 @@ def rows_of(seen: Sequence[Seen]) -> list[Row]:
             first = [one.next_token for one in each.faults if one.kind == kind and one.next_token is not None]
             if first:
                 which = f"{name}_{kind.replace(' ', '_')}"
-                rows.append(Row(f"{which}_seconds", statistics.median(first), f"s to the next token, median of {len(first)}"))
+                rows.append(
+                    Row(f"{which}_seconds", statistics.median(first), f"s to the next token, median of {len(first)}")
+                )
                 rows.append(Row(f"{which}_seconds_p99", quantile(first), "s"))
     return rows
 

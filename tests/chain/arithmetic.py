@@ -87,7 +87,9 @@ class Executor:
         self._tables: dict[int, list[int]] = {}
         self._sampling: dict[int, Sampling] = {}
 
-    def run(self, header: FrameHeader, inputs: torch.Tensor, _: Sequence[torch.Tensor] = ()) -> Passed | Answered | None:
+    def run(
+        self, header: FrameHeader, inputs: torch.Tensor, _: Sequence[torch.Tensor] = ()
+    ) -> Passed | Answered | None:
         self.work.steps += 1
         if header.step != self._next_step:
             raise StepError(f"step {header.step} came where step {self._next_step} was due: a frame was lost")

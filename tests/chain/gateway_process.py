@@ -14,7 +14,7 @@ from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.routing.journal import GenerationRequest
 from strata_runtime.gateway.settings import Limits
 from tests.chain.arithmetic import STOP, text_of
-from tests.chain.virtual_zmq import Host, here
+from tests.chain.virtual_network import Host, here
 
 PATIENT = Limits(hold_seconds=1e6)
 ASK_AGAIN_SECONDS = 1.0

@@ -14,14 +14,13 @@ import msgspec
 
 from strata_planner.contract.control import Prepare, PrepareState, SlotRequest, SlotStatus
 from strata_planner.contract.roles import Role
-from strata_runtime.slot import epoch, leader, reception, slot
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.prepare import Held, same_weights
 from strata_runtime.slot.slot import Slot, SlotOptions
 from strata_runtime.stage.worker import Follower
 from tests.chain.arithmetic import Cache, Stage
-from tests.chain.virtual_zmq import Host, here
+from tests.chain.virtual_network import Host, here
 
 STEP_SECONDS = 0.01
 LAYER_SECONDS = 0.05  # to load
@@ -75,7 +74,7 @@ def store_of(held: Iterable[LoadedRole]) -> Store:
 class Loading:
     """As the real one, layer after layer, by timers. What is there already is shared and takes no time."""
 
-    def __init__(self, prepare: Prepare, held: Held, changed: Callable[[], None], *, verify: bool = True) -> None:  # noqa: ARG002
+    def __init__(self, prepare: Prepare, held: Held, changed: Callable[[], None], *, verify: bool = True) -> None:
         self.prepare, self.result = prepare, None
         self._process = SlotProcess.current()
         total = sum(role.layers[1] - role.layers[0] + 1 for role in prepare.roles)
@@ -95,7 +94,7 @@ class Loading:
         self._process.loadings.append(self)
         self._later(LAYER_SECONDS)
 
-    def supersede(self, prepare: Prepare) -> None:  # noqa: ARG002
+    def supersede(self, prepare: Prepare) -> None:
         if self.state.phase == "loading":
             self._change("refused", "superseded by a higher epoch")
 
@@ -215,7 +214,7 @@ class SlotProcess:
         host.wake = self.wakes
         self._context: Context = copy_context()
         self._context.run(here.set, host)
-        self.slot: Slot = self.inside(Slot, SlotOptions(name, "0.0.0.0", port, "key", 1))  # noqa: S104
+        self.slot: Slot = self.inside(Slot, SlotOptions(name, "0.0.0.0", port, "key", 1))
         self.looks()
 
     @classmethod
@@ -288,13 +287,10 @@ class SlotProcess:
         weights = frozenset().union(*(weights_of(role.loaded.role) for role in running))
         pools = sum(pool_of(role.loaded.role) for role in running)
         loading = self.slot._loading
-        if loading is not None and loading.result is None or loading is not None and not loading._given:
+        if (loading is not None and loading.result is None) or (loading is not None and not loading._given):
             weights |= loading.weights
             pools += sum(loading.pools)
         roles: Sequence[Role] = loading.prepare.roles if loading else [role.planned for role in running]
         usable = sum(device.usable_bytes for device in {each for role in roles for each in role.devices})
         if roles and bytes_of(weights) + pools > usable:
             self.broken.append(f"{self.name} holds {bytes_of(weights) + pools} bytes of {usable}")
-
-
-MODULES = (epoch, leader, reception, slot)

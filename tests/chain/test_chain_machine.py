@@ -76,7 +76,9 @@ class ChainMachine(RuleBasedStateMachine):
     def steps_take_long(self, pod: str, seconds: float) -> None:
         self.world.slow_down(pod, seconds)
 
-    @rule(one=st.sampled_from([*(f"chat-{node}-0" for node in NODES), "chat-gateway-x"]), other=pods, apart=st.booleans())
+    @rule(
+        one=st.sampled_from([*(f"chat-{node}-0" for node in NODES), "chat-gateway-x"]), other=pods, apart=st.booleans()
+    )
     def a_partition(self, one: str, other: str, apart: bool) -> None:  # noqa: FBT001
         self.world.part(one, other, apart=apart)
 
@@ -105,7 +107,10 @@ class ChainMachine(RuleBasedStateMachine):
     def the_operator_starts_anew(self) -> None:
         self.world.operator_starts_anew()
 
-    @rule(faults=st.lists(st.sampled_from((None, None, *FAULTS)), min_size=1, max_size=8), of=st.sampled_from(["reads", "writes", "all"]))
+    @rule(
+        faults=st.lists(st.sampled_from((None, None, *FAULTS)), min_size=1, max_size=8),
+        of=st.sampled_from(["reads", "writes", "all"]),
+    )
     def the_api_server_fails(self, faults: list[Any], of: Any) -> None:
         self.world.api.coming, self.world.api.of = faults, of
 

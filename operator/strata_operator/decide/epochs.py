@@ -133,7 +133,10 @@ def unheard(ledger: Ledger, seen: Observed) -> set[str]:
         return set()
     witnesses = (status for status in seen.slots.values() if status.committed_epoch == epoch.number)
     accused = {peer.slot for status in witnesses for peer in status.lost_peers}
-    if any(each.epoch == epoch.number and each.leaders_connected < len(epoch.plan.replicas) for each in seen.gateways.values()):
+    if any(
+        each.epoch == epoch.number and each.leaders_connected < len(epoch.plan.replicas)
+        for each in seen.gateways.values()
+    ):
         accused |= {stage.slot for stage in epoch.plan.stages if stage.leader}
     return (accused & slots_of(epoch.plan)) - set(seen.slots)
 
