@@ -63,6 +63,13 @@ class Cache:
     def reset(self) -> None:
         self.kept.clear()
 
+    def take(self, _: object) -> None:
+        """No pages of others: every epoch computes anew."""
+        self.kept.clear()
+
+    def held(self) -> "Cache":
+        return self
+
 
 @dataclass(eq=False)
 class Stage:
@@ -76,7 +83,7 @@ class Stage:
 class Executor:
     """Runs a role's layers on frames, as `StageExecutor` does."""
 
-    def __init__(self, role: Role, model: Stage, cache: Cache, others: object = None) -> None:
+    def __init__(self, role: Role, model: Stage, cache: Cache, others: object = None, *_: object) -> None:
         self.role, self.model, self.others = role, model, others
         self.work = Work()
         self.vocabulary = VOCABULARY
@@ -111,6 +118,9 @@ class Executor:
             rows = torch.tensor([list(state) for state in states], dtype=torch.float32)
             return Passed(structs.replace(header, weights="w", seconds=0.01), rows)
         return Answered(StepResult(header.replica, header.epoch, header.step, self._samples(header, states), "w", 0.01))
+
+    def computed(self, _: int) -> None:
+        """Of what it leaves to others: nothing."""
 
     def _states(self, header: FrameHeader, inputs: torch.Tensor) -> list[bytes]:
         rows = iter(inputs.tolist())

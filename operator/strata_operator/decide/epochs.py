@@ -133,10 +133,8 @@ def unheard(ledger: Ledger, seen: Observed) -> set[str]:
         return set()
     witnesses = (status for status in seen.slots.values() if status.committed_epoch == epoch.number)
     accused = {peer.slot for status in witnesses for peer in status.lost_peers}
-    if any(
-        each.epoch == epoch.number and each.leaders_connected < len(epoch.plan.replicas)
-        for each in seen.gateways.values()
-    ):
+    routed = [each for each in seen.gateways.values() if each.epoch == epoch.number]
+    if routed and all(each.leaders_connected < len(epoch.plan.replicas) for each in routed):
         accused |= {stage.slot for stage in epoch.plan.stages if stage.leader}
     return (accused & slots_of(epoch.plan)) - set(seen.slots)
 
@@ -146,16 +144,18 @@ def slots_of(plan: Plan) -> set[str]:
 
 
 def is_ready(desired: Plan, ledger: Ledger, seen: Observed) -> bool:
-    """Every slot serves the desired plan, and every gateway (at least one) has spoken with all its leaders."""
+    """Every slot serves the desired plan, and a gateway has spoken with all its leaders: another one that has not delays nobody."""
     epoch = ledger.newest
-    if epoch is None or not seen.gateways or next_steps(desired, ledger, seen):
+    if epoch is None or any(not isinstance(step, SendToGateway) for step in next_steps(desired, ledger, seen)):
         return False
     return all(
         slot in seen.slots and seen.slots[slot].committed_epoch == epoch.number for slot in slots_of(epoch.plan)
-    ) and all(
-        gateway.epoch == epoch.number and gateway.leaders_connected == len(epoch.plan.replicas)
-        for gateway in seen.gateways.values()
-    )
+    ) and any(reaches_all(gateway, epoch) for gateway in seen.gateways.values())
+
+
+def reaches_all(gateway: GatewayStatus, epoch: Epoch) -> bool:
+    """Whether a gateway routes to this epoch and has spoken with all its leaders."""
+    return gateway.epoch == epoch.number and gateway.leaders_connected == len(epoch.plan.replicas)
 
 
 def _broken(epoch: Epoch, status: SlotStatus) -> str:
