@@ -131,12 +131,12 @@ class ChainMachine(RuleBasedStateMachine):
 
 
 TestChain = ChainMachine.TestCase
-TestChain.settings = settings(max_examples=share(80), stateful_step_count=20, deadline=None)
+TestChain.settings = settings(max_examples=share(56), stateful_step_count=20, deadline=None)
 
 
 class LongLives(ChainMachine):
     """The same, for longer."""
 
 
-TestLongLives = pytest.mark.slow(LongLives.TestCase)
-TestLongLives.settings = settings(max_examples=share(400), stateful_step_count=60, deadline=None)
+TestLongLives = pytest.mark.timeout(1800)(pytest.mark.slow(LongLives.TestCase))
+TestLongLives.settings = settings(max_examples=share(200), stateful_step_count=60, deadline=None)

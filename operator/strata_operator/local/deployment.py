@@ -260,7 +260,7 @@ class LocalDeployment:
     async def _do(self, step: Step) -> None:
         match step:
             case CreateEpoch():
-                if self._ledger.committed and not await self._links.all_answer(self._slots):
+                if self._ledger.committed and not await self._all_answer():
                     return  # one has just died: it is started again first
                 await self._pace()
                 log.info("epoch %d: %s", step.number, step.reason)
@@ -276,6 +276,19 @@ class LocalDeployment:
                 await self._links.send(name, route)
             case PlanWithout(slot=slot, reason=reason):
                 raise RefusedError(f"slot {slot} refused its part of the plan: {reason}")
+
+    async def _all_answer(self) -> bool:
+        """Whether every slot does. One that ends while it is asked is not waited for."""
+        asking = asyncio.create_task(self._links.all_answer(self._slots))
+        while not asking.done() and all(slot.control for slot in self._slots.values()):
+            self._changed.clear()
+            news = asyncio.create_task(self._changed.wait())
+            await asyncio.wait([asking, news], return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+        if asking.done():
+            return asking.result()
+        asking.cancel()
+        return False
 
     def _check_switch(self, slot: str, epoch: int) -> None:
         """A slot that cannot switch (a port was taken meanwhile) is started anew, at other ports if it happens again."""
