@@ -22,7 +22,7 @@ from strata_runtime.stage.worker import Follower
 from tests.chain.arithmetic import Cache, Stage
 from tests.chain.virtual_network import Host, here
 
-STEP_SECONDS = 0.01
+STEP_SECONDS = 0.05  # an answer takes some seconds: most of what goes wrong meets some
 LAYER_SECONDS = 0.05  # to load
 LOOK_SECONDS = 0.25
 LAYER_BYTES = 100  # of 16 bits

@@ -20,7 +20,7 @@ from tests.operator.virtual_operator import FAULTS
 NODES = ("a", "b", "c", "d")
 nodes = st.sampled_from(NODES)
 pods = st.sampled_from([f"chat-{node}-0" for node in NODES])
-moments = st.sampled_from([0.0, 0.003, 0.02, 0.1, 0.25, 0.7, 1.6, 4.0])
+moments = st.sampled_from([0.0, 0.003, 0.02, 0.1, 0.25, 0.7])
 
 
 class ChainMachine(RuleBasedStateMachine):
@@ -31,11 +31,16 @@ class ChainMachine(RuleBasedStateMachine):
         self.world = ChainWorld(seed)
         self.world.passes(6)
         for number in range(3):
-            self.world.ask((number, 5, 6), 24, number)
+            self.world.ask((number, 5, 6), 40, number)
 
     # What clients do.
 
-    @rule(prompt=st.lists(st.integers(0, 3), min_size=1, max_size=12), most=st.integers(1, 30), seed=st.integers(0, 2))
+    @rule(count=st.integers(1, 6))
+    def many_ask(self, count: int) -> None:
+        for number in range(count):
+            self.world.ask((count, number), 40, number % 2)
+
+    @rule(prompt=st.lists(st.integers(0, 3), min_size=1, max_size=12), most=st.integers(1, 45), seed=st.integers(0, 2))
     def ask(self, prompt: list[int], most: int, seed: int) -> None:
         self.world.ask(tuple(prompt), most, seed)
 
@@ -45,7 +50,7 @@ class ChainMachine(RuleBasedStateMachine):
 
     # What passes.
 
-    @rule(seconds=moments)
+    @rule(seconds=st.sampled_from([0.1, 0.25, 0.7, 1.6, 4.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.passes(seconds, every=0.1)
 
@@ -72,7 +77,7 @@ class ChainMachine(RuleBasedStateMachine):
     def a_step_fails(self, pod: str) -> None:
         self.world.fail_step(pod)
 
-    @rule(pod=pods, seconds=st.sampled_from([0.01, 0.3, 2.0]))
+    @rule(pod=pods, seconds=st.sampled_from([0.01, 0.05, 0.3, 2.0]))
     def steps_take_long(self, pod: str, seconds: float) -> None:
         self.world.slow_down(pod, seconds)
 

@@ -18,8 +18,8 @@ def world() -> Iterator[ChainWorld]:
     try:
         made.passes(6)
         for number in range(3):
-            made.ask((number, 5, 6), 24, number)
-        made.passes(0.2, every=0.1)
+            made.ask((number, 5, 6), 40, number)
+        made.passes(0.6, every=0.1)
         yield made
     finally:
         made.close()
@@ -48,8 +48,8 @@ def test_every_client_gets_its_text(world: ChainWorld, befalls: Callable[[ChainW
     assert client.got == client.wanted
 
 
-def test_the_other_replica_serves_on_while_one_is_mended(world: ChainWorld) -> None:
-    world.kill("chat-d-0", for_good=True)
+def test_the_other_replica_serves_on_while_one_that_lost_its_leader_is_mended(world: ChainWorld) -> None:
+    world.kill("chat-c-0", for_good=True)
     world.passes(3, every=0.5)
     late = [world.ask((9, number), 4, 0) for number in range(4)]
     world.passes(3, every=0.5)
@@ -58,7 +58,7 @@ def test_the_other_replica_serves_on_while_one_is_mended(world: ChainWorld) -> N
 
 def test_a_new_gateway_serves_what_is_whole_while_the_rest_is_mended(world: ChainWorld) -> None:
     """It was given no route before every slot served, were it for half an hour."""
-    world.kill("chat-d-0", for_good=True)
+    world.kill("chat-c-0", for_good=True)
     world.passes(3)
     world.kill(GATEWAY)
     late = world.ask((9, 9), 4, 0)
