@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from strata_planner.contract.control import Commit
 from strata_runtime.gateway.routing import dispatcher, generation, leader_link
 from strata_runtime.slot import epoch, leader, reception, slot
 from strata_runtime.wire import transport
@@ -62,7 +63,16 @@ class ChainWorld:
             self._held.enter_context(mock.patch.object(where, name, thing))
 
     def _a_new_operator(self) -> VirtualOperator:
-        return VirtualOperator(self.cluster, self.api, ModelControl(self.cluster), self.planner)
+        control = ModelControl(self.cluster)
+        control.on_message = self._check_commit
+        return VirtualOperator(self.cluster, self.api, control, self.planner)
+
+    def _check_commit(self, _: Any, message: Any) -> None:
+        """Before anybody is told to, all have prepared."""
+        for name, process in self.cluster.slots().items() if isinstance(message, Commit) else ():
+            state = process.slot.status().prepare
+            if (state.epoch, state.phase) == (message.epoch, "loading"):
+                self.cluster.found.append(f"epoch {message.epoch} is committed while {name} loads")
 
     def operator_starts_anew(self) -> None:
         self.operator.close()
