@@ -136,7 +136,7 @@ class ChainMachine(RuleBasedStateMachine):
 
 
 TestChain = ChainMachine.TestCase
-TestChain.settings = settings(max_examples=share(56), stateful_step_count=20, deadline=None)
+TestChain.settings = settings(max_examples=share(40), stateful_step_count=20, deadline=None)
 
 
 class LongLives(ChainMachine):
