@@ -87,6 +87,22 @@ class ChainMachine(RuleBasedStateMachine):
     def a_partition(self, one: str, other: str, apart: bool) -> None:  # noqa: FBT001
         self.world.part(one, other, apart=apart)
 
+    @rule(pod=pods, seconds=st.sampled_from([0.5, 1.4, 2.0, 5.0]), busy=st.booleans())
+    def the_gateway_cannot_reach_a_slot_for_a_while(self, pod: str, seconds: float, busy: bool) -> None:  # noqa: FBT001
+        if busy:
+            self.many_ask(4)
+            self.world.passes(0.5, every=0.1)
+        self.world.part("chat-gateway-x", pod, apart=True)
+        self.world.passes(seconds, every=0.1)
+        self.world.part("chat-gateway-x", pod, apart=False)
+
+    @rule(node=nodes)
+    def a_node_is_lost_under_load(self, node: str) -> None:
+        self.many_ask(4)
+        self.world.passes(0.5, every=0.1)
+        self.world.node_goes(node, power=False)
+        self.world.passes(20.0, every=1.0)
+
     @rule(node=nodes, power=st.booleans())
     def a_node_goes_away(self, node: str, power: bool) -> None:  # noqa: FBT001
         self.world.node_goes(node, power=power)
