@@ -18,7 +18,8 @@ from strata_operator.act.control_client import OVER_ZEROMQ, Control, Links
 from strata_operator.act.kept import Kept
 from strata_operator.act.objects import failed_status_object
 from strata_operator.act.observation import ControllerOptions, Look
-from strata_operator.act.planners import Planner, Planners, PlanProcess
+from strata_operator.act.plan_process import PlanProcess
+from strata_operator.act.planners import Planner, Planners
 from strata_operator.act.readings import Readings
 from strata_operator.decide.actions import DeleteEpoch
 from strata_operator.decide.backoff import Backoff

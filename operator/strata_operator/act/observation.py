@@ -11,7 +11,7 @@ from typing import Any
 from strata_operator.act.clock import Clock
 from strata_operator.act.control_client import Endpoint, Links, as_kind
 from strata_operator.act.kept import APPLY_AGAIN_SECONDS, Kept
-from strata_operator.act.planners import PlanLimits
+from strata_operator.act.plan_process import PlanLimits
 from strata_operator.act.readings import Readings
 from strata_operator.api import LLMDeployment
 from strata_operator.api.tenants import TenantRules
@@ -107,7 +107,7 @@ class Look:
             nodes=self.stock.node_views(),
             pods=pod_views(deployment, snapshot.pods),
             stateful_sets=snapshot.stateful_sets_of(deployment),
-            templates=snapshot.templates_of(deployment),
+            templates=snapshot.templates(),
             seen=seen,
             inventory_digest=inventory.digest,
             devices=inventory.devices,
@@ -132,7 +132,7 @@ class Look:
         newest = records[-1].epoch.number if records else 0
         if deployment.status.committed_epoch != newest:
             return ()
-        alone = self.part(deployment).lone_keys_of(deployment.namespace, deployment.name)
+        alone = self.part(deployment).lone_keys()
         numbers = alone | {each.number for each in unread}
         return tuple(number for number in sorted(numbers) if 0 < number < newest)
 

@@ -44,7 +44,7 @@ class Readings:
                 now[name] = last if last and is_same else (secret, config_map, read_record(secret, config_map))
                 return now[name][2]
 
-            known = (part, part.records_of(deployment.namespace, deployment.name, read))
+            known = (part, part.records(read))
             self._records[uid], self._epochs[uid] = known, now
         return known[1]
 

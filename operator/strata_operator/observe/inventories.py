@@ -18,7 +18,7 @@ from strata_operator.observe.inventory import NO_OFFER, Inventory, InventoryOpti
 from strata_operator.observe.stock import NOTHING, Key, Stock
 from strata_operator.render.names import COMPONENT_LABEL, SLOT
 from strata_operator.render.requests import Amounts, added, remaining
-from strata_operator.render.slots import Claim, is_pod_of, pod_label
+from strata_operator.render.slots import is_pod_of, pod_label
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Inventories:
                 continue
             all_of_it = added(self._stock.taken(where), self._promises.of(where))
             taken = _less(all_of_it, added(held.get(where, NOTHING), promised.get(where, NOTHING)))
-            slots = tuple(pod for pod in pods if _is_slot_on(pod, where))
+            slots = tuple(pod for pod in pods if _is_slot(pod) and self._stock.held(pod)[0] == where)
             offers[where] = offer_of(deployment, node, taken, slots, self._options)
         return offers
 
@@ -127,7 +127,7 @@ class _Promises:
         before, self._to = self._of_node, {}
         parts: dict[str, list[Amounts]] = {}
         for claim in (each for claims in ledger.claims.values() for each in claims):
-            left = _left(claim, held.get((claim.namespace, claim.deployment, claim.slot), NOTHING))
+            left = remaining(claim.requests, [held.get((claim.namespace, claim.deployment, claim.slot), NOTHING)])
             parts.setdefault(claim.node, []).append(left)
             own = self._to.setdefault((claim.namespace, claim.deployment), {})
             own[claim.node] = added(own.get(claim.node, NOTHING), left)
@@ -148,10 +148,6 @@ class _Promises:
         return [node for node, at in self._changed.items() if at > since]
 
 
-def _left(claim: Claim, held: Amounts) -> Amounts:
-    return remaining(claim.requests, [held])
-
-
 def _less(whole: Amounts, part: Amounts) -> Amounts:
     return {name: amount - part.get(name, Decimal()) for name, amount in whole.items()}
 
@@ -165,12 +161,8 @@ def _requests_of(stock: Stock, pods: Iterable[dict[str, object]]) -> dict[str, A
     return {node: added(*amounts) for node, amounts in parts.items()}
 
 
-def _is_slot_on(pod: dict[str, object], node: str) -> bool:
-    spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    assert isinstance(spec, dict)
-    assert isinstance(status, dict)
-    runs = status.get("phase") not in {"Succeeded", "Failed"}
-    return runs and spec.get("nodeName", "") == node and pod_label(pod, COMPONENT_LABEL) == SLOT
+def _is_slot(pod: dict[str, object]) -> bool:
+    return pod_label(pod, COMPONENT_LABEL) == SLOT
 
 
 def _audience_of(deployment: LLMDeployment) -> str:

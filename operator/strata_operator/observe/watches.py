@@ -162,9 +162,9 @@ class Watches:
                 await self._settled.wait()
         forbidden = self._forbidden()
         came_back = [name for name in self.stock.unread if name not in forbidden]
-        leave_out(self.stock, forbidden, len(self._namespaces))
         if came_back:  # what was left out although it could be read has not been heard of since
-            await list_namespaces(self._kube, came_back, self.stock)
+            forbidden |= await list_namespaces(self._kube, came_back, self.stock)
+        leave_out(self.stock, forbidden, self._namespaces)
         for reflector in self._reflectors:
             self._check(reflector, forbidden)
         await self._complete_epochs()
@@ -172,8 +172,10 @@ class Watches:
     async def led(self) -> None:
         """What the last leader wrote may still be on its way in a watch."""
         if self._settled.is_set():
-            readable = [name for name in self._namespaces if name not in self._forbidden()]
-            await list_namespaces(self._kube, readable, self.stock)
+            forbidden = self._forbidden()
+            readable = [name for name in self._namespaces if name not in forbidden]
+            forbidden |= await list_namespaces(self._kube, readable, self.stock)
+            leave_out(self.stock, forbidden, self._namespaces)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -207,6 +209,5 @@ class Watches:
     async def _complete_epochs(self) -> None:
         """An epoch whose ConfigMap was heard of before its Secret: without it, it would be taken for a broken one."""
         for namespace in {namespace for namespace, _ in self.stock.half_epochs() - self._broken_epochs}:
-            scope = namespace if namespace in self._namespaces else EVERYWHERE
-            await take(self._kube, Followed(SECRETS, scope, OURS), self.stock)
+            await take(self._kube, Followed(SECRETS, namespace, OURS), self.stock)
         self._broken_epochs = self.stock.half_epochs()

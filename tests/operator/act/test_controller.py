@@ -249,7 +249,7 @@ GATEWAY = "/apis/apps/v1/namespaces/ns/deployments/chat-gateway"
 async def test_a_foreign_object_is_named_and_left_as_it_is(api: FakeApi) -> None:
     foreign = {"kind": "Deployment", "metadata": {"name": "chat-gateway", "namespace": "ns"}, "spec": {"replicas": 7}}
     api.put(GATEWAY, foreign)
-    controller = Controller(kube_of(api.url), OPTIONS, lambda: True)
+    controller = Controller(kube_of(api.url), OPTIONS, lambda: True, InThread())
     await controller.look()
     deployment = deployment_from_object(api.objects[f"{LLMDS}/chat"])
     manifest = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "chat-gateway", "namespace": "ns"}}

@@ -41,7 +41,7 @@ def snapshot_of(*config_maps: Object) -> Snapshot:
 
 
 def records_of(*config_maps: Object) -> tuple[tuple[EpochRecord, ...], tuple[UnreadRecord, ...]]:
-    return snapshot_of(*config_maps).records_of("ns", "chat")
+    return snapshot_of(*config_maps).records()
 
 
 def both() -> tuple[Object, Object]:
