@@ -31,7 +31,7 @@ from strata_operator.observe.inventories import Inventories
 from strata_operator.observe.inventory import Inventory, InventoryOptions
 from strata_operator.observe.snapshot import Records, Snapshot
 from strata_operator.observe.stock import Stock
-from strata_operator.render import RenderOptions, image_for, render
+from strata_operator.render import RenderOptions, image_for
 from strata_operator.render.names import (
     CONTROL_PORT,
     CONTROL_SECRET_KEY,
@@ -43,8 +43,8 @@ from strata_operator.render.names import (
     slot_address,
 )
 from strata_operator.render.objects import is_own, secret_text
-from strata_operator.render.records import EpochRecord, as_planned, epoch_number
-from strata_operator.render.slots import Claim, pod_label, slots_of
+from strata_operator.render.records import epoch_number
+from strata_operator.render.slots import Claim, pod_label
 from strata_planner.contract.control import GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, slot_secret
 from strata_planner.contract.plan import NO_SPECULATION, Plan
@@ -96,7 +96,7 @@ class Look:
         newest = records[-1] if records else None
         plan = newest.epoch.plan if newest else None
         options = RenderOptions(image, key, self.options.operator_namespace, plan.model_uri if plan else "")
-        manifests = _manifests(deployment, newest, options) if newest else ()
+        manifests = self.readings.manifests(deployment, newest, options) if newest else ()
         number = newest.epoch.number if newest else 0
         seen = _observe(deployment, plan, key, snapshot, kept.links)
         gateway = next(iter(seen.gateways.values()), None)
@@ -181,11 +181,6 @@ class Look:
 
 def _is_away(node: NodeView | None) -> bool:
     return node is None or node.away_since is not None
-
-
-def _manifests(deployment: LLMDeployment, newest: EpochRecord, options: RenderOptions) -> tuple[dict[str, Any], ...]:
-    """What serves the newest plan, as it was planned for: another spec changes nothing before it has a plan."""
-    return tuple(render(as_planned(deployment, newest), slots_of(newest.epoch.plan, newest.cluster), options))
 
 
 def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:

@@ -169,7 +169,7 @@ def offer_of(
 ) -> Offer:
     """`taken`: by others. `own_pods`: slots of the deployment that hold devices there."""
     seen = _SeenNode(deployment, node, taken, own_pods, options)
-    if not seen.has_devices():
+    if not has_devices(node):
         return NO_OFFER
     name = node_name(node)
     try:
@@ -179,6 +179,18 @@ def offer_of(
     labels = node_labels(node)
     found = Node(name, tuple(devices), labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")) if devices else None
     return Offer(found, tuple(f"node {name}: {reason}" for reason in reasons))
+
+
+def has_devices(node: Mapping[str, Any]) -> bool:
+    """Amounts are not read here: a node whose amounts do not read is named, not passed over."""
+    labels, allocatable = node_labels(node), node.get("status", {}).get("allocatable") or {}
+    offered = any(name.startswith("nvidia.com/") and str(amount) != "0" for name, amount in allocatable.items())
+    return DEVICE_LABEL in labels or PRODUCT_LABEL in labels or offered
+
+
+def refusal(node: Mapping[str, Any], reason: str) -> Offer:
+    """Of a node with devices that may not be used at all."""
+    return Offer(None, (f"node {node_name(node)}: {reason}",))
 
 
 def inventory_of(offers: Iterable[Offer], options: InventoryOptions) -> Inventory:
@@ -205,12 +217,6 @@ class _SeenNode:
     taken: Amounts
     own_pods: tuple[Mapping[str, Any], ...]
     options: InventoryOptions
-
-    def has_devices(self) -> bool:
-        """Amounts are not read here: a node whose amounts do not read is named, not passed over."""
-        labels, allocatable = node_labels(self.node), self.node.get("status", {}).get("allocatable") or {}
-        offered = any(name.startswith("nvidia.com/") and str(amount) != "0" for name, amount in allocatable.items())
-        return DEVICE_LABEL in labels or PRODUCT_LABEL in labels or offered
 
     def devices(self) -> tuple[list[Device], list[str]]:
         """Usable devices, and sentences about what is not usable."""

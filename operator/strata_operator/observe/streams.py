@@ -41,7 +41,10 @@ class HttpStreams:
         what = f"GET {path}?watch"
         try:
             async with self._opened().get(
-                self._configuration.host + path, params=query, headers=self._credentials(), ssl=tls_of(self._configuration)
+                self._configuration.host + path,
+                params=query,
+                headers=self._credentials(),
+                ssl=tls_of(self._configuration),
             ) as answer:
                 if answer.status != HTTPStatus.OK:
                     raise refusal(answer.status, what, (await answer.text())[:500] or "it gives no reason")

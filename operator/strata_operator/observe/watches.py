@@ -128,11 +128,11 @@ class Reflector:
         if event.type == "ERROR":
             raise RefusedError(f"a watch of {plural} from version {self.version}: {event.object.get('message')}")
         self._pauses = Backoff()
-        before = self._stock.changes
+        before = self._stock.news
         if event.type != "BOOKMARK":
             self._stock.hear(self.followed.kind, event.object, gone=event.type == "DELETED")
         self.version = max(self.version, version_of(event.object))
-        if self._stock.changes != before:
+        if self._stock.news != before:
             self._changed()
 
     async def _pause(self) -> None:
@@ -143,7 +143,9 @@ class Reflector:
 
 
 class Watches:
-    """A source whose stock is kept by one reflector for each kind and namespace. `changed` is called after every change."""
+    """A source whose stock is kept by one reflector for each kind and namespace. `changed` is called after every change but those of
+    other people's pods, which the next look finds.
+    """
 
     def __init__(self, kube: Kube, streams: Streams, namespaces: tuple[str, ...], changed: Callable[[], None]) -> None:
         self.stock = Stock()
