@@ -48,7 +48,7 @@ class Process:
     """One slot or gateway behind its pod's address."""
 
     node: str
-    it: FakeSlot | FakeGateway
+    it: Any  # a FakeSlot or a FakeGateway
     socket: "zmq.Socket[bytes]"
     watchers: set[bytes] = field(default_factory=set)
 
@@ -88,7 +88,7 @@ class Processes:
         self._end([address for address, each in self._by_address.items() if each.node in gone])
 
     def answer(self, seconds: float) -> None:
-        for socket, _ in self._poller.poll(seconds * 1000):
+        for socket, _ in self._poller.poll(int(seconds * 1000)):
             self._by_socket[socket].answer()
 
     def _begin(self, address: str, node: str, name: str, component: str, secret: Object) -> None:

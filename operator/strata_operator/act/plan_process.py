@@ -161,7 +161,7 @@ class PlanProcess:
         mine, its = socket.socketpair()
         command = (sys.executable, "-m", "strata_operator.act.plan_worker", str(self._limits.memory_bytes))
         with its:
-            process = await asyncio.create_subprocess_exec(*command, stdin=its, env=os.environ | _ONE_THREAD)
+            process = await asyncio.create_subprocess_exec(*command, stdin=its.fileno(), env=os.environ | _ONE_THREAD)
         return _Parent(process, mine)
 
 
@@ -182,7 +182,12 @@ async def _forked(channel: socket.socket) -> _Fork:
 async def _until_readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
-    loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
+
+    def is_readable() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    loop.add_reader(descriptor, is_readable)
     try:
         await readable
     finally:

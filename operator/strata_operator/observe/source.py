@@ -79,9 +79,9 @@ class Lists:
         self._kube, self._namespaces = kube, namespaces or (EVERYWHERE,)
 
     async def refresh(self) -> None:
-        forbidden, *_ = await asyncio.gather(
+        forbidden, _ = await asyncio.gather(
             list_namespaces(self._kube, self._namespaces, self.stock),
-            *(take(self._kube, each, self.stock) for each in SHARED),
+            asyncio.gather(*(take(self._kube, each, self.stock) for each in SHARED)),
         )
         leave_out(self.stock, forbidden, self._namespaces)
 

@@ -203,7 +203,7 @@ async def test_an_epoch_of_another_release_is_planned_anew_above_it_and_then_for
     controller = a_controller(api)
     await controller.look()
     for kept in controller._kept.values():
-        kept.since = -1e9  # it has listened for long
+        kept.since, kept.due_at = -1e9, 0.0  # it has listened for long
     await controller.look()
     await controller.close()
     assert epochs(api, "odd") == ["odd-epoch-2"]
