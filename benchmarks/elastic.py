@@ -119,7 +119,7 @@ class Local:
         if not stage.leader:
             while self._leader.heard(0):
                 streams.take(self._leader)
-        left = self._request.cluster.restricted_to({node.name for node in self._request.cluster.nodes} - {stage.node})
+        left = self._request.cluster.without({stage.node})
         mended = repair(replace(self._request, cluster=left, min_stages=1), self._plan)
         planned = time.perf_counter() - begun
         self._leader = self._client.serve(mended.plan)

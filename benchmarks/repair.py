@@ -71,7 +71,7 @@ def request_on(cluster: Cluster, concurrency: int, seconds: float, most_replicas
 
 
 def without(request: PlanRequest, *nodes: str) -> PlanRequest:
-    return replace(request, cluster=request.cluster.restricted_to({n.name for n in request.cluster.nodes} - {*nodes}))
+    return replace(request, cluster=request.cluster.without(nodes))
 
 
 @dataclass(frozen=True)
@@ -219,13 +219,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--losses", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each search")
     parser.add_argument("--no-fresh", action="store_true", help="only the repairs: no plan is searched for beside them")
-    parser.add_argument("--json")
-    given = parser.parse_args(arguments)
-    run(
-        "repair",
-        lambda: measure(given.losses, given.seconds, fresh=not given.no_fresh),
-        ["--json", given.json] if given.json else [],
-    )
+    given, rest = parser.parse_known_args(arguments)
+    run("repair", lambda: measure(given.losses, given.seconds, fresh=not given.no_fresh), rest)
 
 
 if __name__ == "__main__":

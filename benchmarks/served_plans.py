@@ -4,7 +4,6 @@ Predicted is what the planner's simulator makes of the plan, its costs and the l
 """
 
 import functools
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from strata_planner.question.workload import Workload
 from strata_planner.search.planning import PlanRequest, make_plan
 from strata_planner.simulate import Request, fleet, simulate
 from strata_runtime.measuring.measure import measure as measure_device
+from strata_runtime.measuring.served import processor_seconds
 from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
 
@@ -140,7 +140,7 @@ def run_plan(leader: LeaderClient, slots: Mapping[str, SlotProcess], workload: W
     ]
     firsts: dict[str, float] = {}
     unfinished = len(submits)
-    before = [_processor_seconds(slot) for slot in slots.values()]
+    before = [processor_seconds(slot.process.pid) for slot in slots.values()]
     started = time.perf_counter()
     for submit in submits:
         leader.send(submit)
@@ -149,14 +149,9 @@ def run_plan(leader: LeaderClient, slots: Mapping[str, SlotProcess], workload: W
             firsts.setdefault(event.request, time.perf_counter() - started)
             unfinished -= event.finish is not None
     seconds = time.perf_counter() - started
-    busy = (_processor_seconds(slot) - then for slot, then in zip(slots.values(), before, strict=True))
+    busy = (processor_seconds(slot.process.pid) - then for slot, then in zip(slots.values(), before, strict=True))
     tokens = workload.concurrency * workload.output_tokens
     return Account(tokens / seconds, statistics.mean(firsts.values()), tuple(busy))
-
-
-def _processor_seconds(slot: SlotProcess) -> float:
-    fields = Path(f"/proc/{slot.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def simulated(plan: Plan, request: PlanRequest) -> Account:

@@ -19,8 +19,8 @@ os.environ.setdefault(tools.DIRECTORY_VARIABLE, str(tools.cache_dir()))
 _cache = tempfile.TemporaryDirectory(prefix="strata-test-cache-")
 os.environ["XDG_CACHE_HOME"] = _cache.name  # of processes that tests start, too
 _whole = settings.get_profile(settings.get_current_profile_name())
-settings.register_profile(ALL, _whole)
-settings.register_profile("few", _whole, max_examples=share(_whole.max_examples))
+settings.register_profile(ALL, _whole, deadline=None)  # no test knows what time it takes
+settings.register_profile("few", _whole, deadline=None, max_examples=share(_whole.max_examples))
 settings.load_profile("few")
 
 gc.disable()  # until all is imported: half a million objects that stay, gone through again and again

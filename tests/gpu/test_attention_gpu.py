@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from strata_runtime.kernels import paged_attention
-from strata_runtime.kernels.native_attention import Entries, Scores
+from strata_runtime.kernels.native_attention import Entries
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.rounding import restore, round_entries
-from tests.runtime.kernels.paged_steps import PLAIN, PagedStep
+from tests.runtime.kernels.paged_steps import PLAIN, PagedStep, attended
 
 pytestmark = pytest.mark.gpu
 
@@ -27,10 +27,6 @@ RULES: dict[str, dict[str, object]] = {
 
 def a_step(width: int, dtype: torch.dtype) -> PagedStep:
     return PagedStep(SPANS, heads=8, kv_heads=2, width=width, page_tokens=16, dtype=dtype, device="cuda")
-
-
-def attended(step: PagedStep, scores: Scores, entries: Entries | None = None) -> torch.Tensor:
-    return paged_attention.attend(step.query, entries or step.entries(), step.tables(), step.page_tokens, scores)
 
 
 @pytest.mark.parametrize("name", RULES)

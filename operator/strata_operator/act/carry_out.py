@@ -194,7 +194,7 @@ class Hands:
             return False
         deployment = _wanted_deployment(wish, view)
         inventory = look.inventory(deployment, self._dealing.ledger)
-        cluster = _without(inventory.cluster, wish.without)
+        cluster = inventory.cluster.without(wish.without)
         asked = Asked(
             question=_question_of(wish, view),
             key=plan_key(view, wish),
@@ -220,7 +220,7 @@ class Hands:
         assert plan is not None
         deployment = _wanted_deployment(wish, view)
         now = look.inventory(deployment, self._dealing.ledger)
-        if not still_free(plan, asked.cluster, _without(now.cluster, wish.without)):
+        if not still_free(plan, asked.cluster, now.cluster.without(wish.without)):
             log.info("%s: what was planned on is not free any more: it is planned anew", view.deployment.name)
             kept.conflicts = kept.conflicts.failed(self._clock.seconds())
             return
@@ -229,8 +229,11 @@ class Hands:
             return
         if wish.optional and view.newest and plan == view.newest.epoch.plan:
             as_good = "the plan in force is as good"
-            told = PlanFailure(asked.key, "NotWorthIt", as_good, view.now, wish=wish.reason, kept=True)
-            kept.note_failure(replace(told, gain=answer.gain or 0.0))
+            kept.note_failure(
+                PlanFailure(
+                    asked.key, "NotWorthIt", as_good, view.now, wish=wish.reason, kept=True, gain=answer.gain or 0.0
+                )
+            )
             return
         kept.failures.pop(asked.key, None)
         kept.conflicts = Backoff()
@@ -303,6 +306,7 @@ class Hands:
             planned_in=newest.planned_in,
             renewals=action.renewals,
             seconds_to_plan=0.0,
+            gain=None,
             noticed=None,
             planned=None,
         )
@@ -376,7 +380,3 @@ def _named(action: Action, view: View) -> str:
             return f"the status of {view.deployment.name}"
         case _:
             return type(action).__name__
-
-
-def _without(cluster: Cluster, nodes: frozenset[str]) -> Cluster:
-    return cluster.restricted_to({node.name for node in cluster.nodes} - nodes)

@@ -116,7 +116,7 @@ class Kept:
         is_news, self.unsaid = self.unsaid != status, status
         return is_news
 
-    def still_applied(self, now: float, lasts_seconds: float = APPLY_AGAIN_SECONDS) -> frozenset[str]:
+    def still_applied(self, now: float, lasts_seconds: float) -> frozenset[str]:
         """Digests of what is in the cluster as far as anybody knows."""
         self.applied = {name: last for name, last in self.applied.items() if now - last[1] < lasts_seconds}
         return frozenset(digest for digest, _ in self.applied.values())

@@ -182,17 +182,12 @@ def _come_further(view: View, replan: Replan, committed: int) -> Replan:
     moments, now = dict[str, Any](), exact_stamp(view.now)
     if replan.prepared_at is None and committed == replan.epoch:
         moments["prepared_at"] = now
-    slots = {stage.slot for stage in view.stages()}
-    if replan.committed_at is None and slots and all(_has_switched(view, slot, replan.epoch) for slot in slots):
+    stages = view.stages()
+    if replan.committed_at is None and stages and all(serves(view, stage) for stage in stages):
         moments["committed_at"] = now
     if replan.repair is not None and (found := _improvement(view)) is not None:
         moments["repair"] = replan.repair.model_copy(update={"improvement": found})
     return replan.model_copy(update=moments) if moments else replan
-
-
-def _has_switched(view: View, slot: str, epoch: int) -> bool:
-    status = view.seen.slots.get(slot)
-    return status is not None and status.committed_epoch == epoch
 
 
 def _improvement(view: View) -> float | None:

@@ -170,14 +170,15 @@ class LocalDeployment:
         return [*self._slots.values(), self._gateway]
 
     async def _or_failure(self, wanted: Coroutine[Any, Any, object]) -> None:
-        """Wait for it as long as nothing fails."""
+        """Wait for it as long as nothing fails, nor has failed while nobody waited."""
         waiting = asyncio.create_task(wanted)
+        ended: set[asyncio.Task[Any]] = set()
         try:
             while not waiting.done():
-                alive = [task for task in self._tasks if not task.done()]
-                done, _ = await asyncio.wait([waiting, *alive], return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait({waiting, *self._tasks} - ended, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:  # of a slot that others took over there is nothing to say
                     task.result()
+                ended |= done
         finally:
             waiting.cancel()
             with suppress(asyncio.CancelledError):
@@ -188,13 +189,19 @@ class LocalDeployment:
         try:
             await service.keep_alive(launcher, self._changed.set)
         except CrashedError:
-            mender = self.options.mender
-            repaired = mender.repaired(self.plan, service.name) if mender and self._was_ready else None
-            if repaired is None or service is self._gateway:
+            repaired = self._repaired_without(service)
+            if repaired is None:
                 raise
             self.plan, self._is_repaired = repaired, True
             del self._slots[service.name]
             self._changed.set()
+
+    def _repaired_without(self, service: Service) -> Plan | None:
+        """None of a gateway, of a deployment that has never served, and where its layers find no place."""
+        mender = self.options.mender
+        if service is self._gateway or mender is None or not self._was_ready:
+            return None
+        return mender.repaired(self.plan, service.name)
 
     def _improve(self) -> None:
         """While a repair serves a better plan is looked for, in a thread of its own; it is taken if it gains enough."""

@@ -135,7 +135,7 @@ def _with_fewer(cluster: Cluster, change: Change) -> Cluster:
         return _with_devices(cluster, node, left)
     if len(names) == 1:
         raise ClusterError("no device would be left; name a change that leaves one")
-    return cluster.restricted_to([name for name in names if name != node.name])
+    return cluster.without({node.name})
 
 
 def _with_devices(cluster: Cluster, node: Node, devices: Iterable[Device]) -> Cluster:

@@ -241,6 +241,14 @@ class Cluster(Value, frozen=True, dict=True):
         links = tuple(link for link in self.links if link.source in names and link.target in names)
         return msgspec.structs.replace(self, nodes=nodes, links=links)
 
+    def without(self, names: Collection[str]) -> Self:
+        """The other nodes, and the links among them."""
+        return self.restricted_to({node.name for node in self.nodes} - {*names})
+
+    def lacks(self, places: Collection[Place]) -> tuple[Place, ...]:
+        """Those of the places where no device is, in their order by name."""
+        return tuple(sorted(place for place in places if place not in self._places))
+
     def with_profile(self, profile: DeviceProfile, node: str | None = None) -> Self:
         """The cluster whose devices of `profile.type` (of one node, or all) have these rates; memory given stays.
 

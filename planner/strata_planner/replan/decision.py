@@ -16,6 +16,7 @@ from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import ONE_PIPELINE, PlanRequest
 from strata_planner.replan.holdings import Movement, holdings, movement
 from strata_planner.replan.moves import Moves, weight
+from strata_planner.replan.numbering import staying
 from strata_planner.replan.running import keeps_to, running_replicas
 from strata_planner.replan.steps import Step, steps
 from strata_planner.search.exact.found import SearchStats
@@ -25,6 +26,7 @@ from strata_planner.search.layouts.search import Layout, LayoutStats, Wish, repl
 from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved
 from strata_planner.search.metric import gain, value_of_plan
 from strata_planner.search.planning import make_plan
+from strata_planner.search.strategies import with_strategies
 
 _SCRATCH_SHARE = 0.6  # of the time; the rest is for repairs
 _REPAIR = Wish(seconds=2.0, stall=300)  # of what is left beside the replicas that stay
@@ -87,15 +89,16 @@ def replan(request: PlanRequest, running: Plan, wishes: ReplanWishes | None = No
     best = max(each.value for each in choices)
     near = [each for each in choices if gain(each.value, best) >= -each.slack]
     chosen = min(near, key=lambda each: (weight(each.movement), -each.value))
+    plan = staying(request, with_strategies(request, chosen.plan)[0], running)
     outcome = Replanned(
-        plan=chosen.plan,
+        plan=plan,
         kept=False,
         reason="devices of the running plan are gone, or too small for it",
         value=chosen.value,
         scratch_value=value_of_plan(request, scratch.plan),
         movement=chosen.movement,
         scratch_movement=movement(holdings(running), scratch.plan, request.model),
-        steps=steps(running, chosen.plan, request.model, serving=_serves(request, running)),
+        steps=steps(running, plan, request.model, serving=_serves(request, running)),
         stats=scratch.stats,
         seconds=time.monotonic() - started,
     )

@@ -43,6 +43,11 @@ def is_narrowing(held: FormatName, wanted: FormatName) -> bool:
     return held == "dense" and wanted != "dense"
 
 
+def is_narrowed(held: FormatName) -> bool:
+    """Whether fewer bits can be made of weights in this format where they lie."""
+    return held == "dense" or held in _PLANES
+
+
 def is_there(held: Held, layer: int, wanted: FormatName) -> bool:
     """Whether a device needs nothing from elsewhere to run the layer."""
     have = held.layers.get(layer)

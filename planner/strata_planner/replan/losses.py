@@ -67,8 +67,7 @@ def told_of_losses(plan: Plan, asked: Sequence[Asked], wishes: Takeover) -> tupl
     """Of the changes that take away devices of the plan."""
     found: list[LossTold] = []
     for name, request, fresh in asked:
-        there = {device.place for device in request.cluster.accelerators()}
-        if plan.places <= there:
+        if not request.cluster.lacks(plan.places):
             continue
         try:
             mended = repair(request, plan, wishes)

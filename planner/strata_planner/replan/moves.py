@@ -6,11 +6,12 @@ Called by `decision`.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from strata_planner.contract.plan import Plan
+from strata_planner.contract.plan import Plan, Replica
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
 from strata_planner.replan.holdings import NOTHING, Held, Movement, Place, holdings, movement_to
 from strata_planner.replan.matching import closest
+from strata_planner.replan.numbering import numbers_of
 from strata_planner.replan.placement import Placement, Units, arranged, placement_of
 from strata_planner.search.assembly import assemble, combined
 from strata_planner.search.exact.candidates import Pricer
@@ -30,23 +31,41 @@ class Moves:
 
     def __init__(self, request: PlanRequest, running: Plan) -> None:
         self.before = holdings(running)
+        self._running = running.replicas
         self._fleet = fleet_of(request.cluster)
 
     def towards(self, replicas: Sequence[SolvedReplica], slack: float) -> Plan:
-        """On the devices that hold most of it; each replica's batch at most `slack` longer than it was."""
+        """On the devices that hold most of it; each replica's batch at most `slack` longer than it was. What stays as it was keeps its number."""
         parts = [_Part.of(each, self.before) for each in replicas]
-        spots = [(part, j) for part in parts for j in range(len(part.order))]
+        own = self._counterparts(parts)
+        spots = [(part, own.get(at), j) for at, part in enumerate(parts) for j in range(len(part.order))]
 
         def cost(at: int, group: DeviceGroup) -> float:
-            part, j = spots[at]
-            return weight(part.arranged(j, group).stage_movement(j, group))
+            part, running, j = spots[at]
+            is_own = running is not None and running.stages[j].places == group.places
+            return weight(part.arranged(j, group).stage_movement(j, group)) + (0 if is_own else _ANOTHER)
 
-        named = closest(tuple(part.order[j] for part, j in spots), self._fleet, cost)
+        named = closest(tuple(part.order[j] for part, _, j in spots), self._fleet, cost)
         plans = []
         for part in parts:
             order, named = named[: len(part.order)], named[len(part.order) :]
             plans.append(part.on(order).nearer(slack).plan())
-        return combined(plans)
+        return combined(plans, numbers_of([plan.replicas[0] for plan in plans], self._running))
+
+    def _counterparts(self, parts: Sequence["_Part"]) -> dict[int, Replica]:
+        """Of parts with as many units a stage as a running replica: that one, where there are several one on the same devices. Stages of
+        replicas that are alike hold the same, and would else be exchanged for each other.
+        """
+        found, free = dict[int, Replica](), list(self._running)
+        alike = [(at, each) for at, part in enumerate(parts) for each in free if part.is_like(each)]
+        for at, each in sorted(alike, key=lambda pair: not parts[pair[0]].is_on(pair[1])):
+            if at not in found and each in free:
+                found[at] = each
+                free.remove(each)
+        return found
+
+
+_ANOTHER = 0.01  # bytes: what holds as much and belongs to another replica is the next best
 
 
 @dataclass(frozen=True)
@@ -73,6 +92,15 @@ class _Part:
     @property
     def problem(self) -> Problem:
         return self.found.problem
+
+    def is_like(self, replica: Replica) -> bool:
+        """As many layers on every stage, on as many devices."""
+        bits = self.placement.layer_bits(self.units)
+        own = [(group.degree, len(mine)) for group, mine in zip(self.order, bits, strict=True)]
+        return own == [(stage.tensor_parallel, len(stage.bits)) for stage in replica.stages]
+
+    def is_on(self, replica: Replica) -> bool:
+        return [group.places for group in self.order] == [stage.places for stage in replica.stages]
 
     def on(self, order: tuple[DeviceGroup, ...]) -> "_Part":
         """The same on equal devices, each with as much of its own as it may keep."""
@@ -120,7 +148,7 @@ class _Part:
     def plan(self) -> Plan:
         counts = self.placement.counts(self.units)
         solution = Solution(SolutionStatus.FEASIBLE, StopReason.SETTLED, counts, self._objective())
-        bits = tuple(self._layer_bits(j) for j in range(len(self.placement.stages)))
+        bits = self.placement.layer_bits(self.units)
         return assemble(self.request, replace(self.found, solution=solution), self.pricer, bits)
 
     def _objective(self) -> float:
@@ -128,7 +156,3 @@ class _Part:
 
     def _held(self, group: DeviceGroup) -> Held:
         return self.before.get(group.places, NOTHING)
-
-    def _layer_bits(self, j: int) -> tuple[int, ...]:
-        first = self.placement.firsts()[j]
-        return tuple(bits for k, bits in enumerate(self.placement.stages[j]) for _ in self.units.layers[first + k])

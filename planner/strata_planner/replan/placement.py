@@ -55,6 +55,13 @@ class Placement:
             counter.update((units.run[first + k], j, each) for k, each in enumerate(bits))
         return dict(counter)
 
+    def layer_bits(self, units: Units) -> tuple[Bits, ...]:
+        """Bits of each layer of every stage."""
+        return tuple(
+            tuple(each for k, each in enumerate(mine) for _ in units.layers[first + k])
+            for first, mine in zip(self.firsts(), self.stages, strict=True)
+        )
+
     def held(self, j: int, units: Units, formats: Formats, *, tables: tuple[bool, bool]) -> Held:
         """What stage j is to hold, on devices that store bits in `formats`."""
         first = self.firsts()[j]

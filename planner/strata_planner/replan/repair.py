@@ -27,7 +27,7 @@ from strata_planner.replan.spares import with_spares
 from strata_planner.replan.steps import Step, steps
 from strata_planner.search.assembly import together
 from strata_planner.search.layouts.stages import with_concurrency
-from strata_planner.search.metric import gain, value_of_plan
+from strata_planner.search.metric import Metric, gain, value_of_plan
 from strata_planner.sensitivity import penalty_bound, prior
 from strata_planner.units import human_bytes
 
@@ -94,8 +94,9 @@ class RepairNote(Value, frozen=True):
 
 @dataclass(frozen=True)
 class Repair:
-    """`kind`: the furthest that any replica had to go. Values by the request's metric, more is better; `value_before`: of the plan before the
-    loss, which no plan on fewer devices beats if it was the best. `steps`: each within memory.
+    """`kind`: the furthest that any replica had to go. `value`: by the request's metric, more is better. `gained`: over the plan before the loss,
+    no more than 0 if that was the best; devices that are lost have no price any more, so that neither plan is told by what it costs.
+    `steps`: each within memory.
     """
 
     plan: Plan
@@ -105,7 +106,7 @@ class Repair:
     movement: Movement
     steps: tuple[Step, ...]
     value: float
-    value_before: float
+    gained: float
     seconds: float
 
     @property
@@ -115,7 +116,7 @@ class Repair:
             self.movement.moved_layers,
             len(self.lowered),
             self.movement.loaded_bytes,
-            round(max(0.0, 1 + gain(self.value, self.value_before)), 4),
+            round(max(0.0, 1 + self.gained), 4),
             round(1e3 * self.seconds, 1),
         )
 
@@ -154,9 +155,14 @@ def repair(request: PlanRequest, running: Plan, wishes: Takeover | None = None) 
         movement=movement(holdings(before), after, request.model),
         steps=steps(before, after, request.model, serving=False),
         value=value_of_plan(request, plan),
-        value_before=value_of_plan(request, running),
+        gained=gain(_served(request, plan), _served(request, running)),
         seconds=time.perf_counter() - started,
     )
+
+
+def _served(request: PlanRequest, plan: Plan) -> float:
+    """By the request's metric, whatever the devices cost."""
+    return Metric.for_request(request).of(plan.prediction, sum(each.concurrency for each in plan.replicas))
 
 
 def _as_running(request: PlanRequest, running: Plan) -> PlanRequest:
@@ -171,8 +177,7 @@ class _Mending:
     def __init__(self, request: PlanRequest, running: Plan, wishes: Takeover) -> None:
         self._request, self._running, self._wishes = request, running, wishes
         self._groups = {each.replica: tuple(self._group(stage) for stage in each.stages) for each in running.replicas}
-        there = {device.place for device in request.cluster.accelerators()}
-        self.lost = tuple(sorted(running.places - there))
+        self.lost = request.cluster.lacks(running.places)
         self.broken = {number for number, groups in self._groups.items() if () in groups}
         self._reasons: list[str] = []
         self._taken = set(running.places)
@@ -201,7 +206,7 @@ class _Mending:
             predictions.append(one.prediction)
         if not replicas:
             raise InfeasibleError(self._reasons)
-        prediction = together(predictions, [each.concurrency for each in replicas])
+        prediction = together(predictions, [each.concurrency for each in replicas], [each.replica for each in replicas])
         plan = msgspec.structs.replace(
             self._running, replicas=tuple(replicas), prediction=prediction, alternatives=(), unused=()
         )

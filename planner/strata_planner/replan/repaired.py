@@ -6,12 +6,11 @@ Called by `repair`, which knows the whole plan. Nothing is searched: a few micro
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from strata_planner.contract.formats import ANY_PRECISION
 from strata_planner.contract.plan import Plan, Replica, Stage
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
 from strata_planner.replan.borders import Range, best_borders, spans_of
-from strata_planner.replan.holdings import Held, held_by
+from strata_planner.replan.holdings import Held, held_by, is_narrowed
 from strata_planner.replan.placement import Bits, Placement, Units
 from strata_planner.replan.running import placement_on
 from strata_planner.replan.spans import Begin, Spans
@@ -124,7 +123,7 @@ class _Widths:
             placed = Placement(tuple(span.bits for span in spans_of(spans, borders.cuts)))
             found = self._found(candidate, problem, placed)
             value = Metric.for_request(pricer.request).of(predict(pricer, found), pricer.request.workload.concurrency)
-            fits.append(_Fit(value, candidate, self._layer_bits(placed), borders.reach))
+            fits.append(_Fit(value, candidate, placed.layer_bits(self._units), borders.reach))
         if not fits:
             return min(short, key=lambda each: (each.missing_bytes, each.excess))
         return max(fits, key=lambda each: (-each.reach, each.value))
@@ -145,12 +144,6 @@ class _Widths:
         placed = placement_on(self._units, bits)
         assert placed is not None, "no layers are decided together"
         return placed
-
-    def _layer_bits(self, placed: Placement) -> tuple[tuple[int, ...], ...]:
-        return tuple(
-            tuple(each for k, each in enumerate(mine) for _ in self._units.layers[first + k])
-            for first, mine in zip(placed.firsts(), placed.stages, strict=True)
-        )
 
     def _pairs(self, stages: int) -> Iterator[tuple[Pair, bool]]:
         """The replica's own micro-batches, as many sequences as there are; larger ones, where fewer stages are to hold them all; and, if neither
@@ -191,7 +184,4 @@ class _Widths:
 
     def _is_read_again(self, held: Held, unit: int) -> bool:
         """Whether fewer bits of it cannot be made of what the stage holds."""
-        return any(held.layers[layer] not in _NARROWED for layer in self._units.layers[unit])
-
-
-_NARROWED = {"dense", *ANY_PRECISION.values()}
+        return not all(is_narrowed(held.layers[layer]) for layer in self._units.layers[unit])

@@ -36,30 +36,32 @@ from strata_planner.search.exact.search import Found
 from strata_planner.search.prediction import predict, steps_of
 
 
-def combined(plans: Sequence[Plan]) -> Plan:
-    """One plan of several replicas, each planned alone for its share of the load. Raises ContractError for unlike plans."""
+def combined(plans: Sequence[Plan], numbers: Sequence[int] = ()) -> Plan:
+    """One plan of several of one replica each, planned alone for its share of the load, in the order of their numbers: 0, 1, ... where none are given.
+
+    Raises ContractError for unlike plans.
+    """
     first = plans[0]
     shared = {(each.model_uri, each.compute_type, each.max_model_len, each.page_tokens) for each in plans}
     if len(shared) > 1:
         raise ContractError("replicas of one deployment share model, compute type, length and page size; these do not")
-    replicas = tuple(
-        msgspec.structs.replace(replica, replica=number)
-        for number, replica in enumerate(replica for plan in plans for replica in plan.replicas)
-    )
-    predicted = [plan.prediction for plan in plans]
-    shares = [sum(replica.concurrency for replica in plan.replicas) for plan in plans]
-    return msgspec.structs.replace(first, replicas=replicas, prediction=together(predicted, shares), alternatives=())
+    numbered = sorted(zip(numbers or range(len(plans)), plans, strict=True), key=lambda each: each[0])
+    replicas = tuple(msgspec.structs.replace(plan.replicas[0], replica=number) for number, plan in numbered)
+    shares = [replica.concurrency for replica in replicas]
+    prediction = together([plan.prediction for _, plan in numbered], shares, [number for number, _ in numbered])
+    return msgspec.structs.replace(first, replicas=replicas, prediction=prediction, alternatives=())
 
 
-def together(predicted: Sequence[Prediction], shares: Sequence[int]) -> Prediction:
+def together(predicted: Sequence[Prediction], shares: Sequence[int], numbers: Sequence[int] = ()) -> Prediction:
     """Of replicas with so many sequences in flight each. Rates add up; what a request sees is the mean, weighed by the shares."""
+    numbers = numbers or range(len(predicted))
 
     def mean(values: Sequence[float]) -> float:
         return sum(share * value for share, value in zip(shares, values, strict=True)) / sum(shares)
 
     slowest = max(range(len(predicted)), key=lambda number: predicted[number].latency_seconds)
     increases = [each.perplexity_increase for each in predicted]
-    where = f"replica {slowest}: " if len(predicted) > 1 else ""
+    where = f"replica {numbers[slowest]}: " if len(predicted) > 1 else ""
     return msgspec.structs.replace(
         predicted[0],
         tokens_per_second=sum(each.tokens_per_second for each in predicted),

@@ -38,15 +38,18 @@ def _refined(cluster: Cluster, colour: dict[str, bytes]) -> dict[str, bytes]:
         joined[pair[0]].append((rates.get(there, usual) + rates.get(back, usual), pair[1]))
     around = {} if cluster.is_uniform else _rates_between(cluster)
     while True:
-        seen = {place: _digest(sorted(colour[name] for name in names)) for place, names in cluster.zones.items()}
+        seen = (
+            {place: _digest(sorted(colour[name] for name in names)) for place, names in cluster.zones.items()}
+            if around
+            else {}
+        )
         by_zone = {place: sorted(rates + seen[other] for other, rates in others) for place, others in around.items()}
         finer = {
             name: _digest(
-                [mine, *sorted(rate + colour[other] for rate, other in joined[name]), *by_zone.get(place, ())]
+                [colour[name], *sorted(rate + colour[other] for rate, other in joined[name]), *by_zone.get(place, ())]
             )
             for place, names in cluster.zones.items()
             for name in names
-            for mine in (colour[name],)
         }
         if len(set(finer.values())) == len(set(colour.values())):
             return finer

@@ -5,23 +5,20 @@ gather pages for torch's own attention. The same law as `native_attention` on pr
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from strata_runtime.kernels.native_attention import Entries, Scores
+from strata_runtime.kernels.triton_device import current, is_usable
 
 PART = 512  # keys of one program of a token that decodes
 PARTS_BYTES = 16 << 20  # of what parts leave at once: as much as is gathered where no kernel runs
 WIDEST, WIDEST_IN_FLOAT32 = 256, 128  # of a head: what fits in 96 KiB of shared memory
 _TILE_ROWS = 64  # tokens times heads of a group in one program
 _FEWEST_ROWS = 16  # of a product in the tensor cores
-_OLDEST_CAPABILITY = (8, 0)  # bfloat16 in the tensor cores
 _OPTIONS = {"enable_fp_fusion": False, "num_warps": 4, "num_stages": 2}  # the same roundings in one part and in several
 
 
@@ -61,7 +58,7 @@ def tile_tokens(group: int) -> int:
 
 def takes(dtype: torch.dtype, device: torch.device, width: int) -> bool:
     widest = WIDEST_IN_FLOAT32 if dtype is torch.float32 else WIDEST
-    return device.type == "cuda" and width <= widest and dtype in _TYPES and _is_usable(device)
+    return device.type == "cuda" and width <= widest and dtype in _TYPES and is_usable(device)
 
 
 def attend(query: Tensor, entries: Entries, tables: Tables, page_tokens: int, scores: Scores) -> Tensor:
@@ -73,7 +70,7 @@ def attend(query: Tensor, entries: Entries, tables: Tables, page_tokens: int, sc
     heads, tokens, width = query.shape
     out = query.new_empty(tokens, heads, width)
     step = _Step(query, entries, tables.pages, page_tokens, scores, out)
-    with _current(query.device):
+    with current(query.device):
         if len(tables.chunks):
             _launch(step, tables.chunks, tile_tokens(heads // entries.keys.shape[2]), (1, out, out), part=0)
         if len(tables.decoding):
@@ -175,17 +172,6 @@ def _launch(step: _Step, tiles: Tensor, tokens: int, goal: tuple[int, Tensor, Te
 
 
 _TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, whatever its arguments lie on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@cache
-def _is_usable(device: torch.device) -> bool:
-    has_triton = torch.version.cuda is not None and find_spec("triton") is not None
-    return has_triton and torch.cuda.get_device_capability(device) >= _OLDEST_CAPABILITY
 
 
 def _kernels() -> Any:

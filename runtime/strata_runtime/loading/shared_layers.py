@@ -14,6 +14,7 @@ from torch import nn
 from strata_runtime.formats.draft_linear import target_of
 from strata_runtime.loading.shared_linears import of_rank, placed, tensors_of
 from strata_runtime.model.adapter import ModelSlice
+from strata_runtime.model.divided import Place
 from strata_runtime.model.strategies import Parts, Switch, SwitchedLayer, goes_as_llama
 from strata_runtime.ranks.cut import BY_INPUTS, kind_of
 from strata_runtime.ranks.linears import SummedLinear
@@ -21,7 +22,6 @@ from strata_runtime.ranks.shared_memory import SharedMemory
 from strata_runtime.ranks.shared_weights import SharedWeights
 
 log = logging.getLogger(__name__)
-Place = tuple[nn.Module, str]
 _OF_MLP = frozenset({"wide", "two wide", "narrow"})
 
 

@@ -41,9 +41,9 @@ def token_seconds(compute_type: ComputeType) -> float:
         _write_tokenizer(Path(folder))
         with _gateway(Path(folder), pipeline) as (process, port):
             _drive(port, 1)  # what is made once
-            before = _processor_seconds(process)
+            before = processor_seconds(process)
             tokens = _drive(port, REQUESTS_EACH)
-            return (_processor_seconds(process) - before) / tokens
+            return (processor_seconds(process) - before) / tokens
 
 
 @contextmanager
@@ -123,8 +123,8 @@ def _ask(port: int) -> int:
     return int(json.loads(told)["usage"]["completion_tokens"])
 
 
-def _processor_seconds(process: int) -> float:
-    """Of all its threads, those that have ended too."""
+def processor_seconds(process: int) -> float:
+    """Of all threads that a process has or had."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

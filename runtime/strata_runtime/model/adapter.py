@@ -301,7 +301,7 @@ class ModelSlice:
         """What this stage computes with outside its layers, by path: the modules there that have no others in them."""
         named = self.module.named_modules(remove_duplicate=False)
         apart = ((path, each) for path, each in named if not path.startswith(f"{self._list_path}."))
-        return {path: each for path, each in apart if not any(each.children()) and type(each) not in _ELSEWHERE}
+        return {path: each for path, each in apart if not any(each.children()) and not isinstance(each, Outside)}
 
     def shares(self, path: str) -> bool:
         """Whether a module outside the layers has weights that another has too, in this stage."""
@@ -482,9 +482,6 @@ class ModelSlice:
     def _layer_of(self, name: str) -> int | None:
         number = name.removeprefix(f"{self._list_path}.").partition(".")[0]
         return int(number) if number.isdigit() else None
-
-
-_ELSEWHERE = (Outside, OutsideInTuple)
 
 
 def _module_of(parameter: str) -> str:

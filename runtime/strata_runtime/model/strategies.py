@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -43,13 +44,7 @@ PartsNow = Callable[[], Parts | None]  # None: a layer whose weights are not tho
 
 def goes_as_llama(layer: nn.Module) -> bool:
     """Whether a decoder layer is norm, attention, residual, norm, MLP, residual, and nothing else."""
-    return is_the_same(_plain(type(layer).forward), _plain(LlamaDecoderLayer.forward))
-
-
-def _plain(function: Any) -> Any:
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
+    return is_the_same(unwrap(type(layer).forward), unwrap(LlamaDecoderLayer.forward))
 
 
 class SwitchedLayer:

@@ -100,7 +100,6 @@ def _draw_from_most_likely(draws: _Draws) -> torch.Tensor:
     """
     vocabulary = draws.scores.shape[1]
     values, tokens = _most_likely(draws.scores, draws.candidates)
-    trusted = (values > values[:, -1:]).sum(dim=-1) if values.shape[1] < vocabulary else draws.top_k
     cumulative = values.exp().cumsum(dim=-1, dtype=torch.float64)
     in_top_k = _at(cumulative, draws.top_k - 1)
     mass = in_top_k
@@ -114,6 +113,7 @@ def _draw_from_most_likely(draws: _Draws) -> torch.Tensor:
     chosen = _at(tokens, place)
     if values.shape[1] == vocabulary:
         return chosen
+    trusted = (values > values[:, -1:]).sum(dim=-1)
     settled = (last < trusted) & ((draws.top_k <= trusted) | (draws.top_k == vocabulary))
     for row in (~settled).nonzero().flatten().tolist():
         chosen[row] = _Partition(draws.scores[row]).draw(

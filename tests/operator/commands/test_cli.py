@@ -369,6 +369,7 @@ def test_crds_prints_the_definition(strata: Strata) -> None:
     assert "kind: CustomResourceDefinition" in ended.out
 
 
+@pytest.mark.slow  # a process
 def test_planning_starts_without_what_only_others_need() -> None:
     probe = (
         "import sys, strata_operator.commands.plan\n"

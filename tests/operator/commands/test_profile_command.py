@@ -119,12 +119,17 @@ def words_of(command_options: ProfileOptions, folder: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("precision", "formats", "kv_bits"),
     [
-        ("{}", "dense,int8,int4,int3", "16"),
         ("{allowed: [4, 16], kvCacheBits: 8}", "dense,int4", "8"),
-        ("{method: anyPrecision, allowed: [3, 4, 6, 16]}", "dense,any3,any4,any6", "16"),
         ("{method: anyPrecision, allowed: [4, 8], activationBits: [8, 16]}", "w8a8,fp8_a8,any4,any8,any4_a8", "16"),
-        ("{activationBits: [16, 8]}", "dense,int8,w8a8,fp8_a8,int4,int3", "16"),
-        ("{method: float8, allowed: [8, 16]}", "dense,fp8_e4m3", "16"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("{}", "dense,int8,int4,int3", "16"),
+                ("{method: anyPrecision, allowed: [3, 4, 6, 16]}", "dense,any3,any4,any6", "16"),
+                ("{activationBits: [16, 8]}", "dense,int8,w8a8,fp8_a8,int4,int3", "16"),
+                ("{method: float8, allowed: [8, 16]}", "dense,fp8_e4m3", "16"),
+            )
+        ),
     ],
 )
 def test_a_deployment_says_which_formats_and_kv_bits(

@@ -85,6 +85,7 @@ def test_of_twelve_replicas_eleven_stay_where_a_node_is_lost(model: Path, degree
     assert sum(each.concurrency for each in after.replicas) == 48  # what the lost one carried, the others carry
 
 
+@pytest.mark.slow  # planner/replan/test_decision.py has one case of it
 @settings(max_examples=share(8), deadline=None)
 @given(fleets, st.sampled_from(NAMES))
 def test_replicas_that_are_whole_stay_where_a_node_is_lost(model: Path, fleet: Fleet, lost: str) -> None:

@@ -176,6 +176,17 @@ async def test_a_slot_that_cannot_stay_alive_is_given_up_with_its_log(
     assert not started_since(before)
 
 
+async def test_what_failed_while_nobody_waited_is_told_to_whoever_waits_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SLOT_CRASHES", "b")
+    monkeypatch.setattr("strata_operator.local.services.PAUSE_SECONDS", 0.0)
+    async with asyncio.timeout(30), LocalDeployment(a_plan("a", "b"), options(tmp_path)) as deployment:
+        await until(lambda: any(task.done() for task in deployment._tasks))
+        with pytest.raises(CrashedError, match="ran out of luck"):
+            await deployment.supervise()
+
+
 async def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

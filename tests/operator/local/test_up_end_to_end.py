@@ -225,6 +225,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         running.stop()
 
 
+@pytest.mark.slow  # runtime/slot/test_replicas.py is the same of slots
 def test_the_loss_of_one_of_two_replicas_costs_the_other_nothing(replicas: Up, expected: str) -> None:
     """Both stream; the one whose slot is killed is replayed, once. The other's leader, its cache and its counts stay."""
     streams = [replicas.stream([5, 9, 2]) for _ in range(2)]  # routed by load: one to each

@@ -320,3 +320,14 @@ ODD_YAML = {
 def test_odd_yaml_is_refused(text: str) -> None:
     with pytest.raises(ClusterError):
         Cluster.from_yaml(text)
+
+
+def test_a_cluster_without_some_nodes_lacks_their_devices_and_links() -> None:
+    text = "nodes: [{name: a, devices: [{type: L4, count: 2}]}, {name: b, devices: [{type: L4}]}, {name: c, devices: [{type: L4}]}]"
+    cluster = Cluster.from_yaml(f"{text}\nlinks: [{{from: a, to: b, gbps: 1}}, {{from: b, to: c, gbps: 2}}]")
+    left = cluster.without({"a", "nobody"})
+    assert [node.name for node in left.nodes] == ["b", "c"]
+    assert [link.gbps for link in left.links] == [2]
+    places = [device.place for device in reversed(cluster.accelerators())]
+    assert left.lacks(places) == (("a", "L4", 0), ("a", "L4", 1))
+    assert cluster.lacks(places) == ()

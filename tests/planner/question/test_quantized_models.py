@@ -13,7 +13,8 @@ from strata_planner.contract.formats import stored_bytes
 from strata_planner.question.families import linear_path
 from strata_planner.question.model import Model
 from strata_runtime.model.linears import KeptWeight
-from tests.runtime.architectures import MODELS, on_meta, tiny_config
+from tests.laws import swept
+from tests.runtime.architectures import MODELS, REPRESENTATIVE, on_meta, tiny_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -33,7 +34,7 @@ def a_model(**description: Any) -> Model:
     return Model.from_config(LLAMA | {"quantization_config": BASE | description})
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", swept(MODELS, REPRESENTATIVE))
 def test_linears_are_named_as_in_the_model_that_transformers_builds(name: str) -> None:
     model_type, fields = tiny_config(name)
     config = CONFIG_MAPPING[model_type](**fields)

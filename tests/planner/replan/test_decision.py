@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from strata_planner.contract.plan import Plan
@@ -18,18 +18,21 @@ from strata_planner.replan.decision import Replanned, ReplanWishes, replan
 from strata_planner.replan.holdings import Movement, Place, holdings, movement
 from strata_planner.replan.running import keeps_to
 from strata_planner.replan.steps import Drop, Ledger, Load, Narrow, Step, Switch
+from strata_planner.search.metric import gain
 from strata_planner.search.planning import make_plan
 from tests.laws import share, swept
 from tests.planner.builders import a_cluster, a_request
 
 laws = settings(
-    max_examples=share(8, 8), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=share(8, 8),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # plans are searched for each example
 )
 
 
 def without(request: PlanRequest, name: str) -> PlanRequest:
-    nodes = tuple(node for node in request.cluster.nodes if node.name != name)
-    return replace(request, cluster=msgspec.structs.replace(request.cluster, nodes=nodes))
+    return replace(request, cluster=request.cluster.without({name}))
 
 
 @st.composite
@@ -56,7 +59,8 @@ def test_after_a_loss_the_plan_is_near_the_best_moves_no_more_than_planning_anew
     outcome = replan(request, running, ReplanWishes(min_gain=0.0))
     outcome.plan.check()
     assert outcome.value >= outcome.scratch_value - 0.02 * abs(outcome.scratch_value) - 1e-9
-    assert outcome.movement.loaded_bytes <= outcome.scratch_movement.loaded_bytes
+    is_better = gain(outcome.value, outcome.scratch_value) > ReplanWishes().slack
+    assert is_better or outcome.movement.loaded_bytes <= outcome.scratch_movement.loaded_bytes
     if not outcome.kept:
         assert outcome.movement == movement(holdings(running), outcome.plan, request.model)
     check_steps(running, request, outcome)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.plan import Plan, Replica
 from strata_planner.errors import InfeasibleError, WorkloadError
+from strata_planner.question.changes import priced
 from strata_planner.question.cluster import Cluster
-from strata_planner.question.request import PlanRequest
+from strata_planner.question.request import Objective, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.replan.repair import Repair, Takeover, repair
 from strata_planner.search.metric import value_of_plan
@@ -19,7 +20,7 @@ from strata_planner.search.planning import make_plan
 from strata_planner.sensitivity import Sensitivity, perplexity_increase_of
 from strata_planner.sensitivity.fit import LossFit
 from tests.laws import share
-from tests.planner.builders import a_cluster, a_model, a_request
+from tests.planner.builders import CARD, a_cluster, a_model, a_request
 from tests.planner.replan.test_decision import replayed
 
 laws = settings(
@@ -31,7 +32,7 @@ laws = settings(
 
 
 def left(request: PlanRequest, lost: set[str]) -> PlanRequest:
-    return replace(request, cluster=request.cluster.restricted_to({n.name for n in request.cluster.nodes} - lost))
+    return replace(request, cluster=request.cluster.without(lost))
 
 
 @st.composite
@@ -387,5 +388,17 @@ def test_a_repair_says_how_much_worse_than_a_proven_plan_it_is() -> None:
         after = left(request, {node})
         mended = repair(after, running)
         fresh = value_of_plan(after, make_plan(after).plan)
-        assert mended.loss_against(fresh) <= mended.loss_against(mended.value_before) + 1e-9
-        assert mended.note.kept_share == pytest.approx(1 - mended.loss_against(mended.value_before), abs=1e-4)
+        before = value_of_plan(after, running)
+        assert mended.loss_against(fresh) <= mended.loss_against(before) + 1e-9
+        assert mended.note.kept_share == pytest.approx(1 - mended.loss_against(before), abs=1e-4)
+
+
+@pytest.mark.parametrize("price", [None, 0.5, 40.0])
+def test_what_a_repair_keeps_is_told_without_prices(price: float | None) -> None:
+    """Devices that are gone cost nothing any more: by money a plan before its loss would look cheaper than it was, or a repair dearer."""
+    running, request = four_replicas()
+    larger = priced(a_cluster(*[64] * 5), {CARD: price} if price else {})
+    dear = replace(request, objective=Objective("cost"), solver="layout", theta=0.0, cluster=larger)
+    mended = repair(left(dear, {running.replicas[1].stages[0].node}), running)
+    assert mended.kind == "spareDevices"
+    assert mended.note.kept_share == pytest.approx(1, abs=1e-3)

@@ -16,6 +16,7 @@ from strata_planner.question.request import Solver
 from strata_planner.question.workload import Workload
 from strata_planner.search.assembly import combined
 from strata_planner.search.planning import make_plan
+from tests.laws import swept
 from tests.planner.builders import EAGLE, HEAD, MIB, a_cluster, a_model, a_request
 
 
@@ -37,7 +38,7 @@ def test_replicas_add_their_rates_and_keep_their_own_micro_batches() -> None:
     assert sum(len(roles) for roles in roles_of(both).values()) == 3
 
 
-@pytest.mark.parametrize("solver", ["auto", "pipeline", "exact", "transfer", "layout"])
+@pytest.mark.parametrize("solver", swept(["auto", "pipeline", "exact", "transfer", "layout"], ["auto", "layout"]))
 def test_what_the_runtime_is_asked_for_reaches_its_roles(solver: Solver) -> None:
     wish = Speculation("ngram", 3)
     plan = a_plan(64, 64, concurrency=8, solver=solver, prefix_caching=False, speculation=wish)
@@ -84,7 +85,7 @@ def test_a_small_model_counts_where_the_leader_is(solver: Solver) -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("solver", ["auto", "pipeline", "exact", "layout"])
+@pytest.mark.parametrize("solver", swept(["auto", "pipeline", "exact", "layout"], ["auto"]))
 def test_a_head_counts_where_the_leader_is(solver: Solver, stages: int) -> None:
     """The fused state of each position too; of several stages each has room for the states of a step that are on their way."""
     plan = a_plan(
@@ -105,7 +106,7 @@ def test_a_head_counts_where_the_leader_is(solver: Solver, stages: int) -> None:
         assert all(role.states_received == 2 for role in roles if role.leader)
 
 
-@pytest.mark.parametrize("solver", ["auto", "pipeline", "exact"])
+@pytest.mark.parametrize("solver", swept(["auto", "pipeline", "exact"], ["auto"]))
 def test_the_states_of_a_head_count_on_links(solver: Solver) -> None:
     """Of each token that a stage passes on, and of all of them on the way back."""
     wish = {"concurrency": 4, "solver": solver, "min_stages": 2, "max_stages": 2, "max_replicas": 1}
@@ -155,7 +156,7 @@ def test_a_small_model_that_does_not_fit_is_told() -> None:
         a_plan(5, concurrency=1, allowed_bits=(8,), speculation=DRAFT, draft_model=large)
 
 
-@pytest.mark.parametrize("memory", range(4, 16))
+@pytest.mark.parametrize("memory", swept(range(4, 16), (5, 8, 12)))
 def test_what_a_small_model_keeps_of_long_texts_is_within_memory(memory: int) -> None:
     """Its KV is more than the model's own here: a plan has room for it, or there is none."""
     small = a_model(num_hidden_layers=12, intermediate_size=128)

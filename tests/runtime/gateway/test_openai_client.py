@@ -147,6 +147,7 @@ async def test_sigterm_ends_it_in_mid_stream(running: Running) -> None:
     await running.leader.until(lambda: running.leader.aborts)
 
 
+@pytest.mark.slow  # a process
 async def test_a_port_in_use(model_folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])

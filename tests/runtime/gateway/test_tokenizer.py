@@ -68,6 +68,7 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
         read_stop_tokens(tmp_path, None)
 
 
+@pytest.mark.slow  # a process
 def test_the_process_does_without_torch(model_folder: Path) -> None:
     """Importing torch would more than double the time to start and take ten times the memory."""
     program = (

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from strata_runtime.kernels import paged_attention
 from strata_runtime.kernels.native_attention import Entries, Scores
 from strata_runtime.kernels.paged_attention import Tables
 
@@ -71,12 +72,17 @@ class PagedStep:
             keys, values = (
                 each.view(-1, self.kv_heads, self.width)[places].transpose(0, 1) for each in (self.keys, self.values)
             )
-            found.append(_plain(self.query[:, row : row + length], keys, values, start, scores))
+            found.append(plain(self.query[:, row : row + length], keys, values, start, scores))
             row += length
         return torch.cat(found).float().nan_to_num()
 
 
-def _plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int, rule: Scores) -> torch.Tensor:
+def attended(step: PagedStep, scores: Scores, entries: Entries | None = None) -> torch.Tensor:
+    return paged_attention.attend(step.query, entries or step.entries(), step.tables(), step.page_tokens, scores)
+
+
+def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int, rule: Scores) -> torch.Tensor:
+    """[tokens, heads, width] in float64, written out."""
     group = len(query) // len(key)
     key, value = key.repeat_interleave(group, 0).double(), value.repeat_interleave(group, 0).double()
     scores = query.double() @ key.transpose(1, 2) * rule.scale

@@ -1,6 +1,5 @@
 """Attention over pages in the native library: plain attention over each sequence, whatever lies beside it in a step."""
 
-import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -12,12 +11,12 @@ from strata_runtime.kernels import native_attention, native_dense
 from strata_runtime.kernels.native_attention import Entries, Scores, Spans, attend
 from strata_runtime.model.kv.rounding import restore, round_entries
 from tests.laws import share
+from tests.runtime.kernels.paged_steps import PLAIN, plain
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(
     not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor does not multiply bfloat16"
 )
-PLAIN = Scores(scale=0.125, window=None, chunk=None, soft_cap=None, slopes=None, sinks=None)
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
@@ -65,27 +64,6 @@ class Step:
             found.append(plain(self.query[:, row : row + length], keys[:, held], values[:, held], start, scores))
             row += length
         return torch.cat(found)
-
-
-def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int, rule: Scores) -> torch.Tensor:
-    """[tokens, heads, width] in float64, written out."""
-    group = len(query) // len(key)
-    key, value = key.repeat_interleave(group, 0).double(), value.repeat_interleave(group, 0).double()
-    scores = query.double() @ key.transpose(1, 2) * rule.scale
-    if rule.soft_cap is not None:
-        scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
-    own, place = torch.arange(start, start + query.shape[1])[:, None], torch.arange(key.shape[1])
-    if rule.slopes is not None:
-        scores = scores + rule.slopes[:, None, None] * (place - own)
-    seen = place <= own
-    if rule.window is not None:
-        seen &= place > own - rule.window
-    if rule.chunk is not None:
-        seen &= place >= own // rule.chunk * rule.chunk
-    scores = scores.masked_fill(~seen, -math.inf)
-    if rule.sinks is not None:
-        scores = torch.cat([scores, rule.sinks[:, None, None].expand(-1, len(own), 1)], -1)
-    return (scores.softmax(-1)[..., : key.shape[1]] @ value).transpose(0, 1)
 
 
 rules = st.one_of(

@@ -18,7 +18,7 @@ from strata_runtime.model.kv.rounding import restore, round_entries
 from tests.laws import share
 from tests.runtime.dealt import DealtCache
 from tests.runtime.formats.interpreted import interpreter
-from tests.runtime.kernels.paged_steps import PLAIN, PagedStep
+from tests.runtime.kernels.paged_steps import PLAIN, PagedStep, attended
 
 with interpreter():
     from strata_runtime.kernels import (
@@ -39,10 +39,6 @@ RULES = [
 def with_terms(rule: dict[str, object], step: PagedStep) -> Scores:
     terms = {name: torch.linspace(-0.5, 0.5, step.heads) for name in ("slopes", "sinks") if rule.get(name)}
     return replace(PLAIN, scale=step.width**-0.5, **{**rule, **terms})  # type: ignore[arg-type]
-
-
-def attended(step: PagedStep, scores: Scores, entries: Entries | None = None) -> torch.Tensor:
-    return paged_attention.attend(step.query, entries or step.entries(), step.tables(), step.page_tokens, scores)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)

@@ -49,23 +49,12 @@ ALIKE = {  # refused for the same reason
 KNOWN = sorted(ALL.keys() - REFUSED.keys() - ALIKE.keys())
 
 
-# One of each kind of cut: plain, biases that are added once, positions of all ranks, projections in one, by key heads, whole experts beside a cut one, sinks, a
-# norm over all heads, a norm for each.
-STANDING = (
-    "llama-tied-bias",
-    "opt",
-    "phi3",
-    "bloom",
-    "falcon-new-decoder",
-    "qwen2_moe",
-    "gpt_oss",
-    "olmo2",
-    "stablelm",
-)
+# Of the kinds of cut: biases that are added once and positions of all ranks, projections in one, whole experts beside a cut one, sinks, a norm over all heads.
+STANDING = ("opt", "phi3", "qwen2_moe", "gpt_oss", "olmo2")
 CASES = [(name, ranks) for name in KNOWN for ranks in (2, 3, 4)]
 
 
-@pytest.mark.parametrize("case", swept(CASES, [("llama", 2), ("llama", 4), *((name, 3) for name in STANDING)]))
+@pytest.mark.parametrize("case", swept(CASES, [("llama", 2), *((name, 3) for name in STANDING)]))
 def test_ranks_together_compute_what_one_does(case: tuple[str, int], tmp_path: Path) -> None:
     name, ranks = case
     model = make_tiny_model(tmp_path, name)
@@ -100,7 +89,7 @@ FORMATS: list[Sequence[FormatName]] = [
 ]
 
 
-@pytest.mark.parametrize("formats", FORMATS, ids=["any4", "int8", "mixed"])
+@pytest.mark.parametrize("formats", swept(FORMATS, FORMATS[2:]), ids=["any4", "int8", "mixed"])
 @pytest.mark.parametrize("source", ["quantized by the load", "read from the copy"])
 @pytest.mark.parametrize("ranks", swept([2, 3], [3]))
 def test_a_weight_is_the_same_however_many_share_it(
@@ -116,7 +105,7 @@ def test_a_weight_is_the_same_however_many_share_it(
 
 
 @pytest.mark.parametrize("name", swept(["phi3", "falcon-new-decoder"], ["phi3"]))
-@pytest.mark.parametrize("source", ["quantized by the load", "read from the copy"])
+@pytest.mark.parametrize("source", swept(["quantized by the load", "read from the copy"], ["read from the copy"]))
 def test_a_weight_that_is_several_in_one_is_the_same_however_many_share_it(
     name: str, source: str, tmp_path: Path
 ) -> None:

@@ -75,12 +75,13 @@ def on_a_gpu(table: tuple[Kernel[Any], ...], name: str) -> list[Kernel[Any]]:
     ]
 
 
+@pytest.mark.slow  # Triton's interpreter; test_triton_products.py holds what they compute
 @pytest.mark.parametrize(
     ("table", "name", "weight"),
     [
         pytest.param(PLANE_KERNELS, "any4", planes_weight(4), id="any4"),
-        pytest.param(PLANE_KERNELS, "any7", planes_weight(7), id="any7", marks=pytest.mark.slow),
-        pytest.param(GPTQ_KERNELS, "gptq3", gptq_weight(3), id="gptq3", marks=pytest.mark.slow),
+        pytest.param(PLANE_KERNELS, "any7", planes_weight(7), id="any7"),
+        pytest.param(GPTQ_KERNELS, "gptq3", gptq_weight(3), id="gptq3"),
     ],
 )
 def test_kernels_of_gpus_agree_are_timed_and_chosen_by_what_was_measured(

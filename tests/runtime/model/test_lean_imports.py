@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
 
 UNUSED = (
@@ -43,7 +42,8 @@ def _run(program: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("architecture", swept(["llama", "gpt_oss", "gemma3_text", "qwen3_next"], ["llama"]))
+@pytest.mark.slow  # a process each, which loads all that a slot does
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "gemma3_text", "qwen3_next"])
 def test_a_loaded_stage_has_imported_no_compiler(tmp_path: Path, architecture: str) -> None:
     """Half of a slot's start, and more memory than all else that it imports beside torch."""
     imported = _run(LOAD_AND_STEP, str(make_tiny_model(tmp_path, architecture))).split()

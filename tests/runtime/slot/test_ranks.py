@@ -68,6 +68,7 @@ def test_text_is_the_same_however_many_share_a_stage(tiny_llama: Path, ranks: tu
         assert leader.generate(penalized()) == expected
 
 
+@pytest.mark.slow  # loading/test_strategies.py holds it of logits
 def test_text_is_the_same_when_strategies_switch_between_prompt_and_answer(tiny_llama: Path) -> None:
     """Prompts in chunks, by the table of each length; answers by Megatron, verifications of drafts by what their rows say."""
     table: StrategyTable = ((1, "megatron"), (3, "projection-replicated"), (8, "weight-gathered"))

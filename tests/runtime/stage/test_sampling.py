@@ -50,16 +50,13 @@ def test_uniform_is_uniform() -> None:
 )
 def test_filters_keep_the_most_likely(sampling: Sampling, kept: set[int]) -> None:
     logits = torch.tensor([[math.log(0.3), math.log(0.08), math.log(0.6), math.log(0.02)]])
-    drawn = {
-        choose(logits, [Sampling(sampling.temperature, sampling.top_p, sampling.top_k, seed)], [1])[0]
-        for seed in range(400)
-    }
-    assert drawn == kept
+    seeded = [Sampling(sampling.temperature, sampling.top_p, sampling.top_k, seed) for seed in range(400)]
+    assert set(choose(logits.repeat(400, 1), seeded, [1] * 400)) == kept
 
 
 def test_frequencies_follow_the_distribution() -> None:
     logits = torch.tensor([[math.log(0.7), math.log(0.2), math.log(0.1)]])
-    draws = [choose(logits, [Sampling(seed=seed)], [3])[0] for seed in range(4000)]
+    draws = choose(logits.repeat(4000, 1), [Sampling(seed=seed) for seed in range(4000)], [3] * 4000)
     for token, chance in enumerate((0.7, 0.2, 0.1)):
         assert draws.count(token) / len(draws) == pytest.approx(chance, abs=0.03)
 

@@ -6,9 +6,7 @@ pure-torch product. Knows launches; what they compute is in `triton_kernels`.
 """
 
 import dataclasses
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from strata_runtime.formats.gptq.weight import GptqWeight
 from strata_runtime.formats.pieces import multiply_in_pieces
 from strata_runtime.formats.planes.planes import TILE_COLUMNS
 from strata_runtime.formats.weights import PlanesWeight
+from strata_runtime.kernels.triton_device import current, is_usable
 
 MOST_TOKENS = 16
 ROWS = 32  # of the weight in one program: two fragments of 16 rows of the tensor cores
@@ -26,7 +25,6 @@ SELECTED_BITS = 6  # up to here a row's table fits in registers
 PROGRAMS_ON_MULTIPROCESSOR = {2: 7, 3: 7, 4: 6, 5: 5, 6: 4, 7: 4, 8: 4}
 WEIGHTS_AT_A_TIME = 1 << 26  # decoded: 128 MiB beside the weight itself
 OPTIONS = {"enable_fp_fusion": False}  # roundings are the reference's; left out, Triton warns
-_OLDEST_CAPABILITY = (8, 0)  # bfloat16 in the tensor cores, asynchronous copies
 _WORD_BYTES = 4
 
 
@@ -43,7 +41,7 @@ class Launch:
 
 def product_runs(tokens: Tensor, weight: PlanesWeight | GptqWeight) -> bool:
     """Whether the kernels take these: a GPU with Triton, activations of 16 bits, and a table of the same type."""
-    if not tokens.is_cuda or tokens.dtype not in {torch.float16, torch.bfloat16} or not _is_usable(tokens.device):
+    if not tokens.is_cuda or tokens.dtype not in {torch.float16, torch.bfloat16} or not is_usable(tokens.device):
         return False
     return isinstance(weight, GptqWeight) or weight.table.dtype == tokens.dtype
 
@@ -59,7 +57,7 @@ def product(tokens: Tensor, weight: PlanesWeight | GptqWeight) -> Tensor:
     share = tiles_of_share(-(-out_features // ROWS), tiles, at_a_time)
     shares = -(-tiles // share)
     sums = tokens.new_empty(shares, count, out_features, dtype=tokens.dtype if shares == 1 else torch.float32)
-    with _current(tokens.device):
+    with current(tokens.device):
         launch.product[-(-out_features // ROWS), shares](
             inputs,
             inputs.stride(0),
@@ -93,7 +91,7 @@ def decoded(weight: PlanesWeight | GptqWeight, dtype: torch.dtype) -> Tensor:
     shape = (weight.out_features, weight.in_features)
     out = launch.planes[0].new_empty(shape, dtype=dtype)
     grid = (-(-weight.out_features // ROWS), -(-words * _WORD_BYTES * 8 // TILE_COLUMNS))
-    with _current(out.device):
+    with current(out.device):
         constants = {name: value for name, value in launch.constants.items() if name != "num_stages"}
         launch.decode[grid](
             launch.planes, launch.planes[0].stride(0), words, *launch.values, out, shape, **constants
@@ -152,11 +150,6 @@ def _words(matrix: Tensor) -> Tensor:
     return matrix.view(torch.int32)
 
 
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, whatever its arguments lie on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 @cache
 def _stripes_have_one_group(words: int, group: int) -> bool:
     """Whether every run of columns that shares a bit of its bytes lies in one group."""
@@ -174,12 +167,6 @@ def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":  # the interpreter, which runs programs one by one
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@cache
-def _is_usable(device: torch.device) -> bool:
-    has_triton = torch.version.cuda is not None and find_spec("triton") is not None
-    return has_triton and torch.cuda.get_device_capability(device) >= _OLDEST_CAPABILITY
 
 
 def _kernels() -> Any:

@@ -36,6 +36,7 @@ def best(request: PlanRequest) -> float:
         return -float("inf")
 
 
+@pytest.mark.slow  # several plans of each example; test_plan_laws.py has the laws of one
 @settings(max_examples=share(12, 8), deadline=None)
 @given(
     memory=st.floats(8, 40),
