@@ -1,7 +1,7 @@
-"""What answers at the control ports of simulated pods: slots that load nothing, and gateways that reach every leader.
+"""What runs in the place of kubelets: pods that are said to run, slots that load nothing, and gateways that reach every leader.
 
-One process answers for all pods of a namespace, at their own addresses: inside the test bed's world these lead nowhere else. Started by
-`operator_testbed`. A node that is lost falls silent with its pods: its name is written into the folder that `answering_slots` gives.
+One process sees to all pods of a namespace and answers at their own addresses: inside the test bed's world these lead nowhere else. Started
+by `operator_testbed`. A node that is lost falls silent with its pods: its name is written into the folder that `answering_slots` gives.
 """
 
 import asyncio
@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
+import kubernetes.client
 import zmq
 
-from strata_operator.observe.kube import PODS, SECRETS, connect
+from strata_operator.observe.kube import PODS, SECRETS, configured, connect
 from strata_operator.observe.source import OURS
 from strata_operator.render.names import COMPONENT_LABEL, CONTROL_PORT, CONTROL_SECRET_KEY, SLOT_LABEL, process_secret
 from strata_operator.render.objects import secret_text
@@ -108,6 +110,39 @@ class Processes:
             process.socket.close(linger=0)
 
 
+class Kubelet:
+    """Says of pods that have a node that they run there, each at an address of its own."""
+
+    def __init__(self) -> None:
+        self._api = kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(configured()))
+        self._addresses = iter(ip_network(SIMULATED_PODS).hosts())
+
+    def run(self, pods: list[Object]) -> None:
+        for pod in pods:
+            if pod["spec"].get("nodeName") and not (pod.get("status") or {}).get("podIP"):
+                pod["status"] = self._running(pod)
+                meta = pod["metadata"]
+                self._api.patch_namespaced_pod_status(meta["name"], meta["namespace"], {"status": pod["status"]})
+
+    def _running(self, pod: Object) -> Object:
+        address, since = str(next(self._addresses)), pod["metadata"]["creationTimestamp"]
+        condition = {"status": "True", "lastTransitionTime": since}
+        container = {
+            "ready": True,
+            "restartCount": 0,
+            "image": "",
+            "imageID": "",
+            "state": {"running": {"startedAt": since}},
+        }
+        return {
+            "phase": "Running",
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "conditions": [{"type": name, **condition} for name in ("Initialized", "Ready", "ContainersReady")],
+            "containerStatuses": [{"name": each["name"], **container} for each in pod["spec"]["containers"]],
+        }
+
+
 async def _seen(namespace: str) -> tuple[list[Object], dict[str, Object]]:
     kube = connect()
     pods = await kube.list(PODS, namespace, OURS)
@@ -116,10 +151,12 @@ async def _seen(namespace: str) -> tuple[list[Object], dict[str, Object]]:
 
 
 def main(namespace: str, lost: Path) -> None:
-    processes, looked = Processes(namespace, lost), 0.0
+    processes, kubelet, looked = Processes(namespace, lost), Kubelet(), 0.0
     while True:
         if time.monotonic() - looked > LOOK_SECONDS:
-            processes.take(*asyncio.run(_seen(namespace)))
+            pods, secrets = asyncio.run(_seen(namespace))
+            kubelet.run(pods)
+            processes.take(pods, secrets)
             looked = time.monotonic()
         processes.fall_silent()
         processes.answer(0.1)

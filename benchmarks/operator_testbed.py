@@ -1,4 +1,7 @@
-"""`strata operator` itself on the control plane of the test bed: real API server, etcd, scheduler and controllers, kwok for kubelets.
+"""`strata operator` itself on the control plane of the test bed: real API server, etcd, scheduler and controllers.
+
+There are no kubelets: nodes say that they are Ready, other people's pods have a node and nobody runs them, and one process answers for the
+slots and gateways that the operator starts (`operator_slots`).
 
 `benchmarks.operator --testbed` runs `fill`, then `measure`, inside a world of its own. By hand, in a world that stays up:
 `python -m tests.cluster.testbed --name=bench up --nodes=0 --node-grace-seconds=100000`, then
@@ -26,7 +29,6 @@ from benchmarks.operator_slots import answering_slots
 from benchmarks.rows import Row
 from strata_operator.observe.kube import DEPLOYMENTS_OF_STRATA, NODES, PODS, Kind, Kube, configured, connect
 from strata_operator.observe.streams import tls_of
-from tests.cluster.testbed import fleet
 from tests.cluster.testbed.cluster import Cluster
 
 Object = dict[str, Any]
@@ -34,9 +36,8 @@ NAMESPACES = Kind("v1", "namespaces", namespaced=False)
 DEFINITION = Path("helm/strata/files/strata.dev_llmdeployments.yaml")
 MODELS = Path("examples/models").resolve()
 CONNECTIONS = 32
-LONGEST_SECONDS, STEADY_SECONDS = 600.0, 30.0
-GRACE_SECONDS = 100_000  # kwok renews the nodes' leases so seldom: nobody else's processors are measured here
-KWOK = {"kwok.x-k8s.io/node": "fake"}
+LONGEST_SECONDS, STEADY_SECONDS = 600.0, 20.0
+GRACE_SECONDS = 100_000  # nobody renews the nodes' leases
 PROFILE = os.environ.get(
     "STRATA_BENCHMARK_PROFILE", ""
 )  # a file: where cProfile leaves what it has seen of the operator
@@ -93,25 +94,18 @@ async def a_filler() -> AsyncIterator[Filler]:
 
 
 async def fill(size: Size) -> None:
-    """Nodes that kwok keeps Ready, and other people's pods that it says to run."""
+    """Nodes, and other people's pods on them."""
     cluster = Cluster.current()
     cluster.kubectl("apply", "--server-side", "-f", str(DEFINITION))
     await _until(lambda: '"Established"' in cluster.kubectl("get", "crd", "llmdeployments.strata.dev", "-o", "json"))
     for name in (NAMESPACE, OTHERS):
         cluster.kubectl("create", "namespace", name)
     await _until(lambda: all(_has_account(cluster, name) for name in (NAMESPACE, OTHERS)))
-    fleet.start_kwok(cluster.directory, cluster.kubeconfig, GRACE_SECONDS)
     began = time.monotonic()
     async with a_filler() as filler:
-        await filler.all(NODES, (with_kwok(a_node(number, size)) for number in range(size.nodes)))
+        await filler.all(NODES, (a_node(number, size) for number in range(size.nodes)))
         await filler.all(PODS, (a_pod(number, size) for number in range(size.pods)))
     print(f"{size.nodes} nodes and {size.pods} pods made in {time.monotonic() - began:.0f} s", flush=True)
-    await _until_run(size)
-    print(f"all of them run after {time.monotonic() - began:.0f} s", flush=True)
-
-
-def with_kwok(node: Object) -> Object:
-    return {**node, "metadata": {**node["metadata"], "annotations": KWOK}}
 
 
 def _has_account(cluster: Cluster, namespace: str) -> bool:
@@ -122,16 +116,6 @@ def _has_account(cluster: Cluster, namespace: str) -> bool:
 async def _until(is_so: Callable[[], bool]) -> None:
     while not await asyncio.to_thread(is_so):  # noqa: ASYNC110  nobody tells
         await asyncio.sleep(0.2)
-
-
-async def _until_run(size: Size) -> None:
-    async with a_filler() as filler:
-        waiting = size.pods
-        while waiting:
-            where = f"{PODS.path(OTHERS)}?fieldSelector=status.phase!=Running&limit=1"
-            some = await filler.send("GET", where)
-            waiting = len(some["items"]) + int(some["metadata"].get("remainingItemCount") or 0)
-            await asyncio.sleep(1.0)
 
 
 # What is measured.
@@ -188,9 +172,11 @@ async def _until_all(kube: Kube, size: Size, began: float, is_so: Callable[[Obje
     while time.monotonic() - began < LONGEST_SECONDS:
         things = await kube.list(DEPLOYMENTS_OF_STRATA, NAMESPACE)
         so = sum(is_so(thing.get("status") or {}) for thing in things)
+        print(f"{time.monotonic() - began:.0f} s: {so}", end="  ", flush=True)
         if so == size.deployments:
+            print()
             return time.monotonic() - began
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.0)
     raise SystemExit(f"only {so} deployments were so in {LONGEST_SECONDS:.0f} s: see the operator's log")
 
 
@@ -204,7 +190,9 @@ async def _used(process: psutil.Process, seconds: float) -> tuple[float, float]:
     """Share of a core, and bytes at the end."""
     before, since = _cpu(process), time.monotonic()
     await asyncio.sleep(seconds)
-    return (_cpu(process) - before) / (time.monotonic() - since), float(process.memory_info().rss)
+    share, held = (_cpu(process) - before) / (time.monotonic() - since), float(process.memory_info().rss)
+    print(f"{share:.3f} of a core, {held / 1e6:.0f} MB", flush=True)
+    return share, held
 
 
 async def _churned(process: psutil.Process, size: Size) -> float:

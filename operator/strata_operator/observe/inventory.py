@@ -3,8 +3,8 @@
     free = allocatable - requests of others' pods - what other deployments have claimed and not scheduled yet
 
 A deployment's own slots are its own: what they hold is free to it, also on a cordoned node, as long as they run. The
-result is the same however the own pods change, so that it changes only when the cluster does. Called by the reconciler
-and by `strata plan` on exported objects. Pure; knows no model.
+result is the same however the own pods change, so that it changes only when the cluster does. Called by `inventories`,
+which offers node by node. Pure; knows no model.
 """
 
 import hashlib
@@ -141,7 +141,9 @@ def take_inventory(
     claims: Iterable[Claim] = (),
     options: InventoryOptions | None = None,
 ) -> Inventory:
-    """Inventory for one deployment. `claims`: of all committed plans; those of this deployment are left out."""
+    """Inventory for one deployment, from everything at once: the law that `inventories` is held to by tests, and its peer in benchmarks; the
+    operator itself never takes it. `claims`: of all committed plans; those of this deployment are left out.
+    """
     options = options or InventoryOptions()
     taken = _taken_by_others(deployment, pods, claims)
     own = _own_slot_pods(deployment, pods)
