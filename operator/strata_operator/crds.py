@@ -25,6 +25,7 @@ _COLUMNS = (
     ("Tokens/s", "number", ".status.plan.predicted.tokensPerSecond", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("URL", "string", ".status.url", 1),
+    ("Gateways", "string", ".status.gatewaysReady", 1),
 )
 _KEPT = (
     "type",

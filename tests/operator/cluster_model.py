@@ -86,6 +86,11 @@ class Kubernetes(FakeApi):
         """Of the slots of a deployment."""
         return [pod for pod in self.all("pods") if _label(pod, INSTANCE_LABEL) == name and _label(pod, SLOT_LABEL)]
 
+    def gateways_of(self, name: str) -> list[Object]:
+        """Their pods."""
+        pods = (pod for pod in self.all("pods") if _label(pod, INSTANCE_LABEL) == name)
+        return [pod for pod in pods if _label(pod, COMPONENT_LABEL) == GATEWAY]
+
     def pods_on(self, node: str) -> list[Object]:
         return [pod for pod in self.all("pods") if pod["spec"].get("nodeName") == node]
 
@@ -180,7 +185,7 @@ class Kubernetes(FakeApi):
         """Time passes; controllers, scheduler and kubelets do what they have to."""
         self.time.passes(seconds)
         self._collect()
-        for made in (*self._missing("statefulsets", _slot_pod), *self._missing("deployments", _gateway_pod)):
+        for made in (*self._missing("statefulsets", _slot_pods), *self._missing("deployments", _gateway_pods)):
             self.put(PODS.path(NAMESPACE, made["metadata"]["name"]), made)
         for pod in self.all("pods"):
             if pod["metadata"]["name"] not in self.faults.stuck:
@@ -208,11 +213,11 @@ class Kubernetes(FakeApi):
         """It is to end; its kubelet sees to that."""
         pod["metadata"].setdefault("deletionTimestamp", stamp(self.now()))
 
-    def _missing(self, plural: str, pod_of: Callable[[Object], Object]) -> Iterator[Object]:
+    def _missing(self, plural: str, pods_of: Callable[[Object], list[Object]]) -> Iterator[Object]:
         for workload in self.all(plural) if not self.faults.quota else ():
-            pod = pod_of(workload)
-            if PODS.path(NAMESPACE, pod["metadata"]["name"]) not in self.objects:
-                yield pod
+            for pod in pods_of(workload):
+                if PODS.path(NAMESPACE, pod["metadata"]["name"]) not in self.objects:
+                    yield pod
 
     def _move(self, pod: Object) -> None:
         """Scheduled, started, loaded, ended: one step of each."""
@@ -248,7 +253,7 @@ class Kubernetes(FakeApi):
         if of is None or pod["metadata"].get("deletionTimestamp") or pod["spec"] != of["spec"]["template"]["spec"]:
             self.end(pod)
         elif self._started(pod, FakeGateway):
-            pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+            pod["status"] |= {"conditions": [{"type": "Ready", "status": "True"}], "podIP": address_of(pod)}
 
     def _started(self, pod: Object, make: Callable[[], FakeSlot | FakeGateway]) -> FakeSlot | FakeGateway | None:
         """None while the Secret that it reads is not there."""
@@ -293,10 +298,10 @@ class Kubernetes(FakeApi):
 
     def _is_missed(self, pod: Object, lost: FakeSlot) -> None:
         """The others of its epoch, and the gateway, see their connections close."""
-        gateway = self.one("pods", f"{_label(pod, INSTANCE_LABEL)}-gateway-x")
-        process = self.processes.get(gateway["metadata"]["uid"]) if gateway else None
-        if process is not None and isinstance(process.speaks, FakeGateway):
-            process.speaks.lost.add(lost.name)
+        for gateway in self.gateways_of(_label(pod, INSTANCE_LABEL)):
+            process = self.processes.get(gateway["metadata"]["uid"])
+            if process is not None and isinstance(process.speaks, FakeGateway):
+                process.speaks.lost.add(lost.name)
         for other in self.pods_of(_label(pod, INSTANCE_LABEL)):
             neighbour = self.slot_of(other)
             if neighbour is not None and neighbour is not lost and neighbour.committed == lost.committed:
@@ -332,12 +337,20 @@ def _deployment_path(name: str) -> str:
     return kind_of({"kind": "LLMDeployment"}).path(NAMESPACE, name)
 
 
-def _slot_pod(stateful_set: Object) -> Object:
-    return _pod(stateful_set, f"{stateful_set['metadata']['name']}-0")
+def address_of(pod: Object) -> str:
+    """Of its own, as long as it lives."""
+    return f"10.0.0.{pod['metadata']['uid']}"
 
 
-def _gateway_pod(deployment: Object) -> Object:
-    return _pod(deployment, f"{deployment['metadata']['name']}-x")
+def _slot_pods(stateful_set: Object) -> list[Object]:
+    return [_pod(stateful_set, f"{stateful_set['metadata']['name']}-0")]
+
+
+def _gateway_pods(deployment: Object) -> list[Object]:
+    return [
+        _pod(deployment, f"{deployment['metadata']['name']}-{'xyz'[place]}")
+        for place in range(deployment["spec"]["replicas"])
+    ]
 
 
 def _pod(workload: Object, name: str) -> Object:

@@ -155,8 +155,10 @@ class ModelControl:
     def _reached(self, endpoint: Endpoint) -> tuple[Any, str]:
         """The process behind an address, if it can be reached and the key opens its port; and the node that it is on."""
         host = endpoint.host.partition(".")[0]
-        name = f"{host.removesuffix('-control')}-x" if host.endswith("-gateway-control") else host
-        pod = self._cluster.objects.get(PODS.path(NAMESPACE, name))
+        named = self._cluster.objects.get(PODS.path(NAMESPACE, host))
+        pod = named or next(
+            (each for each in self._cluster.all("pods") if each["status"].get("podIP") == endpoint.host), None
+        )
         process = self._cluster.processes.get(pod["metadata"]["uid"]) if pod else None
         node = str(pod["spec"].get("nodeName", "")) if pod else ""
         if process is None or process.key != endpoint.secret or node in self._cluster.faults.unreachable:

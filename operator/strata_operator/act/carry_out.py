@@ -5,6 +5,7 @@ with its sentence and tried again later; the rest is done all the same. Decides 
 still be taken.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -82,7 +83,12 @@ class Hands:
         if all(_named(each, view) in kept.refusals for each in actions if _comes_first(each)):
             kept.wants({_named(action, view) for action in actions})
         changed = unsafe = False
+        told = [action for action in actions if isinstance(action, SendToSlot | SendToGateway)]
         for action in actions:
+            if told and action is told[0]:  # side by side: one that is silent keeps nothing from the others
+                changed |= any(await asyncio.gather(*(self._try(each, look, view, kept) for each in told)))
+            if action in told:
+                continue
             kind = action.manifest["kind"] if isinstance(action, Apply) else ""
             if unsafe and kind in RUN_PODS:
                 continue

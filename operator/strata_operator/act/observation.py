@@ -22,6 +22,7 @@ from strata_operator.decide.reconcile import manifest_digest
 from strata_operator.decide.view import (
     NodeView,
     View,
+    gateway_hosts,
     gateway_is_ready,
     gateway_pod_views,
     given_the_control_key,
@@ -35,9 +36,7 @@ from strata_operator.render import RenderOptions, image_for
 from strata_operator.render.names import (
     CONTROL_PORT,
     CONTROL_SECRET_KEY,
-    GATEWAY,
     INSTANCE_LABEL,
-    gateway_control_host,
     gateway_name,
     process_secret,
     slot_address,
@@ -52,6 +51,7 @@ from strata_planner.contract.plan import NO_SPECULATION, Plan
 log = logging.getLogger(__name__)
 
 APPLY_EACH_SECONDS = 12.0  # for each deployment there is
+_GATEWAY_PODS = "gateway/"  # before their names: no slot is called so
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ class Look:
         manifests = self.readings.manifests(deployment, newest, options) if newest else ()
         number = newest.epoch.number if newest else 0
         seen = _observe(deployment, plan, key, snapshot, kept.links)
-        gateway = next(iter(seen.gateways.values()), None)
+        # Each of them has counted what all have asked for. One that stays the same, for as long as it lives.
+        gateway = next((seen.gateways[name] for name in sorted(seen.gateways)), None)
         return View(
             now=self.clock.now(),
             deployment=deployment,
@@ -184,7 +185,7 @@ def _is_away(node: NodeView | None) -> bool:
 
 
 def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:
-    """Follow the plan's slots and the gateway, and hand over what they have said last."""
+    """Follow the plan's slots and every gateway's pod, and hand over what they have said last."""
     addresses = {slot: slot_address(deployment, slot) for slot in slots_in(plan)} if plan else {}
     earlier = given_the_control_key(deployment, snapshot.pods)
     stored = _keys_of(deployment, snapshot)
@@ -197,8 +198,10 @@ def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: S
         for slot, address in addresses.items()
     }
     if plan:
-        secret = key_of(GATEWAY, gateway_name(deployment), gateway_secret(key))
-        endpoints[GATEWAY] = Endpoint(gateway_control_host(deployment), CONTROL_PORT, secret)
+        derived = gateway_secret(key)
+        for pod, host in gateway_hosts(deployment, snapshot.pods).items():
+            secret = key_of(pod, gateway_name(deployment), derived)
+            endpoints[f"{_GATEWAY_PODS}{pod}"] = Endpoint(host, CONTROL_PORT, secret)
     links.follow(endpoints)
     return Observed(
         slots=as_kind(links.statuses, SlotStatus),

@@ -324,12 +324,18 @@ class RuntimeSpec(ApiType):
     pod: PodOverlay = PodOverlay()
 
 
+MOST_GATEWAYS = 8  # each keeps the answers of all others
+
+
 class GatewayService(ApiType):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     """Type of the Service that clients reach the OpenAI API through."""
 
 
 class GatewaySpec(ApiType):
+    replicas: Annotated[int, Field(ge=1, le=MOST_GATEWAYS)] = 1
+    """Gateways in front of the same leaders. With two or more the death of one breaks no more than its connections: docs/openai-api.md says how a
+    client goes on."""
     api_keys_secret_ref: ApiKeysSecretRef | None = None
     """Clients must present one of these keys; without it the API is open to whoever reaches the Service."""
     allowed_origins: Annotated[

@@ -199,6 +199,8 @@ class LLMDeploymentStatus(StatusType):
     """The runtime image in use, recorded so that an upgrade of the operator restarts no slot."""
     stages_ready: Annotated[str, Field(max_length=32)] | None = None
     """Ready and planned stages, as in 2/3."""
+    gateways_ready: Annotated[str, Field(max_length=32)] | None = None
+    """Gateways that reach all leaders of the newest epoch, and those that are wanted, as in 2/2."""
     devices: Text | None = None
     """The devices in use, as in 3 x T4, 1 x V100-32GB."""
     conditions: Annotated[

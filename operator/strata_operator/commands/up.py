@@ -100,6 +100,8 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
         for sentence in port.failures():  # needs no file: told with what is wrong in them
             error.add_note(sentence)
         raise
+    if (wanted := question.deployment.spec.gateway.replicas) > 1:
+        console.print(f"spec.gateway.replicas: {wanted} are for Kubernetes; here one gateway listens at the port")
     tokenizer = held.enter_context(runtime_check(question.request.model_uri))
     if failed := failures([port, *_checks(options, question, held)]):
         raise PreflightError([*failed, *tokenizer.failures()])

@@ -35,7 +35,7 @@ class Outcome:
 
 
 def is_serving(view: View) -> bool:
-    """Every slot serves the newest plan, every gateway has reached its leaders, and clients reach a gateway."""
+    """Every slot serves the newest plan, a gateway has reached its leaders, and clients reach a gateway."""
     newest = view.newest
     if newest is None or not view.is_committed or not view.gateway_ready:
         return False
@@ -76,9 +76,7 @@ def conditions_of(view: View, outcome: Outcome, *, ready: bool) -> tuple[Conditi
         "Rendered": _rendered(view),
         "StagesReady": _stages_ready(view),
         "Updated": _updated(view, outcome, ready=ready),
-        "Ready": ("True", "Serving", f"epoch {outcome.committed} serves at {gateway_url(view.deployment)}")
-        if ready
-        else ("False", *_why_not_ready(view, outcome)),
+        "Ready": ("True", "Serving", _serving(view, outcome)) if ready else ("False", *_why_not_ready(view, outcome)),
         "Degraded": _degraded(view, outcome, ready=ready),
     }
     if view.troubles:
@@ -189,6 +187,14 @@ def _stage_state(view: View, stage: Stage) -> str:
     if pod is None:
         return f"{stage.slot}: has no pod yet"
     return f"{stage.slot}: {pod.waiting_for or f'does not answer on node {pod.node}'}"
+
+
+def _serving(view: View, outcome: Outcome) -> str:
+    told = f"epoch {outcome.committed} serves at {gateway_url(view.deployment)}"
+    ready, wanted_ready = view.gateways_ready, view.deployment.spec.gateway.replicas
+    trouble = view.gateway_trouble
+    why = f": {trouble.message}" if trouble and trouble.is_there(view.now) else ""
+    return told if ready >= wanted_ready else f"{told}; {ready} of {wanted_ready} gateways{why}"
 
 
 def _why_not_ready(view: View, outcome: Outcome) -> tuple[str, str]:

@@ -131,16 +131,18 @@ def slots_of(plan: Plan) -> set[str]:
 
 
 def is_ready(desired: Plan, ledger: Ledger, seen: Observed) -> bool:
-    """Every slot serves the desired plan, and every gateway (at least one) has spoken with all its leaders."""
+    """Every slot serves the desired plan, and a gateway has spoken with all its leaders: another one that has not delays nobody."""
     epoch = ledger.newest
-    if epoch is None or not seen.gateways or next_steps(desired, ledger, seen):
+    if epoch is None or any(not isinstance(step, SendToGateway) for step in next_steps(desired, ledger, seen)):
         return False
     return all(
         slot in seen.slots and seen.slots[slot].committed_epoch == epoch.number for slot in slots_of(epoch.plan)
-    ) and all(
-        gateway.epoch == epoch.number and gateway.leaders_connected == len(epoch.plan.replicas)
-        for gateway in seen.gateways.values()
-    )
+    ) and any(reaches_all(gateway, epoch) for gateway in seen.gateways.values())
+
+
+def reaches_all(gateway: GatewayStatus, epoch: Epoch) -> bool:
+    """Whether a gateway routes to this epoch and has spoken with all its leaders."""
+    return gateway.epoch == epoch.number and gateway.leaders_connected == len(epoch.plan.replicas)
 
 
 def _broken(epoch: Epoch, status: SlotStatus) -> str:

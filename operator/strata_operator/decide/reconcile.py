@@ -159,9 +159,7 @@ def _retire(view: View) -> tuple[Action, ...]:
 
 
 def _freed(view: View) -> tuple[DeletePod, ...]:
-    """A gateway that is to end on a node that cannot end it: with another template, `Recreate` would wait for it without end, and
-    no gateway would run meanwhile.
-    """
+    """A gateway that is to end on a node that cannot end it: nobody else confirms that."""
     return tuple(
         DeletePod(pod.name, pod.uid)
         for pod in view.gateway_pods

@@ -61,6 +61,7 @@ def status_of(view: View, outcome: Outcome) -> LLMDeploymentStatus:
         committed_epoch=outcome.committed,
         image=view.deployment.status.image,
         stages_ready=f"{serving}/{len(stages)}" if stages else None,
+        gateways_ready=f"{view.gateways_ready}/{view.deployment.spec.gateway.replicas}" if stages else None,
         devices=_devices(view),
         conditions=conditions_of(view, outcome, ready=ready),
         plan=_plan_status(newest) if newest else None,

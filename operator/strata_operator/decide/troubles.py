@@ -96,15 +96,14 @@ def _image_unusable(view: View, stage: Stage) -> str:
 
 def _is_missed(view: View, stage: Stage) -> bool:
     """Whether a served epoch waits for a slot that is silent on a Ready node. One that only its controller does not hear goes on
-    serving: neither the slots that answer, nor the gateway, nor the kubelet knows of a loss. Nodes that are away are the brake's.
+    serving: neither the slots that answer, nor a gateway, nor the kubelet knows of a loss. Nodes that are away are the brake's.
     """
     newest, node, pod = view.newest, view.nodes.get(stage.node), view.pod_of(stage.slot)
     if newest is None or node is None or node.away_since or view.answers(stage.slot):
         return False
     epoch, leaders = newest.epoch, len(newest.epoch.plan.replicas)
-    unreached = stage.leader and any(
-        each.epoch == epoch.number and each.leaders_connected < leaders for each in view.seen.gateways.values()
-    )
+    routed = [each for each in view.seen.gateways.values() if each.epoch == epoch.number]
+    unreached = stage.leader and bool(routed) and all(each.leaders_connected < leaders for each in routed)
     return unreached or pod is None or not pod.is_running or bool(why_broken(epoch, view.seen))
 
 

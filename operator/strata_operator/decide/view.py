@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from strata_operator.api import LLMDeployment
-from strata_operator.decide.epochs import Ledger, Observed
+from strata_operator.decide.epochs import Ledger, Observed, reaches_all
 from strata_operator.decide.pod_troubles import PodTrouble, out_of_memory_at, pod_trouble
 from strata_operator.render.digest import same_spec, spec_digest
 from strata_operator.render.names import (
@@ -27,6 +27,7 @@ from strata_planner.contract.plan import Plan, Stage
 
 Object = dict[str, Any]
 NONE_DRAFTED = DraftCounts()
+_ENDED = {"Succeeded", "Failed"}  # phases of pods that never run again
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,12 @@ class View:
         return next((pod.trouble for pod in self.gateway_pods if pod.trouble), None)
 
     @property
+    def gateways_ready(self) -> int:
+        """How many serve the newest epoch: they route to it and reach all its leaders."""
+        epoch = self.newest.epoch if self.newest else None
+        return 0 if epoch is None else sum(reaches_all(gateway, epoch) for gateway in self.seen.gateways.values())
+
+    @property
     def newest(self) -> EpochRecord | None:
         return self.records[-1] if self.records else None
 
@@ -177,6 +184,20 @@ def gateway_pod_views(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any
     return tuple(map(_pod_view, _gateway_pods(deployment, pods)))
 
 
+def gateway_hosts(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Where each gateway's pod is reached, by its name: those that have an address and whose containers have not all ended for good."""
+    found = {pod["metadata"]["name"]: pod.get("status") or {} for pod in _gateway_pods(deployment, pods)}
+    return {
+        name: host for name, status in found.items() if status.get("phase") not in _ENDED and (host := _address(status))
+    }
+
+
+def _address(status: Mapping[str, Any]) -> str:
+    """Of the first family that ZeroMQ speaks unasked, which is IPv4."""
+    listed = [str(each.get("ip", "")) for each in status.get("podIPs") or ()]
+    return next((address for address in listed if ":" not in address), str(status.get("podIP") or ""))
+
+
 def gateway_is_ready(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> bool:
     """Whether a gateway's pod is Ready: only then the Service leads to it."""
     return any(
@@ -187,9 +208,9 @@ def gateway_is_ready(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]
 
 
 def given_the_control_key(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Slots, and GATEWAY, whose pods read the Secret that only the operator should: those that 0.1.0 made and that still run."""
+    """Slots, and gateways' pods, that read the Secret which only the operator should: those that 0.1.0 made and that still run."""
     return frozenset(
-        pod_label(pod, SLOT_LABEL) or pod_label(pod, COMPONENT_LABEL)
+        pod_label(pod, SLOT_LABEL) or pod["metadata"]["name"]
         for pod in pods
         if is_pod_of(deployment, pod) and control_secret(deployment) in _secrets_read_by(pod)
     )

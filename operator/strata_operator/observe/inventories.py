@@ -248,7 +248,6 @@ def _is_slot(pod: dict[str, object]) -> bool:
 def _audience_of(deployment: LLMDeployment) -> str:
     """What of a deployment decides which nodes it may use, and how much of them."""
     placement = deployment.spec.placement.model_dump(mode="json", include={"node_selector", "tolerations", "exclude"})
-    reserve = dict(deployment.spec.gateway.resources.requests or {})
-    return msgspec.json.encode(
-        [placement, {name: str(amount) for name, amount in reserve.items()}], order="sorted"
-    ).decode()
+    gateway = deployment.spec.gateway
+    reserve = {name: str(amount) for name, amount in (gateway.resources.requests or {}).items()}
+    return msgspec.json.encode([placement, reserve, gateway.replicas], order="sorted").decode()

@@ -288,9 +288,10 @@ class _SeenNode:
         return Device(type=CPU, count=count, memory_bytes=(memory - idle) // count, threads=int(processors) // count)
 
     def _free(self) -> tuple[Decimal, int]:
-        """Processors, and bytes, of which the gateway must find some wherever it lands."""
-        reserve = amounts(self.deployment.spec.gateway.resources.requests)
-        free = remaining(self._allocatable(), [self.taken, reserve])
+        """Processors, and bytes, of which the gateways must find some wherever they land, all of them on one node where there is no other."""
+        gateway = self.deployment.spec.gateway
+        reserve = amounts(gateway.resources.requests)
+        free = remaining(self._allocatable(), [self.taken, *[reserve] * gateway.replicas])
         return free.get(CPU, Decimal()), int(free.get(MEMORY, 0))
 
     def _has(self, held: Device) -> bool:

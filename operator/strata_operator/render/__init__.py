@@ -5,8 +5,8 @@
 | objects | metadata, owner references, labels                                             |
 | pods    | what slot and gateway pods share: security, volumes, environment               |
 | slot    | a StatefulSet per slot                                                         |
-| gateway | the gateway's Deployment and Services                                          |
-| network | the headless Service of the slots, NetworkPolicies, the disruption budget      |
+| gateway | the gateways' Deployment and Services                                          |
+| network | the headless Service of the slots, NetworkPolicies, the disruption budgets     |
 | epoch   | the immutable ConfigMap and Secret of one epoch                                |
 
 Roles never show in a pod template: they come by `prepare`, so that a new plan on the same devices changes no pod. Objects

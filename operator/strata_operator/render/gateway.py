@@ -1,8 +1,16 @@
-"""The gateway's Deployment, the Service that clients use, and the headless one for its control port. Called by render."""
+"""The gateways' Deployment, the Service that clients use, and the headless one of their other ports. Called by render."""
 
 from strata_operator.api import LLMDeployment
 from strata_operator.api.spec import GatewaySpec
-from strata_operator.render.names import CONTROL_PORT, GATEWAY, HTTP_PORT, gateway_control_service, gateway_name, labels
+from strata_operator.render.names import (
+    CONTROL_PORT,
+    GATEWAY,
+    HTTP_PORT,
+    JOURNAL_PORT,
+    gateway_control_service,
+    gateway_name,
+    labels,
+)
 from strata_operator.render.objects import Object, RenderOptions, metadata
 from strata_operator.render.pods import container, pod_spec, tolerations
 
@@ -23,10 +31,10 @@ def _deployment(deployment: LLMDeployment, options: RenderOptions) -> Object:
         "kind": "Deployment",
         "metadata": metadata(deployment, gateway_name(deployment), own_labels),
         "spec": {
-            "replicas": 1,
+            "replicas": deployment.spec.gateway.replicas,
             "revisionHistoryLimit": 1,
-            # Two gateways at once would share one control address: the old one ends first.
-            "strategy": {"type": "Recreate"},
+            # One after the other, and none beside those that were asked for: nodes may have room for no more.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             "selector": {"matchLabels": own_labels},
             "template": {
                 "metadata": {"labels": own_labels, "annotations": dict(annotations)},
@@ -46,12 +54,14 @@ def _pod(deployment: LLMDeployment, options: RenderOptions) -> Object:
         *("--model-uri", options.model_uri or deployment.spec.model.uri, "--served-model-name", deployment.name),
         *(() if keys is None else ("--api-keys-file", f"{_KEYS_FOLDER}/{keys.key}")),
         *page_flags(asked),
+        *_twin_flags(deployment),
     ]
     made = container(deployment, GATEWAY, gateway_name(deployment), options.image, command, environment={})
     made |= {
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
             {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
+            *([{"name": "journal", "containerPort": JOURNAL_PORT, "protocol": "TCP"}] if asked.replicas > 1 else []),
         ],
         "resources": asked.resources.model_dump(by_alias=True),
         "startupProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 2, "failureThreshold": 150},
@@ -60,11 +70,31 @@ def _pod(deployment: LLMDeployment, options: RenderOptions) -> Object:
         "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 10, "failureThreshold": 6},
     }
     pod = pod_spec(deployment, made) | {"tolerations": tolerations(deployment, seconds=_SECONDS_ON_A_LOST_NODE)}
+    if asked.replicas > 1:
+        pod["topologySpreadConstraints"] = [_apart(deployment)]
     if keys is not None:
         secret = {"secretName": keys.name, "items": [{"key": keys.key, "path": keys.key}]}
         pod["volumes"].append({"name": _KEYS_VOLUME, "secret": secret})
         made["volumeMounts"].append({"name": _KEYS_VOLUME, "mountPath": _KEYS_FOLDER, "readOnly": True})
     return pod
+
+
+def _twin_flags(deployment: LLMDeployment) -> list[str]:
+    """Gateways find each other by the name of all of them, whoever of the operator and its API server is away."""
+    if deployment.spec.gateway.replicas == 1:
+        return []
+    host = f"{gateway_control_service(deployment)}.{deployment.namespace}.svc"
+    return ["--journal-port", str(JOURNAL_PORT), "--peers", f"{host}:{JOURNAL_PORT}"]
+
+
+def _apart(deployment: LLMDeployment) -> Object:
+    """On one node only where there is no other: its loss would be that of all gateways."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": labels(deployment, GATEWAY)},
+    }
 
 
 def page_flags(asked: GatewaySpec) -> list[str]:
@@ -97,6 +127,9 @@ def _control_service(deployment: LLMDeployment) -> Object:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": own_labels,
-            "ports": [{"name": "control", "port": CONTROL_PORT, "targetPort": "control", "protocol": "TCP"}],
+            "ports": [
+                {"name": "control", "port": CONTROL_PORT, "targetPort": "control", "protocol": "TCP"},
+                {"name": "journal", "port": JOURNAL_PORT, "targetPort": JOURNAL_PORT, "protocol": "TCP"},
+            ],
         },
     }

@@ -12,6 +12,7 @@ DATA_PORT = 7071
 REQUEST_PORT = 7171
 MOST_ROLES = 100  # data and request ports of a slot are this many, from the first on
 HTTP_PORT = 8000
+JOURNAL_PORT = 7072  # of a gateway, for the other ones
 
 NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
@@ -45,12 +46,12 @@ def slots_service(deployment: LLMDeployment) -> str:
 
 
 def gateway_name(deployment: LLMDeployment) -> str:
-    """The gateway's Deployment, and the Service that clients use."""
+    """The gateways' Deployment, and the Service that clients use."""
     return f"{deployment.name}-gateway"
 
 
 def gateway_control_service(deployment: LLMDeployment) -> str:
-    """The headless Service of the gateway's control port; it resolves before the gateway is ready."""
+    """The headless Service of the gateways' other ports; it resolves to each of them, before it is ready."""
     return f"{deployment.name}-gateway-control"
 
 
@@ -81,11 +82,6 @@ def slot_address(deployment: LLMDeployment, slot: str) -> SlotAddress:
         data_port=DATA_PORT,
         request_port=REQUEST_PORT,
     )
-
-
-def gateway_control_host(deployment: LLMDeployment) -> str:
-    """Where the gateway's control port is reached, at CONTROL_PORT."""
-    return f"{gateway_control_service(deployment)}.{deployment.namespace}.svc"
 
 
 def gateway_url(deployment: LLMDeployment) -> str:

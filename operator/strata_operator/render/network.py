@@ -1,4 +1,4 @@
-"""Who may reach whom: the slots' headless Service, two NetworkPolicies, the disruption budget. Called by render.
+"""Who may reach whom: the slots' headless Service, two NetworkPolicies, the disruption budgets. Called by render.
 
 Roles change, so slots may reach each other whatever the plan says: the policy is per deployment, not per neighbour. The
 connections are those of docs/structure.md; a test holds the two together.
@@ -13,6 +13,7 @@ from strata_operator.render.names import (
     GATEWAY,
     HTTP_PORT,
     INSTANCE_LABEL,
+    JOURNAL_PORT,
     MOST_ROLES,
     NAME_LABEL,
     OPERATOR,
@@ -34,7 +35,8 @@ def network_objects(deployment: LLMDeployment, options: RenderOptions) -> list[O
         _headless_service(deployment),
         _slot_policy(deployment, options),
         _gateway_policy(deployment, options),
-        _disruption_budget(deployment),
+        _disruption_budget(deployment, SLOT, slots_service(deployment)),
+        _disruption_budget(deployment, GATEWAY, gateway_name(deployment)),
     ]
 
 
@@ -68,15 +70,21 @@ def _slot_policy(deployment: LLMDeployment, options: RenderOptions) -> Object:
 
 
 def _gateway_policy(deployment: LLMDeployment, options: RenderOptions) -> Object:
-    slots = _pods(_selector(deployment, SLOT))
+    slots, gateways = _pods(_selector(deployment, SLOT)), _pods(_selector(deployment, GATEWAY))
+    journals: Object = {"ports": [_port(JOURNAL_PORT)]}
     return _policy(
         deployment,
         GATEWAY,
         ingress=[
             {"ports": [_port(HTTP_PORT)]},  # clients and the metrics scraper, from anywhere that reaches the Service
             {"from": [_operator(options)], "ports": [_port(CONTROL_PORT)]},
+            {"from": [gateways], **journals},
         ],
-        egress=[{"to": [slots], "ports": [_range(REQUEST_PORT)]}, *_common_egress(deployment)],
+        egress=[
+            {"to": [slots], "ports": [_range(REQUEST_PORT)]},
+            {"to": [gateways], **journals},
+            *_common_egress(deployment),
+        ],
     )
 
 
@@ -101,16 +109,16 @@ def _common_egress(deployment: LLMDeployment) -> list[Object]:
     return [_DNS, _HUB] if downloads(deployment) else [_DNS]
 
 
-def _disruption_budget(deployment: LLMDeployment) -> Object:
-    """A drain takes slots one by one, each a planned loss; slots that are not healthy never stand in its way."""
+def _disruption_budget(deployment: LLMDeployment, component: str, name: str) -> Object:
+    """A drain takes slots one by one, each a planned loss, and gateways likewise; those that are not healthy never stand in its way."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(deployment, slots_service(deployment), labels(deployment, SLOT)),
+        "metadata": metadata(deployment, name, labels(deployment, component)),
         "spec": {
             "maxUnavailable": 1,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": _selector(deployment, SLOT)},
+            "selector": {"matchLabels": _selector(deployment, component)},
         },
     }
 

@@ -8,6 +8,8 @@ slot as the controller does, nor a gateway as a slot; a zombie of an old epoch l
 |-----------------|--------------------------|-----------------------------------------------------|
 | slot_secret     | a slot's control port    | that slot                                           |
 | gateway_secret  | a gateway's control port | gateways                                            |
+| journal_secret  | a gateway's journal port | gateways                                            |
+| position_secret | (signs places in streams)| gateways                                            |
 | request_secret  | leaders' request ports   | gateways and slots                                  |
 | RoleKeys        | the data port of a role  | the role, the one before it and the one behind it   |
 """
@@ -42,6 +44,14 @@ def slot_secret(control_secret: str, slot: str) -> str:
 
 def gateway_secret(control_secret: str) -> str:
     return _derived(control_secret, "control/gateway")
+
+
+def journal_secret(gateway_secret: str) -> str:
+    return _derived(gateway_secret, "journal")
+
+
+def position_secret(gateway_secret: str) -> str:
+    return _derived(gateway_secret, "positions")
 
 
 def request_secret(epoch_key: str) -> str:

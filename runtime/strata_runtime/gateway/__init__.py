@@ -29,6 +29,10 @@
 | journal      | running requests and the law that no token comes twice or is skipped            | pure  |
 | suspicion    | which requests may be the reason of failed steps                                | pure  |
 | routing      | which replica gets a request                                                    | pure  |
+| asked        | whether an answer is kept, and where it goes on                                 | pure  |
+| keeper       | answers that outlive their connections                                          | shell |
+| twins        | tells the other gateways what this one keeps                                    | shell |
+| positions    | what the id of a stream's event says                                            | pure  |
 | leader_link  | one authenticated connection to a leader                                        | shell |
 | control      | the control port                                                                | shell |
 | metrics      | Prometheus, under vLLM's names where they exist                                 | shell |

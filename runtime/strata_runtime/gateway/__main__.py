@@ -5,6 +5,7 @@ reads the tokenizer, then serves until SIGTERM or SIGINT. Exit codes: 0 asked to
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import signal
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from strata_planner.contract.keys import journal_secret, position_secret
 from strata_runtime.collector import freeze_imports
 from strata_runtime.errors import InputError
 from strata_runtime.gateway.control import ControlServer
@@ -20,6 +22,8 @@ from strata_runtime.gateway.errors import StartError
 from strata_runtime.gateway.http.api_keys import read_api_keys
 from strata_runtime.gateway.http.app import Gateway, create_app
 from strata_runtime.gateway.http.connections import WAITING_CLIENTS, BoundedServer, server_config
+from strata_runtime.gateway.keeping.keeper import Keeper
+from strata_runtime.gateway.keeping.twins import TwinLinks
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits, Settings, read_settings
@@ -28,7 +32,7 @@ from strata_runtime.gateway.trials import GrammarTrials
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.logs import set_up_logs
 from strata_runtime.stopwatch import Stopwatch
-from strata_runtime.wire.transport import take_all_files
+from strata_runtime.wire.transport import Keys, take_all_files
 
 log = logging.getLogger(__name__)
 
@@ -51,25 +55,26 @@ async def serve(settings: Settings) -> None:
     limits = within_files(settings.limits, take_all_files())
     metrics = Metrics(settings.served_model_name)
     dispatcher = Dispatcher(limits, metrics)
-    control: ControlServer | None = None
-    try:
+    async with contextlib.AsyncExitStack() as held:
+        held.push_async_callback(dispatcher.close)
         control = ControlServer(dispatcher, settings.control_host, settings.control_port, settings.control_key)
+        held.push_async_callback(control.close)
+        held.callback(listener.close)
+        keeper = Keeper(dispatcher, limits, position_secret(settings.control_key).encode())
+        held.push_async_callback(keeper.close)
+        if settings.journal_port is not None:
+            held.push_async_callback(_twins(settings, settings.journal_port, keeper, dispatcher).close)
         watch = Stopwatch()
         with watch.during("tokenizer"):
             tokenizer = await asyncio.to_thread(_load_tokenizer, settings.model_uri)
         watch.tell(log)
         trials = GrammarTrials(tokenizer)
+        held.push_async_callback(trials.close)
         name = settings.served_model_name
-        gateway = Gateway(name, tokenizer, dispatcher, metrics, api_keys, limits, trials, settings.pages)
+        gateway = Gateway(name, tokenizer, dispatcher, metrics, api_keys, limits, trials, settings.pages, keeper)
         host, port = listener.getsockname()[:2]
         log.info("gateway of %s: http://%s:%d, control port %d", settings.served_model_name, host, port, control.port)
         await _serve_http(gateway, listener, control, asked_to_end)
-        await trials.close()
-    finally:
-        listener.close()
-        if control is not None:
-            await control.close()
-        await dispatcher.close()
 
 
 async def _serve_http(
@@ -92,6 +97,15 @@ async def _serve_http(
     if failing.done():
         await failing
     failing.cancel()
+
+
+def _twins(settings: Settings, port: int, keeper: Keeper, dispatcher: Dispatcher) -> TwinLinks:
+    """It listens to the other gateways, and tells them all that it keeps."""
+    keys = Keys.of(journal_secret(settings.control_key))
+    twins = TwinLinks(dispatcher.incarnation, settings.control_host, port, keys, keeper.hear, keeper.whole)
+    keeper.twins = twins
+    twins.follow(settings.peers)
+    return twins
 
 
 def _hear_signals() -> asyncio.Event:

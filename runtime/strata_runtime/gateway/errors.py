@@ -7,8 +7,11 @@
         ├── InvalidRequestError     400  fix the request
         ├── UnauthorizedError       401  send a valid key
         ├── NotFoundError           404  ask for what exists
+        ├── ConflictError           409  send it again
+        ├── GoneError               410  send it as another request
         ├── BodyTooLargeError       413  send less
         ├── MediaTypeError          415  say that the body is JSON
+        ├── ReusedKeyError          422  send it under another key
         ├── TooManyRequestsError    429  send again later
         ├── RequestFailedError      500  report it
         ├── UnavailableError        503  send again after `retry_after_seconds`
@@ -54,6 +57,19 @@ class UnauthorizedError(ApiError):
 
 class NotFoundError(ApiError):
     status = HTTPStatus.NOT_FOUND
+
+
+class ConflictError(ApiError):
+    status = HTTPStatus.CONFLICT
+    retry_after_seconds = 1
+
+
+class GoneError(ApiError):
+    status = HTTPStatus.GONE
+
+
+class ReusedKeyError(ApiError):
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 class BodyTooLargeError(ApiError):

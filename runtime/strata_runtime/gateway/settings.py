@@ -30,6 +30,9 @@ class Limits:
     max_unread_events: int = 1024  # of each answer: a client that reads none of them for so long gets no more
     hold_seconds: float = 120.0  # how long a request waits for a leader
     drain_seconds: float = 2.0  # how long running requests may go on after SIGTERM
+    resume_seconds: float = 30.0  # how long an answer under an Idempotency-Key goes on while nobody reads it
+    keep_seconds: float = 120.0  # how long it is kept once it is complete
+    max_kept_bytes: int = 2**26  # of all that are kept; the oldest go first
 
     def body_bytes(self, max_tokens: int) -> int:
         """The largest body that is read: 256 bytes for each token that prompt and answer may have, within bounds.
@@ -52,6 +55,14 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """Where other gateways are reached: a name may stand for several."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the process was started with."""
 
@@ -65,6 +76,8 @@ class Settings:
     api_keys_file: Path | None
     limits: Limits
     pages: Pages
+    journal_port: int | None = None  # for other gateways
+    peers: tuple[Peer, ...] = ()
 
 
 def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -94,8 +107,13 @@ def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str
             max_unread_events=flags.max_unread_events,
             hold_seconds=flags.hold_seconds,
             drain_seconds=flags.drain_seconds,
+            resume_seconds=flags.resume_seconds,
+            keep_seconds=flags.keep_seconds,
+            max_kept_bytes=flags.max_kept_bytes,
         ),
         pages=Pages(flags.allowed_origins, flags.docs),
+        journal_port=flags.journal_port,
+        peers=flags.peers,
     )
 
 
@@ -144,7 +162,40 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--drain-seconds", type=_seconds, default=limits.drain_seconds, help="how long answers may go on after SIGTERM"
     )
+    _add_keeping_flags(parser, limits)
     return parser
+
+
+def _add_keeping_flags(parser: argparse.ArgumentParser, limits: Limits) -> None:
+    """Of answers under an Idempotency-Key."""
+    parser.add_argument(
+        "--journal-port", type=_port, help="port at which other gateways tell theirs to this one (default: none do)"
+    )
+    parser.add_argument(
+        "--peers",
+        type=_peers,
+        default=(),
+        metavar="HOST:PORT,...",
+        help="journal ports of the other gateways; a name is looked up every 2 s and may stand for all, this one too",
+    )
+    parser.add_argument(
+        "--resume-seconds",
+        type=_seconds,
+        default=limits.resume_seconds,
+        help="how long an answer under an Idempotency-Key goes on while nobody reads it",
+    )
+    parser.add_argument(
+        "--keep-seconds",
+        type=_seconds,
+        default=limits.keep_seconds,
+        help="how long it is kept once it is complete",
+    )
+    parser.add_argument(
+        "--max-kept-bytes",
+        type=positive,
+        default=limits.max_kept_bytes,
+        help="of all answers that are kept (default: 64 MiB)",
+    )
 
 
 def _add_page_flags(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +238,16 @@ def _seconds(text: str) -> float:
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no time: use 0 or more seconds")
     return number
+
+
+def _peers(text: str) -> tuple[Peer, ...]:
+    peers = []
+    for one in text.split(","):
+        host, colon, port = one.strip().rpartition(":")
+        if not host or not colon or not port.isdecimal():
+            raise argparse.ArgumentTypeError(f"{one!r} is no address of gateways: use host:port")
+        peers.append(Peer(host, _port(port)))
+    return tuple(peers)
 
 
 def _origins(text: str) -> tuple[str, ...]:

@@ -84,6 +84,6 @@ def test_columns_are_those_of_the_documentation() -> None:
     version = crds.crd()["spec"]["versions"][0]
     columns = [(column["name"].upper(), column.get("priority", 0)) for column in version["additionalPrinterColumns"]]
     shown = ["MODEL", "PHASE", "READY", "STAGES", "GPUS", "TOKENS/S", "AGE"]
-    assert columns == [*((name, 0) for name in shown), ("URL", 1)]
+    assert columns == [*((name, 0) for name in shown), ("URL", 1), ("GATEWAYS", 1)]
     assert version["subresources"] == {"status": {}}
     assert crds.crd()["spec"]["names"]["shortNames"] == ["llmd"]

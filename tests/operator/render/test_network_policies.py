@@ -35,6 +35,7 @@ ROLES = {
     "next slot": "slot",
     "leader": "slot",
     "gateway": "gateway",
+    "each other gateway": "gateway",
 }
 
 

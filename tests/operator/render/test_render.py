@@ -329,9 +329,41 @@ def test_the_gateway_is_told_which_pages_may_ask() -> None:
     assert not {*flags[::2]} & {*gateway_pod(a_deployment().build())["containers"][0]["command"]}
 
 
-def test_one_disruption_budget_that_never_blocks_on_the_unhealthy() -> None:
-    (budget,) = of_kind(render(a_deployment().build(), SLOTS, OPTIONS), "PodDisruptionBudget")
-    assert (budget["spec"]["maxUnavailable"], budget["spec"]["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+@everywhere
+def test_slots_and_gateways_are_drained_one_by_one_and_the_unhealthy_block_nobody(deployment: LLMDeployment) -> None:
+    budgets = of_kind(render(deployment, SLOTS, OPTIONS), "PodDisruptionBudget")
+    chosen = [each["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] for each in budgets]
+    assert chosen == ["slot", "gateway"]
+    for each in budgets:
+        assert (each["spec"]["maxUnavailable"], each["spec"]["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_gateways_are_as_many_as_asked_for_and_apart_from_each_other(replicas: int) -> None:
+    deployment = a_deployment().with_spec(gateway={"replicas": replicas}).build()
+    (made,) = of_kind(render(deployment, SLOTS, OPTIONS), "Deployment")
+    assert made["spec"]["replicas"] == replicas
+    # Never more at once, for which there may be no room, and never all of several away.
+    assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    spread = made["spec"]["template"]["spec"].get("topologySpreadConstraints", [])
+    assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname"] * (replicas > 1)
+    (box,) = made["spec"]["template"]["spec"]["containers"]
+    told = read_settings(box["command"][3:], {"STRATA_CONTROL_KEY": "x"})
+    if replicas == 1:
+        assert (told.journal_port, told.peers) == (None, ())
+    else:
+        (peer,) = told.peers
+        (service,) = [
+            each
+            for each in of_kind(render(deployment, SLOTS, OPTIONS), "Service")
+            if f"{each['metadata']['name']}.default.svc" == peer.host
+        ]
+        assert service["spec"]["clusterIP"] == "None", "the name of each of them"
+        assert told.journal_port == peer.port
+        assert peer.port in [port["port"] for port in service["spec"]["ports"]]
+        assert peer.port in [port["containerPort"] for port in box["ports"]]
+    for each in spread:
+        assert each["labelSelector"]["matchLabels"].items() <= made["spec"]["template"]["metadata"]["labels"].items()
 
 
 def test_a_slot_listens_where_its_address_says() -> None:

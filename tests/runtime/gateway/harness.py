@@ -16,6 +16,7 @@ from strata_planner.contract.frames import Grammar
 from strata_runtime.gateway.http.api_keys import ApiKeys
 from strata_runtime.gateway.http.app import Gateway, create_app
 from strata_runtime.gateway.http.connections import BoundedServer, server_config
+from strata_runtime.gateway.keeping.keeper import Keeper
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits, Pages
@@ -112,12 +113,14 @@ async def a_gateway(
     dispatcher = Dispatcher(limits, metrics)
     trials = trials or GrammarTrials(tokenizer)
     keys = api_keys or ApiKeys()
-    gateway = Gateway(MODEL_NAME, tokenizer, dispatcher, metrics, keys, limits, trials, pages or Pages())
+    keeper = Keeper(dispatcher, limits, b"positions")
+    gateway = Gateway(MODEL_NAME, tokenizer, dispatcher, metrics, keys, limits, trials, pages or Pages(), keeper)
     transport = httpx.ASGITransport(create_app(gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         try:
             yield Harness(gateway, http)
         finally:
+            await keeper.close()
             await dispatcher.close()
             await trials.close()
 

@@ -185,7 +185,7 @@ async def test_unread_events_are_bounded(tokenizer: Tokenizer, leader: FakeLeade
         await gateway.connect(leader)
         generation = gateway.dispatcher.open([GenerationRequest("r", (5,), 400, (), Sampling())])
         await leader.until(lambda: leader.aborts)
-        assert generation.queue.qsize() == 7, "six events and the reason"
+        assert generation._queue.qsize() == 7, "six events and the reason"
         assert gateway.dispatcher.status().running_requests == 0
 
 

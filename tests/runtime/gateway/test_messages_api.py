@@ -511,7 +511,7 @@ TEXTS = st.lists(st.sampled_from(MARKERS) | st.text(max_size=3), max_size=12).ma
 
 
 def whole(parsing: Parsing, text: str) -> list[tuple[str, str, str]]:
-    blocks = Blocks(parsing, "call")
+    blocks = Blocks(parsing, "call", "an answer")
     list(blocks.push(text, ends=True))
     return [told(block) for block in blocks.all]
 
@@ -529,7 +529,7 @@ def test_blocks_are_the_same_whole_and_streamed(
         family = [tools.block_begin, tools.call_begin, tools.separator, tools.call_end, tools.block_end, *MARKERS]
         text = "".join(data.draw(st.lists(st.sampled_from(family), max_size=14)))
     parsing = Parsing(tools, reasoning=data.draw(st.sampled_from([None, *REASONING_FORMATS])), most_calls=most)
-    streamed = Blocks(parsing, "call")
+    streamed = Blocks(parsing, "call", "an answer")
     open_block: Block | None = None
     finished: list[tuple[str, str, str]] = []
     grown = ""

@@ -9,10 +9,9 @@ import msgspec
 from msgspec import Raw
 
 from strata_runtime.gateway.errors import ApiError
+from strata_runtime.gateway.http.asked import Asked, Source
 from strata_runtime.gateway.http.dialect import Dialect, Json, Told, Usage
 from strata_runtime.gateway.http.prompts import Prepared
-from strata_runtime.gateway.routing.dispatcher import Dispatcher
-from strata_runtime.gateway.routing.generation import Generation
 from strata_runtime.gateway.text.choice import Choice, Piece
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 
@@ -22,8 +21,8 @@ _encode = msgspec.json.encode
 class Answer:
     """One client call under way. `start` it, then take `whole` or `events`; `close` it whatever happens."""
 
-    def __init__(self, dispatcher: Dispatcher, tokenizer: Tokenizer, prepared: Prepared, dialect: Dialect) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, asked: Asked, tokenizer: Tokenizer, prepared: Prepared, dialect: Dialect) -> None:
+        self._asked = asked
         self._prepared = prepared
         self._dialect = dialect
         stops = self._prepared.body.stop_strings
@@ -33,12 +32,12 @@ class Answer:
             for each in self._prepared.requests
         ]
         self._unfinished = len(self._choices)
-        self._generation: Generation | None = None
+        self._generation: Source | None = None
         self._first: tuple[int, Piece] | None = None
 
     async def start(self) -> None:
         """Hand the requests in and wait for the first piece: what fails until then is an HTTP status."""
-        self._generation = self._dispatcher.open(self._prepared.requests)
+        self._generation = self._asked.open(self._prepared.requests)
         self._first = await self._next(self._generation)
 
     async def whole(self) -> bytes:
@@ -49,17 +48,26 @@ class Answer:
         return _encode(self._dialect.whole([own.told() for own in parts], self._usage()))
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events. A failure in the midst of it is an event with an error, then the end."""
+        """The answer as server-sent events, from behind those that the client has. A failure in the midst of it is an event with an error,
+        then the end; it has no id, so that a client may come back for what is behind the one before.
+        """
+        number = 0
         try:
-            for event in self._dialect.opening(self._usage()):
-                yield event
-            async for index, piece in self._pieces():
-                for event in self._dialect.piece(index, piece):
-                    yield event
-            for event in self._dialect.ending(self._usage()):
-                yield event
+            async for event in self._events():
+                number += 1
+                if number > self._asked.events_seen:
+                    yield self._asked.id_line(number) + event
         except ApiError as error:
             yield self._dialect.failure(error)
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        for event in self._dialect.opening(self._usage()):
+            yield event
+        async for index, piece in self._pieces():
+            for event in self._dialect.piece(index, piece):
+                yield event
+        for event in self._dialect.ending(self._usage()):
+            yield event
 
     def close(self) -> None:
         if self._generation is not None:
@@ -71,7 +79,7 @@ class Answer:
         while self._unfinished:
             yield await self._next(self._generation)
 
-    async def _next(self, generation: Generation) -> tuple[int, Piece]:
+    async def _next(self, generation: Source) -> tuple[int, Piece]:
         """The next piece; tokens of a choice that a stop string has ended are passed over."""
         while True:
             index, event = await generation.next()

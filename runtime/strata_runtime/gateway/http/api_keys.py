@@ -13,6 +13,14 @@ class ApiKeys:
     def __init__(self, keys: tuple[str, ...] = ()) -> None:
         self._keys = tuple(key.encode() for key in keys)
 
+    def tenant(self, headers: Mapping[str, str]) -> bytes:
+        """Who asks, of those who may: by the key that was checked. Without keys all are one."""
+        if not self._keys:
+            return b""
+        scheme, _, bearer = (headers.get("authorization") or "").partition(" ")
+        offered = [bearer.strip() if scheme.lower() == "bearer" else "", (headers.get("x-api-key") or "").strip()]
+        return next((key.encode() for key in offered if key.encode("utf-8", "surrogateescape") in self._keys), b"")
+
     def check_headers(self, headers: Mapping[str, str]) -> None:
         """Of a request. Raises UnauthorizedError."""
         self.check(headers.get("authorization"), headers.get("x-api-key"))

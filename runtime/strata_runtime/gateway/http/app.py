@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from strata_runtime.gateway.errors import ApiError, InvalidRequestError, NotFoundError
 from strata_runtime.gateway.http.answers import Answer
 from strata_runtime.gateway.http.api_keys import ApiKeys
+from strata_runtime.gateway.http.asked import POSITION_HEADER, Again, Asked, Once, wish_of
 from strata_runtime.gateway.http.bodies import MOST_SHOWN, parse_body
 from strata_runtime.gateway.http.body_reader import BodyReader, ClientGoneError
 from strata_runtime.gateway.http.chunks import Chunks
@@ -40,6 +41,8 @@ from strata_runtime.gateway.http.responses.parameters import read_response
 from strata_runtime.gateway.http.shapes import ChatShape, CompletionShape, Shape
 from strata_runtime.gateway.http.tokenization import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from strata_runtime.gateway.http.unserved import unserved
+from strata_runtime.gateway.keeping.birth import Birth
+from strata_runtime.gateway.keeping.keeper import Keeper
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits, Pages
@@ -67,6 +70,7 @@ class Gateway:
     limits: Limits
     trials: GrammarTrials
     pages: Pages
+    keeper: Keeper
 
 
 class EventStream(StreamingResponse):
@@ -201,9 +205,9 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway, reader: BodyReader) -
         return prepared, ChatShape(prepared, gateway.tokenizer, logprobs=body.logprobs)
 
     async def answer(request: Request, read: Read) -> Response:
-        prepared, shape = await _take(request, gateway, reader, read)
-        fingerprint = f"strata-epoch-{gateway.dispatcher.status().epoch}"
-        return await _respond(request, gateway, prepared, Chunks(prepared, shape, gateway.model_name, fingerprint))
+        asked, birth, (prepared, shape) = await _take(request, gateway, reader, read)
+        dialect = Chunks(prepared, shape, gateway.model_name, f"strata-epoch-{birth.epoch}")
+        return await _respond(request, gateway, asked, prepared, dialect)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -230,7 +234,8 @@ def _add_other_interfaces(app: FastAPI, gateway: Gateway, reader: BodyReader) ->
         return prepared, ResponseDialect(prepared, gateway.tokenizer, gateway.model_name, said_again)
 
     async def answer(request: Request, read: ReadFully) -> Response:
-        return await _respond(request, gateway, *await _take(request, gateway, reader, read))
+        asked, _, (prepared, dialect) = await _take(request, gateway, reader, read)
+        return await _respond(request, gateway, asked, prepared, dialect)
 
     @app.post("/v1/messages")
     async def messages(request: Request) -> Response:
@@ -293,15 +298,30 @@ def _limit(gateway: Gateway) -> int:
     return gateway.dispatcher.max_tokens()
 
 
-async def _take(request: Request, gateway: Gateway, reader: BodyReader, read: Callable[[bytes, Bounds], T]) -> T:
-    """What a body comes to."""
+async def _take(
+    request: Request, gateway: Gateway, reader: BodyReader, read: Callable[[bytes, Bounds], T]
+) -> tuple[Asked, Birth, T]:
+    """What a body comes to, and how its answer is asked for."""
     async with reader.body(request) as data:
-        bounds = Bounds(_limit(gateway), gateway.limits.max_requests)
-        return await reader.run(read, data, bounds)
+        limit = _limit(gateway)
+        asked, birth = _asked(request, gateway, data)
+        return asked, birth, await reader.run(read, data, Bounds(limit, gateway.limits.max_requests, birth))
 
 
-async def _respond(request: Request, gateway: Gateway, prepared: Prepared, dialect: Dialect) -> Response:
-    answer = Answer(gateway.dispatcher, gateway.tokenizer, prepared, dialect)
+def _asked(request: Request, gateway: Gateway, data: bytes) -> tuple[Asked, Birth]:
+    wish = wish_of(request.headers, request.url.path, data, gateway.api_keys.tenant(request.headers))
+    if wish is None:
+        return Once(gateway.dispatcher), Birth.new(gateway.dispatcher.status().epoch)
+    birth = gateway.keeper.birth(wish)
+    return Again(gateway.keeper, wish, birth), birth
+
+
+async def _respond(request: Request, gateway: Gateway, asked: Asked, prepared: Prepared, dialect: Dialect) -> Response:
+    if asked.events_seen and not prepared.body.stream:
+        raise InvalidRequestError(
+            f"{POSITION_HEADER} is of a stream, and stream=false asks for none", param=POSITION_HEADER
+        )
+    answer = Answer(asked, gateway.tokenizer, prepared, dialect)
     streams = False
     try:
         await _unless_gone(request, _check_form(gateway, prepared))

@@ -57,8 +57,8 @@ Step: TypeAlias = Begins | Grows | Ends
 class Blocks:
     """Fed with the text of one choice, in order."""
 
-    def __init__(self, parsing: Parsing, call_prefix: str) -> None:
-        self._parser = parser_of(parsing, call_prefix)
+    def __init__(self, parsing: Parsing, call_prefix: str, choice: str) -> None:
+        self._parser = parser_of(parsing, call_prefix, choice)
         self.all: list[Block] = []
 
     @property

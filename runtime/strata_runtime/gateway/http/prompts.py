@@ -1,13 +1,11 @@
 """From a request body to generation requests: token ids, sampling, stop rules, and the limits they must keep.
 
-Called by `app` for both interfaces, off its event loop; pure apart from the clock and random identifiers. Knows no leaders.
+Called by `app` for both interfaces, off its event loop; pure: what is chance in an answer is its `Birth`. Knows no leaders.
 Everything is counted before it is built or tokenized.
 """
 
 import hashlib
 import math
-import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,6 +20,7 @@ from strata_runtime.gateway.http.conversation import Message, conversation, text
 from strata_runtime.gateway.http.parameters import ChatBody, CompletionBody, GenerationBody
 from strata_runtime.gateway.http.structured import Form, calls_form, form_of
 from strata_runtime.gateway.http.tools import Tools, tools_of
+from strata_runtime.gateway.keeping.birth import SEED_BITS, Birth
 from strata_runtime.gateway.routing.journal import GenerationRequest
 from strata_runtime.gateway.text.reasoning import ReasoningFormat
 from strata_runtime.gateway.text.tokenizer import Tokenizer
@@ -31,7 +30,6 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 MOST_SCORES = 2**20  # log probabilities of an answer that is not streamed: some 80 bytes each, all held until its end
 MOST_PROMPT_SCORES = 2**19  # log probabilities of one prompt
 PATIENCE_SECONDS = 600.0  # a request without a deadline lets those that came later with one pass for so long
-_SEED_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +89,11 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one request may have: tokens of prompt and answer together, and answers at once."""
+    """What one request may have: tokens of prompt and answer together, and answers at once. `birth`: what is chance in its answer."""
 
     tokens: int
     answers: int
+    birth: Birth = field(default_factory=Birth.new)
 
 
 def prepare_completion(body: CompletionBody, tokenizer: Tokenizer, bounds: Bounds) -> Prepared:
@@ -108,7 +107,7 @@ def prepare_completion(body: CompletionBody, tokenizer: Tokenizer, bounds: Bound
     top = -1 if body.logprobs is None else body.logprobs
     wanted = body.max_tokens or DEFAULT_COMPLETION_TOKENS
     budgets = [_budget(prompt, wanted, "max_tokens", bounds.tokens) for prompt in prompts]
-    rules = _Rules(tokenizer, body, top, form_of(body.response_format, body.structured_outputs))
+    rules = _Rules(tokenizer, body, top, form_of(body.response_format, body.structured_outputs), bounds.birth)
     return _prepare("cmpl", body, prompts, budgets, rules)
 
 
@@ -134,7 +133,7 @@ def prepare_chat(body: ChatBody, tokenizer: Tokenizer, bounds: Bounds) -> Prepar
     budget = _budget(prompt, wanted, name, bounds.tokens, param="messages")
     top = body.top_logprobs if body.logprobs else -1
     parsing = _parsing(body, tools, rendered, tokenizer)
-    rules = _Rules(tokenizer, body, top, _form_of_chat(body, tools, parsing))
+    rules = _Rules(tokenizer, body, top, _form_of_chat(body, tools, parsing), bounds.birth)
     return _prepare("chatcmpl", body, (prompt,), [budget], rules, parsing)
 
 
@@ -187,7 +186,9 @@ def _form_of_chat(body: ChatBody, tools: Tools, parsing: Parsing) -> Form | None
 class _Rules:
     """Sampling and stop tokens of a body."""
 
-    def __init__(self, tokenizer: Tokenizer, body: GenerationBody, logprobs: int, form: Form | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, body: GenerationBody, logprobs: int, form: Form | None, birth: Birth
+    ) -> None:
         ends = () if body.ignore_eos else tokenizer.stop_tokens
         self.stop_tokens = tuple(dict.fromkeys((*ends, *body.stop_token_ids)))
         self._body = body
@@ -195,7 +196,8 @@ class _Rules:
         self.prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
         if isinstance(body, CompletionBody) and body.echo:
             self.prompt_logprobs = max(self.prompt_logprobs, logprobs)
-        self._seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed % (1 << _SEED_BITS)
+        self.birth = birth
+        self._seed = birth.seed if body.seed is None else body.seed % (1 << SEED_BITS)
         self.form = form
         rules = LogitRules(
             presence_penalty=body.presence_penalty,
@@ -248,8 +250,8 @@ def _prepare(
 ) -> Prepared:
     _check_scores(body, budgets, rules.logprobs)
     _check_prompt_scores(prompts, rules.prompt_logprobs)
-    now = time.time()
-    name = f"{prefix}-{secrets.token_hex(12)}"
+    now = rules.birth.at
+    name = f"{prefix}-{rules.birth.name}"
     requests = tuple(
         GenerationRequest(
             id=f"{name}-{index}",
@@ -395,4 +397,4 @@ def _seed_of(seed: int, choice: int) -> int:
     if choice == 0:
         return seed
     digest = hashlib.sha256(f"{seed}/{choice}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") % (1 << _SEED_BITS)
+    return int.from_bytes(digest[:8], "big") % (1 << SEED_BITS)

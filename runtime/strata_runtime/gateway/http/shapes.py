@@ -3,8 +3,9 @@
 Used by `chunks`. Pure: pieces of text in, JSON values out.
 """
 
-import secrets
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Protocol
 
 from strata_runtime.gateway.http.dialect import Json
@@ -121,7 +122,7 @@ class ChatShape:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._scores = PromptScores(prepared, tokenizer)
-        self._parsers = [parser_of(prepared.parsing, "call") for _ in prepared.requests]
+        self._parsers = [parser_of(prepared.parsing, "call", request.id) for request in prepared.requests]
 
     def opening(self, index: int) -> Json | None:
         delta = {"role": "assistant", "content": "", "refusal": None}
@@ -189,13 +190,14 @@ def scored_tokens(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> list[J
     ]
 
 
-def parser_of(parsing: Parsing, call_prefix: str) -> AnswerParser:
-    """For one choice; `call_prefix` is what the names of its calls begin with."""
+def parser_of(parsing: Parsing, call_prefix: str, choice: str) -> AnswerParser:
+    """For one choice; `call_prefix` is what the names of its calls begin with, and they follow from the choice's own name."""
+    numbers = count()
     return AnswerParser(
         parsing.tool_format,
         parsing.reasoning,
         starts_in_reasoning=parsing.is_thinking,
-        new_id=lambda: f"{call_prefix}_{secrets.token_hex(12)}",
+        new_id=lambda: f"{call_prefix}_{hashlib.sha256(f'{choice}/{next(numbers)}'.encode()).hexdigest()[:24]}",
         schemas=parsing.schemas,
         most_calls=parsing.most_calls,
     )

@@ -25,7 +25,7 @@ from strata_runtime.gateway.errors import (
     UnavailableError,
 )
 from strata_runtime.gateway.metrics import Counts, Load, Metrics
-from strata_runtime.gateway.routing.generation import Generation, RunningAnswer
+from strata_runtime.gateway.routing.generation import Generation, Put, RunningAnswer
 from strata_runtime.gateway.routing.journal import GenerationRequest, Journal, Outgoing
 from strata_runtime.gateway.routing.leader_link import LeaderLink
 from strata_runtime.gateway.routing.prefixes import Prefixes, chunks_of
@@ -68,13 +68,20 @@ class Dispatcher:
 
     # What clients ask
 
-    def open(self, requests: Sequence[GenerationRequest]) -> Generation:
-        """Start requests together, or none. Raises UnavailableError without a route, TooManyRequestsError at the bound."""
+    @property
+    def is_closing(self) -> bool:
+        """What fails now may go on elsewhere."""
+        return self._closing
+
+    def open(self, requests: Sequence[GenerationRequest], put: Put | None = None) -> Generation:
+        """Start requests together, or none; their events go to `put`, or wait to be read. Raises UnavailableError without a route, TooManyRequestsError at the bound."""
         self.check_open()
         self._check_room(requests)
         for request in requests:
-            encode(request.submit(request.id, (), alone=False))  # what cannot be sent never enters the journal
-        generation = Generation(self.finish, requests)
+            encode(
+                request.submit(request.id, request.begun, alone=False)
+            )  # what cannot be sent never enters the journal
+        generation = Generation(self.finish, requests, put)
         try:
             for index, request in enumerate(requests):
                 replica = self._choose(request)
@@ -255,7 +262,8 @@ class Dispatcher:
         delivery = self._journal.deliver(link.leader.replica, message)
         reached = {self._answers[request_id].generation for request_id, _ in delivery.events}
         for request_id, event in delivery.events:
-            self._deliver(request_id, event)
+            if request_id in self._answers:  # not one that an earlier event has ended with its call
+                self._deliver(request_id, event)
         self._send(delivery.outgoing)
         for generation in reached:  # after all: the journal counts every event of the message as delivered
             if generation.is_unread(self._limits.max_unread_events):
@@ -279,7 +287,7 @@ class Dispatcher:
             return
         answer = self._answers[request_id]
         answer.observe(self._metrics, event.found)
-        answer.generation.queue.put_nowait((answer.index, event))
+        answer.generation.put(answer.index, event)
         if event.finish is not None:
             self._forget(request_id, event.finish)
 
@@ -300,8 +308,10 @@ class Dispatcher:
         self._replay_held()
 
     def _fail(self, request_id: str, error: ApiError, reason: str) -> None:
-        answer = self._answers[request_id]
-        answer.generation.queue.put_nowait((answer.index, error))
+        answer = self._answers.get(request_id)
+        if answer is None:  # its call has ended by the failure of another of its requests
+            return
+        answer.generation.put(answer.index, error)
         self.finish(request_id, reason)
 
     def _forget(self, request_id: str, reason: str) -> None:

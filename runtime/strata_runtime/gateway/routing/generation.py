@@ -12,6 +12,8 @@ from strata_runtime.gateway.errors import ApiError, RequestFailedError
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.journal import GenerationRequest
 
+Put = Callable[[int, TokenEvent | ApiError], None]  # an event of the request with this index
+
 
 class RunningAnswer:
     """One running request: where its events go and when they came."""
@@ -46,15 +48,21 @@ class RunningAnswer:
 class Generation:
     """The running requests of one client call, their events in one queue. Close it whatever happens."""
 
-    def __init__(self, finish: Callable[[str, str], None], requests: Sequence[GenerationRequest]) -> None:
-        """`finish`: the dispatcher's, which forgets a request for a reason."""
+    def __init__(
+        self, finish: Callable[[str, str], None], requests: Sequence[GenerationRequest], put: Put | None = None
+    ) -> None:
+        """`finish`: the dispatcher's, which forgets a request for a reason. `put`: takes the events, in place of the queue."""
         self._finish = finish
         self._ids = [request.id for request in requests]
-        self.queue: asyncio.Queue[tuple[int, TokenEvent | ApiError]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, TokenEvent | ApiError]] = asyncio.Queue()
+        self.put: Put = put or self._put
+
+    def _put(self, index: int, event: TokenEvent | ApiError) -> None:
+        self._queue.put_nowait((index, event))
 
     async def next(self) -> tuple[int, TokenEvent]:
         """The next event and the index of its request. Raises ApiError when one of them failed."""
-        index, event = await self.queue.get()
+        index, event = await self._queue.get()
         if isinstance(event, ApiError):
             raise event
         return index, event
@@ -65,12 +73,12 @@ class Generation:
 
     def is_unread(self, most: int) -> bool:
         """The client has left more than `most` events of each answer where they are."""
-        return self.queue.qsize() > most * len(self._ids)
+        return self._queue.qsize() > most * len(self._ids)
 
     def give_up(self, most: int) -> None:
         """End what still runs; the client finds the reason after what it has not read yet."""
         reason = f"the client left more than {most} events of an answer unread (--max-unread-events): read it faster"
-        self.queue.put_nowait((0, RequestFailedError(reason, code="unread_events")))
+        self.put(0, RequestFailedError(reason, code="unread_events"))
         self.close()
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ class GenerationRequest:
     salt: str = ""
     deadline: float = math.inf  # seconds since 1970: what is done then is of no use
     patience: float = math.inf  # seconds since 1970: others that came later do not go first for ever
+    begun: tuple[int, ...] = ()  # tokens of it that its client has from another gateway
 
     def submit(self, wire_id: str, delivered: Sequence[int], *, alone: bool) -> Submit:
         """What a leader is told of it."""
@@ -110,7 +111,7 @@ class Journal:
     def submit(self, request: GenerationRequest, replica: int | None) -> list[Outgoing]:
         """Take a new request; `replica` None holds it until `replay`."""
         assert request.id not in self._entries, f"request {request.id} is already in the journal"
-        entry = _Entry(request)
+        entry = _Entry(request, list(request.begun))
         self._entries[request.id] = entry
         return [] if replica is None else self._attempt(entry, replica)
 

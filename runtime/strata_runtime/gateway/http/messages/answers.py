@@ -24,7 +24,7 @@ class MessageDialect:
         """`fills_context`: the answer ends where the model's context does, before it has as many tokens as asked for."""
         self._id = f"msg_{prepared.id.partition('-')[2]}"
         self._model = model
-        self._blocks = Blocks(prepared.parsing, "toolu")
+        self._blocks = Blocks(prepared.parsing, "toolu", prepared.id)
         self._length_reason = "model_context_window_exceeded" if fills_context else "max_tokens"
         self._end: Json = {}
 

@@ -28,7 +28,7 @@ class ResponseDialect:
         self._tokenizer = tokenizer
         self._model = model
         self._said_again = said_again
-        self._blocks = Blocks(prepared.parsing, "call")
+        self._blocks = Blocks(prepared.parsing, "call", prepared.id)
         self._wants_logprobs = prepared.requests[0].sampling.logprobs >= 0
         self._waiting: list[Json] = []  # log probabilities of tokens whose text has not come yet
         self._logprobs = bytearray()  # JSON of all of them, without its end
