@@ -1,8 +1,9 @@
 """A stage is gone for good, and its neighbours take over: seconds from the kill to the next token, and what they go to.
 
-`python -m benchmarks.elastic [--kills 12] [--json FILE]`. The 246M model of `benchmarks.pipeline` over three slots of one thread each, 16 streams of mixed prompts.
+`python -m benchmarks.elastic [--kills 12] [--no-log] [--json FILE]`. The 246M model of `benchmarks.pipeline` over three slots of one thread each, 16 streams of mixed prompts.
 At a random moment one of the slots, the leader too, is killed with SIGKILL and does not come back. The survivors say so, the planner repairs the
-plan, they prepare the difference, commit, and every stream that was running is replayed. The benchmark is the controller, without a gateway.
+plan, they prepare the difference, commit, and every stream that was running is replayed. The benchmark is the controller, without a gateway. Slots count what
+they compute again: tokens x layers, over all that were cached of the streams which ran. `--no-log`: stages do not keep what they hand on.
 """
 
 import argparse
@@ -81,10 +82,11 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True)
 class Takeover:
-    """The loss of one stage. `equal`: share of the tokens that are those of an undisturbed run."""
+    """The loss of one stage. `recomputed`: share of what was cached. `equal`: share of the tokens that are those of an undisturbed run."""
 
     victim: int  # its stage
     seconds: Seconds
+    recomputed: float
     lost: int
     doubled: int
     equal: float
@@ -105,8 +107,8 @@ class Local:
         self._listen(streams, STREAMS * ANSWER)
         return streams
 
-    def taken_over(self, streams: Streams, victim: int, moment: int) -> Seconds:
-        """Kill the slot of that stage after `moment` tokens of all; the streams go on to their end."""
+    def taken_over(self, streams: Streams, victim: int, moment: int) -> tuple[Seconds, float]:
+        """Kill the slot of that stage after `moment` tokens of all; the streams go on to their end. With the share of tokens x layers computed again."""
         self._send(streams)
         self._listen(streams, moment)
         stage = self._plan.replicas[0].stages[victim]
@@ -133,7 +135,17 @@ class Local:
             streams.take(self._leader)
             if any(len(streams.tokens[name]) == had for name, had in running.items()):
                 last = time.perf_counter() - begun
-        return Seconds(noticed, planned, prepared, first, last)
+        cached = sum(len(streams.prompts[name]) + had - 1 for name, had in running.items()) * self._plan.num_layers
+        return Seconds(noticed, planned, prepared, first, last), self._recomputed(mended.plan) / cached
+
+    def _recomputed(self, plan: Plan) -> int:
+        """Tokens x layers since the epoch began: what kept blocks lacked, and all prompts, which are replays."""
+        stages = plan.replicas[0].stages
+        stats = [self._slots[stage.slot].ask(GetStatus()).roles[0] for stage in stages]
+        return sum(
+            role.refilled + role.prefill_tokens * (stage.layers[1] - stage.layers[0] + 1)
+            for stage, role in zip(stages, stats, strict=True)
+        )
 
     def close(self) -> None:
         self._client.close()
@@ -164,10 +176,11 @@ def local(request: PlanRequest, plan: Plan) -> Iterator[Local]:
             here.close()
 
 
-def measure(kills: int) -> list[Row]:
+def measure(kills: int, *, log: bool = True) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = pipeline.make_model(Path(folder))
-        request = pipeline.question(model, STAGES, Workload(max(PROMPTS), ANSWER, STREAMS), MAX_MODEL_LEN)
+        load = Workload(max(PROMPTS), ANSWER, STREAMS)
+        request = replace(pipeline.question(model, STAGES, load, MAX_MODEL_LEN), boundary_log=log)
         plan = make_plan(request).plan
         draw = random.Random(SEED)
         prompts = {
@@ -191,19 +204,30 @@ def _one(
 ) -> Takeover:
     streams = Streams(prompts)
     with local(request, plan) as here:
-        seconds = here.taken_over(streams, victim, draw.randrange(STREAMS, STREAMS * ANSWER * 3 // 4))
+        seconds, recomputed = here.taken_over(streams, victim, draw.randrange(STREAMS, STREAMS * ANSWER * 3 // 4))
     equal = sum(
         one == other for name, got in streams.tokens.items() for one, other in zip(got, wanted[name], strict=True)
     )
-    return Takeover(victim, seconds, streams.lost, streams.doubled, equal / streams.count)
+    return Takeover(victim, seconds, recomputed, streams.lost, streams.doubled, equal / streams.count)
 
 
 def shown(seen: Sequence[Takeover]) -> Table:
     table = Table(title="a stage gone for good: seconds from the kill on", title_justify="left")
-    for column in ("stage", "noticed", "planned", "prepared", "first token", "every stream", "tokens as undisturbed"):
+    for column in (
+        "stage",
+        "noticed",
+        "planned",
+        "prepared",
+        "first token",
+        "every stream",
+        "computed again",
+        "tokens as undisturbed",
+    ):
         table.add_column(column)
     for each in seen:
-        table.add_row(str(each.victim), *(f"{value:.3f}" for value in each.seconds), f"{each.equal:.3f}")
+        table.add_row(
+            str(each.victim), *(f"{value:.3f}" for value in each.seconds), f"{each.recomputed:.3f}", f"{each.equal:.3f}"
+        )
     return table
 
 
@@ -218,11 +242,21 @@ def rows_of(seen: Sequence[Takeover]) -> list[Row]:
         )
         for name in ("noticed", "planned", "prepared", "last")
     ]
+    behind = [each.recomputed for each in seen if each.victim]
+    share = "of tokens x layers that were cached"
     unit = f"s from the kill to the next token, of {len(seen)}"
     return [
         Row("takeover_seconds", statistics.median(first), f"{unit}, median", goal=0.5, lower_is_better=True),
         Row("takeover_seconds_worst", max(first), unit, goal=1.5, lower_is_better=True),
         *parts,
+        Row(
+            "recomputed_share",
+            statistics.mean(each.recomputed for each in seen),
+            share,
+            goal=0.36,
+            lower_is_better=True,
+        ),
+        *([Row("recomputed_share_leader_alive", statistics.mean(behind), share)] if behind else []),
         Row("takeover_lost", lost, "requests", goal=0, lower_is_better=True),
         Row("takeover_doubled", doubled, "tokens, or skipped", goal=0, lower_is_better=True),
         Row("takeover_equal", statistics.mean(each.equal for each in seen), "of the tokens, 16 bits"),
@@ -232,8 +266,9 @@ def rows_of(seen: Sequence[Takeover]) -> list[Row]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", add_help=False)
     parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--no-log", action="store_true")
     chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    run("elastic", lambda: measure(chosen.kills), rest)
+    run("elastic", lambda: measure(chosen.kills, log=not chosen.no_log), rest)
 
 
 if __name__ == "__main__":

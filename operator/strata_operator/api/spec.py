@@ -320,6 +320,9 @@ class RuntimeSpec(ApiType):
     """Type of activations and unquantized weights; by default what the planner finds best for the model and devices."""
     prefix_caching: bool = True
     """What requests have in common at their beginning is computed once: its keys and values stay in the KV cache until their room is needed."""
+    boundary_log: bool = False
+    """Each stage but the last keeps what it hands on in host memory, 2 bytes x hidden size for each token of its KV cache: when a slot is lost, its
+    neighbours compute its layers again from there, and nobody the layers before."""
     speculation: SpeculationSpec = SpeculationSpec()
     pod: PodOverlay = PodOverlay()
 

@@ -94,6 +94,7 @@ def request_for(
         solver=spec.planning.solver,
         chunk_tokens=spec.planning.chunk_tokens,
         prefix_caching=spec.runtime.prefix_caching,
+        boundary_log=spec.runtime.boundary_log,
         speculation=Speculation(guess.mode, guess.tokens, guess.draft_bits),
         objective=_objective(deployment),
         tensor_parallel=_wished_degrees(deployment),

@@ -16,7 +16,7 @@ from strata_operator.api.spec import LLMDeploymentSpec, PlacementSpec, RuntimeSp
 from strata_operator.once import once_of_each
 
 PLANNED_PARTS = ("model", "workload", "objective", "precision", "placement", "planning")  # of the spec
-PLANNED_OF_RUNTIME = ("compute_type", "prefix_caching", "speculation")
+PLANNED_OF_RUNTIME = ("compute_type", "prefix_caching", "boundary_log", "speculation")
 
 # Every field that 0.1.0 hashed, in its own order of parts; None: a value, else the fields below. Never to be changed.
 _Fields = dict[str, "_Fields | None"]

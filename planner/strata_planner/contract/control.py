@@ -52,7 +52,7 @@ class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
 
 
 class Commit(Value, frozen=True, tag="commit"):
-    """Switch to the prepared epoch: new neighbours, new key, empty KV, but for the replicas that go on."""
+    """Switch to the prepared epoch: new neighbours, new key, but for the replicas that go on. KV stays where its layer and its leader stay."""
 
     epoch: int
 
@@ -163,6 +163,7 @@ class RoleStats(Value, frozen=True, omit_defaults=True):
     bits: tuple[int, ...] = ()  # of each layer now
     formed: int = 0  # the epoch in which its replica was formed; 0: a release that knows only whole epochs
     failure: str = ""  # a step failed: the replica needs to be formed anew
+    refilled: int = 0  # tokens x layers that were computed again in blocks that had been kept
 
 
 class SlotStatus(Value, frozen=True, tag="slot"):

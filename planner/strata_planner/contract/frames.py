@@ -136,10 +136,13 @@ class Free(Message, frozen=True, tag="free"):
 KvOperation = Open | Free
 
 
-class FrameHeader(Message, frozen=True, tag="frame/5"):
+class FrameHeader(Message, frozen=True, tag="frame/6"):
     """The tag names the layout of its parts: a peer of another one cannot decode it, and so cannot take one field for another.
 
     Of another epoch: dropped and counted. A gap in `step`: an error. KV operations come before the segments.
+
+    `refill`: first and end of the layers that compute; all others have stored what these tokens leave in them. What enters the first is the tokens, where that
+    is the model's first, else what a stage has kept of what it handed on. Nothing is sampled.
     """
 
     replica: int
@@ -152,6 +155,7 @@ class FrameHeader(Message, frozen=True, tag="frame/5"):
     hidden: int
     seconds: float = 0.0  # of the stage that took longest so far
     draft: bool = False  # with draft weights: one token of each sequence, whose keys and values are written over when it is verified
+    refill: tuple[int, int] | None = None
 
 
 class SampledToken(Message, frozen=True):
@@ -166,6 +170,31 @@ class SampledToken(Message, frozen=True):
     logprob: float
     top: list[tuple[int, float]]
     rank: int = 0
+
+
+class Survey(Message, frozen=True, tag="survey"):
+    """The leader of a replica that was formed anew has kept what its blocks mean: each stage works in what it still holds in them, the last one sends it back.
+
+    Blocks hold what was computed in the epoch `formed` of the replica `before`, up to the step `through`. `lacking`: first and end of the layers that do not
+    hold it any more, or hold what other weights have computed; equal: none. `starts`: layers whose inputs are kept. `weights`: as of a frame that
+    would pass now; `layers`: of all stages so far.
+    """
+
+    replica: int
+    epoch: int
+    formed: int
+    before: int
+    through: int
+    weights: str = ""
+    layers: int = 0
+    lacking: tuple[int, int] = (0, 0)
+    starts: tuple[int, ...] = ()
+
+    @property
+    def refill(self) -> tuple[int, int]:
+        """Which layers compute again what is in the blocks; equal: none."""
+        first, end = self.lacking
+        return (max(start for start in (0, *self.starts) if start <= first), end) if first < end else (0, 0)
 
 
 class StepResult(Message, frozen=True, tag="result/3"):
@@ -189,7 +218,7 @@ class StepFailed(Message, frozen=True, tag="failed"):
     reason: str
 
 
-DataMessage = FrameHeader | StepResult | StepFailed
+DataMessage = FrameHeader | StepResult | StepFailed | Survey
 FinishReason = Literal["stop", "length", "abort", "error", "never"]
 FAILURES: Final = frozenset({"abort", "error", "never"})  # without a token; the last where nothing can be drawn
 

@@ -200,6 +200,7 @@ class Plan(Value, frozen=True):
     alternatives: tuple[Alternative, ...] = ()
     unused: tuple[UnusedDevices, ...] = ()
     prefix_caching: bool = True  # KV of equal prefixes is computed once and shared
+    boundary_log: bool = False  # stages keep what they hand on, in host memory
     speculation: Speculation = NO_SPECULATION
     head_format: FormatName = "dense"  # of the table that logits are made with
 

@@ -51,6 +51,7 @@ class Role(Value, frozen=True, omit_defaults=True):
     )
     head_format: FormatName = "dense"  # of the table that logits are made with, where the role has the head
     strategies: StrategyTable = ()  # of a prefill step, by its tokens; empty: Megatron alone
+    boundary_log: bool = False  # what the stage hands on is kept in host memory
 
     @property
     def total_bytes(self) -> int:
@@ -123,4 +124,5 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         state_slots=replica.concurrency if keeps_state(plan.architecture) else 0,
         head_format=plan.head_format if stage.head else "dense",
         strategies=stage.strategies,
+        boundary_log=plan.boundary_log,
     )

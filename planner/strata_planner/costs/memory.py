@@ -42,6 +42,11 @@ def kv_bytes_per_token(layer: LayerShape, kv_bits: int, compute_type: ComputeTyp
     return kv_token_bytes(kv_bits, layer.kv_heads, layer.head_dim, compute_type, latent=layer.latent)
 
 
+def boundary_log_page_bytes(hidden_size: int, compute_type: ComputeType) -> int:
+    """Of a page of what a stage hands on, kept in host memory."""
+    return PAGE_TOKENS * hidden_size * COMPUTE_TYPE_BYTES[compute_type]
+
+
 def state_bytes_per_sequence(layer: LayerShape, compute_type: ComputeType) -> int:
     """What a sequence keeps in one layer that is no attention, however long it is."""
     return layer.state.bytes(compute_type) if layer.state else 0

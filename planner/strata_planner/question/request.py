@@ -21,10 +21,10 @@ from strata_planner.contract.formats import (
 from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.plan import NO_SPECULATION, Speculation
 from strata_planner.costs.draft_model import draft_page_bytes
-from strata_planner.costs.memory import PAGE_TOKENS
+from strata_planner.costs.memory import PAGE_TOKENS, boundary_log_page_bytes
 from strata_planner.costs.source import LatencySource
 from strata_planner.errors import InfeasibleError, ModelError, WorkloadError
-from strata_planner.question.cluster import Cluster
+from strata_planner.question.cluster import Cluster, DeviceGroup
 from strata_planner.question.draft_head import EAGLE
 from strata_planner.question.model import Model
 from strata_planner.question.workload import Workload
@@ -97,6 +97,7 @@ class PlanRequest:
     static_activations: bool = False
     chunk_tokens: int | None = None
     prefix_caching: bool = True
+    boundary_log: bool = False
     speculation: Speculation = NO_SPECULATION
     draft_model: Model | None = None
 
@@ -167,6 +168,18 @@ class PlanRequest:
         """Of a page of the small model that drafts."""
         small = self.draft_model
         return 0 if small is None else draft_page_bytes(small, self.kv_bits, self.compute_type)
+
+    @property
+    def served_boundary_log(self) -> bool:
+        """What is wished, where a replica that is formed anew can keep blocks at all."""
+        return self.boundary_log and self.served_prefix_caching and not self.served_speculation.has_head
+
+    def log_page_bytes(self, group: DeviceGroup) -> int:
+        """Of a page of what a stage keeps of what it hands on, in the memory that its devices are planned in: on processors alone it is host memory. Of the
+        last one, too: it may be that of a stage that became the last.
+        """
+        keeps = self.served_boundary_log and group.degree == 1 and group.leader.type.lower().startswith("cpu")
+        return boundary_log_page_bytes(self.model.hidden_size, self.compute_type) if keeps else 0
 
     @property
     def largest_kv_pages(self) -> int:

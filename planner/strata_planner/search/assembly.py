@@ -29,6 +29,7 @@ from strata_planner.costs.memory import (
 )
 from strata_planner.costs.shards import sharded
 from strata_planner.naming import slot_name
+from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.problem import Problem
@@ -111,6 +112,7 @@ def assemble(
         replicas=(Replica(0, stages, micro_batch, request.workload.concurrency),),
         prediction=predict(pricer, found),
         prefix_caching=request.served_prefix_caching,
+        boundary_log=request.served_boundary_log,
         speculation=request.served_speculation,
         head_format=request.model.head_format,
     )
@@ -156,7 +158,8 @@ def _memories(
             for index, name in zip(part.layers, formats, strict=True)
         )
         tables = pricer.table_bytes(group, embedding=place == 0, head=head)
-        kv = pages * _page_bytes(request, part, group.degree) + _state_bytes(request, part)
+        page = _page_bytes(request, part, group)
+        kv = pages * page + _state_bytes(request, part)
         working = pricer.working(found.candidate, place, formats).peak(kv)
         overhead = group.leader.overhead_bytes
         draft = pricer.draft_bytes(group, found.candidate.pair, first=place == 0, head=head)
@@ -165,11 +168,11 @@ def _memories(
     return memories
 
 
-def _page_bytes(request: PlanRequest, part: _Slice, degree: int) -> int:
-    """Of all its layers; of the stage that leads, of the small model's too."""
-    layers = (sharded(request.model.layers[index], degree) for index in part.layers)
+def _page_bytes(request: PlanRequest, part: _Slice, group: DeviceGroup) -> int:
+    """Of all its layers, and of what it hands on where that is kept; of the stage that leads, of the small model's too."""
+    layers = (sharded(request.model.layers[index], group.degree) for index in part.layers)
     own = PAGE_TOKENS * sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
-    return own + (0 if part.stage else request.draft_page_bytes)
+    return own + request.log_page_bytes(group) + (0 if part.stage else request.draft_page_bytes)
 
 
 def _state_bytes(request: PlanRequest, part: _Slice) -> int:
@@ -184,7 +187,7 @@ def _page_budget(request: PlanRequest, found: Found, pricer: Pricer, slices: lis
     """
     least = _memories(request, found, pricer, slices, request.kv_pages)
     spare = [
-        (group.usable_bytes - memory.total_bytes, _page_bytes(request, part, group.degree))
+        (group.usable_bytes - memory.total_bytes, _page_bytes(request, part, group))
         for group, memory, part in zip(found.candidate.order, least, slices, strict=True)
     ]
     assert min(left for left, _ in spare) >= 0, "the solver keeps every stage within its memory"

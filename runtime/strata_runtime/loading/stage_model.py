@@ -137,3 +137,21 @@ class StageModel:
             finally:
                 self._watched.forget()
             return outputs
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether `forward_some` can begin with any of its layers."""
+        return self._stage.begins_anywhere
+
+    def forward_some(self, inputs: torch.Tensor, batch: Batch, layers: range) -> torch.Tensor:
+        """Some of its layers in a row, by their numbers in the whole model: what they store is kept, as of `forward`.
+
+        inputs: token ids [tokens] where the stage embeds and these begin with its first, else what enters the first of them, [tokens, hidden]. Returns what
+        the last of them hands on, [tokens, hidden].
+        """
+        self._drafting.is_on, self.switch.strategy = False, "megatron"
+        with torch.inference_mode():
+            try:
+                return self._stage.compute_some(inputs, batch, layers)
+            finally:
+                self._watched.forget()

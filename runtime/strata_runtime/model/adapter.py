@@ -384,6 +384,42 @@ class ModelSlice:
         finally:
             self.step.batch = self.step.positions = None
 
+    def compute_some(self, inputs: torch.Tensor, batch: Batch, layers: range) -> torch.Tensor:
+        """Those of its layers alone, numbered as in the whole model, without the head. inputs: token ids [tokens] where the slice embeds and the first of them is
+        its first, else the inputs of the first of them, [tokens, hidden]. Returns what the last of them hands on (on a slice with the head its norm is
+        worked in, and it means nothing).
+        """
+        own = range(self._layers[0], self._layers[1] + 1)
+        embeds = self._embedding and layers.start == own.start
+        tokens = inputs.shape[0]
+        if inputs.device.type == "cpu":
+            inputs = padded(inputs)
+        position_ids = functional.pad(batch.positions, (0, inputs.shape[0] - tokens))[None]
+        aside = {number: self._list[number] for number in own if number not in layers}
+        self.step.batch, self.step.positions = batch, position_ids
+        try:
+            for number in aside:
+                self._list[number] = self._outside()
+            given = {"input_ids" if embeds else "inputs_embeds": inputs[None]}
+            hidden: torch.Tensor = self._base(**given, position_ids=position_ids, use_cache=False).last_hidden_state
+            return hidden[0, :tokens]
+        finally:
+            self.step.batch = self.step.positions = None
+            for number, layer in aside.items():
+                self._list[number] = layer
+
+    def _outside(self) -> Outside:
+        """What stands where another stage computes."""
+        return OutsideInTuple() if self._config.model_type in _ANSWER_IN_TUPLES else Outside()
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether `compute_some` can begin behind its first layer: with the embedding there may be more than a table before that one."""
+        has_more = any(
+            getattr(self._decoder, name, None) is not None for name in (*EMBEDDING_SIDE, "embedding_multiplier")
+        )
+        return not (self._embedding and has_more)
+
     def kernel_sizes(self, batch: Batch) -> set[tuple[str, int, int]]:
         """All that the libraries make kernels for in a step of this batch on a processor: what, its rows, its keys."""
         linears = {("linears", padded_rows(batch.tokens), 0), ("head", padded_rows(len(batch.sample_rows)), 0)}
@@ -398,7 +434,7 @@ class ModelSlice:
         first, last = self._layers
         for index in range(len(self._list)):
             if not first <= index <= last:
-                self._list[index] = OutsideInTuple() if self._config.model_type in _ANSWER_IN_TUPLES else Outside()
+                self._list[index] = self._outside()
         table = self.module.get_input_embeddings()
         before = {name for name, child in self._decoder.named_children() if child is table}
         after = {name for name, child in self._decoder.named_children() if "norm" in name or _has_parameters(child)}

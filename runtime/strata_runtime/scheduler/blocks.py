@@ -5,7 +5,7 @@ all before them. A block with a name is shared by whoever needs it, and keeps it
 something else: those without a name first, then the one that was given back longest ago. Knows no tensors.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from msgspec import structs
@@ -38,6 +38,9 @@ class BlockPool:
         self._names: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}
         self.drafted: set[int] = set()  # blocks that are full in the pool of the model that drafts, too
+        self.lacking: set[int] = (
+            set()
+        )  # blocks with names that some layers are to compute again before anybody reads them
 
     @property
     def free(self) -> int:
@@ -62,6 +65,7 @@ class BlockPool:
                 del self._blocks[self._names.pop(block)]
             self._held[block] = 1
             self.drafted.discard(block)
+            self.lacking.discard(block)
             taken.append(block)
         return taken
 
@@ -75,6 +79,21 @@ class BlockPool:
         if name not in self._blocks:
             self._names[block] = name
             self._blocks[name] = block
+
+    def named(self) -> dict[bytes, int]:
+        """What is known, and in which block: those that were given back longest ago first, as `inherit` takes it; behind these the ones that are held."""
+        free = {self._names[block]: block for block in self._kept}
+        return free | {name: block for name, block in self._blocks.items() if name not in free}
+
+    def inherit(self, named: Mapping[bytes, int], *, lacking: bool) -> None:
+        """Blocks of another pool under the same numbers; those that this one has not are left out. Before any is taken. `lacking`: each of them."""
+        for name, block in named.items():
+            if block < self.count:
+                self._names[block] = name
+                self._blocks[name] = block
+                self._kept[block] = None
+        self._unnamed = [block for block in self._unnamed if block not in self._kept]
+        self.lacking = set(self._kept) if lacking else set()
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """By one holder, in the order of its positions: the last are the first to be taken again."""
@@ -91,6 +110,7 @@ class BlockPool:
         """What the blocks hold is not what anybody would compute now: nothing of it is shared any more."""
         self._names.clear()
         self._blocks.clear()
+        self.lacking.clear()
         self._unnamed.extend(self._kept)
         self._kept.clear()
 
@@ -106,6 +126,7 @@ class BlockPool:
         assert free == [block for block in range(self.count) if not counts[block]], "a block is lost, or free twice"
         assert {name: block for block, name in self._names.items()} == self._blocks, "a name without its block"
         assert self._kept.keys() <= self._names.keys(), "a block is kept for a name that it does not have"
+        assert self.lacking <= self._names.keys(), "a block that nobody can find is to be computed again"
         assert not set(self._unnamed) & self._names.keys(), "a block that can be found is taken as if it had no name"
 
 

@@ -7,7 +7,7 @@ no sockets, no tensors.
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -38,16 +38,28 @@ class Step:
     operations: list[KvOperation]
     token_ids: list[int]
     draft: bool = False
+    refill: tuple[int, int] | None = None  # first and end of the layers that compute; None: all, and tokens are sampled
+
+
+class Known(NamedTuple):
+    """What blocks hold, by their names, and the last step that all stages had computed: for the scheduler of the epoch that comes next."""
+
+    named: Mapping[bytes, int]
+    through: int
 
 
 class _Asked(NamedTuple):
-    """Of a step under way: rows that decode, tokens of prompts, and (sequence, position) of each token that is to come back."""
+    """Of a step under way: rows that decode, tokens of prompts, and (sequence, position) of each token that is to come back. `settled`: blocks that are
+    whole with it.
+    """
 
     step: int
     rows: int
     prompt_tokens: int
     tokens: tuple[tuple[int, int], ...]
     draft: bool
+    refill: bool
+    settled: tuple[int, ...]
 
 
 class Engine:
@@ -119,12 +131,18 @@ class Engine:
                 sequence.opened = True
                 operations.append(sequence.open())
             token_ids.extend(sequence.inputs(segment))
-        step = Step(self._next_step, [segment for _, segment in batch.segments], operations, token_ids, batch.draft)
+        segments = [segment for _, segment in batch.segments]
+        step = Step(self._next_step, segments, operations, token_ids, batch.draft, batch.refill)
         self._next_step += 1
         if batch.segments:
             rows = sum(segment.length for _, segment in batch.segments[: batch.decoding])
             wanted = tuple((segment.sequence, position) for segment in step.segments for position in segment.sampled)
-            self._under_way.append(_Asked(step.step, rows, len(token_ids) - rows, wanted, batch.draft))
+            settled = tuple(scheduler.settled)
+            is_refill = batch.refill is not None
+            self._under_way.append(
+                _Asked(step.step, rows, len(token_ids) - rows, wanted, batch.draft, is_refill, settled)
+            )
+        scheduler.settled.clear()
         return step
 
     def take(self, result: StepResult) -> list[TokenEvent]:
@@ -139,7 +157,8 @@ class Engine:
                 f"with {len(asked.tokens)} tokens {asked.tokens[:4]}... (sequence, position)"
             )
         pace = self.scheduler.speculation.draft_pace if asked.draft else self.scheduler.pace
-        pace.learn(asked.rows, asked.prompt_tokens, result.seconds)
+        if not asked.refill:
+            pace.learn(asked.rows, asked.prompt_tokens, result.seconds)
         if result.weights != self._weights:
             if self._weights is not None:
                 self._weights_changed(result.step)
@@ -154,6 +173,20 @@ class Engine:
             else:
                 events.extend(self._take(sequence, list(group)))
         return events
+
+    def known(self) -> Known:
+        """What every stage has in its pages: not what steps under way were to leave there, nor what is still to be computed again."""
+        blocks = self.scheduler.blocks
+        unsure = blocks.lacking.union(*(asked.settled for asked in self._under_way))
+        through = (self._under_way[0].step if self._under_way else self._next_step) - 1
+        return Known({name: block for name, block in blocks.named().items() if block not in unsure}, through)
+
+    def inherit(self, named: Mapping[bytes, int], refill: tuple[int, int], weights: str) -> None:
+        """Before the first step: what blocks hold, computed with these `weights`, but for layers `refill[0]` to before `refill[1]`."""
+        assert not self._next_step, "blocks are in use already"
+        self.scheduler.blocks.inherit(named, lacking=refill[0] < refill[1])
+        self.scheduler.refill = refill
+        self._weights = weights
 
     def requests_of(self, sequences: Iterable[int]) -> list[str]:
         """The requests behind sequence numbers; those that are forgotten are left out."""
@@ -220,13 +253,14 @@ class Engine:
         Sequences that run go on from the KV they have, as they would alone. Who began with this step or later and found blocks from
         before has been given what it never would have computed: it starts again, before any token of it is known.
         """
+        lacking = [each for each in self.scheduler.running.values() if self.scheduler.lacks(each)]
         self.scheduler.blocks.forget_names()
         for (
             sequence
         ) in self.scheduler.waiting:  # computed again anyway: what its token follows from is not known any more
             sequence.unwanted = sequence.awaited
         for sequence in list(self.scheduler.running.values()):
-            if sequence.found and not 0 <= sequence.first_step < step:
+            if sequence in lacking or (sequence.found and not 0 <= sequence.first_step < step):
                 sequence.unwanted = sequence.awaited
                 self.scheduler.start_again(sequence)
             elif sequence.computed:

@@ -7,9 +7,11 @@ Blocks whose tokens were computed before, for whomever, are shared. Decode micro
 way, one per stage as a rule; prompts are cut into chunks that fill the step up to the plan's token limit. A sequence that is suspected
 of having failed a step computes its prompt in steps of its own, so that it can fail nobody else's. Where tokens are drafted by the model's own
 weights at fewer bits, they are in steps that carry nothing else; a small model beside the leader drafts before the step that verifies. Either only
-while no prompt is to be computed. Knows no tensors and no sockets.
+while no prompt is to be computed. Blocks that were kept over a change of epoch may lack some layers: these alone compute them again, in steps of
+their own, before anybody goes on from them. Knows no tensors and no sockets.
 """
 
+import itertools
 import math
 from bisect import insort
 from collections import deque
@@ -67,12 +69,15 @@ class Limits:
 
 
 class Batch(NamedTuple):
-    """A micro-batch: `decoding` of its segments decode, which come first. `draft`: all of them, with draft weights. Or what the small model drafts first."""
+    """A micro-batch: `decoding` of its segments decode, which come first. `draft`: all of them, with draft weights. Or what the small model drafts first.
+    `refill`: nothing is sampled, and only these layers compute.
+    """
 
     segments: list[tuple[Sequence, Segment]]
     decoding: int = 0
     draft: bool = False
     round: DraftRound = ()
+    refill: tuple[int, int] | None = None
 
 
 EMPTY = Batch([])
@@ -92,6 +97,9 @@ class Scheduler:
         self._prefilling: list[Sequence] = []  # by rank
         self._apart: deque[Sequence] = deque()  # likewise, each alone
         self._was_apart = False  # the step before was one of theirs
+        self.refill = (0, 0)  # first and end of the layers that blocks lack
+        self._was_refill = False  # the step before was one for them
+        self.settled: list[int] = []  # blocks that are whole with the step that is made
         self.pace = Pace()
         most_rows = min(max(limits.micro_batch.decode, DRAFT_ROWS), limits.micro_batch.max_step_tokens)
         self._beside = limits.draft_positions > 0
@@ -149,6 +157,11 @@ class Scheduler:
         """The micro-batch of step number `step`; empty if nothing is ready."""
         self._step = step
         self._admit()
+        if self.blocks.lacking and not (self._was_refill and (self._ready or self._apart or self._whole())):
+            self._was_refill = True
+            if refilled := self._refill_segments():
+                return Batch(refilled, refill=self.refill)
+        self._was_refill = False
         if self._apart and not (self._was_apart and (self._ready or self._prefilling)):  # others get their turns
             self._was_apart = True
             return Batch(self._apart_segments())
@@ -361,15 +374,18 @@ class Scheduler:
 
     def _prefill_segments(self, budget: int, most: int) -> list[tuple[Sequence, Segment]]:
         """Chunks of prompts: the first in rank has its part, what is left goes to those that need least."""
-        if budget <= 0 or not self._prefilling:
+        whole = self._whole()
+        if budget <= 0 or not whole:
             return []
         chosen: list[tuple[Sequence, Segment]] = []
-        oldest = self._prefilling[0]
+        oldest = whole[0]
         size = self.limits.page_tokens
         kept = part_of_the_oldest(oldest, budget, size)
         budget -= kept
-        for sequence in prompts_of_a_step(self._prefilling, most):
+        for sequence in prompts_of_a_step(whole, most):
             self._use(sequence, list(self._found(sequence)))
+            if self.lacks(sequence):
+                continue
             is_oldest = sequence is oldest
             length = chunk_of(sequence, budget + kept if is_oldest else budget, size, to_a_block=not is_oldest)
             if length <= 0:
@@ -380,6 +396,39 @@ class Scheduler:
             chosen.append(self._advance(sequence, length))
         return chosen
 
+    def lacks(self, sequence: Sequence) -> bool:
+        """Whether blocks that it has found are to be computed again in part."""
+        return bool(self.blocks.lacking) and not self.blocks.lacking.isdisjoint(sequence.blocks)
+
+    def _whole(self) -> list[Sequence]:
+        """Prompts that can be computed now."""
+        return [each for each in self._prefilling if not self.lacks(each)] if self.blocks.lacking else self._prefilling
+
+    def _refill_segments(self) -> list[tuple[Sequence, Segment]]:
+        """Of each sequence, the best in rank first, blocks in a row that lack layers: they are whole with this step."""
+        size, lacking = self.limits.page_tokens, self.blocks.lacking
+        left = self.limits.micro_batch.max_step_tokens // size
+        chosen = []
+        for sequence in [each for each in self._prefilling if self.lacks(each)][
+            : self.limits.micro_batch.most_prompts(0)
+        ]:
+            first = next((place for place, block in enumerate(sequence.blocks) if block in lacking), -1)
+            run = (
+                list(itertools.takewhile(lacking.__contains__, sequence.blocks[first : first + left]))
+                if first >= 0
+                else []
+            )
+            if not run:  # who came before has them in this step, or there is no room in it
+                continue
+            lacking.difference_update(run)
+            self.settled += run
+            left -= len(run)
+            if sequence.first_step < 0:
+                sequence.first_step = self._step
+            segment = Segment(sequence.sequence, first * size, len(run) * size, 0, sequence.untold_blocks())
+            chosen.append((sequence, segment))
+        return chosen
+
     def _advance(self, sequence: Sequence, length: int) -> tuple[Sequence, Segment]:
         size, start = self.limits.page_tokens, sequence.computed
         sequence.computed += length
@@ -388,6 +437,7 @@ class Scheduler:
         if self.limits.sharing and sequence.shares:
             for place in range(sequence.named, sequence.computed // size):
                 self.blocks.name(sequence.blocks[place], sequence.name(place, size))
+                self.settled.append(sequence.blocks[place])
         sequence.named = sequence.computed // size
         if sequence.first_step < 0:
             sequence.first_step = self._step

@@ -6,7 +6,7 @@ Each role runs for itself: where its replica goes on into the next epoch, nothin
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,10 @@ from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
+from strata_runtime.model.kv.paged import HeldPages
 from strata_runtime.slot.drafter import Drafter
-from strata_runtime.slot.leader import LeaderWorker
+from strata_runtime.slot.kept_pages import KeptRole, taken_from
+from strata_runtime.slot.leader import Kept, LeaderWorker
 from strata_runtime.slot.other_ranks import OtherRanks
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
@@ -80,16 +82,22 @@ class RunningEpoch:
         self.roles = roles
 
     @classmethod
-    def begin(cls, place: Place, prepared: PreparedEpoch, before: "RunningEpoch | None") -> "RunningEpoch":
-        """From `before` come those that go on; nothing of them changes, also where what is new cannot begin."""
-        prepare, begun = prepared.prepare, []
+    def begin(
+        cls, place: Place, prepared: PreparedEpoch, before: "RunningEpoch | None", kept: Sequence[KeptRole] = ()
+    ) -> "RunningEpoch":
+        """From `before` come those that go on; nothing of them changes, also where what is new cannot begin. `kept`: of those that have ended."""
+        prepare = prepared.prepare
+        begun: list[RunningRole] = []
+        sources = taken_from([each.role for each in kept], [each.role for each in prepared.loaded])
         loaded = iter(prepared.loaded)
         going_on = before.going_on(prepare) if before else {}
         roles: list[RunningRole] = []
         try:
             for index in range(len(prepare.roles)):
                 if index not in going_on:
-                    begun.append(RunningRole(place, prepare, index, next(loaded)))
+                    source = sources.get(len(begun))
+                    taken = None if source is None else kept[source]
+                    begun.append(RunningRole(place, prepare, index, next(loaded), taken))
                 roles.append(going_on[index] if index in going_on else begun[-1])
         except Exception:
             for role in begun:
@@ -163,8 +171,10 @@ class Failure:
 class RunningRole:
     """The worker of one role and the links to its neighbours, in a ZeroMQ context of its own. It runs from `start` to `end`."""
 
-    def __init__(self, place: Place, prepare: Prepare, index: int, loaded: LoadedRole) -> None:
-        """`index`: its place in the slot's list, and so of its ports."""
+    def __init__(
+        self, place: Place, prepare: Prepare, index: int, loaded: LoadedRole, kept: KeptRole | None = None
+    ) -> None:
+        """`index`: its place in the slot's list, and so of its ports. `kept`: whose pages it takes."""
         self.index = index
         self.formed = prepare.epoch
         self.planned = prepare.roles[index]
@@ -179,7 +189,7 @@ class RunningRole:
         self._watched: list[zmq.Socket[Any]] = []  # connections that are there to be watched
         self._thread: threading.Thread | None = None
         try:
-            self.worker: Worker = self._worker(loaded)
+            self.worker: Worker = self._worker(loaded, kept)
         except Exception:
             self._context.destroy(linger=0)
             raise
@@ -214,6 +224,15 @@ class RunningRole:
         self._context.term()
         self._thread.join()
 
+    def kept(self) -> KeptRole | None:
+        """What its pages hold, once it has ended; nothing where it has failed."""
+        if self.failure:
+            return None
+        executor = self.worker.executor
+        known = self.worker.known() if isinstance(self.worker, LeaderWorker) else None
+        blocks = None if known is None else Kept(known, self.formed, executor.role.replica)
+        return KeptRole(executor.role, self.loaded.cache.held(), executor.computed(self.formed), blocks)
+
     def stats(self) -> RoleStats:
         executor = self.worker.executor
         work = executor.work
@@ -229,16 +248,20 @@ class RunningRole:
             bits=executor.role.bits,
             formed=self.formed,
             failure=self.failure,
+            refilled=work.refilled,
         )
 
-    def _worker(self, loaded: LoadedRole) -> Worker:
+    def _worker(self, loaded: LoadedRole, kept: KeptRole | None) -> Worker:
         role = loaded.role
-        loaded.cache.reset()
+        inherited = None
+        taken = loaded.cache.take(kept.pages if kept else HeldPages())
+        if kept is not None:
+            inherited = kept.inherited.of(taken)
         if loaded.drafter is not None:
             loaded.drafter.begin()
         if loaded.others is not None:
             loaded.others.begin(role, self._failure)
-        executor = StageExecutor(role, loaded.model, loaded.cache, loaded.others)
+        executor = StageExecutor(role, loaded.model, loaded.cache, loaded.others, inherited)
         bounds = FrameBounds(role, loaded.model.hidden_size, loaded.model.vocab_size)
         links = self._links(executor, bounds) if role.stages > 1 else None
         if role.leader:
@@ -247,7 +270,10 @@ class RunningRole:
             endpoint = f"tcp://{self._place.bind}:{self._slots[self._place.slot].request_port + self.index}"
             listen(socket, endpoint, Keys.of(self.request_key), largest_request(role.max_model_len))
             gateways = Gateways(socket, self.formed, self._place.incarnation)
-            return LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
+            leader = LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
+            if kept is not None and kept.blocks is not None:
+                leader.keep(kept.blocks)
+            return leader
         assert links is not None
         return Follower(executor, *links)
 

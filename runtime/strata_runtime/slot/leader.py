@@ -5,6 +5,7 @@ Made by the slot at commit. The engine decides; this thread moves messages and r
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import zmq
@@ -18,11 +19,12 @@ from strata_planner.contract.frames import (
     StepFailed,
     StepResult,
     Submit,
+    Survey,
 )
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import RequestRefusedError, StepError
 from strata_runtime.scheduler.draft_round import Drafted, DraftRound
-from strata_runtime.scheduler.engine import Engine, Step
+from strata_runtime.scheduler.engine import Engine, Known, Step
 from strata_runtime.scheduler.scheduler import Limits
 from strata_runtime.slot.drafter import Drafter
 from strata_runtime.slot.reception import Gateways, Gone
@@ -79,6 +81,14 @@ class _Guesses:
             self._drafter.guesser.take(states)
 
 
+class Kept(NamedTuple):
+    """What blocks held when the replica `before`, formed in the epoch `formed`, ended: the leader was this slot's, too."""
+
+    known: Known
+    formed: int
+    before: int
+
+
 class LeaderWorker:
     """Stage 0 of a replica. Without other stages (`links` is None) it samples its own tokens. `drafter`: a small model that guesses them first."""
 
@@ -95,6 +105,7 @@ class LeaderWorker:
         limits = limits_of(executor.role, executor.vocabulary, drafter)
         self._guesses = _Guesses(drafter)
         self.engine = Engine(limits, self._guesses.draft)
+        self._kept: Kept | None = None  # as long as the survey of it is under way
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
         self._epoch = epoch
         self._hidden = hidden
@@ -107,10 +118,19 @@ class LeaderWorker:
         if self._inlet is not None:
             self._poller.register(self._inlet.socket, zmq.POLLIN)
 
+    def keep(self, kept: Kept) -> None:
+        """Before `run`: what blocks may hold already. No step is made before every stage has said what of it is there."""
+        self._kept = kept
+
+    def known(self) -> Known | None:
+        """What the blocks hold, for the next epoch; None: it is not known."""
+        return None if self._kept is not None else self.engine.known()
+
     def run(self) -> None:
         stepped = False
         self._gateways.open(self._hello())
         try:
+            self._ask()
             while True:
                 self._receive(wait=not stepped)
                 stepped = self._step()
@@ -141,6 +161,8 @@ class LeaderWorker:
                 self._deliver(Answered(result, [from_bytes(body, self._dtype, self._hidden) for body in bodies]))
             case StepFailed() as failure:
                 self._fail(failure)
+            case Survey() as survey:
+                self._inherit(survey)
             case _:
                 raise StepError("the leader got a frame of hidden states; only results come back to stage 0")
 
@@ -166,7 +188,7 @@ class LeaderWorker:
 
     def _step(self) -> bool:
         """Run stage 0 on the engine's next step; False if there is none."""
-        step = None if self._failed else self.engine.next_step()
+        step = None if self._failed or self._kept is not None else self.engine.next_step()
         if step is None:
             return False
         header = self._header(step)
@@ -197,6 +219,33 @@ class LeaderWorker:
             self._dtype,
             self._hidden,
             draft=step.draft,
+            refill=step.refill,
+        )
+
+    def _ask(self) -> None:
+        """Every stage what of the blocks it holds."""
+        if self._kept is None:
+            return
+        known, formed, before = self._kept
+        survey = self.executor.survey(Survey(self.executor.role.replica, self._epoch, formed, before, known.through))
+        if self._outlet is None:
+            self._inherit(survey)
+        else:
+            self._outlet.survey(survey)
+
+    def _inherit(self, survey: Survey) -> None:
+        kept, self._kept = self._kept, None
+        if kept is None:
+            raise StepError("a survey came back that nobody has asked for")
+        first, end = survey.refill
+        if end - first < survey.layers:
+            self.engine.inherit(kept.known.named, survey.refill, survey.weights)
+        log.info(
+            "%d blocks of epoch %d: %d of %d layers are to be computed again",
+            len(kept.known.named),
+            kept.formed,
+            end - first,
+            survey.layers,
         )
 
     def _deliver(self, answered: Answered) -> None:

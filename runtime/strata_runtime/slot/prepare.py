@@ -1,6 +1,7 @@
 """Preparing an epoch: a thread that loads the roles of a slot. Started by the slot, which keeps serving meanwhile.
 
-A role whose weights the slot already holds takes them over; only its KV starts empty, in another pool where it is to have another number of pages. Where serving ended because old and new weights do not fit
+A role whose weights the slot already holds takes them over. Pages of layers that stay wait for the commit (`kept_pages`); memory is taken for the others
+alone. Where serving ended because old and new weights do not fit
 beside each other, a role that differs in bits alone takes them over too: its layers move one by one, and planes that stay are not read again.
 Any other role is loaded as a difference: layers that a role here has too are shared with it, whoever serves, and only what is missing is read.
 A prepare that supersedes another takes over what that has loaded and is wanted again, and lets it finish the role that it is at where that is wanted.
@@ -27,10 +28,12 @@ from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import formats_after, read_change, role_after
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.uri import resolve_model
+from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
+from strata_runtime.slot.kept_pages import layers_in_common, taken_from
 from strata_runtime.slot.other_ranks import OtherRanks, check_ranks
-from strata_runtime.slot.role_cache import cache_of
+from strata_runtime.slot.role_cache import cache_of, keeps_log
 from strata_runtime.slot.switching import moves_within, reading_beside
 
 log = logging.getLogger(__name__)
@@ -72,7 +75,7 @@ def _place(role: Role) -> tuple[object, ...]:
 
 
 def _pool(role: Role) -> tuple[object, ...]:
-    return (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots)
+    return (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots, keeps_log(role))
 
 
 class SupersededError(RuntimeFaultError):
@@ -83,12 +86,14 @@ class SupersededError(RuntimeFaultError):
 class Held:
     """What a prepare may take over: the roles that run or ran last, and what the prepare `before` it has loaded until it ends.
 
-    `idle`: nothing runs that `roles` belongs to, so that it may be changed in place; what no role can use of it is let go first.
+    `idle`: nothing runs that `roles` belongs to, so that it may be changed in place; what no role can use of it is let go first. `giving`: roles whose pages the
+    new ones take at the commit.
     """
 
     roles: tuple[LoadedRole, ...] = ()
     before: "Loading | None" = None
     idle: bool = True
+    giving: tuple[Role, ...] = ()
 
 
 class Loading:
@@ -103,6 +108,11 @@ class Loading:
         total = sum(role.layers[1] - role.layers[0] + 1 for role in prepare.roles)
         self.state = PrepareState(epoch=prepare.epoch, phase="loading", layers_total=total)
         self._idle = held.idle
+        sources = taken_from(held.giving, prepare.roles)
+        self._awaited = {
+            place: frozenset(layers_in_common(held.giving[source], prepare.roles[place]))
+            for place, source in sources.items()
+        }
         self._wanted: Sequence[Role] | None = None  # by the epoch that supersedes this one
         self._held = self._useful(held.roles)
         self._known = WeakSet(
@@ -206,7 +216,7 @@ class Loading:
         if (model := self._take_model(role)) is not None:
             _watch(role, model)
             self._progress(count)
-            return LoadedRole(role, model, cache_of(role, model))
+            return LoadedRole(role, model, self._cache(role, model))
         moved = self._move(role) if self._idle else None
         if moved is not None:
             return moved
@@ -237,7 +247,11 @@ class Loading:
         _watch(role, model)
         if drafts:
             drafter = load_drafter(role, model, lambda: self._step(role))
-        return LoadedRole(role, model, cache_of(role, model), drafter, others)
+        return LoadedRole(role, model, self._cache(role, model), drafter, others)
+
+    def _cache(self, role: Role, model: StageModel) -> PagedKvCache:
+        place = len(self._loaded)  # of the role that is being loaded
+        return cache_of(role, model, self._awaited.get(place, ()))
 
     def _take_model(self, role: Role) -> StageModel | None:
         """Of a held role with another pool, which goes before the new one is made unless it still serves."""

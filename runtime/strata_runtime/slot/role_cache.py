@@ -1,13 +1,15 @@
 """The KV pool of a role: its shape from the role and the loaded model. Used by whoever loads one."""
 
+from collections.abc import Collection
+
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
 
 
-def cache_of(role: Role, model: StageModel) -> PagedKvCache:
-    """Raises InputError for a role that asks of a model with state what nobody can do with it."""
+def cache_of(role: Role, model: StageModel, awaited: Collection[int] = ()) -> PagedKvCache:
+    """`awaited`: layers whose pages are taken from a cache that still serves, when that has ended. Raises InputError for a role that asks of a model with state what nobody can do with it."""
     if model.keeps_state and not _goes_forward(role):
         raise InputError(
             f"this model keeps state of sequences, and its role has stateSlots {role.state_slots}, prefixCaching {role.prefix_caching} and "
@@ -26,7 +28,14 @@ def cache_of(role: Role, model: StageModel) -> PagedKvCache:
         kv_bits=role.kv_bits,
         states=model.states,
         state_slots=role.state_slots,
+        awaited=awaited,
+        log_hidden=model.hidden_size if keeps_log(role) else 0,
     )
+
+
+def keeps_log(role: Role) -> bool:
+    """Whether the stage keeps what it hands on."""
+    return role.boundary_log and not role.head and role.tensor_parallel == 1
 
 
 def _goes_forward(role: Role) -> bool:

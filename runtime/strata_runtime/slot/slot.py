@@ -31,9 +31,11 @@ from strata_planner.contract.control import (
     slot_request_decoder,
 )
 from strata_planner.contract.decoding import decode_message
+from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningEpoch, changed_roles
+from strata_runtime.slot.kept_pages import KeptRole, layers_in_common, taken_from
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
 from strata_runtime.slot.other_ranks import held_by_ranks, idle_of_ranks
 from strata_runtime.slot.prepare import Held, Loading, same_weights, store_of
@@ -104,6 +106,7 @@ class Slot:
         )
         self._asked: Prepare | None = None  # what is being prepared, with the roles that go on
         self._running: RunningEpoch | None = None
+        self._kept: list[KeptRole] = []  # of roles that have ended, for those of the next epoch
         self._failure = ""
         self._watchers: set[bytes] = set()
         self._published: SlotStatus | None = None
@@ -208,7 +211,12 @@ class Slot:
         log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
         self._asked = prepare
         changed = changed_roles(prepare)
-        self._loading = Loading(changed, Held(held, before, idle=idle), self._wakeup.ring, verify=self._verify)
+        if idle:
+            self._shrink_kept(changed.roles)
+        giving = (*(each.role for each in self._kept), *(() if idle else (each.role for each in held)))
+        self._loading = Loading(
+            changed, Held(held, before, idle=idle, giving=giving), self._wakeup.ring, verify=self._verify
+        )
         self._unused = None
 
     def _can_go_on(self, prepare: Prepare) -> bool:
@@ -245,6 +253,15 @@ class Slot:
             return True
         return not old
 
+    def _shrink_kept(self, changed: Sequence[Role]) -> None:
+        """To what the next roles take of it: they load beside it."""
+        sources = taken_from([each.role for each in self._kept], changed)
+        kept, self._kept = self._kept, []
+        for place, source in sources.items():
+            layers = layers_in_common(kept[source].role, changed[place])
+            kept[source].pages.shrink(layers, changed[place].kv_page_budget)
+            self._kept.append(kept[source])
+
     def _commit(self, epoch: int) -> None:
         """Switch if that epoch is prepared and newer; anything else changes nothing and shows in the status."""
         loading = self._loading
@@ -254,8 +271,9 @@ class Slot:
             return
         self._end_roles(asked)
         self._failure = ""
+        kept, self._kept = self._kept, []
         try:
-            self._running = RunningEpoch.begin(self._place, PreparedEpoch(asked, prepared.loaded), self._running)
+            self._running = RunningEpoch.begin(self._place, PreparedEpoch(asked, prepared.loaded), self._running, kept)
         except (
             Exception
         ) as error:  # a port is taken, or the epoch's addresses are none: the controller makes another epoch
@@ -294,8 +312,11 @@ class Slot:
 
     def _end_roles(self, prepare: Prepare | None = None) -> None:
         """All that run, but for those that go on into the prepared epoch."""
-        if self._running is not None:
-            self._running = self._running.reduced_to(prepare)
+        if self._running is None:
+            return
+        ending = self._running.ending(prepare) if prepare else ()
+        self._running = self._running.reduced_to(prepare)
+        self._kept += [kept for role in ending if (kept := role.kept()) is not None]
 
     def _watch_links(self) -> None:
         for link in self._running.watch() if self._running else ():

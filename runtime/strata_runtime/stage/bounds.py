@@ -16,10 +16,12 @@ from strata_planner.contract.frames import (
     Segment,
     StepFailed,
     StepResult,
+    Survey,
 )
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import StepError
 from strata_runtime.formats import COMPUTE_DTYPES
+from strata_runtime.stage.inheritance import Refill
 
 _SEGMENT_BYTES = 64  # encoded, with every number at its longest
 _OPERATION_BYTES = 128
@@ -86,6 +88,8 @@ class FrameBounds:
             raise StepError(f"a message for replica {message.replica} came to a role of replica {role.replica}")
         if isinstance(message, StepFailed):
             self._at_most(message.step, "sequences", len(message.sequences), self.most_tokens)
+        elif isinstance(message, Survey):
+            self._check_survey(message, bodies)
         elif isinstance(message, StepResult):
             self._check_result(message, bodies)
         else:
@@ -105,6 +109,15 @@ class FrameBounds:
                 count = len(sampled.top)
                 raise StepError(f"step {result.step}: {count} log probabilities of a token; {MOST_LOGPROBS} at most")
 
+    def _check_survey(self, survey: Survey, bodies: list[int]) -> None:
+        self._at_most(-1, "characters of weights", len(survey.weights), _WEIGHTS_CHARACTERS)
+        self._at_most(-1, "starts", len(survey.starts), self.role.stages)
+        (first, end), layers = survey.lacking, survey.layers
+        if bodies or not 0 <= first <= end <= layers or not all(0 < start <= layers for start in survey.starts):
+            raise StepError(
+                f"{survey} with frames of {bodies} bytes behind it: it has none, and layers of {layers} before this stage"
+            )
+
     def _check_frame(self, header: FrameHeader, bodies: list[int]) -> None:
         role, step = self.role, header.step
         if role.leader:
@@ -122,11 +135,26 @@ class FrameBounds:
         for operation in header.operations:
             if isinstance(operation, Open):
                 self._check_open(step, operation)
+        if header.refill is not None:
+            tokens = self._check_refill(header, tokens)
         count, wanted = 1 + (role.states_received if tokens else 0), tokens * self._row_bytes
         if bodies != [wanted] * count:
             raise StepError(
                 f"step {step}: frames of {bodies} bytes follow the header; its {tokens} tokens are {count} of {wanted}"
             )
+
+    def _check_refill(self, header: FrameHeader, tokens: int) -> int:
+        """The rows that come with it."""
+        assert header.refill is not None
+        first, end = header.refill
+        if not 0 <= first < end or any(segment.sample for segment in header.segments) or header.draft:
+            raise StepError(
+                f"step {header.step} fills layers {first} to before {end} again: it samples nothing, and drafts nothing"
+            )
+        refill = Refill.of(header.refill, self.role)
+        if refill.reads_log and not self.role.boundary_log:
+            raise StepError(f"step {header.step} begins with layer {first}, whose inputs this stage does not keep")
+        return tokens if refill.receives else 0
 
     def _check_states(self, step: int, bodies: list[int]) -> None:
         """Behind a result: how many tokens its step had the leader knows."""

@@ -4,8 +4,6 @@ It holds the laws of a frame: steps without gaps, KV operations before the segme
 precision: never within a step.
 """
 
-import functools
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +19,7 @@ from strata_planner.contract.frames import (
     KvOperation,
     Open,
     StepResult,
+    Survey,
 )
 from strata_planner.contract.roles import Role
 from strata_planner.contract.strategies import strategy_for
@@ -28,8 +27,9 @@ from strata_runtime.allocator import FirstTimes
 from strata_runtime.errors import StepError
 from strata_runtime.loading.precision_switch import Change, Growth, role_after
 from strata_runtime.loading.stage_model import StageModel
-from strata_runtime.model.kv import PagedKvCache
+from strata_runtime.model.kv import Batch, PagedKvCache
 from strata_runtime.stage.boundary import StepBoundary
+from strata_runtime.stage.inheritance import Inheritance, Refill, weights_by_layer, weights_through
 from strata_runtime.stage.sampler import Sampler
 
 
@@ -43,6 +43,7 @@ class Work:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     frames_dropped: int = 0
+    refilled: int = 0  # tokens x layers
 
 
 class Passed(NamedTuple):
@@ -73,16 +74,6 @@ class _Computed(NamedTuple):
     places: torch.Tensor
 
 
-def weights_of(role: Role) -> str:
-    """Which weights a stage computes keys and values with, and how these are kept: equal where both are."""
-    return digest(role.model_uri, repr((role.layers, role.bits, role.format, role.kv_bits, role.compute_type)))
-
-
-@functools.lru_cache(maxsize=64)
-def digest(*parts: str) -> str:
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
-
-
 class OtherRanks(Protocol):
     """What the first rank of a stage needs of the others."""
 
@@ -102,8 +93,15 @@ class OtherRanks(Protocol):
 class StageExecutor:
     """One role's layers, its KV pages and, on the last stage, the sampler. `role` tells the bits that its layers have now."""
 
-    def __init__(self, role: Role, model: StageModel, cache: PagedKvCache, others: OtherRanks | None = None) -> None:
-        """`others`: the ranks that share the stage; they are given every step."""
+    def __init__(
+        self,
+        role: Role,
+        model: StageModel,
+        cache: PagedKvCache,
+        others: OtherRanks | None = None,
+        inherited: Inheritance | None = None,
+    ) -> None:
+        """`others`: the ranks that share the stage; they are given every step. `inherited`: what the pages of its cache hold already."""
         self.role = role
         self.others = others
         self.work = Work()
@@ -114,8 +112,13 @@ class StageExecutor:
         self._cache = cache
         self._sampler = Sampler(role.model_uri, model.vocab_size)
         self._next_step = 0
-        self._own_weights = weights_of(role)
-        self._weights = ""  # that the last step ran with: they may change as soon as it is over
+        self._own_weights = weights_by_layer(role, model.held)
+        self._through: tuple[
+            str, ...
+        ] = ()  # the weights that the last step ran with, through each layer: they may change as soon as it is over
+        self._since = 0  # the first step that ran with them
+        self._inherited = inherited
+        self._log_is_whole = True  # it has the rows of every block that is complete
 
     def run(
         self, header: FrameHeader, inputs: torch.Tensor, received: Sequence[torch.Tensor] = ()
@@ -131,12 +134,12 @@ class StageExecutor:
             return None
         outputs, own, places = computed
         states = (*received, *own)
-        tokens = self._sampler.sample(header.segments, outputs) if self.role.head else []
+        tokens = self._sampler.sample(header.segments, outputs) if self.role.head and header.refill is None else []
         if outputs.is_cuda:  # launches come back at once; what follows waits for them anyway
             torch.cuda.current_stream(outputs.device).synchronize()
         seconds = time.monotonic() - started
         self._count(header, seconds)
-        weights = digest(header.weights, self._weights)
+        weights = self._through[-1]
         slowest = max(header.seconds, seconds)
         if self.role.head:
             result = StepResult(header.replica, header.epoch, header.step, tokens, weights, slowest)
@@ -157,14 +160,65 @@ class StageExecutor:
                 self._apply(operation)
             if not header.segments:
                 return None
-            self._weights = self._own_weights
+            self._run_with(header.weights, header.step)
             batch = self._cache.plan(header.segments)
+            if header.refill is not None:
+                return _Computed(self._refill(header, batch, inputs), [], batch.places)
             with self._first_times.step(self.model.kernel_sizes(batch)):
                 decoding = header.draft or all(segment.length == 1 for segment in header.segments)
                 strategy = strategy_for(self.role.strategies, batch.tokens, decoding=decoding)
                 inputs = inputs.to(self.model.device)
                 outputs = self.model.forward(inputs, batch, draft=header.draft, strategy=strategy)
+            if self._cache.log is not None:
+                self._cache.log.write(batch.places, outputs)
             return _Computed(outputs, self.model.take_states(), batch.places)
+
+    def _refill(self, header: FrameHeader, batch: Batch, inputs: torch.Tensor) -> torch.Tensor:
+        """What the next stage gets: nothing, where none of its layers computes."""
+        refill, log = Refill.of(header.refill, self.role), self._cache.log
+        if refill.reads_log:
+            kept = self._cache.kept_rows
+            if kept is None:
+                raise StepError(
+                    f"step {header.step} begins with layer {refill.layers.start}, whose inputs this stage has not kept"
+                )
+            inputs = kept.read(batch.places)
+        outputs = inputs
+        if refill.layers:
+            with self._first_times.step(self.model.kernel_sizes(batch)):
+                outputs = self.model.forward_some(inputs.to(self.model.device), batch, refill.layers)
+        self.work.refilled += batch.tokens * len(refill.layers)
+        if log is not None and refill.writes_log:
+            log.write(batch.places, outputs)
+            self._log_is_whole = True
+        return outputs if refill.sends else outputs[:0]
+
+    def survey(self, survey: Survey) -> Survey:
+        """With what this stage has kept worked in. Raises StepError behind the first step."""
+        if self._next_step:
+            raise StepError(
+                f"a survey came behind step {self._next_step - 1}: what a stage has kept is asked before the first step alone"
+            )
+        with self.boundary.step():
+            self._run_with(survey.weights, -1)
+            inherited = self._inherited or Inheritance()
+            self._log_is_whole = inherited.has_log_of(
+                survey, self.role.layers[1] + 1, self._through, self.role.layers[0]
+            )
+            return inherited.answer(survey, self.role, self._through, begins_anywhere=self.model.begins_anywhere)
+
+    def computed(self, formed: int) -> Inheritance:
+        """What its pages hold when it has ended, for whoever takes them. `formed`: the epoch in which its replica was."""
+        through = dict(zip(range(self.role.layers[0], self.role.layers[1] + 1), self._through, strict=False))
+        log = self._cache.log
+        boundary = log.boundary if log is not None and self._log_is_whole else 0
+        return Inheritance(self.role.replica, formed, through, self._since, boundary)
+
+    def _run_with(self, before: str, step: int) -> None:
+        """`before`: the weights of the stages before."""
+        through = weights_through(before, self._own_weights)
+        if through != self._through:
+            self._through, self._since = through, step
 
     def switch(self, change: Change) -> tuple[int, float]:
         """Give a layer its new weights between two steps, on all ranks; from any thread, while another one runs the steps.
@@ -178,7 +232,7 @@ class StageExecutor:
                 self.others.swap_bits()
             change.apply()
             self.role = role_after(self.role, change)
-            self._own_weights = weights_of(self.role)
+            self._own_weights = weights_by_layer(self.role, self.model.held)
             return self._next_step, time.perf_counter() - started
 
         return self.boundary.between_steps(swap)
@@ -187,6 +241,8 @@ class StageExecutor:
         if header.step != self._next_step:
             raise StepError(f"step {header.step} came where step {self._next_step} was due: a frame was lost")
         tokens = sum(segment.length for segment in header.segments)
+        if header.refill is not None and not Refill.of(header.refill, self.role).receives:
+            tokens = 0
         if inputs.shape[0] != tokens:
             raise StepError(f"step {header.step}: {inputs.shape[0]} rows of input for {tokens} tokens in its segments")
         self._next_step += 1
@@ -203,7 +259,9 @@ class StageExecutor:
     def _count(self, header: FrameHeader, seconds: float) -> None:
         self.work.steps += 1
         self.work.busy_seconds += seconds
-        for segment in () if header.draft else header.segments:  # what is drafted is no token yet
+        for segment in (
+            () if header.draft or header.refill is not None else header.segments
+        ):  # what is drafted is no token yet
             if segment.length == 1 or segment.sample > 1:  # drafts that are verified are no prompt
                 self.work.decode_tokens += 1
             else:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import zmq
 
 from strata_planner.contract.decoding import decode_frame
-from strata_planner.contract.frames import DataMessage, FrameHeader, StepFailed, data_decoder, encode
+from strata_planner.contract.frames import DataMessage, FrameHeader, StepFailed, Survey, data_decoder, encode
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import StepError
 from strata_runtime.stage.bounds import FrameBounds
@@ -48,6 +48,9 @@ class Outlet:
     def operations(self, header: FrameHeader) -> None:
         """Of a step without tokens."""
         self._socket.send_multipart([encode(header), b""], copy=False)
+
+    def survey(self, survey: Survey) -> None:
+        self._socket.send(encode(survey))
 
     def result(self, answered: Answered) -> None:
         """With what the leader's head reads, if it has one."""
@@ -110,6 +113,9 @@ class Follower:
     def _step(self, header: DataMessage, bodies: list[memoryview]) -> None:
         if isinstance(header, StepFailed):  # of an earlier stage: on to the leader
             self._outlet.failed(header)
+            return
+        if isinstance(header, Survey):
+            self._outlet.survey(self.executor.survey(header))
             return
         if not isinstance(header, FrameHeader):
             raise StepError(f"stage {self.executor.role.stage} got a result, which only the leader takes")

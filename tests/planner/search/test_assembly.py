@@ -12,12 +12,13 @@ from strata_planner.contract.values import ContractError, to_json
 from strata_planner.costs.draft_model import draft_weights_bytes
 from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, layer_weights_bytes
 from strata_planner.errors import InfeasibleError, ModelError
+from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.request import Solver
 from strata_planner.question.workload import Workload
 from strata_planner.search.assembly import combined
 from strata_planner.search.planning import make_plan
 from tests.laws import swept
-from tests.planner.builders import EAGLE, HEAD, MIB, a_cluster, a_model, a_request
+from tests.planner.builders import CARD, EAGLE, HEAD, MIB, a_cluster, a_model, a_profile, a_request
 
 
 def a_plan(*memory_mib: float, concurrency: int, **changes: object) -> Plan:
@@ -46,6 +47,20 @@ def test_what_the_runtime_is_asked_for_reaches_its_roles(solver: Solver) -> None
     assert {(role.prefix_caching, role.speculation) for role in roles} == {(False, wish)}
     plain = [role for listed in roles_of(a_plan(64, concurrency=8)).values() for role in listed]
     assert b"prefixCaching" not in to_json(plain[0]), "slots of an earlier release take the rest"
+
+
+@pytest.mark.parametrize(("device", "bytes_of_a_token"), [("cpu", 2 * 128), (CARD, 0)])
+def test_what_stages_hand_on_counts_where_it_lies(device: str, bytes_of_a_token: int) -> None:
+    """In the host's memory, which is that of processors."""
+    nodes = tuple(Node(name, (Device(device, memory_bytes=64 * MIB, overhead_bytes=0),)) for name in "ab")
+    cluster = Cluster(nodes, profiles={device: a_profile(type=device)})
+    request = a_request(cluster, min_stages=2)
+    plain, logged = (make_plan(replace(request, boundary_log=log)).plan for log in (False, True))
+    assert {role.boundary_log for roles in roles_of(logged).values() for role in roles} == {True}
+    for one, other in zip(plain.stages, logged.stages, strict=True):
+        assert one.layers == other.layers
+        of_a_page = [stage.memory.kv_bytes / stage.kv_page_budget for stage in (one, other)]
+        assert of_a_page[1] - of_a_page[0] == 16 * bytes_of_a_token
 
 
 @pytest.mark.parametrize("method", ["anyPrecision", "roundToNearest"])

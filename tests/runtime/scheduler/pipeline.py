@@ -8,6 +8,7 @@ them in a block that somebody reads, changes the text. A small model beside the 
 goes on from must be what it computed of that very text.
 """
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -106,11 +107,15 @@ def submit(name: str, prompt: Sequence[int], answer: int, *, delivered: int = 0,
 
 @dataclass(frozen=True)
 class Entry:
-    """What one position of a block holds: the digest of all tokens up to it, the weights that computed these, and the digest of the tokens alone."""
+    """What one position of a block holds: the digest of all tokens up to it, the weights that computed these, and the digest of the tokens alone.
+
+    `is_whole`: every layer has it; else some lost it in a takeover, and nobody may read it.
+    """
 
     state: bytes = b""
     weights: frozenset[int] = frozenset()
     likely: bytes = b""
+    is_whole: bool = True
 
 
 @dataclass
@@ -163,6 +168,8 @@ class Pipeline:
     engine: Engine
     weights: int = 0
     in_flight: deque[StepResult] = field(default_factory=deque)
+    under_way: deque[set[tuple[int, int]]] = field(default_factory=deque)  # places that those steps wrote
+    refilled: int = 0  # tokens
     tables: dict[int, list[int]] = field(default_factory=dict)
     blocks: dict[tuple[int, int], Entry] = field(default_factory=dict)
     steps: int = 0
@@ -188,6 +195,24 @@ class Pipeline:
         small.engine = Engine(limits, small.draft)
         return cls(small.engine, drafter=small, **fields)
 
+    @classmethod
+    def after(cls, before: "Pipeline", limits: Limits, *, refill: tuple[int, int], small: SmallModel) -> "Pipeline":
+        """The same blocks after a loss: a step that was under way has left anything in them, and of others layers `refill` is lost what they held."""
+        known = before.engine.known()
+        made = cls.beside(limits, small, weights=before.weights)
+        made.blocks = {
+            place: dataclasses.replace(entry, is_whole=entry.is_whole and refill[0] == refill[1])
+            for place, entry in before.blocks.items()
+        }
+        for step in before.under_way:
+            for place in step:
+                made.blocks[place] = Entry(b"half computed", is_whole=False)
+        if (
+            str(before.weights) == before.engine._weights
+        ):  # else the stages would say that they hold what others have computed
+            made.engine.inherit(known.named, refill, str(before.weights))
+        return made
+
     def accept(self, step: Step) -> None:
         assert step.step == self.steps
         self.steps += 1
@@ -203,47 +228,74 @@ class Pipeline:
                 self._free(operation)
         self._check_states(step)
         ids = iter(step.token_ids)
-        results = []
+        results: list[SampledToken] = []
         written: set[tuple[int, int]] = set()
         for segment in step.segments:
-            table = self.tables[segment.sequence]
-            table.extend(segment.blocks)
-            end = self.ends[segment.sequence] = max(self.ends[segment.sequence], segment.start + segment.length)
-            longest = limits.pages(end + limits.speculation.tokens * (limits.draft_positions > 0))
-            assert limits.pages(end) <= len(table) <= longest, "a table is as long as its sequence, drafts included"
+            table = self._table(segment, step)
             for position in range(segment.start, segment.start + segment.length):
-                before = self._read(table, position - 1)
                 place = self._place(table, position)
                 assert place not in written, "two tokens of one step at one place"
                 written.add(place)
-                token = next(ids)
-                state = digest(b"draft" * step.draft + before.state, token)
-                self.blocks[place] = Entry(state, before.weights | {self.weights}, digest(before.likely, token))
-            for position in range(segment.start + segment.length - segment.sample, segment.start + segment.length):
-                last = self._read(table, position)
-                own = self._own(segment.sequence, position)
-                token = self._drawn(segment, position, last, draft=step.draft) if own is None else own
-                score = 0.0 if own is None else score_of(last.state)
-                results.append(SampledToken(segment.sequence, position, token, score, []))
-                if min(last.weights) < self.first_weights[segment.sequence]:
-                    self.mixed.add((segment.sequence, step.step))
+                self._write(place, self._read(table, position - 1), next(ids), step)
+            results += self._sampled(segment, table, step)
         assert next(ids, None) is None
         assert len(step.token_ids) <= limits.micro_batch.max_step_tokens
         self.tokens_run += len(step.token_ids)
         self.draft_steps += step.draft
         if step.draft:
             assert all((segment.length, segment.sample) == (1, 1) for segment in step.segments)
+        if step.refill is not None:
+            assert step.refill == self.engine.scheduler.refill
+            assert not results
         if step.segments:
+            self.under_way.append(written)
             fixed = self.draft_seconds if step.draft else self.fixed_seconds
             seconds = fixed + self.row_seconds * len(step.token_ids)
             self.in_flight.append(StepResult(0, 1, step.step, results, str(self.weights), seconds))
             assert len(self.in_flight) <= limits.under_way
 
+    def _table(self, segment: Segment, step: Step) -> list[int]:
+        """Of its sequence, with what the segment appends."""
+        limits, table = self.engine.scheduler.limits, self.tables[segment.sequence]
+        table.extend(segment.blocks)
+        end = self.ends[segment.sequence] = max(self.ends[segment.sequence], segment.start + segment.length)
+        longest = limits.pages(end + limits.speculation.tokens * (limits.draft_positions > 0))
+        assert limits.pages(end) <= len(table), "a table reaches the end of its sequence"
+        assert len(table) <= longest or step.refill is not None, "a table is as long as its sequence, drafts included"
+        return table
+
+    def _write(self, place: tuple[int, int], before: Entry, token: int, step: Step) -> None:
+        assert before.is_whole, "it goes on from what some layers lack"
+        if step.refill is None:
+            state = digest(b"draft" * step.draft + before.state, token)
+            self.blocks[place] = Entry(state, before.weights | {self.weights}, digest(before.likely, token))
+            return
+        held = self.blocks[place]
+        assert held.state == digest(before.state, token), "what is filled again holds another text"
+        self.blocks[place] = dataclasses.replace(held, is_whole=True)
+        self.refilled += 1
+
+    def _sampled(self, segment: Segment, table: list[int], step: Step) -> list[SampledToken]:
+        results = []
+        for position in range(segment.start + segment.length - segment.sample, segment.start + segment.length):
+            last = self._read(table, position)
+            own = self._own(segment.sequence, position)
+            token = self._drawn(segment, position, last, draft=step.draft) if own is None else own
+            score = 0.0 if own is None else score_of(last.state)
+            results.append(SampledToken(segment.sequence, position, token, score, []))
+            if min(last.weights) < self.first_weights[segment.sequence]:
+                self.mixed.add((segment.sequence, step.step))
+        return results
+
     def result(self) -> list[TokenEvent]:
-        """Requests must be called r0, r1, ... in the order of their submission."""
         result = self.in_flight.popleft()
+        self.under_way.popleft()
+        mixed = set(
+            self.engine.requests_of(
+                each.sequence for each in result.tokens if (each.sequence, result.step) in self.mixed
+            )
+        )
         events = self.engine.take(result)
-        mixed = {f"r{each.sequence}" for each in result.tokens if (each.sequence, result.step) in self.mixed}
         assert not mixed & {event.request for event in events}, "KV of other weights was used"
         return events
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec import structs
 
 from strata_planner.contract.frames import (
     Free,
@@ -160,6 +161,20 @@ class EngineMachine(RuleBasedStateMachine):
     def other_weights(self) -> None:
         self.pipeline.weights += 1
 
+    @rule(loses=st.booleans(), pages=st.integers(8, 20))
+    def take_over(self, *, loses: bool, pages: int) -> None:
+        """The next epoch, whose stages have kept the blocks, but for a layer or none. Gateways replay what is running; what is under way is lost."""
+        asked = dataclasses.replace(self.engine.scheduler.limits, page_budget=pages)
+        self.pipeline = Pipeline.after(
+            self.pipeline, asked, refill=(1, 2) if loses else (0, 0), small=SmallModel(keeps_drafts=asked.keeps_drafts)
+        )
+        self.engine = self.pipeline.engine
+        for each in self.submitted:
+            got = [event for event in self.events if event.request == each.request]
+            if each.request not in self.aborted and not (got and got[-1].finish):
+                delivered = [*each.delivered, *(event.token for event in got)]
+                self.engine.submit(structs.replace(each, delivered=delivered))
+
     @invariant()
     def every_block_is_held_as_often_as_it_says(self) -> None:
         self.pipeline.integrity()
@@ -225,6 +240,43 @@ def test_nobody_starves(requests: list[tuple[int, int, int]], stages: int, pages
     for number, (_, length, answer) in enumerate(requests):
         bound += (length + answer) * (stages + len(requests)) * (1 + drafts)
         assert ended[f"r{number}"] <= bound
+
+
+@pytest.mark.parametrize(("refill", "computed", "refilled"), [((0, 0), 1, 0), ((1, 2), 1, 16)])
+def test_a_replay_computes_what_lost_its_pages(refill: tuple[int, int], computed: int, refilled: int) -> None:
+    """Two requests of one prompt, sixteen tokens of it in blocks: whoever is first fills them for both."""
+    engine = Engine(limits())
+    pipeline = Pipeline(engine)
+    asked = [submit(f"r{number}", [*prompt(0, 16), 200], 4, stop_tokens=[]) for number in range(2)]
+    for each in asked:
+        engine.submit(each)
+    pipeline.drain()
+    after = Pipeline.after(pipeline, engine.scheduler.limits, refill=refill, small=SmallModel())
+    for each in asked:
+        after.engine.submit(each)
+    events = after.drain()
+    for each in asked:
+        assert [event.token for event in events if event.request == each.request] == text_of(each)
+    assert (after.tokens_run - after.refilled, after.refilled) == (2 * (computed + 3), refilled)
+    assert [event.found for event in events if event.index == 0] == [16, 16]
+
+
+def test_what_lacks_layers_is_not_handed_on_again() -> None:
+    """Nor is what a step under way was to leave: a second loss finds what is whole alone."""
+    engine = Engine(limits())
+    pipeline = Pipeline(engine)
+    engine.submit(submit("r0", prompt(0, 17), 1))
+    pipeline.step()
+    assert engine.known() == ({}, -1)
+    pipeline.drain()
+    assert (len(engine.known().named), engine.known().through) == (4, 2)  # that frees the sequence
+    after = Pipeline.after(pipeline, engine.scheduler.limits, refill=(1, 2), small=SmallModel())
+    assert not after.engine.known().named
+    after.engine.submit(submit("r0", prompt(0, 17), 1))
+    after.step()
+    assert not after.engine.known().named
+    after.result()
+    assert len(after.engine.known().named) == 4
 
 
 def test_as_many_run_as_there_are_states() -> None:

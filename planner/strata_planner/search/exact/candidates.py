@@ -311,7 +311,8 @@ class Pricer:
         dense, quantized, mixed = (self._working_memory(group, pair, frozenset(each), head=head) for each in formats)
         tables = self.table_bytes(group, embedding=first, head=head)
         tables += self.draft_bytes(group, pair, first=first, head=head)
-        draft_kv = first * self.request.kv_pages * self.request.draft_page_bytes
+        page = first * self.request.draft_page_bytes + self.request.log_page_bytes(group)
+        further_kv = self.request.kv_pages * page
         sizes, weights = self._sizes(group.degree)
         seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}
         least = min(dense.serving, quantized.serving)
@@ -319,7 +320,7 @@ class Pricer:
         return StageCosts(
             capacity_bytes=-1
             if parts_of_embedding and self.request.served_speculation.has_head
-            else group.usable_bytes - least - tables - draft_kv,
+            else group.usable_bytes - least - tables - further_kv,
             quantized_bytes=quantized.serving - least,
             dense_bytes=dense.serving - least,
             mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),

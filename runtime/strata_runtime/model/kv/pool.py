@@ -1,6 +1,7 @@
 """The memory of a slot's KV pool: what is stored when keys and values are appended, and what attention gets back.
 
-Made by PagedKvCache; each layer's part is read by `attention`. Knows places and pages, no sequences. Bytes are those of `contract.kv`.
+Made by PagedKvCache, layer by layer, so that layers move to another cache with what they hold; each layer's part is read by `attention`. Knows places and
+pages, no sequences. Bytes are those of `contract.kv`.
 
 On a processor all places of a head lie together: a thread reads one head's pages. On a GPU pages do, as kernels for block tables have them:
 [pages, page_tokens, kv_heads, head_dim], here and in torch's `varlen_attn`.
@@ -21,7 +22,6 @@ from strata_runtime.model.kv.rounding import SCALE_TYPE, restore, round_entries
 class PoolShape:
     """`dtype`: the compute type, that of keys and values as attention sees them."""
 
-    num_layers: int
     pages: int
     page_tokens: int
     kv_heads: int
@@ -37,15 +37,25 @@ class PoolShape:
 
 
 class LayerPool(ABC):
-    """One layer's part of the pool. A place is page * page_tokens + position in the page."""
+    """One layer's part of the pool. A place is page * page_tokens + position in the page.
 
+    `kind`: its bits, and whether an entry is key and value at once, as `make_pool` takes them.
+    """
+
+    kind: tuple[int, bool] = (16, False)
     entries: Entries | None = None  # where the native library finds them; None: it does not read such a pool
     pages: Entries | None = (
         None  # where GPU kernels do, [pages, page_tokens, kv_heads, head_dim] each; None: they do not
     )
 
-    def __init__(self, shape: PoolShape) -> None:
+    def __init__(self, shape: PoolShape, storage: tuple[Tensor, ...]) -> None:
+        """`storage`: [2, kv_heads, places, ...] each, all that it holds."""
         self.shape = shape
+        self.storage = storage
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.storage)
 
     @abstractmethod
     def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,7 +70,7 @@ class PlainPool(LayerPool):
     """Keys and values as they are: storage [2, kv_heads, pages * page_tokens, head_dim] in the compute type."""
 
     def __init__(self, shape: PoolShape, storage: Tensor) -> None:
-        super().__init__(shape)
+        super().__init__(shape, (storage,))
         self._keys, self._values = storage[0], storage[1]
         if shape.page_major:
             self.pages = Entries(_as_pages(self._keys, shape), _as_pages(self._values, shape))
@@ -87,7 +97,8 @@ class RoundedPool(LayerPool):
     """
 
     def __init__(self, shape: PoolShape, codes: Tensor, scales: Tensor) -> None:
-        super().__init__(shape)
+        super().__init__(shape, (codes, scales))
+        self.kind = (8, False)
         self._codes, self._scales = codes, scales
         if shape.page_major:
             own, held = (_as_pages(each, shape) for each in scales)
@@ -120,7 +131,8 @@ class LatentPool(LayerPool):
     """One entry for key and value: half of it lies where a key would, half where a value would."""
 
     def __init__(self, shape: PoolShape, halves: LayerPool) -> None:
-        super().__init__(shape)
+        super().__init__(shape, halves.storage)
+        self.kind = (halves.kind[0], True)
         self._halves = halves
 
     def store(self, places: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002  is the key
@@ -133,38 +145,35 @@ class LatentPool(LayerPool):
         return entry.expand(2, *entry.shape)
 
 
-@dataclass(frozen=True)
-class Pool:
-    """All layers' parts, and the tensors [layers, ...] that hold them."""
-
-    layers: tuple[LayerPool, ...]
-    storage: tuple[Tensor, ...]
-
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.storage)
-
-
-def make_pool(shape: PoolShape, kv_bits: int, *, latent: bool = False) -> Pool:
-    """Taken and touched now rather than in mid-stream; zeros keep masked padding finite. `latent`: an entry is key and value at once."""
+def make_pool(shape: PoolShape, kv_bits: int, *, latent: bool = False) -> LayerPool:
+    """Of one layer. Taken and touched now rather than in mid-stream; zeros keep masked padding finite. `latent`: an entry is key and value at once."""
     if latent:
-        halves = make_pool(replace(shape, head_dim=shape.head_dim // 2), kv_bits)
-        return Pool(tuple(LatentPool(shape, each) for each in halves.layers), halves.storage)
-    places = (shape.num_layers, 2, shape.kv_heads, shape.pages * shape.page_tokens)
+        return LatentPool(shape, make_pool(replace(shape, head_dim=shape.head_dim // 2), kv_bits))
+    places = (2, shape.kv_heads, shape.pages * shape.page_tokens)
     entries = (*places, shape.head_dim)
     if kv_bits == 16:
-        storage = _touched(entries, shape.dtype, shape)
-        return Pool(tuple(PlainPool(shape, layer) for layer in storage), (storage,))
-    codes, scales = _touched(entries, torch.int8, shape), _touched(places, SCALE_TYPE, shape)
-    return Pool(tuple(RoundedPool(shape, *layer) for layer in zip(codes, scales, strict=True)), (codes, scales))
+        return PlainPool(shape, _touched(entries, shape.dtype, shape))
+    return RoundedPool(shape, _touched(entries, torch.int8, shape), _touched(places, SCALE_TYPE, shape))
+
+
+def with_pages(held: LayerPool, pages: int) -> LayerPool:
+    """A pool of so many pages, with what `held` has in those that both have; the same where it has as many."""
+    if held.shape.pages == pages:
+        return held
+    bits, latent = held.kind
+    made = make_pool(replace(held.shape, pages=pages), bits, latent=latent)
+    places = min(held.shape.pages, pages) * held.shape.page_tokens
+    for source, target in zip(held.storage, made.storage, strict=True):
+        target[:, :, :places].copy_(source[:, :, :places])
+    return made
 
 
 def _touched(size: tuple[int, ...], dtype: torch.dtype, shape: PoolShape) -> Tensor:
-    """[layers, 2, kv_heads, places, ...]; page-major: the same over memory in which each place has all its heads."""
+    """[2, kv_heads, places, ...]; page-major: the same over memory in which each place has all its heads."""
     if not shape.page_major:
         return torch.empty(size, dtype=dtype, device=shape.device).zero_()
-    layers, two, heads, places, *rest = size
-    return torch.empty((layers, two, places, heads, *rest), dtype=dtype, device=shape.device).zero_().transpose(2, 3)
+    two, heads, places, *rest = size
+    return torch.empty((two, places, heads, *rest), dtype=dtype, device=shape.device).zero_().transpose(1, 2)
 
 
 def _as_pages(entries: Tensor, shape: PoolShape) -> Tensor:

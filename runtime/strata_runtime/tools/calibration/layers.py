@@ -65,7 +65,7 @@ class Piece:
     def differentiable(self, window: torch.Tensor) -> torch.Tensor:
         """What `run` gives of one window of at least two, with its graph: for gradients by the input and by weights that require them."""
         batch = self._cache(len(window)).plan([_whole(window)])
-        batch = replace(batch, layers={layer: _PassingPool(pool.shape) for layer, pool in batch.layers.items()})
+        batch = replace(batch, layers={layer: _PassingPool(pool.shape, ()) for layer, pool in batch.layers.items()})
         return self._slice.compute(window.to(self._model.device), batch)
 
     @property

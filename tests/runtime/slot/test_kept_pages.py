@@ -1,0 +1,211 @@
+"""KV stays where its layer and its leader stay: a slot is lost, its neighbours take over, and only what lost its pages is computed again."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from strata_planner.contract.control import GetStatus
+from strata_planner.contract.frames import Sampling, Submit
+from strata_planner.contract.plan import Plan
+from strata_runtime.wire.client import LeaderClient, greedy
+from tests.runtime.plans import even_plan
+from tests.runtime.slot.harness import PipelineHarness
+
+ANSWER = 24
+
+
+def asked(seed: int, count: int = 6) -> list[Submit]:
+    """Ragged prompts, some with a prefix in common; greedy and drawn."""
+    draw = random.Random(seed)
+    shared = [draw.randrange(3, 60) for _ in range(40)]
+    submits = []
+    for number in range(count):
+        prompt = shared[: draw.choice([0, 33, 40])] + [draw.randrange(3, 60) for _ in range(draw.choice([1, 17, 30]))]
+        sampling = Sampling(temperature=number % 2 * 0.9, seed=number)
+        submits.append(Submit(f"r{number}", prompt, [], ANSWER, [], sampling))
+    return submits
+
+
+class Streams:
+    """Requests that outlive epochs."""
+
+    def __init__(self, submits: Sequence[Submit]) -> None:
+        self.submits = {each.request: each for each in submits}
+        self.tokens: dict[str, list[int]] = {each.request: [] for each in submits}
+
+    def send(self, leader: LeaderClient) -> None:
+        for name, got in self.tokens.items():
+            if len(got) < ANSWER:
+                leader.send(structs.replace(self.submits[name], delivered=list(got)))
+
+    def listen(self, leader: LeaderClient, count: int) -> None:
+        """Until there are so many tokens."""
+        while sum(map(len, self.tokens.values())) < count:
+            for event in leader.events():
+                assert event.index == len(self.tokens[event.request]), "a token twice, or none"
+                self.tokens[event.request].append(event.token)
+
+    @property
+    def all(self) -> int:
+        return ANSWER * len(self.tokens)
+
+
+def plan_of(model: Path, slots: Sequence[str], *, log: bool, pages: int = 64) -> Plan:
+    return structs.replace(even_plan(model, slots, pages=pages), boundary_log=log)
+
+
+def drained(streams: Streams, leader: LeaderClient) -> None:
+    while leader.heard(0.2):
+        for event in leader.events():
+            streams.tokens[event.request].append(event.token)
+
+
+def computed_again(pipeline: PipelineHarness, plan: Plan) -> int:
+    """Tokens x layers of blocks that had been kept."""
+    return sum(pipeline.slots[each.slot].ask(GetStatus()).roles[0].refilled for each in plan.replicas[0].stages)
+
+
+def with_layers(plan: Plan, *ends: int) -> Plan:
+    """The same with other layers for its stages: up to each of these."""
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    (replica,) = plan.replicas
+    stages = tuple(
+        structs.replace(
+            stage, layers=(first, last), bits=(16,) * (last - first + 1), format=("dense",) * (last - first + 1)
+        )
+        for stage, first, last in zip(replica.stages, starts, ends, strict=True)
+    )
+    return structs.replace(plan, replicas=(structs.replace(replica, stages=stages),))
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_llama: Path) -> dict[str, list[int]]:
+    """Without a loss."""
+    with PipelineHarness("a") as pipeline:
+        streams = Streams(asked(1))
+        leader = pipeline.serve(plan_of(tiny_llama, "a", log=False))
+        streams.send(leader)
+        streams.listen(leader, streams.all)
+        return streams.tokens
+
+
+CASES = {
+    "the middle one, from the tokens": ("b", "ac", (2, 5), False, 4),
+    "the middle one, from the log": ("b", "ac", (2, 5), True, 2),
+    "the middle one, all to the one before": ("b", "ac", (3, 5), True, 2),
+    "the middle one, all to the one behind": ("b", "ac", (1, 5), True, 2),
+    "the middle one is there again": ("b", "abc", (1, 3, 5), True, 2),
+    "the middle one is there again, without a log": ("b", "abc", (1, 3, 5), False, 4),
+    "the last one, from the tokens: all of it": ("c", "ab", (1, 5), False, 0),
+    "the last one, from the log": ("c", "ab", (1, 5), True, 2),
+    "the last one, and a layer moves": ("c", "ab", (2, 5), True, 4),
+    "the leader: nobody knows what blocks hold": ("a", "bc", (2, 5), True, 0),
+}
+
+
+@pytest.mark.parametrize(("lost", "survivors", "ends", "log", "layers"), CASES.values(), ids=CASES.keys())
+def test_neighbours_take_over(
+    tiny_llama: Path,
+    expected: dict[str, list[int]],
+    lost: str,
+    survivors: str,
+    ends: tuple[int, ...],
+    *,
+    log: bool,
+    layers: int,
+) -> None:
+    """Of what lies in blocks just the lost layers are computed again, or those before them too; and the text stays."""
+    with PipelineHarness("abc") as pipeline:
+        streams = Streams(asked(1))
+        leader = pipeline.serve(plan_of(tiny_llama, "abc", log=log))
+        streams.send(leader)
+        streams.listen(leader, streams.all // 2)
+        pipeline.restart(lost)
+        if lost != "a":
+            drained(streams, leader)
+        replayed = {name: len(streams.submits[name].prompt) + len(got) for name, got in streams.tokens.items()}
+        after = with_layers(plan_of(tiny_llama, survivors, log=log), *ends)
+        leader = pipeline.serve(after)
+        streams.send(leader)
+        streams.listen(leader, streams.all)
+        assert streams.tokens == expected
+        again = computed_again(pipeline, after)
+        assert again % max(layers, 1) == 0
+        assert (again > 0) == (layers > 0)
+        assert again <= layers * sum(count // 16 * 16 for count in replayed.values())
+
+
+def test_one_loss_after_another(tiny_llama: Path, expected: dict[str, list[int]]) -> None:
+    """Also before all is whole again."""
+    with PipelineHarness("abc") as pipeline:
+        streams = Streams(asked(1))
+        leader = pipeline.serve(plan_of(tiny_llama, "abc", log=True))
+        for lost, slots, ends in [("b", "ac", (2, 5)), ("c", "ab", (2, 5)), ("b", "abc", (0, 3, 5)), ("c", "a", (5,))]:
+            streams.send(leader)
+            streams.listen(leader, sum(map(len, streams.tokens.values())) + 8)
+            pipeline.restart(lost)
+            drained(streams, leader)
+            leader = pipeline.serve(with_layers(plan_of(tiny_llama, slots, log=True), *ends))
+        streams.send(leader)
+        streams.listen(leader, streams.all)
+        assert streams.tokens == expected
+
+
+@pytest.mark.parametrize("pages", [24, 100], ids=["fewer", "more"])
+def test_pages_move_to_a_pool_of_another_size(tiny_llama: Path, expected: dict[str, list[int]], pages: int) -> None:
+    with PipelineHarness("abc") as pipeline:
+        streams = Streams(asked(1))
+        leader = pipeline.serve(plan_of(tiny_llama, "abc", log=True))
+        streams.send(leader)
+        streams.listen(leader, streams.all // 2)
+        pipeline.restart("b")
+        drained(streams, leader)
+        after = plan_of(tiny_llama, "ac", log=True, pages=pages)
+        leader = pipeline.serve(after)
+        streams.send(leader)
+        streams.listen(leader, streams.all)
+        assert streams.tokens == expected
+        assert computed_again(pipeline, after)
+
+
+def test_pages_of_other_weights_are_never_served(tiny_llama: Path) -> None:
+    """A layer gets other bits with the next epoch: what it and those behind it hold is computed again, to the same text as in a pipeline that never had others."""
+    four = plan_of(tiny_llama, "ab", log=True)
+    formats = ("dense", "dense", "any4", "dense", "dense", "dense")
+    other = structs.replace(even_plan(tiny_llama, "ab", formats=formats, pages=64), boundary_log=True)
+    submits = [structs.replace(each, max_tokens=8) for each in asked(2)]
+    with PipelineHarness("ab") as pipeline:
+        wanted = pipeline.serve(other).generate(submits)
+    with PipelineHarness("ab") as pipeline:
+        pipeline.serve(four).generate(submits)
+        assert pipeline.serve(other).generate(submits) == wanted
+        assert pipeline.serve(other).generate(submits) == wanted
+
+
+def test_what_an_epoch_leaves_is_found_in_the_next(tiny_llama: Path) -> None:
+    """Nothing is lost where nothing moves: the same plan again."""
+    plan = plan_of(tiny_llama, "abc", log=False)
+    with PipelineHarness("abc") as pipeline:
+        text = pipeline.serve(plan).generate([greedy("r", range(3, 50), 8)])
+        leader = pipeline.serve(plan)
+        leader.send(greedy("r", range(3, 50), 8))
+        first = leader.events()[0]
+        assert first.found == 32
+        assert {"r": [first.token, *leader.collect(["r"])["r"]]} == text
+        assert computed_again(pipeline, plan) == 0
+
+
+def test_a_failed_role_keeps_nothing(tiny_llama: Path) -> None:
+    with PipelineHarness("ab") as pipeline:
+        leader = pipeline.serve(plan_of(tiny_llama, "ab", log=False))
+        leader.generate([greedy("r", range(3, 50), 2)])
+        running = pipeline.threads["b"].slot._running
+        assert running is not None
+        running.roles[0]._failure("a kernel has failed")
+        del running
+        leader = pipeline.serve(plan_of(tiny_llama, "ab", log=False))
+        leader.send(greedy("r", range(3, 50), 2))
+        assert leader.events()[0].found == 0
