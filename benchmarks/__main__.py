@@ -13,6 +13,8 @@ BENCHMARKS = (
     "serving",
     "scheduling",
     "ranks",
+    "replicas",
+    "hexgen_run",
     "self_drafts",
     "kernels",  # those of GPUs too
     "format_kernels",
