@@ -26,6 +26,7 @@ BENCHMARKS = (
     "planner",
     "repair",
     "elastic",
+    "kills",
     "fleets",
     "costs",
     "truth",
