@@ -13,6 +13,8 @@ BENCHMARKS = (
     "serving",
     "scheduling",
     "ranks",
+    "replicas",
+    "hexgen_run",
     "self_drafts",
     "kernels",  # those of GPUs too
     "format_kernels",
@@ -24,6 +26,7 @@ BENCHMARKS = (
     "planner",
     "repair",
     "elastic",
+    "kills",
     "fleets",
     "costs",
     "truth",

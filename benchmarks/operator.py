@@ -2,7 +2,8 @@
 
 `python -m benchmarks.operator [--json FILE] [--sizes 100/3000/10,1000/30000/100]`, a minute. The stock is filled from the bytes that an API
 server's pages would have; the peer of every look is what a look did before there was a stock: `take_inventory` over all objects, for each
-deployment anew (of as many deployments as `--sampled`, times their number). Where no API server runs, neither do the look's writes and plans.
+deployment anew (of as many deployments as `--sampled`, times their number). Where no API server runs, neither do the look's writes and plans:
+with `--testbed` the operator itself runs on a real control plane (`operator_testbed`; root, and minutes for the pods of a large size).
 """
 
 import argparse
@@ -19,6 +20,7 @@ import msgspec
 import psutil
 
 from benchmarks.operator_cluster import Size, a_deployment, a_node, a_pod, stored
+from benchmarks.operator_testbed import measured_on_testbed
 from benchmarks.rows import Row, run
 from strata_operator.api import LLMDeployment, deployment_from_object
 from strata_operator.decide.ledger import DeviceLedger
@@ -156,9 +158,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operator", description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=sizes_of, default=SIZES, help="nodes/pods/deployments, by commas")
     parser.add_argument("--sampled", type=int, default=1, help="deployments that the peer is measured for")
+    parser.add_argument("--testbed", action="store_true", help="`strata operator` on the test bed's control plane")
     chosen, rest = parser.parse_known_args()
-    measure = lambda: [row for size in chosen.sizes for row in rows_of(size, looks_at(size, chosen.sampled))]  # noqa: E731
-    run("operator", measure, rest, part=True)
+
+    def rows(size: Size) -> list[Row]:
+        return measured_on_testbed(size) if chosen.testbed else rows_of(size, looks_at(size, chosen.sampled))
+
+    run("operator", lambda: [row for size in chosen.sizes for row in rows(size)], rest, part=True)
 
 
 if __name__ == "__main__":

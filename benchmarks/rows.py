@@ -35,6 +35,8 @@ LISTED: dict[str, tuple[str, ...]] = {
         *("all_reduce_us_4_kb", "all_reduce_us_256_kb", "routing_simulated", "uneven_memory", "uneven_logits"),
         *(f"tp2_{over}{cell}" for cell in ("decode_1", "decode_16", "prefill") for over in ("", "over_threads2_")),
     ),
+    "replicas": ("layout_loss", "routing_planned_simulated", "routing"),
+    "hexgen_run": ("hexgen_case_run_decode", "hexgen_case_run_prompts"),
     "strategies": ("strategy_choice", "strategy_gain"),
     "start": ("slot_memory", "slot_resident", "deployment_memory", "ready_seconds"),
     "pipeline": (

@@ -408,7 +408,7 @@ def operator(  # noqa: PLR0913, PLR0917  one parameter per option
     Example: `strata operator --namespace default`
     """
     from strata_operator.act.handlers import OperatorOptions, run
-    from strata_operator.act.planners import PlanLimits
+    from strata_operator.act.plan_process import PlanLimits
     from strata_operator.api.tenants import TenantRules
 
     run(

@@ -1,6 +1,7 @@
 """A slot process that loads nothing. FAKE_SLOT_REFUSES="b: reason" makes slot b refuse, FAKE_SLOT_CRASHES=b makes it end.
 
 FAKE_SLOT_HANGS=b makes it load for ever. FAKE_SLOT_GONE=FILE ends every slot whose name the file has, once there is one.
+FAKE_SLOT_ACCUSES=FILE makes every slot lose the one that the file names, once there is one.
 """
 
 import os
@@ -25,7 +26,12 @@ def main(arguments: Sequence[str]) -> int:
     name, _, reason = os.environ.get("FAKE_SLOT_REFUSES", "").partition(": ")
     slot.refuses = reason if name == options.name else ""
 
+    accused = Path(os.environ.get("FAKE_SLOT_ACCUSES", "/nowhere"))
+
     def settle() -> SlotStatus | None:
+        if not slot.lost and accused.is_file():
+            slot.lose(accused.read_text())
+            return slot.status()
         if slot.prepare.phase != "loading" or os.environ.get("FAKE_SLOT_HANGS") == slot.name:
             return None
         slot.finish_loading()

@@ -8,7 +8,7 @@ the messages of contract/control.py.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -42,9 +42,16 @@ log = logging.getLogger(__name__)
 Message = Prepare | Commit | SetBits | SetRoute | GetStatus | Watch
 
 ANSWER_SECONDS = 5.0
-ASK_AGAIN_SECONDS = 0.5  # a watch asks by itself this often: a lost change is late by this much, never missed
+ASK_AGAIN_SECONDS = 0.5  # a watch asks by itself: a lost change is late by this much, never missed
+ASK_SELDOM_SECONDS = 4.0  # at most, of a process of which nothing changes
+ASK_SHARE = 0.1  # of the time since its last change
 WRAPPING_BYTES = 1024  # what CURVE adds to a message; its handshake is smaller than this, too
-SILENCE_SECONDS = 2.0  # after this the other side counts as away
+SILENCE_SECONDS = 2.0  # unanswered for so long, the other side counts as away
+BROKEN_SECONDS = 0.5  # and for so long once its connection has closed: it may come again
+HEARTBEAT_SECONDS, HEART_STOPPED_SECONDS = (
+    0.7,
+    1.0,
+)  # libzmq's own threads ask so often, and close a connection after so long
 
 
 class NoAnswerError(ConnectionError):
@@ -116,39 +123,110 @@ async def watch(endpoint: Endpoint) -> AsyncGenerator[Status | None]:
     while True:
         socket = _connect(endpoint)
         try:
-            async for status in _listen(socket):
-                yield status
+            async with aclosing(_listen(socket)) as statuses:
+                async for status in statuses:
+                    yield status
         finally:
             socket.close(linger=0)
         yield None
 
 
-async def _listen(socket: "zmq.asyncio.Socket") -> AsyncIterator[Status]:
+async def _listen(socket: "zmq.asyncio.Socket") -> AsyncGenerator[Status]:
     """Statuses of one connection, until it falls silent or another process answers on it."""
-    await socket.send(encode(Watch()))
-    incarnation = None
-    heard = time.monotonic()
-    while time.monotonic() - heard < SILENCE_SECONDS:
-        try:
-            status = await _receive(socket, ASK_AGAIN_SECONDS)
-        except TimeoutError:
-            await socket.send(encode(GetStatus()))
-            continue
-        heard = time.monotonic()
-        if incarnation not in (None, status.incarnation):
-            return  # started anew: it does not know yet that it is watched
-        incarnation = status.incarnation
-        yield status
+    connection = _Connection(socket)
+    try:
+        await socket.send(encode(Watch()))
+        incarnation = None
+        while not connection.is_silent:
+            status = await connection.next_status()
+            if status is None:
+                continue
+            if incarnation not in (None, status.incarnation):
+                return  # started anew: it does not know yet that it is watched
+            incarnation = status.incarnation
+            yield status
+    finally:
+        socket.disable_monitor()
+        connection.breaks.close(linger=0)
+
+
+class _Connection:
+    """What has been heard and asked. Who says the same again and again is asked more and more seldom: that it is there at all, libzmq's
+    heartbeats tell, and the monitor when they stop.
+    """
+
+    def __init__(self, socket: "zmq.asyncio.Socket") -> None:
+        self._socket = socket
+        self.breaks: zmq.asyncio.Socket = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.asyncio.Poller()
+        for each in (socket, self.breaks):
+            self._poller.register(each, zmq.POLLIN)
+        self._last: Status | None = None
+        self._changed = self._asked = self._unanswered = time.monotonic()
+        self._patience = SILENCE_SECONDS
+        self._waits = True
+
+    @property
+    def is_silent(self) -> bool:
+        return self._waits and self._silence() <= 0
+
+    async def next_status(self) -> Status | None:
+        """None where it is time to ask, or to look whether it is silent."""
+        seconds = min(self._seconds(), self._silence()) if self._waits else self._seconds()
+        ready = dict(await self._poller.poll(max(1, int(1000 * seconds))))
+        if self.breaks in ready:
+            await self.breaks.recv_multipart()
+            if self._last is not None:  # whom nobody has heard has no connection to lose
+                self._patience = BROKEN_SECONDS
+                await self._ask(Watch())  # who is connected anew is not the one that watched
+        if self._socket in ready:
+            return self._heard(await _read(self._socket))
+        if self._seconds() <= 0:
+            await self._ask(GetStatus())
+        return None
+
+    def _silence(self) -> float:
+        """Seconds until what was asked has been unanswered for too long."""
+        return self._unanswered + self._patience - time.monotonic()
+
+    def _seconds(self) -> float:
+        """Until it is asked again."""
+        now = time.monotonic()
+        pause = ASK_AGAIN_SECONDS if self._waits else ASK_SHARE * (now - self._changed)
+        return self._asked + min(ASK_SELDOM_SECONDS, max(ASK_AGAIN_SECONDS, pause)) - now
+
+    async def _ask(self, message: Watch | GetStatus) -> None:
+        self._asked = time.monotonic()
+        if not self._waits:
+            self._waits, self._unanswered = True, self._asked
+        await self._socket.send(encode(message))
+
+    def _heard(self, status: Status | None) -> Status | None:
+        """None: what came was none."""
+        if status is None:
+            return None
+        self._waits, self._patience = False, SILENCE_SECONDS
+        if self._last is None or news_of(status) != news_of(self._last):
+            self._changed = time.monotonic()
+        self._last = status
+        return status
 
 
 async def _receive(socket: "zmq.asyncio.Socket", timeout_seconds: float) -> Status:
     async with asyncio.timeout(timeout_seconds):
-        while True:
-            frames = await socket.recv_multipart()
-            try:
-                return decode_message(status_decoder, frames, LARGEST_CONTROL_BYTES)
-            except ContractError as error:
-                log.warning("%s: %s", socket.getsockopt_string(zmq.LAST_ENDPOINT), error)
+        while (status := await _read(socket)) is None:
+            pass
+        return status
+
+
+async def _read(socket: "zmq.asyncio.Socket") -> Status | None:
+    """None for what is no status."""
+    frames = await socket.recv_multipart()
+    try:
+        return decode_message(status_decoder, frames, LARGEST_CONTROL_BYTES)
+    except ContractError as error:
+        log.warning("%s: %s", socket.getsockopt_string(zmq.LAST_ENDPOINT), error)
+        return None
 
 
 def _connect(endpoint: Endpoint) -> "zmq.asyncio.Socket":
@@ -159,6 +237,8 @@ def _connect(endpoint: Endpoint) -> "zmq.asyncio.Socket":
     socket.curve_serverkey = zmq.curve_public(curve_secret_key(endpoint.secret, "server"))
     socket.maxmsgsize = LARGEST_CONTROL_BYTES + WRAPPING_BYTES
     socket.handshake_ivl = int(ANSWER_SECONDS * 1000)
+    socket.heartbeat_ivl = int(HEARTBEAT_SECONDS * 1000)
+    socket.heartbeat_timeout = int(HEART_STOPPED_SECONDS * 1000)
     socket.reconnect_ivl = 50  # milliseconds: a process that starts again is found at once
     socket.reconnect_ivl_max = 500
     socket.connect(f"tcp://{endpoint.host}:{endpoint.port}")

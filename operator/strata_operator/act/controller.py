@@ -18,7 +18,8 @@ from strata_operator.act.control_client import OVER_ZEROMQ, Control, Links
 from strata_operator.act.kept import Kept
 from strata_operator.act.objects import failed_status_object
 from strata_operator.act.observation import ControllerOptions, Look
-from strata_operator.act.planners import Planner, Planners, PlanProcess
+from strata_operator.act.plan_process import PlanProcess
+from strata_operator.act.planners import Planner, Planners
 from strata_operator.act.readings import Readings
 from strata_operator.decide.actions import DeleteEpoch
 from strata_operator.decide.backoff import Backoff
@@ -41,6 +42,9 @@ AT_REST = {"Ready", "Failed"}  # phases
 DEBOUNCE_SECONDS = 0.1  # events come in bursts
 PATIENCE_SECONDS = 2.0  # so long a look waits for slow deployments; they go on, and are not looked at twice
 QUIET_SECONDS = 15.0  # between looks at a deployment of which nothing changes
+PATIENT_SHARE = (
+    0.1  # of the time since the last change: so much later than its end a time that began then may be noticed
+)
 FIRST_ANSWERS_SECONDS = 3.0  # after its start an operator does not call a slot away before this
 
 Object = dict[str, Any]
@@ -131,8 +135,11 @@ class Controller:
         for uid, thing in things.items():
             kept, meta = self._kept_of(uid), thing["metadata"]
             kept.is_touched |= (meta["namespace"], meta["name"]) in touched
-            is_moved = kept.is_touched or now >= kept.due_at or self._planners.answer(uid) is not None
-            if is_moved or self._inventory_moved(thing, look, kept):
+            is_touched = kept.is_touched or self._planners.answer(uid) is not None
+            if is_touched or self._inventory_moved(thing, look, kept):
+                kept.changed_at = now
+                due.append(thing)
+            elif now >= kept.due_at:
                 due.append(thing)
         return due
 
@@ -148,11 +155,16 @@ class Controller:
         for thing in things:
             kept = self._kept_of(thing["metadata"]["uid"])
             if kept.task is None or kept.task.done():
-                kept.is_touched, kept.due_at = False, 0.0
+                kept.is_touched, kept.due_at = False, self._due_again(kept)
                 kept.task = asyncio.create_task(self._serve_safely(thing, look, kept))
             tasks.append(kept.task)
         if tasks:
             await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)
+
+    def _due_again(self, kept: Kept) -> float:
+        """What time alone decides has begun with some change: the longer ago the last one is, the longer it can wait."""
+        now = self._clock.seconds()
+        return now + min(QUIET_SECONDS, max(LOOK_SOON_SECONDS, PATIENT_SHARE * (now - kept.changed_at)))
 
     async def _forget_all_but(self, alive: Collection[str]) -> None:
         for uid in set(self._kept) - set(alive):
@@ -248,6 +260,7 @@ class Controller:
         if not actions and not outdated and is_quiet(view, kept):
             kept.due_at = self._clock.seconds() + QUIET_SECONDS
         if await self._hands.carry_out((*actions, *outdated), look, view, kept):
+            kept.is_touched = True
             self.wake()
 
 

@@ -20,7 +20,7 @@ from pythonjsonlogger.json import JsonFormatter
 from strata_operator.act import metrics
 from strata_operator.act.controller import Controller, ControllerOptions
 from strata_operator.act.lease import Leadership, LeaseName
-from strata_operator.act.planners import PlanLimits
+from strata_operator.act.plan_process import PlanLimits
 from strata_operator.api import GROUP, PLURAL, VERSION
 from strata_operator.api.load import read_text
 from strata_operator.api.tenants import TenantRules

@@ -88,6 +88,7 @@ class Kept:
         self.since = since
         self.is_touched = True  # something of it has changed since it was looked at
         self.due_at = 0.0  # when it is looked at although nothing has
+        self.changed_at = since  # when something of it changed last, or was done for it
         self.inventory: Inventory | None = None  # at that look
 
     def status_over(self, stored: LLMDeploymentStatus) -> LLMDeploymentStatus:

@@ -11,7 +11,7 @@ from typing import Any
 from strata_operator.act.clock import Clock
 from strata_operator.act.control_client import Endpoint, Links, as_kind
 from strata_operator.act.kept import APPLY_AGAIN_SECONDS, Kept
-from strata_operator.act.planners import PlanLimits
+from strata_operator.act.plan_process import PlanLimits
 from strata_operator.act.readings import Readings
 from strata_operator.api import LLMDeployment
 from strata_operator.api.tenants import TenantRules
@@ -32,7 +32,7 @@ from strata_operator.observe.inventories import Inventories
 from strata_operator.observe.inventory import Inventory, InventoryOptions
 from strata_operator.observe.snapshot import Records, Snapshot
 from strata_operator.observe.stock import Stock
-from strata_operator.render import RenderOptions, image_for, render
+from strata_operator.render import RenderOptions, image_for
 from strata_operator.render.names import (
     CONTROL_PORT,
     CONTROL_SECRET_KEY,
@@ -42,8 +42,8 @@ from strata_operator.render.names import (
     slot_address,
 )
 from strata_operator.render.objects import is_own, secret_text
-from strata_operator.render.records import EpochRecord, as_planned, epoch_number
-from strata_operator.render.slots import Claim, pod_label, slots_of
+from strata_operator.render.records import epoch_number
+from strata_operator.render.slots import Claim, pod_label
 from strata_planner.contract.control import GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, slot_secret
 from strata_planner.contract.plan import NO_SPECULATION, Plan
@@ -96,7 +96,7 @@ class Look:
         newest = records[-1] if records else None
         plan = newest.epoch.plan if newest else None
         options = RenderOptions(image, key, self.options.operator_namespace, plan.model_uri if plan else "")
-        manifests = _manifests(deployment, newest, options) if newest else ()
+        manifests = self.readings.manifests(deployment, newest, options) if newest else ()
         number = newest.epoch.number if newest else 0
         seen = _observe(deployment, plan, key, snapshot, kept.links)
         # Each of them has counted what all have asked for. One that stays the same, for as long as it lives.
@@ -108,7 +108,7 @@ class Look:
             nodes=self.stock.node_views(),
             pods=pod_views(deployment, snapshot.pods),
             stateful_sets=snapshot.stateful_sets_of(deployment),
-            templates=snapshot.templates_of(deployment),
+            templates=snapshot.templates(),
             seen=seen,
             inventory_digest=inventory.digest,
             devices=inventory.devices,
@@ -133,7 +133,7 @@ class Look:
         newest = records[-1].epoch.number if records else 0
         if deployment.status.committed_epoch != newest:
             return ()
-        alone = self.part(deployment).lone_keys_of(deployment.namespace, deployment.name)
+        alone = self.part(deployment).lone_keys()
         numbers = alone | {each.number for each in unread}
         return tuple(number for number in sorted(numbers) if 0 < number < newest)
 
@@ -182,11 +182,6 @@ class Look:
 
 def _is_away(node: NodeView | None) -> bool:
     return node is None or node.away_since is not None
-
-
-def _manifests(deployment: LLMDeployment, newest: EpochRecord, options: RenderOptions) -> tuple[dict[str, Any], ...]:
-    """What serves the newest plan, as it was planned for: another spec changes nothing before it has a plan."""
-    return tuple(render(as_planned(deployment, newest), slots_of(newest.epoch.plan, newest.cluster), options))
 
 
 def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:

@@ -40,6 +40,7 @@ class Question(Value, frozen=True):
     reason: str = ""  # why it is asked, in CamelCase: for logs
     draft_uri: str = ""
     repair: bool = False  # of `running`, before any search
+    hurried: bool = False  # others wait for their plans: a short search, and nothing to compare with
 
 
 class Answer(Value, frozen=True):
@@ -100,6 +101,8 @@ def _plan(question: Question) -> Answer:
         request = with_draft_model(request, draft.config, draft.uri)
     if question.repair and question.running and (mended := _repaired(request, question.running, deployment)):
         return Answer(mended.plan, repair=mended.note)
+    if question.hurried and question.running is None:
+        return Answer(make_plan(request, quick=True).plan)
     return _best(request, question.running, deployment.spec.replanning.min_gain)
 
 

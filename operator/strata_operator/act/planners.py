@@ -1,23 +1,18 @@
-"""Plans under way: several deployments side by side, each plan in a process of its own, losses before wishes.
+"""Plans under way: several deployments side by side, losses before wishes.
 
 The controller says at every look what it wants planned and takes what is done; it never waits. `moves` is the pure decision,
-`Planners` carries it out, `PlanProcess` is one plan: bounded in memory, killed at its deadline, started ahead of its question.
+`Planners` carries it out. While more are waiting than can be planned, first plans are made in a hurry: a short search, nothing to compare.
 """
 
 import asyncio
 import logging
-import os
-import sys
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 
-from strata_operator.act.planner_call import TOO_LARGE, Answer, Question
-from strata_planner.contract.values import ContractError, from_json, to_json
+from strata_operator.act.planner_call import Answer, Question
 
 log = logging.getLogger(__name__)
 
@@ -28,23 +23,6 @@ LOSSES = {
     "PrepareStalled",
     "OutOfMemory",
 }  # reasons: something that was planned cannot be had any more
-# The stacks and buffers of a thread per processor would count as the plan's memory, and the solvers use one thread.
-_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_BESIDE_SECONDS = 60.0  # starting, reading the model's files, comparing with alternatives
-
-
-@dataclass(frozen=True, slots=True)
-class PlanLimits:
-    """The administrator's, over what deployments ask for."""
-
-    side_by_side: int = 2
-    memory_bytes: int = 768 << 20  # of one plan
-    time_limit_seconds: float = 300.0
-
-    def deadline_seconds(self, question: Question) -> float:
-        """The planner keeps its own time limit; this is for when it does not. A layout is searched and then solved."""
-        asked = (question.deployment.get("spec", {}).get("planning") or {}).get("timeLimitSeconds", 30)
-        return 2 * min(float(asked), self.time_limit_seconds) + _BESIDE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +136,7 @@ class Planners:
         waiting = [order.ticket for order in orders if order.task is None]
         running = [order.ticket for order in orders if order.task is not None and not order.task.done()]
         decided = moves(waiting, running, self._places)
+        is_crowded = len(waiting) + len(decided.put_back) > len(decided.start)
         for ticket in decided.put_back:
             order = self._orders[ticket.owner]
             if order.task is not None:
@@ -165,81 +144,11 @@ class Planners:
             order.task = None
         for ticket in decided.start:
             order = self._orders[ticket.owner]
-            order.task = asyncio.create_task(self._planner.answer(order.question))
+            question = msgspec.structs.replace(order.question, hurried=is_crowded)
+            order.task = asyncio.create_task(self._planner.answer(question))
             order.task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[Answer]) -> None:
         if not task.cancelled() or any(order.task is task for order in self._orders.values()):
             self._go_on()
             self._changed()
-
-
-class PlanProcess:
-    """Each question has a process of its own; the next one is started ahead and waits for its question."""
-
-    def __init__(self, limits: PlanLimits) -> None:
-        self._limits = limits
-        self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
-
-    def warm(self) -> None:
-        """Have a process ready for the next question."""
-        if self._spare is None:
-            self._spare = asyncio.create_task(self._start())
-
-    async def answer(self, question: Question) -> Answer:
-        self.warm()
-        spare, self._spare = self._spare, None
-        assert spare is not None
-        try:
-            process = await asyncio.shield(spare)
-        except asyncio.CancelledError:
-            self._spare, spare = spare, self._spare  # it serves the next question
-            if spare is not None:
-                await _end(await spare)
-            raise
-        self.warm()
-        if process.returncode is not None:  # it died while it waited
-            process = await self._start()
-        return await self._ask(process, question)
-
-    async def close(self) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            await _end(await spare)
-
-    async def _start(self) -> asyncio.subprocess.Process:
-        command = (sys.executable, "-m", "strata_operator.act.plan_worker", str(self._limits.memory_bytes))
-        pipe = asyncio.subprocess.PIPE
-        return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=os.environ | _ONE_THREAD)
-
-    async def _ask(self, process: asyncio.subprocess.Process, question: Question) -> Answer:
-        name = question.deployment.get("metadata", {}).get("name", "")
-        log.info("%s is planned on %d nodes: %s", name, len(question.cluster.nodes), question.reason)
-        question = msgspec.structs.replace(question, time_limit_seconds=self._limits.time_limit_seconds)
-        seconds, began = self._limits.deadline_seconds(question), time.monotonic()
-        try:
-            async with asyncio.timeout(seconds):
-                said, _ = await process.communicate(to_json(question))
-        except TimeoutError:
-            return Answer(
-                None, "NoPlanInTime", f"planning was ended after {time.monotonic() - began:.0f} s; {TOO_LONG}"
-            )
-        finally:
-            await _end(process)
-        try:
-            return from_json(said, Answer)
-        except ContractError:
-            message = (
-                f"planning ended with code {process.returncode}, as a process does that needs more than its "
-                f"{self._limits.memory_bytes >> 20} MiB: {TOO_LARGE}"
-            )
-            return Answer(None, "PlanTooLarge", message, passing=True)
-
-
-TOO_LONG = "lower planning.timeLimitSeconds, or narrow the search by placement.maxStages or placement.nodeSelector"
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()

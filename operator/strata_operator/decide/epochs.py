@@ -126,6 +126,19 @@ def why_broken(epoch: Epoch, seen: Observed) -> str:
     return next(filter(None, (_broken(epoch, seen.slots[slot]) for slot in answering)), "")
 
 
+def unheard(ledger: Ledger, seen: Observed) -> set[str]:
+    """Slots of the epoch in force that do not answer, and whom others of it have lost: a neighbour, or who speaks with its leaders."""
+    epoch = ledger.newest
+    if epoch is None or ledger.committed < epoch.number:
+        return set()
+    witnesses = (status for status in seen.slots.values() if status.committed_epoch == epoch.number)
+    accused = {peer.slot for status in witnesses for peer in status.lost_peers}
+    routed = [each for each in seen.gateways.values() if each.epoch == epoch.number]
+    if routed and all(each.leaders_connected < len(epoch.plan.replicas) for each in routed):
+        accused |= {stage.slot for stage in epoch.plan.stages if stage.leader}
+    return (accused & slots_of(epoch.plan)) - set(seen.slots)
+
+
 def slots_of(plan: Plan) -> set[str]:
     return {stage.slot for replica in plan.replicas for stage in replica.stages}
 
@@ -231,11 +244,8 @@ def _commits(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
 
 
 def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
-    """To every gateway that lacks them, once all slots serve."""
-    serving = all(
-        slot in seen.slots and seen.slots[slot].committed_epoch == epoch.number for slot in slots_of(epoch.plan)
-    )
-    if not serving:
+    """To every gateway that lacks them, once all slots serve; who does not answer keeps no gateway from the replicas that are whole."""
+    if not set(seen.addresses) >= slots_of(epoch.plan) or not _serves(epoch, seen):
         return ()
     route = SetRoute(
         epoch=epoch.number,
@@ -246,6 +256,13 @@ def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     return tuple(
         SendToGateway(name, route) for name, status in sorted(seen.gateways.items()) if status.epoch != epoch.number
     )
+
+
+def _serves(epoch: Epoch, seen: Observed) -> bool:
+    """Whether a replica does, and nobody who answers is behind."""
+    there = slots_of(epoch.plan) & set(seen.slots)
+    whole = any({stage.slot for stage in replica.stages} <= there for replica in epoch.plan.replicas)
+    return whole and all(seen.slots[slot].committed_epoch == epoch.number for slot in there)
 
 
 def _leaders(epoch: Epoch, addresses: Mapping[str, SlotAddress]) -> tuple[Leader, ...]:

@@ -56,7 +56,8 @@ class Dealing:
         }
         for uid, dealt in self._dealt.items():
             ledger = ledger.dealt(uid, dealt.claims)
-        self.ledger = ledger
+        if ledger.claims != self.ledger.claims:  # the same value as long as nothing of it changes
+            self.ledger = ledger
 
     def deal(self, uid: str, number: int, claims: tuple[Claim, ...]) -> None:
         """Before the epoch is recorded, so that nobody takes the same meanwhile."""

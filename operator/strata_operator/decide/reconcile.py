@@ -28,6 +28,7 @@ from strata_operator.decide.rollout import outdated, replaced, speakable
 from strata_operator.decide.troubles import Trouble, hung, troubles
 from strata_operator.decide.view import View
 from strata_operator.decide.wishes import Wanted, wanted
+from strata_operator.once import once_of_each
 
 RENEWALS_AT_ONCE = 3  # so many epochs of a plan in a row that did not last; further ones wait, each twice as long
 LONGEST_PAUSE = timedelta(seconds=300)
@@ -101,6 +102,7 @@ def _roll_out(view: View) -> tuple[Action, ...]:
     )
 
 
+@once_of_each
 def manifest_digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 

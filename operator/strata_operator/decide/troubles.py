@@ -104,7 +104,8 @@ def _is_missed(view: View, stage: Stage) -> bool:
     epoch, leaders = newest.epoch, len(newest.epoch.plan.replicas)
     routed = [each for each in view.seen.gateways.values() if each.epoch == epoch.number]
     unreached = stage.leader and bool(routed) and all(each.leaders_connected < leaders for each in routed)
-    return unreached or pod is None or not pod.is_running or bool(why_broken(epoch, view.seen))
+    unserved = bool(view.seen.gateways) and not routed  # all were started anew: none knows whom it has lost
+    return unreached or unserved or pod is None or not pod.is_running or bool(why_broken(epoch, view.seen))
 
 
 def _waiting_since(view: View, slot: str) -> datetime | None:

@@ -29,6 +29,7 @@ from strata_operator.decide.epochs import (
     is_ready,
     next_steps,
     slots_of,
+    unheard,
 )
 from strata_operator.local import launcher as launching
 from strata_operator.local.errors import CrashedError, RefusedError
@@ -221,6 +222,7 @@ class LocalDeployment:
             self._changed.clear()
             self._links.follow({service.name: service.control for service in self._services() if service.control})
             before, steps = steps, next_steps(self.plan, self._ledger, self._observed())
+            self._end_hung()
             await self._say_ready()
             self._improve()
             self._tell_phase()
@@ -258,7 +260,7 @@ class LocalDeployment:
     async def _do(self, step: Step) -> None:
         match step:
             case CreateEpoch():
-                if self._ledger.committed and not await self._links.all_answer(self._slots):
+                if self._ledger.committed and not await self._all_answer():
                     return  # one has just died: it is started again first
                 await self._pace()
                 log.info("epoch %d: %s", step.number, step.reason)
@@ -275,12 +277,34 @@ class LocalDeployment:
             case PlanWithout(slot=slot, reason=reason):
                 raise RefusedError(f"slot {slot} refused its part of the plan: {reason}")
 
+    async def _all_answer(self) -> bool:
+        """Whether every slot does. One that ends while it is asked is not waited for."""
+        asking = asyncio.create_task(self._links.all_answer(self._slots))
+        while not asking.done() and all(slot.control for slot in self._slots.values()):
+            self._changed.clear()
+            news = asyncio.create_task(self._changed.wait())
+            await asyncio.wait([asking, news], return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+        if asking.done():
+            return asking.result()
+        asking.cancel()
+        return False
+
     def _check_switch(self, slot: str, epoch: int) -> None:
         """A slot that cannot switch (a port was taken meanwhile) is started anew, at other ports if it happens again."""
         status = self.slot_statuses.get(slot)
         if status and status.failure and status.prepare.epoch == epoch != status.committed_epoch:
             log.warning("slot %s cannot switch to epoch %d: %s", slot, epoch, status.failure)
             self._slots[slot].kill()
+
+    def _end_hung(self) -> None:
+        """A slot that served, whose process lives and whom nobody hears any more, neither this process nor its neighbours in the epoch in force:
+        it is stopped or stuck, and is started anew. Whoever only computes for long is heard by its neighbours.
+        """
+        for name in unheard(self._ledger, self._observed()) & set(self._slots):
+            if self._slots[name].has_served:
+                log.warning("slot %s lives and does not answer; it is started anew", name)
+                self._slots[name].kill()
 
     async def _pace(self) -> None:
         """The first epochs at once; if they keep breaking, one by one with a pause between."""

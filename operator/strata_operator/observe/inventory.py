@@ -3,8 +3,8 @@
     free = allocatable - requests of others' pods - what other deployments have claimed and not scheduled yet
 
 A deployment's own slots are its own: what they hold is free to it, also on a cordoned node, as long as they run. The
-result is the same however the own pods change, so that it changes only when the cluster does. Called by the reconciler
-and by `strata plan` on exported objects. Pure; knows no model.
+result is the same however the own pods change, so that it changes only when the cluster does. Called by `inventories`,
+which offers node by node. Pure; knows no model.
 """
 
 import hashlib
@@ -141,7 +141,9 @@ def take_inventory(
     claims: Iterable[Claim] = (),
     options: InventoryOptions | None = None,
 ) -> Inventory:
-    """Inventory for one deployment. `claims`: of all committed plans; those of this deployment are left out."""
+    """Inventory for one deployment, from everything at once: the law that `inventories` is held to by tests, and its peer in benchmarks; the
+    operator itself never takes it. `claims`: of all committed plans; those of this deployment are left out.
+    """
     options = options or InventoryOptions()
     taken = _taken_by_others(deployment, pods, claims)
     own = _own_slot_pods(deployment, pods)
@@ -169,7 +171,7 @@ def offer_of(
 ) -> Offer:
     """`taken`: by others. `own_pods`: slots of the deployment that hold devices there."""
     seen = _SeenNode(deployment, node, taken, own_pods, options)
-    if not seen.has_devices():
+    if not has_devices(node):
         return NO_OFFER
     name = node_name(node)
     try:
@@ -179,6 +181,18 @@ def offer_of(
     labels = node_labels(node)
     found = Node(name, tuple(devices), labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")) if devices else None
     return Offer(found, tuple(f"node {name}: {reason}" for reason in reasons))
+
+
+def has_devices(node: Mapping[str, Any]) -> bool:
+    """Amounts are not read here: a node whose amounts do not read is named, not passed over."""
+    labels, allocatable = node_labels(node), node.get("status", {}).get("allocatable") or {}
+    offered = any(name.startswith("nvidia.com/") and str(amount) != "0" for name, amount in allocatable.items())
+    return DEVICE_LABEL in labels or PRODUCT_LABEL in labels or offered
+
+
+def refusal(node: Mapping[str, Any], reason: str) -> Offer:
+    """Of a node with devices that may not be used at all."""
+    return Offer(None, (f"node {node_name(node)}: {reason}",))
 
 
 def inventory_of(offers: Iterable[Offer], options: InventoryOptions) -> Inventory:
@@ -205,12 +219,6 @@ class _SeenNode:
     taken: Amounts
     own_pods: tuple[Mapping[str, Any], ...]
     options: InventoryOptions
-
-    def has_devices(self) -> bool:
-        """Amounts are not read here: a node whose amounts do not read is named, not passed over."""
-        labels, allocatable = node_labels(self.node), self.node.get("status", {}).get("allocatable") or {}
-        offered = any(name.startswith("nvidia.com/") and str(amount) != "0" for name, amount in allocatable.items())
-        return DEVICE_LABEL in labels or PRODUCT_LABEL in labels or offered
 
     def devices(self) -> tuple[list[Device], list[str]]:
         """Usable devices, and sentences about what is not usable."""

@@ -23,7 +23,8 @@ from strata_operator.errors import NotReadyError
 FIELD_MANAGER = "strata-operator"
 APPLY = "application/apply-patch+yaml"
 REQUEST_SECONDS = 30.0
-THREADS = 16
+THREADS = 16  # of a wire
+WIRES = 3  # beside each other: the lease's, the watches' lists, the controller's
 PAGE = 500  # objects in an answer to a list
 
 Object = dict[str, Any]
@@ -296,6 +297,8 @@ def configured() -> kubernetes.client.Configuration:
     configuration.retries = (
         False  # a write that is sent again by itself would pass the fence: whoever wants it looks again
     )
+    # A connection that comes back to a full pool is closed, and the next request begins with a handshake of TLS.
+    configuration.connection_pool_maxsize = WIRES * THREADS
     return configuration
 
 

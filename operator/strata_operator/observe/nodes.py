@@ -20,21 +20,20 @@ def node_name(node: Mapping[str, Any]) -> str:
     return str(node["metadata"]["name"])
 
 
-def node_labels(node: Mapping[str, Any]) -> dict[str, str]:
-    return dict(node["metadata"].get("labels") or {})
+def node_labels(node: Mapping[str, Any]) -> Mapping[str, str]:
+    return node["metadata"].get("labels") or {}
 
 
 def why_unusable(node: Mapping[str, Any], deployment: LLMDeployment) -> str | None:
     """Why neither new nor running slots may be on the node; None when they may."""
     placement = deployment.spec.placement
-    reasons = (
-        _not_placed(node, placement),  # first: what becomes of such a node is no news to the deployment
-        _gone(node),
-        _of_another_system(node),
-        _not_ready(node),
-        _evicting(node, placement),
+    return (
+        _not_placed(node, placement)  # first: what becomes of such a node is no news to the deployment
+        or _gone(node)
+        or _of_another_system(node)
+        or _not_ready(node)
+        or _evicting(node, placement)
     )
-    return next((reason for reason in reasons if reason), None)
 
 
 def why_closed(node: Mapping[str, Any], deployment: LLMDeployment) -> str | None:

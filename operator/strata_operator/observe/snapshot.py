@@ -9,7 +9,6 @@ from strata_operator.api import LLMDeployment
 from strata_operator.render.names import (
     COMPONENT_LABEL,
     CONTROL_SECRET_KEY,
-    INSTANCE_LABEL,
     SLOT,
     TEMPLATE_ANNOTATION,
     control_secret,
@@ -31,19 +30,15 @@ class Snapshot:
     config_maps: tuple[Object, ...] = ()
     secrets: tuple[Object, ...] = ()
 
-    def records_of(
-        self, namespace: str, name: str, read: Callable[[Object, Object], EpochRecord] = read_record
-    ) -> Records:
+    def records(self, read: Callable[[Object, Object], EpochRecord] = read_record) -> Records:
         """Epochs by number, each read by `read`, and what this release cannot read, each for itself. One without its Secret is no epoch, but nobody may
         take its number: with a new Secret its plan would come back.
         """
-        secrets = {_name(secret): secret for secret in self.secrets if _belongs(secret, namespace, name)}
+        secrets = {_name(secret): secret for secret in self.secrets}
         found: list[EpochRecord] = []
         unread: list[UnreadRecord] = []
         halves: list[UnreadRecord] = []
         for config_map in self.config_maps:
-            if not _belongs(config_map, namespace, name):
-                continue
             key, number = _name(config_map), epoch_number(config_map)
             if key not in secrets:
                 halves.append(
@@ -57,18 +52,15 @@ class Snapshot:
         records, passed = usable_records(found, unread)
         return records, (*passed, *halves)
 
-    def lone_keys_of(self, namespace: str, name: str) -> set[int]:
+    def lone_keys(self) -> set[int]:
         """Numbers of epochs that have a Secret alone: of attempts that ended early."""
-        recorded = {_name(each) for each in self.config_maps if _belongs(each, namespace, name)}
-        keys = [each for each in self.secrets if _belongs(each, namespace, name) and _name(each) not in recorded]
+        recorded = {_name(each) for each in self.config_maps}
+        keys = [each for each in self.secrets if _name(each) not in recorded]
         return {number for each in keys if (number := epoch_number(each))}
 
     def control_key_of(self, deployment: LLMDeployment) -> str | None:
         for secret in self.secrets:
-            named = _belongs(secret, deployment.namespace, deployment.name) and _name(secret) == control_secret(
-                deployment
-            )
-            if named and is_own(deployment, secret):
+            if _name(secret) == control_secret(deployment) and is_own(deployment, secret):
                 return secret_text(secret, CONTROL_SECRET_KEY)
         return None
 
@@ -76,19 +68,17 @@ class Snapshot:
         return {
             _name(each): moment(each["metadata"]["creationTimestamp"])
             for each in self.stateful_sets
-            if _belongs(each, deployment.namespace, deployment.name)
-            and _label(each, COMPONENT_LABEL) == SLOT
-            and is_own(deployment, each)
+            if _label(each, COMPONENT_LABEL) == SLOT and is_own(deployment, each)
         }
 
-    def templates_of(self, deployment: LLMDeployment) -> dict[str, str]:
+    def templates(self) -> dict[str, str]:
         """What the StatefulSets of its slots would make pods of, as noted in their templates."""
         return {
             _name(each): str(
                 (each["spec"]["template"]["metadata"].get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")
             )
             for each in self.stateful_sets
-            if _belongs(each, deployment.namespace, deployment.name) and _label(each, COMPONENT_LABEL) == SLOT
+            if _label(each, COMPONENT_LABEL) == SLOT
         }
 
 
@@ -98,7 +88,3 @@ def _name(thing: Object) -> str:
 
 def _label(thing: Object, name: str) -> str:
     return str((thing["metadata"].get("labels") or {}).get(name, ""))
-
-
-def _belongs(thing: Object, namespace: str, name: str) -> bool:
-    return thing["metadata"].get("namespace") == namespace and _label(thing, INSTANCE_LABEL) == name

@@ -79,10 +79,11 @@ class Lists:
         self._kube, self._namespaces = kube, namespaces or (EVERYWHERE,)
 
     async def refresh(self) -> None:
-        await asyncio.gather(
-            *(take(self._kube, each, self.stock) for each in SHARED),
+        forbidden, _ = await asyncio.gather(
             list_namespaces(self._kube, self._namespaces, self.stock),
+            asyncio.gather(*(take(self._kube, each, self.stock) for each in SHARED)),
         )
+        leave_out(self.stock, forbidden, self._namespaces)
 
     async def led(self) -> None:
         """The next look lists anew in any case."""
@@ -98,21 +99,21 @@ async def take(kube: Kube, followed: Followed, stock: Stock) -> int:
     return listing.version
 
 
-async def list_namespaces(kube: Kube, namespaces: Sequence[str], stock: Stock) -> None:
-    """Strata's own objects. A namespace that is gone, or may not be read any more, is left out whole: half of it would look like lost
-    records. Raises NotReadyError, also where none may be read.
-    """
+async def list_namespaces(kube: Kube, namespaces: Sequence[str], stock: Stock) -> dict[str, ForbiddenError]:
+    """Strata's own objects; those namespaces of them that may not be read. Raises NotReadyError."""
     found = await asyncio.gather(*(_list_namespace(kube, namespace, stock) for namespace in namespaces))
-    leave_out(stock, {name: error for name, error in zip(namespaces, found, strict=True) if error}, len(namespaces))
+    return {name: error for name, error in zip(namespaces, found, strict=True) if error}
 
 
-def leave_out(stock: Stock, forbidden: Mapping[str, ForbiddenError], watched: int) -> None:
-    """Raises the error where it is all."""
+def leave_out(stock: Stock, forbidden: Mapping[str, ForbiddenError], watched: Sequence[str]) -> None:
+    """A namespace that is gone, or may not be read any more, is left out whole: half of it would look like lost records. `forbidden`: all of
+    those watched that are. Raises an error where no other is left.
+    """
     for namespace in forbidden:
         for followed in followed_in(namespace):
             stock.forget(followed.kind, namespace)
     stock.unread = {name: str(error) for name, error in forbidden.items()}
-    if len(forbidden) == watched:
+    if forbidden.keys() >= set(watched):
         raise next(iter(forbidden.values()))
 
 

@@ -50,11 +50,13 @@ class _Shelf:
 
 
 class Stock:
-    """`unread`: watched namespaces that are not in it, and why. `changes` counts changes of anything."""
+    """`unread`: watched namespaces that are not in it, and why. `changes` counts changes of anything, `news` those of anything but other
+    people's pods: of these there are too many for somebody to look at once.
+    """
 
     def __init__(self) -> None:
         self.unread: Mapping[str, str] = {}
-        self.changes = 0
+        self.changes = self.news = 0
         self._shelves = {kind: _Shelf() for kind in KINDS}
         self._of: dict[Key, dict[Kind, dict[Key, Object]]] = {}  # by deployment: what is labelled as its own
         self._parts: dict[Key, Snapshot] = {}
@@ -127,6 +129,10 @@ class Stock:
                 break
             found.append(name)
         return found
+
+    def changed_at(self, node: str) -> int:
+        """When `changed_nodes` had it last: what `changes` was."""
+        return self._changed_nodes.get(node, 0)
 
     def taken(self, node: str) -> Amounts:
         """What all pods there ask for together."""
@@ -204,6 +210,7 @@ class Stock:
             self._count(before, now)
             before, now = (each and each.thing for each in (before, now))
             self.pod_changes += before is not now
+        self.news += kind is not PODS or before is not now
         if kind in _OWNED:
             self._file(kind, key, before, now)
 

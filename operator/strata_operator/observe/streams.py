@@ -41,7 +41,10 @@ class HttpStreams:
         what = f"GET {path}?watch"
         try:
             async with self._opened().get(
-                self._configuration.host + path, params=query, headers=self._credentials(), ssl=self._tls()
+                self._configuration.host + path,
+                params=query,
+                headers=self._credentials(),
+                ssl=tls_of(self._configuration),
             ) as answer:
                 if answer.status != HTTPStatus.OK:
                     raise refusal(answer.status, what, (await answer.text())[:500] or "it gives no reason")
@@ -71,13 +74,14 @@ class HttpStreams:
         settings = self._configuration.auth_settings().values()
         return {str(each["key"]): str(each["value"]) for each in settings if each["in"] == "header" and each["value"]}
 
-    def _tls(self) -> ssl.SSLContext | bool:
-        configuration = self._configuration
-        if not configuration.host.startswith("https"):
-            return True
-        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-        if not configuration.verify_ssl:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if configuration.cert_file:
-            context.load_cert_chain(configuration.cert_file, configuration.key_file)
-        return context
+
+def tls_of(configuration: kubernetes.client.Configuration) -> ssl.SSLContext | bool:
+    """As aiohttp takes it."""
+    if not configuration.host.startswith("https"):
+        return True
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    if not configuration.verify_ssl:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, configuration.key_file)
+    return context

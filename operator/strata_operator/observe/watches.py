@@ -128,11 +128,11 @@ class Reflector:
         if event.type == "ERROR":
             raise RefusedError(f"a watch of {plural} from version {self.version}: {event.object.get('message')}")
         self._pauses = Backoff()
-        before = self._stock.changes
+        before = self._stock.news
         if event.type != "BOOKMARK":
             self._stock.hear(self.followed.kind, event.object, gone=event.type == "DELETED")
         self.version = max(self.version, version_of(event.object))
-        if self._stock.changes != before:
+        if self._stock.news != before:
             self._changed()
 
     async def _pause(self) -> None:
@@ -143,7 +143,9 @@ class Reflector:
 
 
 class Watches:
-    """A source whose stock is kept by one reflector for each kind and namespace. `changed` is called after every change."""
+    """A source whose stock is kept by one reflector for each kind and namespace. `changed` is called after every change but those of
+    other people's pods, which the next look finds.
+    """
 
     def __init__(self, kube: Kube, streams: Streams, namespaces: tuple[str, ...], changed: Callable[[], None]) -> None:
         self.stock = Stock()
@@ -162,9 +164,9 @@ class Watches:
                 await self._settled.wait()
         forbidden = self._forbidden()
         came_back = [name for name in self.stock.unread if name not in forbidden]
-        leave_out(self.stock, forbidden, len(self._namespaces))
         if came_back:  # what was left out although it could be read has not been heard of since
-            await list_namespaces(self._kube, came_back, self.stock)
+            forbidden |= await list_namespaces(self._kube, came_back, self.stock)
+        leave_out(self.stock, forbidden, self._namespaces)
         for reflector in self._reflectors:
             self._check(reflector, forbidden)
         await self._complete_epochs()
@@ -172,8 +174,10 @@ class Watches:
     async def led(self) -> None:
         """What the last leader wrote may still be on its way in a watch."""
         if self._settled.is_set():
-            readable = [name for name in self._namespaces if name not in self._forbidden()]
-            await list_namespaces(self._kube, readable, self.stock)
+            forbidden = self._forbidden()
+            readable = [name for name in self._namespaces if name not in forbidden]
+            forbidden |= await list_namespaces(self._kube, readable, self.stock)
+            leave_out(self.stock, forbidden, self._namespaces)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -207,6 +211,5 @@ class Watches:
     async def _complete_epochs(self) -> None:
         """An epoch whose ConfigMap was heard of before its Secret: without it, it would be taken for a broken one."""
         for namespace in {namespace for namespace, _ in self.stock.half_epochs() - self._broken_epochs}:
-            scope = namespace if namespace in self._namespaces else EVERYWHERE
-            await take(self._kube, Followed(SECRETS, scope, OURS), self.stock)
+            await take(self._kube, Followed(SECRETS, namespace, OURS), self.stock)
         self._broken_epochs = self.stock.half_epochs()

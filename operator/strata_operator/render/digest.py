@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from strata_operator.api import LLMDeployment
-from strata_operator.api.spec import PlacementSpec, RuntimeSpec
+from strata_operator.api.spec import LLMDeploymentSpec, PlacementSpec, RuntimeSpec
+from strata_operator.once import once_of_each
 
 PLANNED_PARTS = ("model", "workload", "objective", "precision", "placement", "planning")  # of the spec
 PLANNED_OF_RUNTIME = ("compute_type", "prefix_caching", "boundary_log", "speculation")
@@ -45,7 +46,11 @@ _FIELDS_OF_0_1_0: _Fields = {
 
 def spec_digest(deployment: LLMDeployment) -> str:
     """Of the part of the spec that plans are made from."""
-    spec = deployment.spec
+    return _digest_of(deployment.spec)
+
+
+@once_of_each
+def _digest_of(spec: LLMDeploymentSpec) -> str:
     said = {part: _said(getattr(spec, part)) for part in PLANNED_PARTS}
     said["runtime"] = _said_of_runtime(spec.runtime)
     said["placement"] = _said_of_placement(spec.placement)
@@ -54,12 +59,12 @@ def spec_digest(deployment: LLMDeployment) -> str:
 
 def same_spec(deployment: LLMDeployment, recorded: str) -> bool:
     """Whether a recorded digest, of this release or of 0.1.0, is that of the spec as it is now."""
-    return recorded in {spec_digest(deployment), _digest_of_0_1_0(deployment)}
+    return recorded == spec_digest(deployment) or recorded == _digest_of_0_1_0(deployment.spec)
 
 
-def _digest_of_0_1_0(deployment: LLMDeployment) -> str | None:
+@once_of_each
+def _digest_of_0_1_0(spec: LLMDeploymentSpec) -> str | None:
     """None where the spec says something that 0.1.0 did not know."""
-    spec = deployment.spec
     parts: list[Any] = []
     for name in PLANNED_PARTS:
         fields = _FIELDS_OF_0_1_0[name]

@@ -163,6 +163,8 @@ class RoleStats(Value, frozen=True, omit_defaults=True):
     bits: tuple[int, ...] = ()  # of each layer now
     formed: int = 0  # the epoch in which its replica was formed; 0: a release that knows only whole epochs
     failure: str = ""  # a step failed: the replica needs to be formed anew
+    sent_bytes: int = 0  # of hidden states, from its first rank to the next stage's
+    shared_bytes: int = 0  # of what came in, from its first rank to the others
     refilled: int = 0  # tokens x layers that were computed again in blocks that had been kept
 
 

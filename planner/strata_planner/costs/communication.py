@@ -94,9 +94,18 @@ def shared_memory_seconds(exchange: Exchange) -> float:
     return (exchange.degree > 1) * (_SHARED_MEMORY_SECONDS + passed / _SHARED_MEMORY_BYTES_PER_SECOND)
 
 
-def hand_over_seconds(device: str, degree: int, link: LinkRate) -> float:
-    """From a stage's first rank to the others, once a step: processors get its frame over a socket."""
-    return link.latency_seconds if device == CPU and degree > 1 else 0.0
+def hand_over_seconds(device: str, degree: int, link: LinkRate, size_bytes: int) -> float:
+    """From a stage's first rank to the others, once a step: processors get its frame over a socket, each the `size_bytes` of hidden states that came
+    over the link from the stage before once, for all (HexGen, section 3.3). Ranks of the first stage get token ids, which take no longer.
+    """
+    if device != CPU or degree == 1:
+        return 0.0
+    return link.latency_seconds + handed_over_bytes(degree, size_bytes) / link.bytes_per_second
+
+
+def handed_over_bytes(degree: int, size_bytes: int) -> int:
+    """Inside a stage, of a frame with so many bytes of hidden states."""
+    return (degree - 1) * size_bytes
 
 
 def ring_seconds(exchange: Exchange) -> float:

@@ -69,5 +69,6 @@ def _places(replica: Replica) -> frozenset[Hashable]:
 
 def _shared(plan: Plan) -> Hashable:
     """What all roles of a plan have from it."""
-    model = plan.model_uri, plan.architecture, plan.num_layers, plan.head_format
-    return *model, plan.compute_type, plan.max_model_len, plan.page_tokens, plan.prefix_caching, plan.speculation
+    model = plan.model_uri, plan.architecture, plan.num_layers, plan.head_format, plan.compute_type
+    kept = plan.page_tokens, plan.prefix_caching, plan.boundary_log
+    return *model, *kept, plan.max_model_len, plan.speculation

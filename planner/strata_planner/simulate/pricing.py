@@ -98,7 +98,8 @@ class _Stage:
     def overhead(self, segments: int, tokens: int) -> float:
         """Of a step beside its layers, the head left out."""
         phase = Phase(segments, max(1, round(tokens / segments)), 0)
-        handed = hand_over_seconds(self.rates.name, self.degree, self.link) if self.link else 0.0
+        size = hidden_states_bytes(self.model, tokens, self.rates.compute_type)
+        handed = hand_over_seconds(self.rates.name, self.degree, self.link, size) if self.link else 0.0
         return float(self.latencies.step(self.model, self.rates, phase).seconds) + handed
 
     def logits(self, rows: int) -> float:

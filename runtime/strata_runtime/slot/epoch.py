@@ -245,6 +245,8 @@ class RunningRole:
             prefill_tokens=work.prefill_tokens,
             decode_tokens=work.decode_tokens,
             frames_dropped=work.frames_dropped,
+            sent_bytes=work.sent_bytes,
+            shared_bytes=work.shared_bytes,
             bits=executor.role.bits,
             formed=self.formed,
             failure=self.failure,
@@ -288,7 +290,7 @@ class RunningRole:
         outward = self._connect(role.next, keys.next)
         if role.previous != role.next:
             self._watched.append(self._connect(role.previous, keys.previous))
-        return Inlet(inward, self.formed, executor, bounds), Outlet(outward)
+        return Inlet(inward, self.formed, executor, bounds), Outlet(outward, executor.work)
 
     def _connect(self, neighbour: Neighbour, secret: str) -> zmq.Socket[Any]:
         """To the data port of a role, whose loss is seen from now on."""

@@ -43,6 +43,8 @@ class Work:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     frames_dropped: int = 0
+    sent_bytes: int = 0  # of hidden states, to the next stage
+    shared_bytes: int = 0  # of what came in, to the other ranks of this stage
     refilled: int = 0  # tokens x layers
 
 
@@ -156,6 +158,7 @@ class StageExecutor:
             self._check(header, inputs)
             if self.others is not None:
                 self.others.step(header, inputs)
+                self.work.shared_bytes += (self.role.tensor_parallel - 1) * inputs.nbytes
             for operation in header.operations:
                 self._apply(operation)
             if not header.segments:

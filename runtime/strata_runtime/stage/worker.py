@@ -17,7 +17,7 @@ from strata_planner.contract.frames import DataMessage, FrameHeader, StepFailed,
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import StepError
 from strata_runtime.stage.bounds import FrameBounds
-from strata_runtime.stage.executor import Answered, Passed, StageExecutor
+from strata_runtime.stage.executor import Answered, Passed, StageExecutor, Work
 from strata_runtime.stage.tensors import from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,13 @@ class Worker(Protocol):
 class Outlet:
     """The way to the next stage: of hidden states, or of the sampled tokens on the last one; beside either the states of watched layers."""
 
-    def __init__(self, socket: zmq.Socket[Any]) -> None:
+    def __init__(self, socket: zmq.Socket[Any], work: Work) -> None:
         self._socket = socket
+        self._work = work
 
     def frame(self, passed: Passed) -> None:
-        tensors = map(to_bytes, (passed.hidden, *passed.states))
+        tensors = [to_bytes(each) for each in (passed.hidden, *passed.states)]
+        self._work.sent_bytes += sum(each.nbytes for each in (passed.hidden, *passed.states))
         self._socket.send_multipart([encode(passed.header), *tensors], copy=False)
 
     def operations(self, header: FrameHeader) -> None:

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Self
 
 import pytest
 import zmq
 import zmq.asyncio
 
+from strata_operator.act import control_client
 from strata_operator.act.control_client import (
     BitsKeptError,
     Control,
@@ -195,6 +197,84 @@ async def test_links_hold_only_who_answers() -> None:
         await until(present=True)
     await until(present=False)
     await links.close()
+
+
+class Wire:
+    """A connection that can be cut: what goes to its port goes on to another."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.close()
+        self._writers.clear()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind, onward = await asyncio.open_connection("127.0.0.1", self._to)
+        self._writers += [writer, onward]
+        await asyncio.gather(self._copy(reader, onward), self._copy(behind, writer), return_exceptions=True)
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+
+
+@pytest.fixture
+def _never_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does silence alone count."""
+    for name in ("ASK_AGAIN_SECONDS", "ASK_SELDOM_SECONDS", "SILENCE_SECONDS"):
+        monkeypatch.setattr(control_client, name, 1000.0)
+
+
+@pytest.mark.usefixtures("_never_asks_again")
+async def test_a_process_that_ends_is_missed_by_its_connection_alone() -> None:
+    told = watch(at((served := Served(FakeSlot("a"))).port))
+    assert await anext(told) is not None
+    await served.close()
+    async with asyncio.timeout(10):
+        assert await anext(told) is None
+    await told.aclose()
+
+
+@pytest.mark.usefixtures("_never_asks_again")
+async def test_a_connection_that_comes_again_is_no_loss_and_hears_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_client, "BROKEN_SECONDS", 1000.0)
+    async with serving(FakeSlot("a")) as served, Wire(served.port) as wire:
+        told = watch(at(wire.port))
+        assert await anext(told) is not None
+        wire.cut()
+        assert await anext(told) is not None  # it has asked to be told again, as another one
+        served.slot.failure = "out of memory"
+        await served.tell()
+        status = await anext(told)
+        assert isinstance(status, SlotStatus)
+        assert status.failure == "out of memory"
+        await told.aclose()
+
+
+async def test_who_says_the_same_is_asked_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_client, "ASK_AGAIN_SECONDS", 0.01)
+    async with serving(FakeSlot("a")) as served:
+        times: list[float] = []
+        told = watch(at(served.port))
+        async with asyncio.timeout(60):
+            while len(times) < 40:
+                assert await anext(told) is not None
+                times.append(asyncio.get_running_loop().time())
+        await told.aclose()
+        first, last = times[10] - times[0], times[-1] - times[-11]
+        assert last > 2 * first  # a tenth more of all the time so far, each
 
 
 async def test_only_what_changes_wakes() -> None:

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strata_operator.act.clock import Clock
 from strata_operator.act.controller import Controller, ControllerOptions
 from strata_operator.act.ownership import ForeignObjectError, apply_own
 from strata_operator.act.planner_call import Answer, Question, answer_to
@@ -125,6 +127,38 @@ async def test_a_change_that_is_taken_back_is_applied_too(api: FakeApi) -> None:
         gateway = api.objects["/apis/apps/v1/namespaces/ns/deployments/chat-gateway"]
         notes.append(gateway["spec"]["template"]["metadata"]["annotations"])
     assert notes == [{}, {"example.org/note": "1"}, {}]
+    await controller.close()
+
+
+async def test_a_deployment_that_waits_is_looked_at_more_and_more_seldom_until_something_of_it_changes(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, served = [0.0], list[float]()
+    serve = Controller._serve
+
+    async def counted(self: Controller, *rest: Any) -> None:
+        served.append(now[0])
+        await serve(self, *rest)
+
+    monkeypatch.setattr(Controller, "_serve", counted)
+    clock = Clock(seconds=lambda: now[0])
+    controller = Controller(kube_of(api.url), OPTIONS, lambda: True, InThread(), clock=clock)
+    for _ in range(3):
+        await look_and_plan(controller)
+    while now[0] < 60:
+        now[0] += 1.0
+        await controller.look()
+    pauses = [after - before for before, after in pairwise(served) if before > 10]
+    assert 4 <= max(pauses) <= 7  # a tenth of the time that nothing has changed for, and what lies between two looks
+    (uid,) = controller._kept
+    controller._touch(uid)
+    await controller.look()
+    assert served[-1] == now[0]
+    touched = len(served)
+    for _ in range(3):
+        now[0] += 1.0
+        await controller.look()
+    assert len(served) == touched + 3
     await controller.close()
 
 
@@ -249,7 +283,7 @@ GATEWAY = "/apis/apps/v1/namespaces/ns/deployments/chat-gateway"
 async def test_a_foreign_object_is_named_and_left_as_it_is(api: FakeApi) -> None:
     foreign = {"kind": "Deployment", "metadata": {"name": "chat-gateway", "namespace": "ns"}, "spec": {"replicas": 7}}
     api.put(GATEWAY, foreign)
-    controller = Controller(kube_of(api.url), OPTIONS, lambda: True)
+    controller = Controller(kube_of(api.url), OPTIONS, lambda: True, InThread())
     await controller.look()
     deployment = deployment_from_object(api.objects[f"{LLMDS}/chat"])
     manifest = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "chat-gateway", "namespace": "ns"}}

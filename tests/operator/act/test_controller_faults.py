@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from strata_operator.act import metrics
-from strata_operator.act import observation as observe
+from strata_operator.act import metrics, readings
 from strata_operator.act.controller import Controller
 from strata_operator.act.lease import NotLeadingError
 from strata_operator.decide.backoff import Backoff
@@ -41,14 +40,14 @@ def epochs(api: FakeApi, name: str) -> list[str]:
 async def test_what_nobody_foresaw_in_one_deployment_is_its_condition_and_the_others_go_on(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    render = observe.render
+    render = readings.render
 
     def breaks(deployment: Any, *rest: Any) -> Any:
         if deployment.name == "odd":
             raise ZeroDivisionError("a figure was nought")
         return render(deployment, *rest)
 
-    monkeypatch.setattr(observe, "render", breaks)
+    monkeypatch.setattr(readings, "render", breaks)
     await looked(api, 3)
     told = condition(api, "odd", "ReconcileError")
     assert (told["status"], told["reason"]) == ("True", "ZeroDivision")
@@ -56,7 +55,7 @@ async def test_what_nobody_foresaw_in_one_deployment_is_its_condition_and_the_ot
     assert api.objects[f"{LLMDS}/chat"]["status"]["phase"] == "Loading"
     assert not condition(api, "chat", "ReconcileError")
     assert [path for path in api.objects if "/statefulsets/chat-" in path]
-    monkeypatch.setattr(observe, "render", render)
+    monkeypatch.setattr(readings, "render", render)
     await looked(api, 1)
     assert not condition(api, "odd", "ReconcileError")
     assert [path for path in api.objects if "/statefulsets/odd-" in path]
@@ -102,7 +101,7 @@ async def test_a_deployment_that_broke_is_left_alone_until_its_spec_changes(
 
     controller = a_controller(api)
     await look_and_plan(controller)
-    monkeypatch.setattr(observe, "render", breaks)
+    monkeypatch.setattr(readings, "render", breaks)
     for kept in controller._kept.values():
         kept.errors, kept.generation = Backoff(1, float("inf")), 1
     for _ in range(3):
@@ -204,7 +203,7 @@ async def test_an_epoch_of_another_release_is_planned_anew_above_it_and_then_for
     controller = a_controller(api)
     await controller.look()
     for kept in controller._kept.values():
-        kept.since = -1e9  # it has listened for long
+        kept.since, kept.due_at = -1e9, 0.0  # it has listened for long
     await controller.look()
     await controller.close()
     assert epochs(api, "odd") == ["odd-epoch-2"]

@@ -4,17 +4,18 @@ import asyncio
 import copy
 import os
 import random
+import select
 import signal
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strata_operator.act.plan_process import PlanLimits, PlanProcess
 from strata_operator.act.planner_call import Answer, Question
-from strata_operator.act.planners import PlanLimits, Planners, PlanProcess, Ticket, moves
+from strata_operator.act.planners import Planners, Ticket, moves
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.backoff import MOST_SECONDS, Backoff, seconds_after
 from strata_operator.decide.ledger import Dealing, DeviceLedger, still_free
@@ -163,11 +164,13 @@ class Counting:
     def __init__(self) -> None:
         self.running: list[str] = []
         self.most = 0
+        self.hurried: dict[str, bool] = {}
         self.done = asyncio.Event()
 
     async def answer(self, question: Question) -> Answer:
         name = question.deployment["metadata"]["name"]
         self.running.append(name)
+        self.hurried[name] = question.hurried
         self.most = max(self.most, len(self.running))
         try:
             await self.done.wait()
@@ -236,15 +239,21 @@ async def test_a_process_of_its_own_plans_and_what_it_cannot_read_is_an_answer(q
     nowhere["spec"]["model"] = {"uri": "file:///nowhere"}
     process = PlanProcess(PlanLimits())
     process.warm()
-    assert process._spare is not None
-    spare = await process._spare
-    spare.kill()  # one that died while it waited is replaced
-    await spare.wait()
-    one = await process.answer(question)
-    other = await process.answer(msgspec.structs.replace(question, deployment=nowhere))
+    assert process._parent is not None
+    parent = await process._parent
+    parent.process.kill()  # one that died while it waited is replaced
+    await parent.process.wait()
+    one, hurried, other = await asyncio.gather(
+        process.answer(question),
+        process.answer(msgspec.structs.replace(question, hurried=True)),
+        process.answer(msgspec.structs.replace(question, deployment=nowhere)),
+    )
     await process.close()
     assert one.plan is not None
     assert one.plan.num_layers == 12
+    assert one.plan.alternatives
+    assert hurried.plan is not None
+    assert not hurried.plan.alternatives
     assert (other.plan, other.reason) == (None, "InvalidInput")
 
 
@@ -265,28 +274,50 @@ async def test_a_plan_that_passes_its_deadline_is_ended(question: Question, monk
     assert (answer.plan, answer.reason) == (None, "NoPlanInTime")
 
 
-async def test_a_plan_that_nobody_waits_for_any_more_ends_its_process(
-    question: Question, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[Any] = []
-    start = PlanProcess._start
-
-    async def stopped(self: PlanProcess) -> Any:
-        process = await start(self)
-        os.kill(process.pid, signal.SIGSTOP)  # it cannot answer
-        started.append(process)
-        return process
-
-    monkeypatch.setattr(PlanProcess, "_start", stopped)
+async def test_a_plan_that_nobody_waits_for_any_more_ends_its_process(question: Question) -> None:
     process = PlanProcess(PlanLimits())
+    fork = await process._fork()
+    signal.pidfd_send_signal(fork.pidfd, signal.SIGSTOP)  # it cannot answer
+    over = os.dup(fork.pidfd)
+    process._fork = lambda: asyncio.sleep(0, fork)  # type: ignore[method-assign]
     task = asyncio.create_task(process.answer(question))
-    while not started:  # noqa: ASYNC110  a process starts in its own time
-        await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
+    assert not select.select([over], [], [], 0)[0]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    assert select.select([over], [], [], 0)[0]  # as a process's descriptor is once it has ended
+    os.close(over)
     await process.close()
-    assert [each.returncode for each in started] == [-signal.SIGKILL] * len(started)
+
+
+async def test_a_fork_that_dies_takes_nobody_with_it(question: Question) -> None:
+    """Nor is a parent that died while a fork of it planned taken for one that lives."""
+    process = PlanProcess(PlanLimits())
+    first = await process._fork()
+    signal.pidfd_send_signal(first.pidfd, signal.SIGKILL)
+    assert await first.ask(b"?") == b""
+    await first.end()
+    assert process._parent is not None
+    parent = await process._parent
+    busy = await process._fork()
+    parent.process.kill()
+    await parent.process.wait()
+    assert (await process.answer(question)).plan is not None
+    await busy.end()
+    await process.close()
+
+
+async def test_who_has_to_wait_is_planned_in_a_hurry_and_the_last_in_line_is_not() -> None:
+    counting = Counting()
+    planners = Planners(counting, 1, lambda: None)
+    for name in ("one", "two", "three"):
+        planners.want(name, about(name), urgent=False)
+        await asyncio.sleep(0)
+    counting.done.set()
+    while not all(planners.answer(name) for name in ("one", "two", "three")):  # noqa: ASYNC110  tasks one after the other
+        await asyncio.sleep(0)
+    assert counting.hurried == {"one": False, "two": True, "three": False}
+    await planners.close()
 
 
 def test_a_tenants_time_limit_is_bounded_by_the_administrators() -> None:

@@ -18,6 +18,7 @@ from strata_operator.decide.epochs import (
     is_ready,
     next_steps,
     slots_of,
+    unheard,
 )
 from strata_operator.decide.formation import places_by_replica
 from strata_planner.contract.control import Commit, Prepare, encode
@@ -187,12 +188,18 @@ class Epochs(RuleBasedStateMachine):
             assert all(step.number in self.world.slots[slot].ever_prepared for slot in slots_of(newest.plan))
         if isinstance(step, SendToGateway):
             assert newest is not None
-            assert all(self.world.slots[slot].committed == newest.number for slot in slots_of(newest.plan))
-            for leader in step.message.leaders:
+            there = slots_of(newest.plan) & self.world.up
+            assert all(self.world.slots[slot].committed == newest.number for slot in there)
+            whole = {leader.replica for leader in step.message.leaders if self.is_whole(newest.plan, leader.replica)}
+            assert whole
+            for leader in (each for each in step.message.leaders if each.replica in whole):
                 formed = leader.formed or step.message.epoch
                 running = self.world.roles_of(newest.plan, leader.replica)
                 assert {each.formed for each in running} == {formed}
                 assert (leader.key or step.message.key) == request_secret(f"key-{formed}")
+
+    def is_whole(self, plan: Plan, replica: int) -> bool:
+        return {slot for slot, _ in places_by_replica(plan)[replica]} <= self.world.up
 
     @invariant()
     def numbers_only_rise_for_a_process(self) -> None:
@@ -249,6 +256,41 @@ def test_a_slot_that_was_started_anew_gets_a_new_epoch_of_the_same_plan() -> Non
     assert [_name(step) for step in world.steps()] == ["create 2: slot a lost its neighbour b: connection closed"]
     world.settle()
     assert world.slots["a"].committed == world.slots["b"].committed == 2
+
+
+def test_whom_nobody_hears_is_known_by_its_neighbours_or_by_who_speaks_with_leaders() -> None:
+    world = World(TWO)
+    world.settle()
+
+    def unheard_without(*away: str) -> set[str]:
+        world.up = set(SLOTS) - set(away)
+        return unheard(world.ledger, world.seen())
+
+    assert unheard_without("b", "c") == set()  # they do not answer, and may only be busy
+    world.slots["a"].lose("b")
+    assert unheard_without() == set()  # a false alarm: it answers
+    assert unheard_without("b", "c") == {"b"}
+    world.gateway.lost.add("c")
+    assert unheard_without("c") == {"c"}
+    world.desired = a_plan("a", "b")
+    world.do(world.steps()[0])
+    assert unheard_without("b", "c") == set()  # the next epoch is prepared: who waits for it may be busy with it
+
+
+def test_a_gateway_that_is_started_anew_serves_the_replicas_that_are_whole() -> None:
+    world = World(TWO)
+    world.settle()
+    world.up.discard("c")
+    world.gateway.restart()
+    assert [_name(step) for step in world.steps()] == ["route 1 at gateway"]
+    world.do(world.steps()[0])
+    assert world.steps() == ()
+    assert not is_ready(world.desired, world.ledger, world.seen())
+    world.up = {"a", "c"}
+    world.gateway.restart()
+    assert [_name(step) for step in world.steps()] == ["route 1 at gateway"]
+    world.up.discard("c")
+    assert world.steps() == ()  # no replica is whole
 
 
 def test_a_lost_slot_costs_its_own_replica_alone() -> None:

@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +108,42 @@ async def test_a_slot_that_is_killed_comes_back_in_a_new_epoch(tmp_path: Path, v
         await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
         await deployment.ready()
         assert deployment.pids[victim] != killed
+
+
+async def test_a_slot_that_dies_while_it_is_asked_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as deployment:
+        ask, pids, asked = deployment._links.all_answer, deployment.pids, []
+
+        async def all_answer(names: Iterable[str]) -> bool:
+            asked.append(names)
+            if len(asked) == 1:
+                os.kill(pids["b"], signal.SIGKILL)
+                await asyncio.Event().wait()
+            return await ask(names)
+
+        monkeypatch.setattr(deployment._links, "all_answer", all_answer)
+        os.kill(pids["a"], signal.SIGKILL)
+        await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
+        assert deployment.pids["b"] != pids["b"]
+
+
+@pytest.mark.slow
+async def test_a_slot_that_is_stopped_is_started_anew_once_its_neighbours_have_lost_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accused = tmp_path / "accused"
+    monkeypatch.setenv("FAKE_SLOT_ACCUSES", str(accused))
+    async with running(tmp_path) as deployment:
+        stopped = deployment.pids["b"]
+        os.kill(stopped, signal.SIGSTOP)
+        await until(lambda: "b" not in deployment.slot_statuses)
+        assert deployment.pids["b"] == stopped  # it may only be busy
+        accused.write_text("b")
+        await until(lambda: deployment.pids.get("b", stopped) != stopped)
+        accused.unlink()
+        await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
 
 
 async def test_a_gateway_that_is_killed_learns_the_same_epoch(tmp_path: Path) -> None:

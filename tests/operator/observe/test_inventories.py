@@ -3,11 +3,13 @@
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_operator.api import LLMDeployment
 from strata_operator.decide.ledger import DeviceLedger
+from strata_operator.observe import inventories as inventories_module
 from strata_operator.observe.inventories import Inventories
 from strata_operator.observe.inventory import InventoryOptions, take_inventory
 from strata_operator.observe.kube import NODES, PODS, Kind
@@ -106,6 +108,51 @@ def test_they_are_what_listing_everything_anew_would_give(rounds: list[tuple[lis
             found = inventories.of(deployment, ledger)
             assert (found, found.digest) == (expected, expected.digest)
             assert inventories.of(deployment, ledger) is found
+
+
+def heard(*things: tuple[Kind, Object]) -> Stock:
+    stock = Stock()
+    for version, (kind, thing) in enumerate(things, start=1):
+        stock.hear(kind, {**thing, "metadata": {**thing["metadata"], "resourceVersion": str(version)}})
+    return stock
+
+
+def test_what_others_do_on_nodes_that_it_may_not_use_is_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it make anybody look before the next look comes."""
+    elsewhere = a_node("a").with_gpus("Tesla-T4", 2).build()
+    pool = a_node("b").with_gpus("Tesla-T4", 2).build()
+    pool["metadata"]["labels"]["pool"] = "x"
+    stock = heard((NODES, elsewhere), (NODES, pool))
+    inventories, of_pool = Inventories(stock, OPTIONS), DEPLOYMENTS[3]
+    before, news = inventories.of(of_pool, DeviceLedger()), stock.news
+    worked_out: list[str] = []
+    offer_of = inventories_module.offer_of
+
+    def counted(deployment: LLMDeployment, node: Object, *rest: Any) -> Any:
+        worked_out.append(node["metadata"]["name"])
+        return offer_of(deployment, node, *rest)
+
+    monkeypatch.setattr(inventories_module, "offer_of", counted)
+    for number, node in enumerate("aab"):
+        pod = a_pod(f"p{number}").on(node).requesting(gpu="1").build()
+        stock.hear(PODS, {**pod, "metadata": {**pod["metadata"], "resourceVersion": str(10 + number)}})
+        after = inventories.of(of_pool, DeviceLedger())
+    assert worked_out == ["b"]
+    assert stock.news == news
+    assert (before.devices, after.devices) == (2, 1)
+
+
+def test_a_promise_that_changes_hands_is_another_inventory_for_both() -> None:
+    stock = heard((NODES, a_node("a").with_gpus("Tesla-T4", 1).build()))
+    inventories, gpu = Inventories(stock, OPTIONS), amounts({"nvidia.com/gpu": "1"})
+
+    def devices(owner: LLMDeployment) -> list[int]:
+        claim = Claim(owner.namespace, owner.name, f"{owner.name}-s0", "a", gpu)
+        ledger = DeviceLedger({owner.metadata.uid: (claim,)})
+        return [inventories.of(each, ledger).devices for each in DEPLOYMENTS[:2]]
+
+    assert devices(DEPLOYMENTS[0]) == [1, 0]
+    assert devices(DEPLOYMENTS[1]) == [0, 1]
 
 
 @settings(max_examples=share(60), deadline=None)

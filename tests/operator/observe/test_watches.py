@@ -13,6 +13,7 @@ from strata_operator.errors import NotReadyError
 from strata_operator.observe import watches
 from strata_operator.observe.kube import NODES, PODS, ForbiddenError, Kube, ServerError, refusal
 from strata_operator.observe.kube import Request as Sent
+from strata_operator.observe.source import Lists
 from strata_operator.observe.streams import HttpStreams
 from strata_operator.observe.watches import Watches
 from tests.operator.builders import a_node
@@ -251,6 +252,54 @@ async def test_a_namespace_that_may_not_be_read_is_left_out_and_comes_back_whole
         assert not world.source.stock.unread
 
 
+async def test_of_two_namespaces_left_out_one_comes_back_and_the_other_stays_left_out() -> None:
+    """Or pods of the other would look like those of deployments that are gone."""
+    forbidden = {"ns", "other"}
+
+    def refuse(request: Request) -> tuple[int, str] | None:
+        return (403, "no") if any(f"/{name}/" in request.path for name in forbidden) else None
+
+    async with a_world("ns", "other", "third", refuse=refuse) as world:
+        world.api.put(f"{LLMDS}/chat", {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {}})
+        await world.source.refresh()
+        stock = world.source.stock
+        assert (set(stock.unread), stock.deployments) == (forbidden, ())
+        await world.source.led()
+        assert set(stock.unread) == forbidden
+        forbidden = {"other"}
+        await world.until(lambda: set(world.source._forbidden()) == forbidden)
+        await world.source.refresh()
+        assert set(stock.unread) == forbidden
+        assert [thing["metadata"]["name"] for thing in stock.deployments] == ["chat"]
+
+
+async def test_a_namespace_that_comes_back_is_listed_until_a_list_of_it_is_whole() -> None:
+    answer = (403, "no")
+
+    def refuse(request: Request) -> tuple[int, str] | None:
+        return answer if answer and request.path.endswith("/ns/secrets") else None
+
+    async with a_world("ns", "other", refuse=refuse) as world:
+        await world.source.refresh()
+        lists = Lists(world.source._kube, ("ns", "other"))
+        await lists.refresh()
+        assert set(lists.stock.unread) == {"ns"}
+        answer = (500, "away")
+        for source in (world.source, lists):
+            source.stock.unread = {"ns": "no"}
+            world.source._forbidden = dict  # type: ignore[method-assign]  they say by now that they may be read
+            with pytest.raises(ServerError):
+                await source.refresh()
+            assert set(source.stock.unread) == {"ns"}
+
+
+async def test_a_new_leader_that_may_read_no_namespace_says_so() -> None:
+    async with a_world("ns", refuse=lambda request: (403, "no") if "/ns/" in request.path else None) as world:
+        for ask in (world.source.refresh, world.source.led):
+            with pytest.raises(ForbiddenError):
+                await ask()
+
+
 async def test_where_no_namespace_may_be_read_the_look_fails() -> None:
     async with a_world("ns", refuse=lambda request: (403, "no") if "/ns/" in request.path else None) as world:
         with pytest.raises(ForbiddenError):
@@ -281,6 +330,7 @@ async def test_an_epoch_is_not_seen_without_its_secret() -> None:
         await world.until(lambda: bool(world.source.stock.half_epochs()))
         await world.source.refresh()
         assert not world.source.stock.half_epochs()
+        assert sum(each.path == "/api/v1/namespaces/ns/secrets" for each in world.api.requests) == 1
         world.api.objects.pop("/api/v1/namespaces/ns/secrets/chat-epoch-1")
         lists = world.lists("/secrets")
         await world.source.refresh()

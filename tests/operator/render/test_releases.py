@@ -41,7 +41,7 @@ def snapshot_of(*config_maps: Object) -> Snapshot:
 
 
 def records_of(*config_maps: Object) -> tuple[tuple[EpochRecord, ...], tuple[UnreadRecord, ...]]:
-    return snapshot_of(*config_maps).records_of("ns", "chat")
+    return snapshot_of(*config_maps).records()
 
 
 def both() -> tuple[Object, Object]:
@@ -125,7 +125,7 @@ def test_a_wish_that_it_did_not_know_is_a_change(monkeypatch: pytest.MonkeyPatch
     known = digest._FIELDS_OF_0_1_0["precision"]
     assert known is not None
     monkeypatch.delitem(known, "allowed")
-    assert not same_spec(deployment, recorded)
+    assert not same_spec(deployment_from_object(stored("llmdeployment-chat")), recorded)
 
 
 def test_defaults_written_out_and_left_out_have_one_digest() -> None:

@@ -8,6 +8,7 @@ from strata_planner.costs.communication import (
     Exchange,
     hand_over_seconds,
     hidden_states_busy_seconds,
+    hidden_states_bytes,
     hidden_states_seconds,
     layer_collectives,
     layer_collectives_seconds,
@@ -62,5 +63,7 @@ def test_processors_add_up_over_their_memory_whatever_link_joins_them() -> None:
 
 
 def test_a_step_is_handed_over_to_the_other_processors_of_a_group() -> None:
-    assert hand_over_seconds(CPU, 2, LINK) == 0.001
-    assert hand_over_seconds(CPU, 1, LINK) == hand_over_seconds("H100", 4, LINK) == 0
+    size = hidden_states_bytes(a_model(), 100, "bfloat16")
+    assert hand_over_seconds(CPU, 2, LINK, 0) == 0.001
+    assert hand_over_seconds(CPU, 4, LINK, size) == pytest.approx(0.001 + 3 * size / LINK.bytes_per_second)
+    assert hand_over_seconds(CPU, 1, LINK, size) == hand_over_seconds("H100", 4, LINK, size) == 0

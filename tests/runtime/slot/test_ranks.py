@@ -17,6 +17,8 @@ from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER
 from strata_planner.contract.plan import DeviceRef, Plan, Speculation
 from strata_planner.contract.roles import roles_of
 from strata_planner.contract.strategies import StrategyTable
+from strata_planner.costs.communication import handed_over_bytes, hidden_states_bytes
+from strata_planner.question.model import Model
 from strata_runtime.errors import InputError, RuntimeFaultError
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import growth_of, read_change
@@ -66,6 +68,26 @@ def test_text_is_the_same_however_many_share_a_stage(tiny_llama: Path, ranks: tu
         assert leader.hello().preemptions
         leader = pipeline.serve(shared(structs.replace(plan, speculation=Speculation("ngram", 3)), ranks))  # kept ranks
         assert leader.generate(penalized()) == expected
+
+
+TOKEN_BYTES = 8  # of an id, as stage 0 gets them
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2), (2, 3)])
+def test_one_rank_sends_and_one_receives_between_unequal_groups_as_the_planner_counts(
+    tiny_llama: Path, ranks: tuple[int, int]
+) -> None:
+    """HexGen's leader-only transfer: hidden states cross the link once, whatever the groups; their leader hands them to its other ranks."""
+    names = ["s0", "s1"]
+    with PipelineHarness(names) as pipeline:
+        plan = even_plan(tiny_llama, names, pages=12)
+        pipeline.serve(shared(plan, ranks)).generate(penalized())
+        first, last = (pipeline.slots[name].ask(GetStatus()).roles[0] for name in names)
+    passed = first.prefill_tokens + first.decode_tokens
+    crossed = hidden_states_bytes(Model.from_folder(tiny_llama), passed, plan.compute_type)
+    assert (first.sent_bytes, last.sent_bytes) == (crossed, 0)
+    assert first.shared_bytes == handed_over_bytes(ranks[0], passed * TOKEN_BYTES)
+    assert last.shared_bytes == handed_over_bytes(ranks[1], crossed)
 
 
 @pytest.mark.slow  # loading/test_strategies.py holds it of logits

@@ -93,7 +93,7 @@ def run(last: Last, *frames: bytes) -> list[bytes]:
     wire: Any = Wire(*frames)
     bounds = FrameBounds(last.role, last.model.hidden_size, last.model.vocab_size)
     with pytest.raises(zmq.ContextTerminated):
-        Follower(executor, Inlet(wire, EPOCH, executor, bounds), Outlet(wire)).run()
+        Follower(executor, Inlet(wire, EPOCH, executor, bounds), Outlet(wire, executor.work)).run()
     return list(wire.sent)
 
 

@@ -353,11 +353,11 @@ class Pricer:
     def _fixed(self, group: DeviceGroup, pair: Pair, *, head: bool) -> tuple[float, float]:
         """Of a micro-batch in each phase, beside the layers: the step, and the head's rows of logits where it is."""
         rates, model = self._rates(group), self.request.model
-        handed = 0.0
-        if group.degree > 1:
-            handed = hand_over_seconds(group.leader.name, group.degree, self.request.cluster.slowest_link(group))
+        link = self.request.cluster.slowest_link(group) if group.degree > 1 else None
 
         def beside(phase: Phase, rows: int) -> float:
+            size = hidden_states_bytes(model, phase.total_tokens, self.request.compute_type)
+            handed = hand_over_seconds(group.leader.name, group.degree, link, size) if link else 0.0
             step = self.latencies.step(model, rates, phase).seconds + handed
             return step + head * self.latencies.head(model, rates, rows).seconds / group.degree
 

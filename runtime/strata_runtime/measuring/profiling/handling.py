@@ -108,7 +108,7 @@ class IdlePipeline:
         links = []
         for stage, executor in enumerate(self._executors):
             outward = connect(self._context.socket(zmq.PUSH), _endpoint(inward[1 - stage][1]), self._keys)
-            links.append((Inlet(inward[stage][0], 1, executor, bounds[stage]), Outlet(outward)))
+            links.append((Inlet(inward[stage][0], 1, executor, bounds[stage]), Outlet(outward, executor.work)))
         leader = LeaderWorker(self._executors[0], 1, hidden, Gateways(requests, 1, _KEY), links[0])
         workers: tuple[Worker, ...] = (leader, Follower(self._executors[1], *links[1]))
         self._threads = [serve(each, f"idle stage {stage}", lambda _: None) for stage, each in enumerate(workers)]

@@ -1,0 +1,153 @@
+"""The operator's model of a cluster with real processes in its pods, and a planner that deals its nodes to replicas of two stages."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from strata_operator.act.planner_call import Answer, Question
+from strata_operator.api import LLMDeployment, deployment_from_object
+from strata_planner.contract.control import GatewayRequest, GatewayStatus, SlotRequest, SlotStatus
+from strata_planner.contract.plan import DeviceRef, MicroBatch, Plan, Replica
+from strata_planner.replan.repair import RepairNote
+from tests.chain.arithmetic import LAYERS
+from tests.chain.gateway_process import GatewayProcess
+from tests.chain.slot_process import LAYER_BYTES, SlotProcess
+from tests.chain.virtual_network import Host, Network
+from tests.operator.cluster_model import Kubernetes, Object, Process
+from tests.operator.fakes import FakeGateway, FakeSlot, a_plan
+from tests.operator.virtual_operator import Planned, PretendedPlanner
+
+NAME = "chat"
+POOL_BYTES = 60  # of a role, for keys and values
+USABLE_BYTES = 250  # of each of a node's two devices: two roles fit beside each other only where they share layers
+
+
+class ChainSlot(FakeSlot):
+    """A slot's process, as the model of a cluster and the controller see it."""
+
+    def __init__(self, name: str, process: SlotProcess) -> None:
+        self.name, self.process = name, process
+        self.incarnation = process.slot._incarnation
+
+    @property
+    def refuses(self) -> str:
+        return self.process.refuses
+
+    @refuses.setter
+    def refuses(self, reason: str) -> None:
+        self.process.refuses = reason
+
+    @property
+    def committed(self) -> int:
+        return self.status().committed_epoch
+
+    def status(self) -> SlotStatus:
+        status: SlotStatus = self.process.inside(self.process.slot.status)
+        return status
+
+    def handle(self, message: SlotRequest) -> SlotStatus:
+        return self.process.handle(message)
+
+    def finish_loading(self) -> None:
+        self.process.hangs = False
+
+    def lose(self, peer: str) -> None: ...
+
+
+class ChainGateway(FakeGateway):
+    def __init__(self, process: GatewayProcess) -> None:
+        self.process = process
+        self.incarnation = process.dispatcher.incarnation
+
+    def status(self) -> GatewayStatus:
+        return self.process.dispatcher.status()
+
+    def handle(self, message: GatewayRequest) -> GatewayStatus:
+        return self.process.handle(message)
+
+
+class Chain(Kubernetes):
+    """Pods with real processes in them."""
+
+    def __init__(self, *nodes: str, keep: Callable[[int], int]) -> None:
+        super().__init__()
+        self.network = Network(self.time, keep)
+        self.hosts: dict[str, Host] = {}  # by pod
+        self.found: list[str] = []  # laws that are broken
+        for node in nodes:
+            self.add_node(node)
+
+    def _started(self, pod: Object, make: Callable[[], FakeSlot | FakeGateway]) -> FakeSlot | FakeGateway | None:
+        uid = pod["metadata"]["uid"]
+        is_new = uid not in self.processes
+        fake = super()._started(pod, make)
+        if fake is None or not is_new:
+            return fake
+        name = pod["metadata"]["name"]
+        host = self.hosts[name] = Host(name)
+        if isinstance(fake, FakeSlot):
+            process = SlotProcess(self.time, host, fake.name, 7070)
+            process.told, process.broken = self.told, self.found
+            real: FakeSlot | FakeGateway = ChainSlot(fake.name, process)
+        else:
+            real = ChainGateway(GatewayProcess(self.time, host, self.told))
+        self.processes[uid] = Process(self.processes[uid].key, real)
+        return real
+
+    def stop(self, pod: Object) -> None:
+        process = self.processes.pop(pod["metadata"]["uid"], None)
+        if process is None:
+            return
+        if isinstance(process.speaks, ChainGateway):
+            process.speaks.process.dies()
+        host = self.hosts.pop(pod["metadata"]["name"], None)
+        if host is not None:
+            self.network.dies(host)
+        self.told()
+
+    def slots(self) -> dict[str, SlotProcess]:
+        """By pod."""
+        running = ((pod, self.slot_of(pod)) for pod in self.pods_of(NAME))
+        return {pod["metadata"]["name"]: each.process for pod, each in running if isinstance(each, ChainSlot)}
+
+    @property
+    def gateway(self) -> GatewayProcess | None:
+        speaks = (process.speaks for process in self.processes.values())
+        return next((each.process for each in speaks if isinstance(each, ChainGateway)), None)
+
+
+class ChainPlanner(PretendedPlanner):
+    """Pairs of nodes, a replica each. A repair leaves what is whole, and gives a lost stage's layers to its neighbour."""
+
+    async def answer(self, question: Question) -> Answer:
+        nodes = [node.name for node in question.cluster.nodes]
+        self.plans.append(Planned(self._cluster.now(), NAME, question.reason, tuple(nodes)))
+        deployment = deployment_from_object(question.deployment)
+        if not nodes:
+            return Answer(None, "Infeasible", "there are too few nodes")
+        pairs = [tuple(nodes[at : at + 2]) for at in range(0, len(nodes), 2)]
+        if question.repair and question.running is not None:
+            had = [[stage.node for stage in replica.stages] for replica in question.running.replicas]
+            left = [tuple(node for node in each if node in nodes) for each in had]
+            if pairs_left := [each for each in left if each]:
+                note = RepairNote("neighbours", 1, 2, 1 << 20, 0.5, 3.5)
+                return Answer(plan_of(deployment, pairs_left), repair=note)
+        gain = None if question.running is None else self.gain
+        return Answer(plan_of(deployment, pairs), gain=gain)
+
+
+def plan_of(deployment: LLMDeployment, pairs: list[tuple[str, ...]]) -> Plan:
+    replicas = []
+    bits = deployment.spec.precision.allowed[0]
+    for number, nodes in enumerate(pairs):
+        plan = a_plan(*(f"{deployment.name}-{node}" for node in nodes), layers=LAYERS, bits=bits)
+        (replica,) = plan.replicas
+        stages = []
+        for stage, node in zip(replica.stages, nodes, strict=True):
+            weights = LAYER_BYTES * bits // 16 * len(stage.bits)
+            memory = msgspec.structs.replace(stage.memory, weights_bytes=weights, kv_bytes=POOL_BYTES, overhead_bytes=0, total_bytes=weights + POOL_BYTES)  # fmt: skip
+            devices = tuple(DeviceRef("Tesla-T4", index, USABLE_BYTES) for index in range(2))
+            stages.append(msgspec.structs.replace(stage, node=node, devices=devices, memory=memory))
+        batch = MicroBatch(prefill=2, decode=4, max_step_tokens=16)
+        replicas.append(Replica(number, tuple(stages), batch, concurrency=4))
+    return msgspec.structs.replace(plan, replicas=tuple(replicas), page_tokens=4, prefix_caching=False)

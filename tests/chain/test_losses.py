@@ -1,0 +1,83 @@
+"""Losses by name, told to the whole chain: what the checker has found once."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.chain.gateway_process import Client
+from tests.chain.world import ChainWorld
+
+A_REPLICA = ("chat-c-0", "chat-d-0")
+GATEWAY = "chat-gateway-x"
+
+
+@pytest.fixture
+def world() -> Iterator[ChainWorld]:
+    """It serves, and three clients have some of their tokens."""
+    made = ChainWorld()
+    try:
+        made.passes(6)
+        for number in range(3):
+            made.ask((number, 5, 6), 40, number)
+        made.passes(0.6, every=0.1)
+        yield made
+    finally:
+        made.close()
+
+
+def one(world: ChainWorld) -> Client:
+    """A client in the midst of its answer."""
+    return next(client for client in world.clients if 0 < len(client.got) < len(client.wanted))
+
+
+@pytest.mark.parametrize(
+    "befalls",
+    [
+        pytest.param(lambda world: world.kill("chat-a-0"), id="the leader is killed"),
+        pytest.param(lambda world: [world.kill(f"chat-{node}-0") for node in "ad"], id="two replicas lose a slot each"),
+        pytest.param(lambda world: world.fail_step("chat-b-0"), id="a step fails"),
+        pytest.param(lambda world: world.node_goes("b", power=False), id="a node loses its power"),
+    ],
+)
+def test_every_client_gets_its_text(world: ChainWorld, befalls: Callable[[ChainWorld], None]) -> None:
+    client = one(world)
+    befalls(world)
+    world.passes(1.0, every=0.1)
+    world.settle()
+    assert client.done
+    assert client.got == client.wanted
+
+
+def test_the_other_replica_serves_on_while_one_that_lost_its_leader_is_mended(world: ChainWorld) -> None:
+    world.kill("chat-c-0", for_good=True)
+    world.passes(3, every=0.5)
+    late = [world.ask((9, number), 4, 0) for number in range(4)]
+    world.passes(3, every=0.5)
+    assert all(client.done for client in late)
+
+
+def test_a_new_gateway_serves_what_is_whole_while_the_rest_is_mended(world: ChainWorld) -> None:
+    """It was given no route before every slot served, were it for half an hour."""
+    world.kill("chat-c-0", for_good=True)
+    world.passes(3)
+    world.kill(GATEWAY)
+    late = world.ask((9, 9), 4, 0)
+    world.passes(6)
+    assert late.done
+
+
+def test_a_replica_that_is_gone_together_with_the_gateway_is_planned_without(world: ChainWorld) -> None:
+    """Nobody was left who could say that it was gone: neither a neighbour nor a gateway of that epoch."""
+    for pod in A_REPLICA:
+        world.kill(pod, for_good=True)
+    world.kill(GATEWAY)
+    world.settle()
+    assert {planned.reason for planned in world.planner.plans} > {"Created"}
+
+
+def test_nobody_hears_a_slot_that_goes_on_after_others_took_its_place(world: ChainWorld) -> None:
+    world.stop("chat-a-0", stopped=True)
+    world.passes(40)
+    world.stop("chat-a-0", stopped=False)
+    world.settle()
+    assert all(client.got == client.wanted for client in world.clients)

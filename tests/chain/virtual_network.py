@@ -1,0 +1,112 @@
+"""Processes, who listens where, and what is on its way between them, by virtual time. Under `virtual_zmq`."""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.chain.virtual_zmq import Socket
+
+LATENCY_SECONDS = 0.002
+SILENCE_SECONDS = 1.5
+
+Frames = list[bytes]
+
+
+@dataclass(eq=False)
+class Host:
+    """A process. `frozen`: it is stopped, and its connections with it."""
+
+    name: str
+    wake: Callable[[], None] = lambda: None
+    frozen: bool = False
+    alive: bool = True
+    sockets: "set[Socket]" = field(default_factory=set)
+
+
+here: ContextVar[Host] = ContextVar("here")
+
+
+class Network:
+    """Who listens where, who cannot reach whom, and what is on its way."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, keep: Callable[[int], int]) -> None:
+        """`keep`: of so many messages under way when a connection breaks, how many still arrive."""
+        self.loop, self.keep = loop, keep
+        self.listening: dict[tuple[str, int], Socket] = {}
+        self.cut: set[frozenset[str]] = set()
+        self.connections: set[Connection] = set()
+        self.ids = itertools.count(1)
+
+    def reach(self, one: Host, other: Host) -> bool:
+        apart = frozenset((one.name, other.name)) in self.cut
+        return one.alive and other.alive and not apart and not one.frozen and not other.frozen
+
+    def changed(self) -> None:
+        """Something was cut or healed, stopped or goes on: connections find out."""
+        for connection in list(self.connections):
+            connection.look()
+
+    def dies(self, host: Host) -> None:
+        host.alive = False
+        for socket in list(host.sockets):
+            socket.close()
+
+
+@dataclass(eq=False)
+class Connection:
+    """Authenticated. Two queues of what is under way, in order."""
+
+    network: Network
+    client: "Socket"
+    server: "Socket"
+    identity: bytes
+    open: bool = True
+    silent_since: float | None = None
+    under_way: dict["Socket", deque[Frames]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.under_way = {self.client: deque(), self.server: deque()}
+        self.network.connections.add(self)
+        self.look()
+
+    def send(self, to: "Socket", frames: Frames) -> None:
+        self.under_way[to].append(frames)
+        self.network.loop.call_later(LATENCY_SECONDS, self._arrives, to)
+
+    def _arrives(self, to: "Socket") -> None:
+        queue = self.under_way[to]
+        while queue and self.open and self.silent_since is None:
+            to.take(self, queue.popleft())
+
+    def look(self) -> None:
+        now = self.network.loop.time()
+        if self.network.reach(self.client.host, self.server.host):
+            self.silent_since = None
+            for end in (self.client, self.server):
+                self._arrives(end)
+        elif self.silent_since is None:
+            self.silent_since = now
+            self.network.loop.call_later(SILENCE_SECONDS, self._is_silent, now)
+
+    def _is_silent(self, since: float) -> None:
+        if self.open and self.silent_since == since:
+            self.breaks(arriving=False)
+
+    def breaks(self, *, arriving: bool = True) -> None:
+        """What the kernels have of it may still arrive; then both ends learn of it."""
+        if not self.open:
+            return
+        ends = [end for end in (self.client, self.server) if end.open and end.host.alive]
+        for end in ends:
+            count = self.network.keep(len(self.under_way[end])) if arriving and self.silent_since is None else 0
+            for _ in range(count):
+                end.take(self, self.under_way[end].popleft())
+        self.open = False
+        self.network.connections.discard(self)
+        for end in ends:
+            end.lost(self)
