@@ -152,6 +152,9 @@ class Deployed:
         with openai.OpenAI(base_url=f"{self.url()}/v1", api_key="none", timeout=timeout_seconds) as client:
             yield client
 
+    def logs(self, pod: str) -> str:
+        return self.cluster.kubectl("logs", pod, f"--namespace={self.namespace}")
+
     def diagnosis(self) -> str:
         """What one would look at by hand."""
         namespace = f"--namespace={self.namespace}"

@@ -4,15 +4,18 @@ The tests follow one deployment through its life in the order of this file, each
 compared in fp32 with transformers' own `generate`, also where a slot or a node is lost while they stream.
 """
 
+import json
 import os
 import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -308,6 +311,52 @@ def test_a_gateway_lost_with_its_node_is_replaced(chat: Deployed, cluster: Clust
         cluster.restart_node(lost)
     wait_until(lambda: gateway not in chat.pods("gateway"), "end of the lost gateway", 60)
     chat.wait(lambda now: "3 devices" in condition(now, "Inventoried")["message"], "aware of the node's return")
+
+
+def test_a_stream_outlives_its_gateway(chat: Deployed, cluster: Cluster, expected: str) -> None:
+    """Read at one gateway's own address, then at the Service, which leads to the other."""
+    chat.apply(gateway={**chat.manifest["spec"]["gateway"], "replicas": 2})
+    chat.wait(lambda now: now.get("gatewaysReady") == "2/2", "served by two gateways")
+    (victim, pod), *others = chat.pods("gateway").items()
+    assert len(others) == 1
+    asked = {
+        "model": chat.name,
+        "prompt": PROMPT,
+        "max_tokens": LONG,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    headers, text = {"Idempotency-Key": "one stream"}, ""
+    wait_until(lambda: "keeps what this one keeps" in chat.logs(victim), "gateways that know each other", 30)
+    steps = Steps("death of a gateway under its stream")
+    place, done = f"http://{pod['status']['podIP']}:8000", False
+    while not done and steps.now() < 60:
+        with (
+            suppress(httpx.TransportError),
+            httpx.stream("POST", f"{place}/v1/completions", json=asked, headers=headers, timeout=20) as answer,
+        ):
+            number = piece = ""
+            for line in answer.iter_lines():
+                if line.startswith("id: "):
+                    number = line[4:]
+                elif line.startswith("data: {"):
+                    piece = json.loads(line[6:])["choices"][0]["text"]
+                elif not line and number:  # an event counts once it is whole
+                    headers["Last-Event-ID"], text = number, text + piece
+                    number = piece = ""
+                done = line == "data: [DONE]"
+                if text and place != chat.url():
+                    break
+        if place != chat.url():
+            place = chat.url()
+            end = ("--grace-period=0", "--force")
+            cluster.kubectl("delete", "pod", victim, f"--namespace={chat.namespace}", *end)
+            steps.mark("killed")
+    steps.mark("stream complete")
+    assert text == expected
+    wait_until(lambda: victim not in chat.pods("gateway"), "end of the gateway", 60)
+    chat.wait(lambda now: now.get("gatewaysReady") == "2/2", "served by two gateways again")
 
 
 def test_deleting_leaves_nothing_even_without_an_operator(chat: Deployed, operator: OperatorRelease) -> None:

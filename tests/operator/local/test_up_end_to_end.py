@@ -226,10 +226,14 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 @pytest.mark.slow  # runtime/slot/test_replicas.py is the same of slots
-def test_the_loss_of_one_of_two_replicas_costs_the_other_nothing(replicas: Up, expected: str) -> None:
+def test_the_loss_of_one_of_two_replicas_costs_the_other_nothing(replicas: Up) -> None:
     """Both stream; the one whose slot is killed is replayed, once. The other's leader, its cache and its counts stay."""
-    streams = [replicas.stream([5, 9, 2]) for _ in range(2)]  # routed by load: one to each
-    pieces = [[next(stream) for _ in range(KILL_AFTER)] for stream in streams]
+    long = {"max_tokens": 500}  # neither has ended before the loss
+    expected = "".join(replicas.stream([5, 9, 2], **long))
+    streams = [replicas.stream([5, 9, 2], **long) for _ in range(2)]  # routed by load: one to each
+    pieces = [[next(stream)] for stream in streams]
+    for begun, stream in zip(pieces, streams, strict=True):
+        begun += [next(stream) for _ in range(KILL_AFTER)]
     before = status_of(replicas, "twice-a-cpu")
     os.kill(replicas.pids["twice-b-cpu"], signal.SIGKILL)
     answers = ["".join([*begun, *stream]) for begun, stream in zip(pieces, streams, strict=True)]

@@ -256,9 +256,11 @@ async def test_the_documented_client_loses_nothing(tokenizer: Tokenizer, leader:
         await know_each_other(one, other)
         turns = itertools.cycle([one.http.base_url, other.http.base_url])
         sent: list[str] = []
+        leading: set[asyncio.Task[None] | None] = set()
 
         async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             """A request, and 700 bytes of its answer: some three events more than the last time."""
+            leading.add(asyncio.current_task())
             url = next(turns)
             request = await reader.readuntil(b"\r\n\r\n")
             sent.append(request.decode())
@@ -283,6 +285,7 @@ async def test_the_documented_client_loses_nothing(tokenizer: Tokenizer, leader:
         told = await asyncio.to_thread(lambda: list(names["stream"](body())))
         server.close()
         await server.wait_closed()
+        await asyncio.gather(*filter(None, leading))
         whole = await whole_stream(one.http, "/v1/completions")
     assert without_names([f"data: {each}" for each in told]) == without_names(whole)
     assert len(sent) > 3
