@@ -345,7 +345,7 @@ def test_a_stream_outlives_its_gateway(chat: Deployed, cluster: Cluster, expecte
                 elif not line and number:  # an event counts once it is whole
                     headers["Last-Event-ID"], text = number, text + piece
                     number = piece = ""
-                done = line == "data: [DONE]"
+                done |= line == "data: [DONE]"
                 if text and place != chat.url():
                     break
         if place != chat.url():
