@@ -149,6 +149,7 @@ def test_kubectl_shows_what_a_person_asks_for(chat: Deployed, cluster: Cluster) 
         "GPUS": "3 x cpu",
         "TOKENS/S": f"{predicted:g}",
         "URL": f"http://chat-gateway.{chat.namespace}:8000",
+        "GATEWAYS": "1/1",
     }
     told = {event["reason"]: event["message"] for event in chat.events()}
     assert "layers 0-" in told["Created"]
