@@ -127,5 +127,6 @@ steps = st.builds(
 @given(steps, st.sampled_from(RULES))
 def test_any_step_is_plain_attention(step: PagedStep, rule: dict[str, object]) -> None:
     scores = with_terms(rule, step)
-    tolerance = 1e-5 if step.query.dtype is torch.float32 else 1e-2
+    exact = 1e-4 if rule.get("slopes") else 1e-5  # slopes make scores of some hundreds, rounded to 3e-5
+    tolerance = exact if step.query.dtype is torch.float32 else 1e-2
     torch.testing.assert_close(attended(step, scores).float(), step.expected(scores), atol=tolerance, rtol=tolerance)
