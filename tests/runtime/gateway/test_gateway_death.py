@@ -122,8 +122,8 @@ def route(pipeline: PipelineHarness, model: Path) -> SetRoute:
 
 @FAULT
 async def test_a_stream_survives(model: Path, expected: str, *, with_leader: bool) -> None:
-    with PipelineHarness(SLOTS) as pipeline:
-        async with two_gateways(model) as (one, other):
+    async with two_gateways(model) as (one, other):
+        with PipelineHarness(SLOTS) as pipeline:  # last: its ports are free until they are listened at
             first = await asyncio.to_thread(route, pipeline, model)
             await asyncio.gather(one.serves(first), other.serves(first))
             headers = {"Idempotency-Key": KEY}
