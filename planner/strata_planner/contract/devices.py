@@ -10,6 +10,11 @@ from strata_planner.contract.formats import FormatName
 from strata_planner.contract.values import Value
 
 
+def is_processor(device_type: str) -> bool:
+    """Whether a device of this type is cores of a machine, whose memory is host memory."""
+    return device_type.lower().startswith("cpu")
+
+
 class DeviceProfile(Value, frozen=True):
     """Rates of one device. Time of a linear: max(operations / (flops * prefill efficiency), bytes / (bandwidth * decode efficiency)).
 

@@ -6,6 +6,7 @@ runtime runs them on processors (docs/tensor-partition.md).
 
 from typing import Literal, get_args
 
+from strata_planner.contract.devices import is_processor
 from strata_planner.contract.formats import FormatName
 
 StrategyName = Literal["megatron", "projection-replicated", "weight-gathered"]
@@ -51,7 +52,7 @@ def switches(table: StrategyTable) -> bool:
 
 def why_not_switched(model_type: str, formats: tuple[FormatName, ...], device_type: str) -> str:
     """Why a stage of several devices runs Megatron alone, whatever would be faster; empty: it may switch."""
-    if not device_type.lower().startswith("cpu"):
+    if not is_processor(device_type):
         return f"several {device_type} in one stage are planned, but not run yet"
     if model_type not in SWITCHED:
         return f"layers of '{model_type}' do not go as Llama's dense ones do"

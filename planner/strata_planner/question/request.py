@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
+from strata_planner.contract.devices import is_processor
 from strata_planner.contract.divided import DIVIDED_FORMATS
 from strata_planner.contract.formats import (
     BITS_OF_FORMAT,
@@ -178,7 +179,7 @@ class PlanRequest:
         """Of a page of what a stage keeps of what it hands on, in the memory that its devices are planned in: on processors alone it is host memory. Of the
         last one, too: it may be that of a stage that became the last.
         """
-        keeps = self.served_boundary_log and group.degree == 1 and group.leader.type.lower().startswith("cpu")
+        keeps = self.served_boundary_log and group.degree == 1 and is_processor(group.leader.type)
         return boundary_log_page_bytes(self.model.hidden_size, self.compute_type) if keeps else 0
 
     @property

@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from strata_planner.contract.origins import ORIGIN_PATTERN, ORIGIN_RULE
@@ -80,6 +80,24 @@ class Settings:
     peers: tuple[Peer, ...] = ()
 
 
+_LIMITS = {  # what their flags say
+    "max_requests": "running and waiting answers, more get 429",
+    "max_prompt_tokens": "of the prompts of all running and waiting answers, more get 429 (default: 4 Mi)",
+    "max_body_bytes": "the largest request body (default: 256 bytes per token of maxModelLen, 256 KiB to 16 MiB)",
+    "max_held_body_bytes": "of all request bodies that are being read, more get 503 (default: 256 MiB)",
+    "max_connections": "open HTTP connections, idle ones too",
+    "header_seconds": "how long a request's headers may take",
+    "body_seconds": "how long a request's body may take",
+    "write_seconds": "how long a client may leave its answer unread",
+    "max_unread_events": "tokens of an answer that may wait for its client to read, then it ends",
+    "hold_seconds": "how long requests wait for a lost pipeline",
+    "drain_seconds": "how long answers may go on after SIGTERM",
+    "resume_seconds": "how long an answer under an Idempotency-Key goes on while nobody reads it",
+    "keep_seconds": "how long it is kept once it is complete",
+    "max_kept_bytes": "of all answers that are kept (default: 64 MiB)",
+}
+
+
 def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str] = os.environ) -> Settings:
     """Parse flags (exit code 2 with usage for malformed ones). Raises StartError for a missing secret."""
     flags = _parser().parse_args(arguments)
@@ -95,22 +113,7 @@ def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str
         model_uri=flags.model_uri,
         served_model_name=flags.served_model_name,
         api_keys_file=flags.api_keys_file,
-        limits=Limits(
-            max_requests=flags.max_requests,
-            max_prompt_tokens=flags.max_prompt_tokens,
-            max_body_bytes=flags.max_body_bytes,
-            max_held_body_bytes=flags.max_held_body_bytes,
-            max_connections=flags.max_connections,
-            header_seconds=flags.header_seconds,
-            body_seconds=flags.body_seconds,
-            write_seconds=flags.write_seconds,
-            max_unread_events=flags.max_unread_events,
-            hold_seconds=flags.hold_seconds,
-            drain_seconds=flags.drain_seconds,
-            resume_seconds=flags.resume_seconds,
-            keep_seconds=flags.keep_seconds,
-            max_kept_bytes=flags.max_kept_bytes,
-        ),
+        limits=Limits(**{limit.name: getattr(flags, limit.name) for limit in fields(Limits)}),
         pages=Pages(flags.allowed_origins, flags.docs),
         journal_port=flags.journal_port,
         peers=flags.peers,
@@ -133,43 +136,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--served-model-name", required=True, help="the model's name in requests and metrics")
     parser.add_argument("--api-keys-file", type=Path, help="one key per line; without it everyone may ask")
     _add_page_flags(parser)
-    limits = Limits()
     parser.add_argument(
-        "--max-requests", type=positive, default=limits.max_requests, help="running and waiting answers, more get 429"
-    )
-    parser.add_argument(
-        "--max-prompt-tokens",
-        type=positive,
-        default=limits.max_prompt_tokens,
-        help="of the prompts of all running and waiting answers, more get 429 (default: 4 Mi)",
-    )
-    parser.add_argument(
-        "--max-body-bytes",
-        type=positive,
-        default=limits.max_body_bytes,
-        help="the largest request body (default: 256 bytes per token of maxModelLen, 256 KiB to 16 MiB)",
-    )
-    parser.add_argument(
-        "--max-held-body-bytes",
-        type=positive,
-        default=limits.max_held_body_bytes,
-        help="of all request bodies that are being read, more get 503 (default: 256 MiB)",
-    )
-    _add_connection_flags(parser, limits)
-    parser.add_argument(
-        "--hold-seconds", type=_seconds, default=limits.hold_seconds, help="how long requests wait for a lost pipeline"
-    )
-    parser.add_argument(
-        "--drain-seconds", type=_seconds, default=limits.drain_seconds, help="how long answers may go on after SIGTERM"
-    )
-    _add_keeping_flags(parser, limits)
-    return parser
-
-
-def _add_keeping_flags(parser: argparse.ArgumentParser, limits: Limits) -> None:
-    """Of answers under an Idempotency-Key."""
-    parser.add_argument(
-        "--journal-port", type=_port, help="port at which other gateways tell theirs to this one (default: none do)"
+        "--journal-port", type=_port, help="port at which other gateways tell what they keep (default: none do)"
     )
     parser.add_argument(
         "--peers",
@@ -178,24 +146,14 @@ def _add_keeping_flags(parser: argparse.ArgumentParser, limits: Limits) -> None:
         metavar="HOST:PORT,...",
         help="journal ports of the other gateways; a name is looked up every 2 s and may stand for all, this one too",
     )
-    parser.add_argument(
-        "--resume-seconds",
-        type=_seconds,
-        default=limits.resume_seconds,
-        help="how long an answer under an Idempotency-Key goes on while nobody reads it",
-    )
-    parser.add_argument(
-        "--keep-seconds",
-        type=_seconds,
-        default=limits.keep_seconds,
-        help="how long it is kept once it is complete",
-    )
-    parser.add_argument(
-        "--max-kept-bytes",
-        type=positive,
-        default=limits.max_kept_bytes,
-        help="of all answers that are kept (default: 64 MiB)",
-    )
+    for limit in fields(Limits):
+        parser.add_argument(
+            f"--{limit.name.replace('_', '-')}",
+            type=_seconds if limit.type is float else positive,
+            default=limit.default,
+            help=_LIMITS[limit.name],
+        )
+    return parser
 
 
 def _add_page_flags(parser: argparse.ArgumentParser) -> None:
@@ -207,30 +165,6 @@ def _add_page_flags(parser: argparse.ArgumentParser) -> None:
         help="comma-separated, like http://localhost:3000, or *: whose web pages may ask (default: none)",
     )
     parser.add_argument("--docs", action="store_true", help="serve /openapi.json, and /docs, a page that shows it")
-
-
-def _add_connection_flags(parser: argparse.ArgumentParser, limits: Limits) -> None:
-    parser.add_argument(
-        "--max-connections", type=positive, default=limits.max_connections, help="open HTTP connections, idle ones too"
-    )
-    parser.add_argument(
-        "--header-seconds", type=_seconds, default=limits.header_seconds, help="how long a request's headers may take"
-    )
-    parser.add_argument(
-        "--body-seconds", type=_seconds, default=limits.body_seconds, help="how long a request's body may take"
-    )
-    parser.add_argument(
-        "--write-seconds",
-        type=_seconds,
-        default=limits.write_seconds,
-        help="how long a client may leave its answer unread",
-    )
-    parser.add_argument(
-        "--max-unread-events",
-        type=positive,
-        default=limits.max_unread_events,
-        help="tokens of an answer that may wait for its client to read, then it ends",
-    )
 
 
 def _seconds(text: str) -> float:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from strata_planner.contract.devices import is_processor
 from strata_planner.contract.frames import FrameHeader
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
@@ -51,7 +52,7 @@ def check_ranks(role: Role) -> None:
         raise InputError(
             f"tensorParallel {role.tensor_parallel} with {len(role.devices)} devices: a rank has one device; plan again"
         )
-    if any(not device.type.lower().startswith("cpu") for device in role.devices):
+    if any(not is_processor(device.type) for device in role.devices):
         raise InputError(
             f"a stage over {role.tensor_parallel} {role.devices[0].type}: several GPUs in one stage are planned, but not run yet; use tensorParallel [1]"
         )

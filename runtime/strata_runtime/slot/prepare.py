@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from strata_planner.contract.control import Prepare, PrepareState
+from strata_planner.contract.devices import is_processor
 from strata_planner.contract.draft_weights import draft_wish, has_draft
 from strata_planner.contract.roles import Role
 from strata_planner.contract.strategies import switches
@@ -350,4 +351,4 @@ def _watch(role: Role, model: StageModel) -> None:
 def _device(role: Role) -> torch.device:
     """Where the role's first device is; a slot sees only its own GPUs, in the order of their indices."""
     device = role.devices[0]
-    return torch.device("cpu") if device.type.lower().startswith("cpu") else torch.device("cuda", device.index)
+    return torch.device("cpu") if is_processor(device.type) else torch.device("cuda", device.index)
