@@ -28,6 +28,12 @@ class DraftLinear(nn.Module):
         out: Tensor = self.draft(inputs) if self._switch.is_on else self.target(inputs)
         return out
 
+    def native_product(self, tokens: int) -> bytes | None:
+        """As of `QuantLinear`."""
+        chosen = self.draft if self._switch.is_on else self.target
+        named = getattr(chosen, "native_product", None)
+        return None if named is None else named(tokens)
+
 
 def target_of(linear: nn.Module) -> nn.Module:
     """The linear itself, without what it drafts with."""

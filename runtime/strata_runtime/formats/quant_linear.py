@@ -29,6 +29,10 @@ class QuantLinear(nn.Module):
         """tokens [M, K] -> [M, N], without the bias."""
         raise NotImplementedError
 
+    def native_product(self, tokens: int) -> bytes | None:  # noqa: ARG002
+        """How a call of the native library for a whole layer of so many bfloat16 tokens names it; None: not that library multiplies by it."""
+        return None
+
     def dequantized(self) -> Tensor:
         """The stored weight as float32 [N, K]."""
         raise NotImplementedError

@@ -1,6 +1,7 @@
 """Calls of the native library that take one block of packed numbers, and matrices as it reads them. Shared by the modules that wrap its functions."""
 
 import ctypes
+import struct
 from collections.abc import Callable
 from functools import cache
 
@@ -23,3 +24,15 @@ def function(name: str) -> Callable[[bytes], None]:
 def lined_up(matrix: Tensor) -> Tensor:
     """Neighbours of a row are neighbours in memory: most views are so as they are."""
     return matrix if matrix.is_contiguous() or matrix.stride(1) == 1 else matrix.contiguous()
+
+
+DENSE, PLANES, PLANES_INT8 = range(3)  # kinds of products: `Kind` of kernels/native/layer.cpp
+_PRODUCT = struct.Struct("3q168s")
+
+
+def product(kind: int, columns: int, bias: Tensor | None, weight: bytes) -> bytes:
+    """A linear as a call for a whole layer names it: `Product` of layer.cpp.
+
+    `weight`: what names it in a call of its own; `bias`: [rows], where that call takes none. The bytes hold neither.
+    """
+    return _PRODUCT.pack(kind, columns, 0 if bias is None else bias.data_ptr(), weight)

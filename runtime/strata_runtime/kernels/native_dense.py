@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from strata_runtime.kernels.native import library
-from strata_runtime.kernels.native_calls import function, lined_up
+from strata_runtime.kernels.native_calls import DENSE, function, lined_up, product
 
 _PACK_CALL = struct.Struct("7q")  # `PackCall` of kernels/native/dense.cpp
-_TOKENS, _WEIGHT, _RESULT = struct.Struct("3q"), struct.Struct("5q"), struct.Struct("3q")  # `DenseCall`
+_TOKENS, _WEIGHT, _RESULT = struct.Struct("3q"), struct.Struct("5q"), struct.Struct("3q")  # `DenseCall` of calls.h
 _OUTPUTS, _LINE_BYTES = 32, 64  # of a block; of a line of the cache
 _PLACES = torch.arange(64).view(4, 2, 8).transpose(0, 1).flatten()  # of a pair's int8 values: `place_of` of dense.cpp
 
@@ -79,6 +79,7 @@ class PackedProduct:
         self._rows, self._columns = weight.out_features, weight.in_features
         at_bias, at_scales = (0 if each is None else each.data_ptr() for each in (bias, weight.scales))
         self._weight = _WEIGHT.pack(weight.values.data_ptr(), self._rows, self._columns, at_bias, at_scales)
+        self.numbers = product(DENSE, self._columns, None, self._weight)  # in a layer's call
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PackedProduct":
         """Of a weight of its own."""

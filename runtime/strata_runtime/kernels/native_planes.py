@@ -24,7 +24,7 @@ TYPE_NUMBERS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MOST_INPUTS_INT8 = 1 << 16  # int32 holds the sum of so many products of bytes
 
 _MOST_BITS = 8
-# `Call` of kernels/native/product.cpp: the tokens and the result, then the weight; `GroupsCall` has the groups behind them.
+# `PlanesCall` of kernels/native/calls.h: the tokens and the result, then the weight; `GroupsCall` has the groups behind them.
 _TOKENS = struct.Struct("8q")
 _WEIGHT = struct.Struct("21q")
 _GROUPS = struct.Struct("6q")
@@ -128,7 +128,7 @@ def _multiply(name: str, tokens: Tensor, stored: Stored) -> Tensor:
 
 
 def _token_numbers(tokens: Tensor, stored: Stored, out: Tensor) -> bytes:
-    """The first part of `Call` of native/product.cpp."""
+    """The first part of `PlanesCall`."""
     count, in_features = tokens.shape
     columns = stored.planes[0].shape[1] * 8
     if plane_columns(in_features) != columns:
@@ -146,7 +146,7 @@ def _token_numbers(tokens: Tensor, stored: Stored, out: Tensor) -> bytes:
 
 
 def _weight_numbers(planes: Sequence[Tensor], table: Tensor | None) -> tuple[Sequence[Tensor], tuple[int, ...]]:
-    """The planes as they can be read, and the rest of `Call`."""
+    """The planes as they can be read, and the rest of `PlanesCall`."""
     shape, bits = planes[0].shape, len(planes)
     kept, addresses, strides = [], [], []
     for given in planes:

@@ -11,8 +11,9 @@ from torch import Tensor
 from strata_runtime.kernels import native_dense
 from strata_runtime.kernels.native_calls import function
 
-_NORM = struct.Struct("6qdq")  # `NormCall` of kernels/native/rowwise.cpp
+_NORM = struct.Struct("6qdq")  # `NormCall` of kernels/native/calls.h, then the others
 _ROTATE = struct.Struct("10q")
+_GATE = struct.Struct("8q")
 
 
 def takes(rows: Tensor) -> bool:
@@ -57,3 +58,23 @@ def rotate(items: Tensor, cos: Tensor, sin: Tensor) -> None:
             torch.get_num_threads(),
         )
     )
+
+
+def gate(inputs: Tensor, factors: Tensor) -> Tensor:
+    """silu(inputs) * factors, [..., width] each, contiguous."""
+    width = inputs.shape[-1]
+    flat, others = inputs.reshape(-1, width), factors.reshape(-1, width)
+    out = inputs.new_empty(inputs.shape)
+    function("strata_gate")(
+        _GATE.pack(
+            flat.data_ptr(),
+            flat.stride(0),
+            others.data_ptr(),
+            others.stride(0),
+            flat.shape[0],
+            width,
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+    )
+    return out

@@ -58,6 +58,10 @@ class BlockedLinear(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._multiply(inputs)
 
+    def native_product(self, tokens: int) -> bytes | None:  # noqa: ARG002
+        """As of `QuantLinear`."""
+        return self._multiply.numbers if isinstance(self._multiply, PackedProduct) else None
+
 
 class BlockedTable(nn.Module):
     """Token ids [...] -> rows [..., K] of a weight that the head multiplies by; `scale`: what they are multiplied by, if anything."""

@@ -15,7 +15,8 @@ from strata_runtime.formats.draft_linear import target_of
 from strata_runtime.loading.shared_linears import of_rank, placed, tensors_of
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.divided import Place
-from strata_runtime.model.strategies import Parts, Switch, SwitchedLayer, goes_as_llama
+from strata_runtime.model.same_code import goes_as_llama
+from strata_runtime.model.strategies import Parts, Switch, SwitchedLayer
 from strata_runtime.ranks.cut import BY_INPUTS, kind_of
 from strata_runtime.ranks.linears import SummedLinear
 from strata_runtime.ranks.shared_memory import SharedMemory

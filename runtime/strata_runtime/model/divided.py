@@ -17,7 +17,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from strata_runtime.errors import InputError
 from strata_runtime.formats.rounded.rounded_linear import WholeRowLinear
 from strata_runtime.model.cached_heads import cached_heads
-from strata_runtime.model.fused_forwards import is_the_same
+from strata_runtime.model.same_code import is_the_same
 from strata_runtime.ranges import Range, Ranges
 from strata_runtime.ranks.collectives import Collectives
 from strata_runtime.ranks.cut import (

@@ -1,4 +1,4 @@
-"""Forwards that take one native call where transformers' own take many: of norms and rotary attention in bfloat16 on processors.
+"""Forwards that take one native call where transformers' own take many: of norms, rotary attention, gated MLPs and whole layers in bfloat16 on processors.
 
 Used by the adapter. A module gets one if its own forward is, instruction for instruction, one of those that transformers copies into most models: Llama's,
 Mistral's, Qwen's. One that computes otherwise keeps its own, and what the native library does not take goes the module's own way.
@@ -7,16 +7,18 @@ Mistral's, Qwen's. One that computes otherwise keeps its own, and what the nativ
 import sys
 from collections.abc import Callable
 from functools import partial
-from types import CodeType
 from typing import Any
 
 import torch
+from transformers.activations import SiLUActivation
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from strata_runtime.kernels import native_dense, native_rowwise
+from strata_runtime.model.fused_layer import FusedLayer
+from strata_runtime.model.same_code import goes_as_llama, is_the_same
 
 Attention = Callable[..., tuple[torch.Tensor, None]]
 
@@ -29,25 +31,55 @@ def fuse(model: torch.nn.Module, attention: Attention) -> None:
         for known, fused in _FORWARDS:
             if is_the_same(type(module).forward, known.forward) and fused.suits(module):
                 module.forward = partial(fused.forward, module, module.forward, attention)
+    for module in model.modules():
+        if (layer := _layer(module)) is not None:
+            module.forward = partial(layer.forward, module.forward)
+
+
+def _layer(module: Any) -> FusedLayer | None:
+    """Of a decoder layer, all of whose parts have got such forwards and whose own nobody has replaced."""
+    if "forward" in vars(module) or not hasattr(module, "self_attn") or not goes_as_llama(module):
+        return None
+    parts = (module.input_layernorm, module.self_attn, module.post_attention_layernorm, module.mlp)
+    fused = [_fused(part) for part in parts]
+    kinds = (_Norm, _RotaryAttention, _Norm, _GatedMlp)
+    if not all(isinstance(each, kind) for each, kind in zip(fused, kinds, strict=True)):
+        return None
+    attention: _RotaryAttention = fused[1]
+    return FusedLayer.of(module, attention.window(module.self_attn))
+
+
+def _fused(module: Any) -> Any:
+    """What its forward is of; None: it has its own."""
+    forward = vars(module).get("forward")
+    return getattr(forward.func, "__self__", None) if isinstance(forward, partial) else None
 
 
 class _Norm:
-    @staticmethod
-    def suits(module: Any) -> bool:
+    def suits(self, module: Any) -> bool:
         return module.weight.dtype is torch.bfloat16
 
-    @staticmethod
-    def forward(module: Any, own: Callable[..., Any], _attention: Attention, rows: torch.Tensor) -> Any:
+    def forward(self, module: Any, own: Callable[..., Any], _attention: Attention, rows: torch.Tensor) -> Any:
         if not native_rowwise.takes(rows):
             return own(rows)
         return native_rowwise.rms_norm(rows, module.weight, module.variance_epsilon)
+
+
+class _GatedMlp:
+    def suits(self, module: Any) -> bool:
+        return isinstance(module.act_fn, SiLUActivation | torch.nn.SiLU)
+
+    def forward(self, module: Any, own: Callable[..., Any], _attention: Attention, rows: torch.Tensor) -> Any:
+        if not native_rowwise.takes(rows):
+            return own(rows)
+        return module.down_proj(native_rowwise.gate(module.gate_proj(rows), module.up_proj(rows)))
 
 
 class _RotaryAttention:
     """`window`: where the module finds how far back it sees; None: it sees all."""
 
     def __init__(self, window: Callable[[Any], int | None], *, norms: bool = False) -> None:
-        self._window, self._norms = window, norms
+        self.window, self._norms = window, norms
 
     def suits(self, module: Any) -> bool:
         names = vars(sys.modules[type(module).__module__])
@@ -80,7 +112,7 @@ class _RotaryAttention:
         query, key = query.transpose(1, 2), key.transpose(1, 2)
         for each in (query, key):
             native_rowwise.rotate(each[0], cos[0], sin[0])
-        window = self._window(module)
+        window = self.window(module)
         attended, _ = attention(
             module, query, key, value, attention_mask, scaling=module.scaling, sliding_window=window, **given
         )
@@ -102,20 +134,10 @@ def _of_model(module: Any) -> int | None:
 
 
 _FORWARDS: tuple[tuple[Any, Any], ...] = (
-    (llama.LlamaRMSNorm, _Norm),
+    (llama.LlamaRMSNorm, _Norm()),
+    (llama.LlamaMLP, _GatedMlp()),
     (llama.LlamaAttention, _RotaryAttention(_all)),
     (mistral.MistralAttention, _RotaryAttention(_of_model)),
     (qwen2.Qwen2Attention, _RotaryAttention(_of_layer)),
     (qwen3.Qwen3Attention, _RotaryAttention(_of_layer, norms=True)),
 )
-
-
-def is_the_same(one: Any, other: Any) -> bool:
-    """Whether two functions do the same with the same names."""
-    code = getattr(one, "__code__", None)
-    return code is not None and _instructions(code, one.__doc__) == _instructions(other.__code__, other.__doc__)
-
-
-def _instructions(code: CodeType, about: str | None) -> tuple[object, ...]:
-    constants = tuple(each for each in code.co_consts if each != about)
-    return code.co_code, code.co_names, code.co_varnames, constants

@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from inspect import unwrap
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from strata_planner.contract.strategies import StrategyName
-from strata_runtime.model.fused_forwards import is_the_same
 from strata_runtime.ranks.collectives import Collectives
 from strata_runtime.ranks.cut import share
 from strata_runtime.ranks.linears import SummedLinear
@@ -40,11 +37,6 @@ class Parts:
 
 
 PartsNow = Callable[[], Parts | None]  # None: a layer whose weights are not those that ranks see any more
-
-
-def goes_as_llama(layer: nn.Module) -> bool:
-    """Whether a decoder layer is norm, attention, residual, norm, MLP, residual, and nothing else."""
-    return is_the_same(unwrap(type(layer).forward), unwrap(LlamaDecoderLayer.forward))
 
 
 class SwitchedLayer:

@@ -56,3 +56,17 @@ def test_a_row_that_is_not_finite_reaches_itself_alone() -> None:
     assert found[2].isnan().all()
     others = torch.arange(5) != 2
     assert torch.equal(found[others], expected[others])
+
+
+@settings(max_examples=share(40), deadline=None)
+@given(st.integers(1, 40), st.integers(1, 700), st.integers(0, 99))
+def test_gates(count: int, width: int, seed: int) -> None:
+    both = drawn(seed, count, 2 * width) * 9  # up to where a gate is shut
+    inputs, factors = both[:, :width], both[:, width:]
+    assert_as_rounded(native_rowwise.gate(inputs, factors), torch.nn.functional.silu(inputs) * factors)
+
+
+def test_gates_that_are_wide_open_or_shut_or_not_finite() -> None:
+    inputs = torch.tensor([[0.0, -0.0, 300.0, -300.0, torch.inf, torch.nan, 1.0]]).bfloat16()
+    found = native_rowwise.gate(inputs, torch.ones_like(inputs))
+    torch.testing.assert_close(found, torch.nn.functional.silu(inputs), rtol=ULP, atol=1e-30, equal_nan=True)

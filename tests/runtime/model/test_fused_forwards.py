@@ -9,7 +9,7 @@ import torch
 from strata_planner.contract.frames import Segment
 from strata_runtime.kernels import native_dense
 from strata_runtime.model import fused_forwards
-from strata_runtime.model.fused_forwards import is_the_same
+from strata_runtime.model.same_code import is_the_same
 from tests.runtime.architectures import ARCHITECTURES, make_tiny_model
 from tests.runtime.loading.stages import CPU, Stages, roles
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.skipif(
     not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor does not multiply bfloat16"
 )
 FUSED = {  # kinds of modules
-    "llama": {"LlamaRMSNorm", "LlamaAttention"},
-    "mistral": {"MistralRMSNorm", "MistralAttention"},
-    "qwen2": {"Qwen2RMSNorm", "Qwen2Attention"},
-    "qwen3": {"Qwen3RMSNorm", "Qwen3Attention"},
+    "llama": {"LlamaRMSNorm", "LlamaAttention", "LlamaMLP", "LlamaDecoderLayer"},
+    "mistral": {"MistralRMSNorm", "MistralAttention", "MistralMLP", "MistralDecoderLayer"},
+    "qwen2": {"Qwen2RMSNorm", "Qwen2Attention", "Qwen2MLP", "Qwen2DecoderLayer"},
+    "qwen3": {"Qwen3RMSNorm", "Qwen3Attention", "Qwen3MLP", "Qwen3DecoderLayer"},
     "gemma": {"GemmaAttention"},  # its norms add one to their weights
     "opt": set(),
 }

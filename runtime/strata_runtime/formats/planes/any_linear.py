@@ -12,8 +12,10 @@ from torch import Tensor
 from strata_planner.contract.formats import ANY_PRECISION, FormatName
 from strata_runtime.formats.errors import PrecisionError
 from strata_runtime.formats.kernels import PLANE_KERNELS, Kernel, select
+from strata_runtime.formats.planes import plane_kernels
 from strata_runtime.formats.quant_linear import QuantLinear
 from strata_runtime.formats.weights import PlanesWeight
+from strata_runtime.kernels.native_calls import PLANES, PLANES_INT8, product
 
 
 class AnyLinear(QuantLinear):
@@ -75,6 +77,17 @@ class AnyLinear(QuantLinear):
             kernel = self._kernels[meant] = select(PLANE_KERNELS, self.format, tokens, stored)
         return kernel.run(tokens, stored)
 
+    def native_product(self, tokens: int) -> bytes | None:
+        stored = self.stored
+        if tokens not in self._products:
+            kernel = select(PLANE_KERNELS, self.format, stored.table.new_empty(tokens, self.in_features), stored)
+            kind = _NATIVE_KINDS.get(kernel.run)
+            if kind is not None and stored.table.dtype is torch.bfloat16:
+                self._products[tokens] = product(kind, self.in_features, self.bias, stored.native.numbers)
+            else:
+                self._products[tokens] = None
+        return self._products[tokens]
+
     def dequantized(self) -> Tensor:
         return self.stored.dequantized()
 
@@ -90,6 +103,10 @@ class AnyLinear(QuantLinear):
         planes = tuple(_tensor(self._buffers[_name(place)]) for place in range(table.shape[1].bit_length() - 1))
         self._stored = PlanesWeight(planes, table, self.in_features)
         self._kernels: dict[tuple[int, torch.dtype], Kernel[PlanesWeight]] = {}  # by number and type of tokens
+        self._products: dict[int, bytes | None] = {}  # by number of tokens
+
+
+_NATIVE_KINDS: dict[object, int] = {plane_kernels.native: PLANES, plane_kernels.native_int8: PLANES_INT8}
 
 
 def _name(place: int) -> str:

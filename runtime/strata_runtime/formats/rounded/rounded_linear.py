@@ -75,6 +75,9 @@ class PackedChannelLinear(QuantLinear):
     def forward(self, inputs: Tensor) -> Tensor:
         return self._product(inputs)
 
+    def native_product(self, tokens: int) -> bytes | None:  # noqa: ARG002
+        return self._product.numbers
+
     @property
     def stored(self) -> ChannelWeight:
         """The codes in their own order."""

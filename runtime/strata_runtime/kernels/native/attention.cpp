@@ -3,27 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "calls.h"
 #include "vectors.h"
 
 using namespace strata;
 
 namespace {
-
-// In the order of native_attention.py. Addresses and sizes; strides in items.
-struct AttentionCall {
-  int64_t query, query_head_stride, query_token_stride;  // bfloat16 [heads, tokens, width]
-  int64_t keys, values;                                  // bfloat16 or int8 [kv_heads, places, width]
-  int64_t key_scales, value_scales;                      // bfloat16 [kv_heads, places], or 0
-  int64_t heads, kv_heads, width, places, page_tokens;
-  int64_t spans, span_count;                             // int64 [spans, 4]: row, start, length, where its pages begin
-  int64_t pages;                                         // int64, one sequence's behind the other's
-  int64_t slopes, sinks;                                 // float [heads], or 0
-  double scale, soft_cap;                                // 0: none
-  int64_t window, chunk;                                 // positions; 0: none
-  int64_t first;                                         // position before which nothing is seen
-  int64_t out;                                           // bfloat16 [tokens, heads, width]
-  int64_t threads;
-};
 
 #if STRATA_X86
 

@@ -4,6 +4,7 @@
 // Packed: blocks of 32 outputs; in a block, pair after pair of columns, the 32 outputs' pairs next to each other. A vector holds 16 outputs, so that sums
 // need no adding up across it, and a product reads the weight as one stream.
 #include "blocks_avx512.h"
+#include "calls.h"
 #include "vectors.h"
 
 using namespace strata;
@@ -22,15 +23,6 @@ struct PackCall {
   int64_t threads;
 };
 
-struct DenseCall {
-  int64_t tokens, token_rows, token_stride;
-  int64_t packed, rows, columns;
-  int64_t bias;    // bfloat16 [rows], or 0
-  int64_t scales;  // bfloat16 [rows] where a weight is int8, else 0
-  int64_t out, out_stride;
-  int64_t threads;
-};
-
 int64_t blocks_of(int64_t rows) { return (rows + kOutputs - 1) / kOutputs; }
 int64_t pairs_of(int64_t columns) { return (columns + 1) / 2; }
 
@@ -39,6 +31,8 @@ int64_t pairs_of(int64_t columns) { return (columns + 1) / 2; }
 constexpr int64_t kTokensAtOnce = 128;  // they stay in the second-level cache
 constexpr int64_t kSection = 128;       // pairs of columns: as bfloat16 of 32 outputs, and with 12 tokens, they stay in the first-level cache
 constexpr int64_t kBlocksAtOnce = 4;    // a thread's least work
+constexpr int64_t kTokensOfTwo = 4;     // whose sums of two blocks are held in registers
+constexpr int64_t kAheadOfTwo = 2048;   // of each of two blocks that are read at once: what is brought near
 
 // Rows of tokens, zeros beyond their columns, apart from each other in the cache; kept until the thread's next call.
 int64_t width_of(int64_t columns) { return 2 * pairs_of(columns) + kPadding; }
@@ -145,6 +139,48 @@ constexpr Section kSections[] = {nullptr,
                                  section<Weights, 11, Lines>,
                                  section<Weights, 12, Lines>};
 
+// The same of two blocks at once, for few tokens: one alone leaves a processor waiting for sums, and reading one stream of two that its memory would give.
+template <class Weights, int Tokens>
+STRATA_AVX512 void two_sections(const uint8_t* weights, int64_t apart, const uint16_t* tokens, int64_t pairs, int64_t width, float* sums) {
+  const Weights reader;
+  using Item = typename Weights::Item;
+  constexpr int kLines = sizeof(Item);
+  __m512 found[2][Tokens][2];
+  const auto each = [&](const auto& body) STRATA_AVX512 {
+#pragma GCC unroll 2
+    for (int block = 0; block < 2; ++block)
+#pragma GCC unroll 8
+      for (int token = 0; token < Tokens; ++token)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) body(found[block][token][half], sums + (block * Tokens + token) * kOutputs + 16 * half);
+  };
+  each([](__m512& sum, const float* at) STRATA_AVX512 { sum = _mm512_load_ps(at); });
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    __m512i read[2][2];
+#pragma GCC unroll 2
+    for (int block = 0; block < 2; ++block) {
+      const uint8_t* at = weights + block * apart + pair * kLines * kLineBytes;
+      reader.read(reinterpret_cast<const Item*>(at), read[block][0], read[block][1]);
+#pragma GCC unroll 2
+      for (int line = 0; line < kLines; ++line) _mm_prefetch(at + kAheadOfTwo + line * kLineBytes, _MM_HINT_T1);
+    }
+#pragma GCC unroll 8
+    for (int token = 0; token < Tokens; ++token) {
+      const __m512i values = pair_at(tokens + token * width + 2 * pair);
+#pragma GCC unroll 2
+      for (int block = 0; block < 2; ++block) {
+        found[block][token][0] = multiplied(found[block][token][0], read[block][0], values);
+        found[block][token][1] = multiplied(found[block][token][1], read[block][1], values);
+      }
+    }
+  }
+  each([](const __m512& sum, float* at) STRATA_AVX512 { _mm512_store_ps(at, sum); });
+}
+
+using TwoSections = void (*)(const uint8_t*, int64_t, const uint16_t*, int64_t, int64_t, float*);
+template <class Weights>
+constexpr TwoSections kTwoSections[] = {nullptr, two_sections<Weights, 1>, two_sections<Weights, 2>, two_sections<Weights, 3>, two_sections<Weights, 4>};
+
 struct Dense {
   const void* packed;
   int64_t rows, columns;
@@ -196,12 +232,32 @@ STRATA_AVX512 const uint16_t* widened(const uint8_t* at, int64_t pairs) {
   return out;
 }
 
+// Few tokens times all blocks but the last of an odd number; gives the first one that is left.
+template <class Weights>
+STRATA_AVX512 int64_t multiply_few(const Dense& dense, const uint16_t* tokens, int64_t count, uint16_t* out, int64_t out_stride, int64_t begin, int64_t end) {
+  alignas(64) float sums[2 * kTokensOfTwo * kOutputs];
+  constexpr int64_t kPairBytes = kPairItems * sizeof(typename Weights::Item);
+  const int64_t width = width_of(dense.columns), pairs = pairs_of(dense.columns), half = (end - begin) / 2;
+  for (int64_t block = begin; block < begin + half; ++block) {
+    const uint8_t* weights = static_cast<const uint8_t*>(dense.packed) + block * pairs * kPairBytes;
+    __builtin_memset(sums, 0, sizeof(sums));
+    for (int64_t start = 0; start < pairs; start += kSection) {
+      const int64_t here = pairs - start < kSection ? pairs - start : kSection;
+      kTwoSections<Weights>[count](weights + start * kPairBytes, half * pairs * kPairBytes, tokens + 2 * start, here, width, sums);
+    }
+    store(dense, block, sums, count, out, out_stride);
+    store(dense, block + half, sums + count * kOutputs, count, out, out_stride);
+  }
+  return begin + 2 * half;
+}
+
 template <class Weights>
 STRATA_AVX512 void multiply(const Dense& dense, const uint16_t* tokens, int64_t count, uint16_t* out, int64_t out_stride, int64_t begin, int64_t end) {
   thread_local Scratch scratch;
   constexpr int64_t kPairBytes = kPairItems * sizeof(typename Weights::Item);
   float* sums = scratch.of<float>(count * kOutputs);
   const int64_t width = width_of(dense.columns), pairs = pairs_of(dense.columns);
+  if (count <= kTokensOfTwo) begin = multiply_few<Weights>(dense, tokens, count, out, out_stride, begin, end);
   for (int64_t block = begin; block < end; ++block) {
     const uint8_t* weights = static_cast<const uint8_t*>(dense.packed) + block * pairs * kPairBytes;
     __builtin_memset(sums, 0, static_cast<size_t>(count) * kOutputs * sizeof(float));

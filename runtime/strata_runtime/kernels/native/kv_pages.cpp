@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "avx512.h"
+#include "calls.h"
 #include "codes.h"
 #include "planes.h"
 #include "rows.h"
@@ -19,15 +20,6 @@ struct PagesCall {
   int64_t chosen, count;  // int64 [count]
   int64_t out, type;      // [blocks, count, page_tokens, width]
   int64_t threads;
-};
-
-// Keys or values of some tokens: [heads, tokens, width], a token's values next to each other; strides in items.
-struct EntriesCall {
-  int64_t entries, head_stride, token_stride, type;
-  int64_t heads, tokens, width;
-  int64_t places;                // int64 [tokens]
-  int64_t codes, scales, held;   // int8 [heads, held, width], bfloat16 [heads, held]
-  int64_t out;                   // restored: [heads, tokens, width]
 };
 
 constexpr float kLargestHalf = 65504.0f;

@@ -1,22 +1,15 @@
 // The functions that Python calls (kernels/native_planes.py): numbers in one array, checked there; a path is chosen here.
 #include "product.h"
 
+#include "calls.h"
 #include "rows.h"
 
 using namespace strata;
 
 namespace {
 
-// In the order of native_planes.py. Addresses and sizes; strides in items.
-struct Call {
-  int64_t tokens, token_rows, token_columns, token_stride, type;
-  int64_t out, out_stride, threads;
-  int64_t rows, columns, bits, table, table_stride;
-  int64_t planes[kMostBits], strides[kMostBits];
-};
-
 struct GroupsCall {
-  Call call;
+  PlanesCall call;
   int64_t scales, scale_stride, zeros, zero_stride, count, size;
 };
 
@@ -25,11 +18,11 @@ T* pointer(int64_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-Matrix tokens_of(const Call& call) {
+Matrix tokens_of(const PlanesCall& call) {
   return {pointer<const void>(call.tokens), call.token_rows, call.token_columns, call.token_stride, static_cast<Type>(call.type)};
 }
 
-Planes weight_of(const Call& call) {
+Planes weight_of(const PlanesCall& call) {
   Planes weight{};
   for (int place = 0; place < call.bits; ++place) {
     weight.planes[place] = pointer<const uint8_t>(call.planes[place]);
@@ -45,7 +38,7 @@ Planes weight_of(const Call& call) {
 
 // run(tokens, out) for a part of the tokens at a time: what is kept of them stays in the cache, and scratch memory small.
 template <class Run>
-void in_parts(const Call& call, const Run& run) {
+void in_parts(const PlanesCall& call, const Run& run) {
   constexpr int64_t kTokensAtOnce = 128;
   const int64_t item = item_bytes(static_cast<Type>(call.type));
   for (int64_t first = 0; first < call.token_rows; first += kTokensAtOnce) {
@@ -59,7 +52,7 @@ void in_parts(const Call& call, const Run& run) {
 }  // namespace
 
 // tokens [M, K] x a weight of centroids -> out [M, N].
-STRATA_API void strata_planes_linear(const Call* call) {
+STRATA_API void strata_planes_linear(const PlanesCall* call) {
   const Planes weight = weight_of(*call);
   const int threads = static_cast<int>(call->threads);
   in_parts(*call, [&](const Matrix& tokens, void* out) {
@@ -72,14 +65,14 @@ STRATA_API void strata_planes_linear(const Call* call) {
 }
 
 // The same with int8 activations (any4_a8).
-STRATA_API void strata_planes_linear_int8(const Call* call) {
+STRATA_API void strata_planes_linear_int8(const PlanesCall* call) {
   const Planes weight = weight_of(*call);
   in_parts(*call, [&](const Matrix& tokens, void* out) { product_int8(tokens, weight, out, call->out_stride, static_cast<int>(call->threads)); });
 }
 
 // tokens [M, K] x a weight of uniform groups -> out [M, N].
 STRATA_API void strata_planes_group_linear(const GroupsCall* all) {
-  const Call& call = all->call;
+  const PlanesCall& call = all->call;
   const Planes weight = weight_of(call);
   const Groups groups{pointer<const uint16_t>(all->scales), pointer<const uint8_t>(all->zeros), all->scale_stride, all->zero_stride, all->count, all->size};
   in_parts(call, [&](const Matrix& tokens, void* out) {
@@ -92,7 +85,7 @@ STRATA_API void strata_planes_group_linear(const GroupsCall* all) {
 }
 
 // The weight itself, out [N, columns] of the table's type. Tokens are not looked at.
-STRATA_API void strata_planes_decode(const Call* call) {
+STRATA_API void strata_planes_decode(const PlanesCall* call) {
   const Planes weight = weight_of(*call);
   const Type type = static_cast<Type>(call->type);
   parallel_for(static_cast<int>(call->threads), weight.rows, 16, [&](int64_t begin, int64_t end) {

@@ -1,27 +1,13 @@
-// What a layer does with each row beside its products (kernels/native_rowwise.py), in bfloat16 with float32 between: root mean square norms and rotary
-// positions. Each rounds where transformers' own forward does. AVX-512 with BF16 alone.
+// What a layer does with each row beside its products (kernels/native_rowwise.py), in bfloat16 with float32 between: root mean square norms, rotary
+// positions, gates. Each rounds where transformers' own forward does. AVX-512 with BF16 alone.
 #include <cmath>
 
+#include "calls.h"
 #include "vectors.h"
 
 using namespace strata;
 
 namespace {
-
-// In the order of native_rowwise.py. Addresses and sizes; strides in items.
-struct NormCall {
-  int64_t rows_at, rows, width, stride;  // bfloat16 [rows, width]
-  int64_t weight;                        // bfloat16 [width]
-  int64_t out;                           // bfloat16 [rows, width]
-  double epsilon;
-  int64_t threads;
-};
-
-struct RotateCall {
-  int64_t items, heads, tokens, width, head_stride, token_stride;  // bfloat16 [heads, tokens, width], turned in place
-  int64_t cos, sin, stride;                                        // bfloat16 [tokens, width]
-  int64_t threads;
-};
 
 constexpr int64_t kRowsAtOnce = 16;  // a thread's least work
 
@@ -63,6 +49,21 @@ STRATA_AVX512 void rotate(uint16_t* items, const uint16_t* cos, const uint16_t* 
     store_at(high, mask, _mm512_add_ps(times(b, cos, half + column), times(a, sin, half + column)));
   }
 }
+
+// x / (1 + e^-x), rounded, times the other.
+STRATA_AVX512 void gate(const GateCall& call, int64_t row) {
+  const uint16_t *from = pointer<const uint16_t>(call.gate) + row * call.gate_stride, *up = pointer<const uint16_t>(call.up) + row * call.up_stride;
+  uint16_t* to = pointer<uint16_t>(call.out) + row * call.width;
+  const __m512 one = _mm512_set1_ps(1.0f);
+  for (int64_t column = 0; column < call.width; column += kLanes) {
+    const __mmask16 mask = first_floats(call.width - column);
+    const __m512 x = floats_at(from + column, mask);
+    const __m512 small = exponential(_mm512_or_ps(x, _mm512_set1_ps(-0.0f)));  // e^-|x|
+    const __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    const __m512 silu = _mm512_div_ps(_mm512_mask_mul_ps(x, below, x, small), _mm512_add_ps(one, small));
+    store_at(to + column, mask, _mm512_mul_ps(rounded(silu), floats_at(up + column, mask)));
+  }
+}
 #endif
 
 }  // namespace
@@ -85,6 +86,17 @@ STRATA_API void strata_rotate(const RotateCall* call) {
       for (int64_t head = 0; head < call->heads; ++head)
         rotate(pointer<uint16_t>(call->items) + head * call->head_stride + token * call->token_stride, pointer<const uint16_t>(call->cos) + token * call->stride,
                pointer<const uint16_t>(call->sin) + token * call->stride, call->width);
+  });
+#else
+  (void)call;
+#endif
+}
+
+// `out` may be where `gate` is.
+STRATA_API void strata_gate(const GateCall* call) {
+#if STRATA_X86
+  parallel_for(static_cast<int>(call->threads), call->rows, kRowsAtOnce, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) gate(*call, row);
   });
 #else
   (void)call;

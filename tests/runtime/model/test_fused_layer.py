@@ -1,0 +1,85 @@
+"""A layer in one native call computes to the bit what its modules compute one by one, and is taken wherever it can be."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+
+from strata_planner.contract.formats import FormatName
+from strata_planner.contract.frames import Segment
+from strata_planner.question.model import Model
+from strata_runtime.kernels import native_dense, native_layer
+from strata_runtime.model import fused_layer
+from tests.runtime.architectures import make_tiny_model
+from tests.runtime.loading.stages import CPU, Stages, roles
+
+pytestmark = pytest.mark.skipif(
+    not native_dense.multiplies(torch.bfloat16, CPU), reason="this processor does not multiply bfloat16"
+)
+WIDE = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}  # as the library takes heads and blocks
+TEXTS = {number: torch.arange(40) * (5 + number) % 90 for number in range(1, 6)}
+STEPS: Sequence[Sequence[Segment]] = (
+    [Segment(1, 0, 9, 0), Segment(2, 0, 4, 1)],
+    [Segment(1, 9, 1, 1), Segment(2, 4, 1, 1), Segment(3, 0, 3, 1)],  # five rows, padded to six
+    [Segment(1, 10, 1, 1)],
+    [Segment(4, 0, 20, 0), Segment(2, 5, 1, 1)],
+    [Segment(4, 20, 5, 5), Segment(1, 11, 4, 4), Segment(3, 3, 1, 1)],  # drafts that are verified
+)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each call of the library for a layer."""
+    seen: list[int] = []
+    original = native_layer.layer
+
+    def layer(hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append(len(hidden))
+        return original(hidden, *rest)
+
+    monkeypatch.setattr(native_layer, "layer", layer)
+    return seen
+
+
+def run(model: Path, formats: Sequence[FormatName], kv_bits: int) -> list[torch.Tensor]:
+    listed = roles(model, 2, compute_type="bfloat16", formats=formats)
+    stages = Stages(model, [structs.replace(each, kv_bits=kv_bits) for each in listed])
+    return [stages.step(TEXTS, segments) for segments in STEPS]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "kv_bits", "config"),
+    [
+        ("llama", "dense", 16, {}),
+        ("llama", "int8", 8, {}),
+        ("llama", "any3", 8, {}),
+        ("llama", "any8", 16, {}),
+        ("llama", "any4_a8", 16, {}),
+        ("llama", "dense", 16, {"attention_bias": True, "mlp_bias": True}),
+        ("mistral", "any5", 16, {"sliding_window": 4}),
+        ("qwen2", "any4", 16, {}),  # biases of queries, keys and values
+        ("qwen2", "int8", 16, {}),
+        ("qwen3", "dense", 16, {}),  # norms of queries and keys
+    ],
+)
+def test_one_call_is_the_modules_one_by_one(
+    name: str,
+    form: FormatName,
+    kv_bits: int,
+    config: dict[str, Any],
+    tmp_path: Path,
+    taken: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make_tiny_model(tmp_path, name, **WIDE, **config)
+    layers = [form] * Model.from_folder(model).num_layers
+    found = run(model, layers, kv_bits)
+    assert taken == [tokens for tokens in (13, 5, 1, 21, 10) for _ in layers]
+    monkeypatch.setattr(fused_layer, "MOST_TOKENS", 0)
+    expected = run(model, layers, kv_bits)
+    assert len(taken) == len(STEPS) * len(layers), "the modules were asked"
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
