@@ -105,6 +105,10 @@ class Chain(Kubernetes):
             self.network.dies(host)
         self.told()
 
+    def is_stopped(self, pod: Object) -> bool:
+        host = self.hosts.get(pod["metadata"]["name"])
+        return host is not None and host.frozen
+
     def slots(self) -> dict[str, SlotProcess]:
         """By pod."""
         running = ((pod, self.slot_of(pod)) for pod in self.pods_of(NAME))

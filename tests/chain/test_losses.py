@@ -70,6 +70,14 @@ def test_the_other_replica_serves_on_while_one_that_lost_its_leader_is_mended(wo
     assert all(client.done for client in late)
 
 
+def test_what_is_new_goes_to_the_other_replica_while_one_that_lost_a_later_stage_is_mended(world: ChainWorld) -> None:
+    world.kill("chat-d-0", for_good=True)
+    world.passes(3, every=0.5)
+    late = [world.ask((9, number), 4, 0) for number in range(4)]
+    world.passes(3, every=0.5)
+    assert all(client.done for client in late)
+
+
 def test_a_new_gateway_serves_what_is_whole_while_the_rest_is_mended(world: ChainWorld) -> None:
     """It was given no route before every slot served, were it for half an hour."""
     world.kill("chat-c-0", for_good=True)
@@ -89,9 +97,24 @@ def test_a_replica_that_is_gone_together_with_the_gateway_is_planned_without(wor
     assert {planned.reason for planned in world.planner.plans} > {"Created"}
 
 
+def test_a_slot_that_is_stopped_after_it_has_served_is_started_anew(world: ChainWorld) -> None:
+    world.passes(40, every=2)
+    before = world.cluster.slots()["chat-b-0"]
+    world.ask((7, 8), 40, 0)
+    world.passes(0.6, every=0.1)
+    world.stop("chat-b-0", stopped=True)
+    world.settle()
+    assert world.cluster.slots()["chat-b-0"] is not before
+    assert {planned.reason for planned in world.planner.plans} == {"Created"}
+    assert all(client.got == client.wanted for client in world.clients)
+
+
 def test_nobody_hears_a_slot_that_goes_on_after_others_took_its_place(world: ChainWorld) -> None:
+    """Its kubelet cannot end it, and lets it go on at last."""
     world.stop("chat-a-0", stopped=True)
+    world.cluster.faults.stuck.add("chat-a-0")
     world.passes(40)
+    assert {planned.reason for planned in world.planner.plans} > {"Created"}
     world.stop("chat-a-0", stopped=False)
     world.settle()
     assert all(client.got == client.wanted for client in world.clients)

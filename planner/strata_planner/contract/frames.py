@@ -231,7 +231,15 @@ class StepFailed(Message, frozen=True, tag="failed"):
     reason: str
 
 
-DataMessage = FrameHeader | StepResult | StepFailed | Survey
+class StageLost(Message, frozen=True, tag="lost"):
+    """A stage has lost a neighbour: passed on from stage to stage to the leader, which tells the gateways."""
+
+    replica: int
+    epoch: int
+    slot: str  # that is not reached
+
+
+DataMessage = FrameHeader | StepResult | StepFailed | Survey | StageLost
 FinishReason = Literal["stop", "length", "abort", "error", "never"]
 FAILURES: Final = frozenset({"abort", "error", "never"})  # without a token; the last where nothing can be drawn
 
@@ -279,6 +287,7 @@ class LeaderHello(Message, frozen=True, tag="leaderHello"):
     drafts: int = 0  # verifications of drafted tokens
     draft_tokens: int = 0
     accepted_tokens: int = 0  # of the drafted ones
+    lost: str = ""  # a slot of its replica that is not reached: no step gets through before the next epoch
 
 
 class PromptScore(Message, frozen=True):

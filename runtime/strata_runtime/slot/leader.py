@@ -15,6 +15,7 @@ from strata_planner.contract.frames import (
     FrameHeader,
     LeaderHello,
     Rejected,
+    StageLost,
     StepFailed,
     StepResult,
     Submit,
@@ -100,6 +101,7 @@ class LeaderWorker:
         self._keeps = not why_never(executor.role)  # stages learn what their blocks hold
         self._asks = self._keeps  # what they have kept: no step is made before all have said it
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
+        self._lost = ""  # a slot of a later stage that is not reached
         self._epoch = epoch
         self._hidden = hidden
         self._dtype: ComputeType = executor.role.compute_type
@@ -148,6 +150,8 @@ class LeaderWorker:
                 self._fail(failure)
             case Survey() as survey:
                 self._inherit(survey)
+            case StageLost(slot=slot):
+                self._lose(slot)
             case _:
                 raise StepError("the leader got a frame of hidden states; only results come back to stage 0")
 
@@ -245,6 +249,12 @@ class LeaderWorker:
         self._failed = True
         self._gateways.fail(failure, self.engine.requests_of(failure.sequences))
 
+    def _lose(self, slot: str) -> None:
+        """Gateways send what is new to replicas that are whole; what runs here stays, for its keys and values do."""
+        self._lost = self._lost or slot
+        if not self._failed:
+            self._gateways.tell(self._hello())
+
     def _hello(self) -> LeaderHello:
         engine, drafts = self.engine, self.engine.scheduler.speculation.counts
         return LeaderHello(
@@ -259,4 +269,5 @@ class LeaderWorker:
             drafts.drafts,
             drafts.draft_tokens,
             drafts.accepted_tokens,
+            self._lost,
         )

@@ -18,6 +18,7 @@ from strata_planner.contract.frames import (
     HeldBlock,
     Open,
     Segment,
+    StageLost,
     StepFailed,
     StepResult,
     Survey,
@@ -35,6 +36,7 @@ _REST_BYTES = 4096
 _NUMBER_BYTES = 9
 _HELD_BYTES = 64  # of a block in a survey, without its tokens
 _WEIGHTS_CHARACTERS = 64
+_NAME_CHARACTERS = 253  # of Kubernetes' objects
 _SUBMIT_BYTES = 1 << 20  # a request's name, stop tokens and parameters
 
 
@@ -94,6 +96,8 @@ class FrameBounds:
             raise StepError(f"a message for replica {message.replica} came to a role of replica {role.replica}")
         if isinstance(message, StepFailed):
             self._at_most(message.step, "sequences", len(message.sequences), self.most_tokens)
+        elif isinstance(message, StageLost):
+            self._at_most(-1, "characters of a slot's name", len(message.slot), _NAME_CHARACTERS)
         elif isinstance(message, Survey):
             self._check_survey(message, bodies)
         elif isinstance(message, StepResult):
