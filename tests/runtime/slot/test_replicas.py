@@ -7,7 +7,7 @@ import pytest
 from strata_operator.decide.epochs import CreateEpoch, Ledger, Observed, RecordCommit, SendToSlot, next_steps
 from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import Commit, GetStatus, Prepare, SlotStatus
-from strata_planner.contract.frames import TokenEvent
+from strata_planner.contract.frames import LeaderHello, TokenEvent
 from strata_planner.contract.keys import request_secret
 from strata_planner.contract.plan import Plan
 from strata_runtime.wire.client import LeaderClient, greedy
@@ -92,7 +92,8 @@ def test_a_lost_slot_leaves_streams_keys_and_cache_of_the_other_replica(two: Pla
         again = slots.leader("c", 1)
         again.send(greedy("t", PROMPT, 2))
         assert again.events()[0].found >= 32  # its cache is there
-        assert not lost.heard(0)
+        while lost.heard(0):
+            assert isinstance(lost.receive(), LeaderHello), "it may say that a stage is lost, but no tokens"
         assert slots.leader("a", 0).generate([greedy("r", PROMPT, ANSWER)])["r"] == expected
         assert not heard_with_the_key_of_before(slots)
 
