@@ -144,6 +144,7 @@ def test_each_width_is_best_where_the_front_says_so(name: str) -> None:
     assert all((each.compared.gain or 0.0) <= 0 for each in rows)  # the chosen one is the best
 
 
+@pytest.mark.slow  # the test of what does not fit any more has the words
 def test_no_width_may_fit_by_itself() -> None:
     """As after a change: the plan is of devices that are gone."""
     plan = make_plan(a_request(a_cluster(300, 300), model=a_wide_model()), quick=True).plan

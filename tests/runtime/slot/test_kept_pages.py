@@ -11,6 +11,7 @@ from strata_planner.contract.control import GetStatus
 from strata_planner.contract.frames import Sampling, Submit
 from strata_planner.contract.plan import Plan
 from strata_runtime.wire.client import LeaderClient, greedy
+from tests.laws import swept
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import PipelineHarness
 
@@ -106,18 +107,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("lost", "survivors", "ends", "log", "layers"), CASES.values(), ids=CASES.keys())
-def test_neighbours_take_over(
-    tiny_llama: Path,
-    expected: dict[str, list[int]],
-    lost: str,
-    survivors: str,
-    ends: tuple[int, ...],
-    *,
-    log: bool,
-    layers: int,
-) -> None:
+KEPT = (
+    "the middle one, from the log",
+    "the last one, from the tokens: all of it",
+    "the leader: nobody knows what blocks hold",
+)
+
+
+@pytest.mark.parametrize("case", swept(CASES, KEPT))
+def test_neighbours_take_over(tiny_llama: Path, expected: dict[str, list[int]], case: str) -> None:
     """Of what lies in blocks just the lost layers are computed again, or those before them too; and the text stays."""
+    lost, survivors, ends, log, layers = CASES[case]
     with PipelineHarness("abc") as pipeline:
         streams = Streams(asked(1))
         leader = pipeline.serve(plan_of(tiny_llama, "abc", log=log))
@@ -138,6 +138,7 @@ def test_neighbours_take_over(
         assert again <= layers * sum(count // 16 * 16 for count in replayed.values())
 
 
+@pytest.mark.slow  # the test above has one loss
 def test_one_loss_after_another(tiny_llama: Path, expected: dict[str, list[int]]) -> None:
     """Also before all is whole again."""
     with PipelineHarness("abc") as pipeline:
@@ -154,7 +155,7 @@ def test_one_loss_after_another(tiny_llama: Path, expected: dict[str, list[int]]
         assert streams.tokens == expected
 
 
-@pytest.mark.parametrize("pages", [24, 100], ids=["fewer", "more"])
+@pytest.mark.parametrize("pages", swept([24, 100], [24]), ids=["fewer", "more"])
 def test_pages_move_to_a_pool_of_another_size(tiny_llama: Path, expected: dict[str, list[int]], pages: int) -> None:
     with PipelineHarness("abc") as pipeline:
         streams = Streams(asked(1))
