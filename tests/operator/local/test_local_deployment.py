@@ -328,6 +328,7 @@ def a_planned_one() -> tuple[Plan, Mender]:
     return plan, Mender(replace(request, min_stages=1), Takeover(), min_gain=0.99)
 
 
+@pytest.mark.slow  # processes; planner/replan/test_repair.py has repairs, the tests above slots that are lost
 async def test_the_layers_of_a_slot_that_is_gone_for_good_are_taken_over_by_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

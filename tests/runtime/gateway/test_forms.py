@@ -107,11 +107,12 @@ REFUSED = [
 ]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("fields", "param", "words"), REFUSED)
 async def test_what_says_nothing_sensible_is_refused_by_name(
-    gateway: Harness, fields: dict[str, Any], param: str, words: str
+    standing: Harness, fields: dict[str, Any], param: str, words: str
 ) -> None:
-    answer = await gateway.complete(max_tokens=1, **fields)
+    answer = await standing.complete(max_tokens=1, **fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert words in error["message"]
@@ -224,6 +225,7 @@ def test_a_trial_is_bounded_in_time_and_memory(monkeypatch: pytest.MonkeyPatch) 
     assert "takes more than" in in_a_fork(lambda: os.kill(os.getpid(), signal.SIGSEGV) or "")
 
 
+@pytest.mark.slow  # a process that imports torch; the tests below have who waits for one, that above what it says
 @pytest.mark.parametrize("ends", swept([False, True], [False]))
 async def test_grammars_are_tried_in_a_process_that_may_end(model_folder: Path, *, ends: bool) -> None:
     """The real one: what is none is refused, what was tried is known, and a process that is killed is started again."""

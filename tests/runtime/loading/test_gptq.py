@@ -76,6 +76,7 @@ def test_layers_take_the_bytes_that_the_planner_counts(tmp_path: Path) -> None:
             assert stored_bytes_of(real[linear.name]) == counted, linear.name
 
 
+@pytest.mark.slow  # test_float8.py has experts
 def test_experts_are_read_whatever_their_parts_are_stored_in(tmp_path: Path) -> None:
     plain, quantized = make_tiny_model(tmp_path / "plain", "mixtral"), tmp_path / "gptq"
     weights = make_gptq_model(plain, quantized, {})

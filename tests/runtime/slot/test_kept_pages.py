@@ -155,6 +155,7 @@ def test_one_loss_after_another(tiny_llama: Path, expected: dict[str, list[int]]
         assert streams.tokens == expected
 
 
+@pytest.mark.slow  # the test above has pools of one size
 @pytest.mark.parametrize("pages", swept([24, 100], [24]), ids=["fewer", "more"])
 def test_pages_move_to_a_pool_of_another_size(tiny_llama: Path, expected: dict[str, list[int]], pages: int) -> None:
     with PipelineHarness("abc") as pipeline:

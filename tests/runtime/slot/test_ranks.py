@@ -57,6 +57,7 @@ def shared(plan: Plan, ranks: Sequence[int]) -> Plan:
     return structs.replace(plan, replicas=(structs.replace(replica, stages=stages),))
 
 
+@pytest.mark.slow  # the test of a rank that ends has text, loading/test_ranks.py has logits
 @pytest.mark.parametrize("ranks", swept([(2,), (2, 1), (1, 2), (3,), (2, 3)], [(2,)]))
 def test_text_is_the_same_however_many_share_a_stage(tiny_llama: Path, ranks: tuple[int, ...]) -> None:
     names = [f"s{place}" for place in range(len(ranks))]

@@ -73,6 +73,7 @@ def last_of(role: Role) -> int:
     return role.layers[1]
 
 
+@pytest.mark.slow  # test_kept_pages.py has neighbours that take over, loading/test_difference.py what is read
 @pytest.mark.parametrize("bits", swept([16, 8], [8]))
 def test_a_neighbour_that_takes_over_reads_what_was_lost_alone(tiny_llama: Path, stored: Stored, bits: int) -> None:
     """First slot, then both, then the second alone; the text stays."""

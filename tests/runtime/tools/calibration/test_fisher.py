@@ -89,6 +89,7 @@ def test_one_layer_is_held_at_a_time(tmp_path: Path) -> None:
     assert not any(held)
 
 
+@pytest.mark.slow  # the tests around it have all layers and one at a time
 def test_only_the_layers_asked_for_are_given(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "llama")
     whole, some = dict(fisher_diagonals(folder, WINDOWS)), dict(fisher_diagonals(folder, WINDOWS, layers=[2, 4]))
