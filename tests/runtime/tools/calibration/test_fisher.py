@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 # Windows, soft caps, another attention and norm, experts, biases, a parallel layer: what gradients may stumble on.
 MODELS = swept(
     ("llama", "gemma2", "opt", "qwen2_moe", "phi3", "stablelm-parallel", "lfm2", "qwen3_5_text"),
-    ("gemma2", "opt", "qwen2_moe"),
+    ("qwen2_moe",),
 )
 WINDOWS = [torch.arange(3, 27), torch.arange(60, 18, -3)]
 
@@ -35,7 +35,7 @@ def of_the_whole(folder: Path, keys: set[str]) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", swept(MODELS, ["qwen2_moe"]))
+@pytest.mark.parametrize("name", MODELS)
 def test_layer_by_layer_is_the_whole(tmp_path: Path, name: str) -> None:
     folder = make_tiny_model(tmp_path, name)
     found = dict(fisher_diagonals(folder, WINDOWS))
