@@ -1,4 +1,4 @@
-"""How much of a slow law `make test` draws: an eighth of its examples or less and eight architectures; `make test-all` draws all.
+"""How much of a slow law `make test` draws: an eighth of its examples or less and nine architectures or three; `make test-all` draws all.
 
 Which of the two it is says hypothesis' profile: `--hypothesis-profile=all` (the Makefile sets it, with `-m ""` for what is marked slow).
 """
