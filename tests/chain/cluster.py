@@ -154,4 +154,4 @@ def plan_of(deployment: LLMDeployment, pairs: list[tuple[str, ...]]) -> Plan:
             stages.append(msgspec.structs.replace(stage, node=node, devices=devices, memory=memory))
         batch = MicroBatch(prefill=2, decode=4, max_step_tokens=16)
         replicas.append(Replica(number, tuple(stages), batch, concurrency=4))
-    return msgspec.structs.replace(plan, replicas=tuple(replicas), page_tokens=4, prefix_caching=False)
+    return msgspec.structs.replace(plan, replicas=tuple(replicas), page_tokens=4)

@@ -48,6 +48,20 @@ def test_every_client_gets_its_text(world: ChainWorld, befalls: Callable[[ChainW
     assert client.got == client.wanted
 
 
+def test_what_later_stages_hold_outlives_their_leaders(world: ChainWorld) -> None:
+    """They are started anew: their layers are computed again, those of the later stages are not."""
+    for pod in ("chat-a-0", "chat-c-0"):
+        world.kill(pod)
+    refilled = set()
+    for _ in range(40):
+        world.passes(0.2, every=0.1)
+        slots = world.cluster.slots().items()
+        refilled |= {name for name, slot in slots if any(each.worker.executor.work.refilled for each in slot.serving)}
+    world.settle()
+    assert refilled == {"chat-a-0", "chat-c-0"}
+    assert all(client.got == client.wanted for client in world.clients)
+
+
 def test_the_other_replica_serves_on_while_one_that_lost_its_leader_is_mended(world: ChainWorld) -> None:
     world.kill("chat-c-0", for_good=True)
     world.passes(3, every=0.5)

@@ -23,7 +23,7 @@ from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.paged import HeldPages
 from strata_runtime.slot.drafter import Drafter
 from strata_runtime.slot.kept_pages import KeptRole, taken_from
-from strata_runtime.slot.leader import Kept, LeaderWorker
+from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.other_ranks import OtherRanks
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
@@ -241,9 +241,7 @@ class RunningRole:
         if self.failure:
             return None
         executor = self.worker.executor
-        known = self.worker.known() if isinstance(self.worker, LeaderWorker) else None
-        blocks = None if known is None else Kept(known, self.formed, executor.role.replica)
-        return KeptRole(executor.role, self.loaded.cache.held(), executor.computed(self.formed), blocks)
+        return KeptRole(executor.role, self.loaded.cache.held(), executor.left(self.formed))
 
     def stats(self) -> RoleStats:
         executor = self.worker.executor
@@ -270,7 +268,7 @@ class RunningRole:
         inherited = None
         taken = loaded.cache.take(kept.pages if kept else HeldPages())
         if kept is not None:
-            inherited = kept.inherited.of(taken)
+            inherited = kept.inherited.of(taken, role.kv_page_budget)
         if loaded.drafter is not None:
             loaded.drafter.begin()
         if loaded.others is not None:
@@ -284,10 +282,7 @@ class RunningRole:
             endpoint = f"tcp://{self._place.bind}:{self._slots[self._place.slot].request_port + self.index}"
             listen(socket, endpoint, Keys.of(self.request_key), largest_request(role.max_model_len))
             gateways = Gateways(socket, self.formed, self._place.incarnation)
-            leader = LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
-            if kept is not None and kept.blocks is not None:
-                leader.keep(kept.blocks)
-            return leader
+            return LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
         assert links is not None
         return Follower(executor, *links)
 
