@@ -1,10 +1,10 @@
 """Our placements in Helix's own simulator, beside Helix's and its separate pipelines (ASPLOS 2025, its public artifact).
 
 `python -m benchmarks.helix_simulator --artifact DIR [--cluster 24] [--plan FILE] [--quick] [--json FILE]`, about a quarter of an hour;
-`--quick` runs ours alone, beside the figure that the artifact prints; `--helix-marks NODE FEED` runs Helix's alone, with other marks of its
-admission. `DIR`: a checkout of github.com/Thesys-lab/Helix-ASPLOS25; its simulator runs as it stands, Llama-2-70B at 16 bits, offline. Each
-replica of a plan is simulated as the artifact simulates its separate pipelines, alone, and the tokens decoded in 600 s are summed.
-Requests run as our scheduler would admit them, by the KV of the tightest stage (`reference/helix_admission.py`).
+`--quick` runs ours alone, beside the figure that the artifact prints. `DIR`: a checkout of github.com/Thesys-lab/Helix-ASPLOS25; its
+simulator runs as it stands, Llama-2-70B at 16 bits, offline. Each replica of a plan is simulated as the artifact simulates its separate
+pipelines, alone, and the tokens decoded in 600 s are summed. Requests run as our scheduler would admit them, by the KV of the tightest
+stage (`reference/helix_admission.py`).
 """
 
 import argparse
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.layouts import EXAMPLES, llama
-from benchmarks.reference.helix_artifact import Artifact, Decoded, KvTables, Marks, written
+from benchmarks.reference.helix_artifact import Artifact, Decoded, KvTables, written
 from benchmarks.reference.helix_cases import CASES, PRODUCTS, Case, cluster_of
 from benchmarks.reference.helix_files import Held, Machines, read_machines
 from benchmarks.reference.published_tables import helix_table
@@ -161,14 +161,6 @@ def measure(folder: Path, name: str, plan: Plan | None, console: Console, *, qui
     return rows
 
 
-def helix_with(folder: Path, name: str, marks: Marks) -> list[Row]:
-    """Helix's own placement and routes with other marks of its admission than its scripts have."""
-    on = ground(folder, name)
-    rate = on.artifact.decode_rate(replace(on.case.helix(folder, on.machines), marks=marks))
-    theirs = on.case.published["Helix"]
-    return [Row(f"helix_marks_{name}", rate, "tokens/s", "Helix, as published", theirs, ratio=rate / theirs)]
-
-
 def _table(name: str, ours: Sequence[Served], case: Case) -> Table:
     published = ", ".join(f"{who} {rate}" for who, rate in case.published.items())
     shown = Table(title=f"Ours on cluster {name}, Helix's simulator; published: {published}", title_justify="left")
@@ -193,7 +185,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cluster", choices=[*CASES], default="24")
     parser.add_argument("--plan", type=Path, metavar="FILE")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--helix-marks", nargs=2, type=float, metavar=("NODE", "FEED"))
     chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
     console = Console(width=150)
     if chosen.artifact is None:
@@ -202,10 +193,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"left out, as they need Helix's artifact (github.com/Thesys-lab/Helix-ASPLOS25): {rows}. Name its folder with --artifact"
         )
         run("helix_simulator", list, rest)
-        return
-    if chosen.helix_marks:
-        marks = Marks(*chosen.helix_marks)
-        run("helix_simulator", lambda: helix_with(chosen.artifact, chosen.cluster, marks), rest)
         return
     plan = Plan.decode(chosen.plan.read_bytes()) if chosen.plan else None
     run("helix_simulator", lambda: measure(chosen.artifact, chosen.cluster, plan, console, quick=chosen.quick), rest)

@@ -1,8 +1,9 @@
 """Which requests a pipeline of ours runs in Helix's simulator: those that our scheduler would admit, by the KV that is in use.
 
 Called by `helix_feeder`. The rules of the runtime's scheduler/scheduler.py, in tokens, of which the artifact's KV is made, where ours has
-pages: first come first served while a prompt fits and `WATERMARK` of the KV stays free; where room ends, the last to come is computed
-again, prompt and answer. Of a request they see its prompt and the tokens that came back, never how long its answer will be.
+pages: first come first served while a prompt fits and `WATERMARK` of the KV stays free, as many prompts under way as steps carry that are
+(`most_prompts`); where room ends, the last to come is computed again, prompt and answer. Of a request they see its prompt and the tokens
+that came back, never how long its answer will be.
 
 One thing differs: who has to go leaves when its token is back, for the artifact's nodes forget nothing that is on its way. Until then all
 others go on, so that they are asked that much earlier.
@@ -12,9 +13,14 @@ from bisect import bisect, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from strata_planner.contract.steps import WATERMARK
+from strata_planner.contract.steps import FEWEST_PROMPTS, WATERMARK
 
 AHEAD = 2  # tokens of each that must fit: the one on its way, and the one after it until who was asked to leave is back
+
+
+def prompts_under_way(stages: int) -> int:
+    """As many steps as stages are under way in ours, and each takes so many prompts if they are there."""
+    return stages * FEWEST_PROMPTS
 
 
 @dataclass
@@ -34,16 +40,18 @@ class Sequence:
 
 
 class Admission:
-    """`capacity`: tokens that the tightest stage holds. `longest`: a prompt that every stage takes. `lengths`: prompt and answer of all
-    requests, which wait from the beginning.
+    """`capacity`: tokens that the tightest stage holds. `most_prompts`: on their way at once. `longest`: a prompt that every stage takes.
+    `lengths`: prompt and answer of all requests, which wait from the beginning.
     """
 
-    def __init__(self, capacity: int, longest: int, lengths: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, capacity: int, most_prompts: int, longest: int, lengths: Iterable[tuple[int, int]]) -> None:
         self._capacity = capacity
+        self._most_prompts = most_prompts
         self._longest = longest
         self._coming = (Sequence(rank, *each) for rank, each in enumerate(lengths))
         self._waiting: list[Sequence] = []  # by rank: preempted ones, and the next that has come
         self._running: list[Sequence] = []  # by rank
+        self._prompts = 0  # on their way
         self._leaving = 0  # tokens of those that were asked to
         self.held = 0  # tokens of the running, those of prompts that are not computed yet included
         self.preempted = 0
@@ -59,12 +67,14 @@ class Admission:
             begun.append(self._waiting.pop(0))
             insort(self._running, first, key=_rank)
             self.held += first.tokens
+            self._prompts += 1
         return begun
 
     def goes_on(self, sequence: Sequence) -> bool:
         """Whether it does, now that its prompt or a token of it is back. Where not, it waits again."""
         self._count(sequence)
         self._make_room()
+        self._prompts -= not sequence.decodes
         sequence.decodes = True  # now: whose prompt has just come back is asked for room with its first token
         if not sequence.leaves:
             return True
@@ -88,7 +98,9 @@ class Admission:
 
     def _fits(self, sequence: Sequence) -> bool:
         spare = self._capacity - self.held - sequence.tokens
-        return spare >= max(WATERMARK * self._capacity, AHEAD * (len(self._running) + 1))
+        return self._prompts < self._most_prompts and spare >= max(
+            WATERMARK * self._capacity, AHEAD * (len(self._running) + 1)
+        )
 
     def _count(self, sequence: Sequence) -> None:
         token = int(sequence.decodes)  # what a prompt samples first is not in the KV yet

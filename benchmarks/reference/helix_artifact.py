@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from benchmarks.reference.helix_admission import Admission
+from benchmarks.reference.helix_admission import Admission, prompts_under_way
 from benchmarks.reference.helix_feeder import Feeder
 from benchmarks.reference.helix_files import Held, Machines, cluster_text, read_held, read_nics, solution_text
 from strata_planner.errors import InputError
@@ -30,19 +30,9 @@ LONGEST_PROMPT = 2048  # tokens that every machine takes in one step; the artifa
 
 
 @dataclass(frozen=True)
-class Marks:
-    """Up to which shares of KV Helix's own admission lets requests in, counted as prompt and mean answer: `node` of each node of a route,
-    `feed` of the layer with least. As its scripts set them.
-    """
-
-    node: float = 0.85
-    feed: float = 0.8
-
-
-@dataclass(frozen=True)
 class Layout:
-    """Files of a layout. `machines`: how many of each type. `kv_tokens`: of a layer, on a pipeline of ours, where our scheduler admits; else
-    `in_flight`, a constant number; with neither Helix's own admission and routes.
+    """Files of a layout. `machines`: how many of each type. `kv_tokens`: of a layer, on a pipeline of ours, where our scheduler admits with
+    `prompts` under way; else `in_flight`, a constant number; with neither Helix's own admission and routes.
     """
 
     solution: Path
@@ -52,7 +42,7 @@ class Layout:
     machines: Mapping[str, int]
     in_flight: int | None = None
     kv_tokens: int | None = None
-    marks: Marks = Marks()
+    prompts: int = 1
 
     @property
     def is_routed(self) -> bool:
@@ -125,7 +115,7 @@ class Artifact:
         if layout.kv_tokens is None:
             self._offline(layout, started).auto_simulate(simulator=simulator)
             return Decoded(finished.decoded(started + WARM_UP, started + WARM_UP + DURATION) / DURATION)
-        admission = Admission(layout.kv_tokens, LONGEST_PROMPT, self._endless())
+        admission = Admission(layout.kv_tokens, layout.prompts, LONGEST_PROMPT, self._endless())
         Feeder(simulator, admission).run(until=started + WARM_UP + DURATION)
         rate = finished.decoded(started + WARM_UP, started + WARM_UP + DURATION) / DURATION
         return Decoded(rate, admission.running, admission.preempted)
@@ -136,7 +126,7 @@ class Artifact:
             start_time=started,
             duration=WARM_UP + DURATION,
             stop_at_duration=True,
-            feed_hwm=layout.marks.feed,
+            feed_hwm=0.8,
             seed=0,
         )
 
@@ -150,7 +140,7 @@ class Artifact:
         methods = self._cluster.SchedulingMethod
         if not layout.is_routed:
             return methods.Naive, None
-        parameters = self._flow.KVParameters(expected_kv_hwm=layout.marks.node, expected_output_length_ratio=1)
+        parameters = self._flow.KVParameters(expected_kv_hwm=0.85, expected_output_length_ratio=1)
         return methods.MaxFlow, {"kv_param": parameters, "scheduling_mode": self._flow.SchedulingMode.Offline}
 
 
@@ -201,7 +191,8 @@ def written(folder: Path, pipe: Sequence[Held], machines: Machines, complete: Pa
     solution.write_text(solution_text([pipe]), encoding="utf-8")
     cluster.write_text(cluster_text([pipe], machines, read_nics(profiles)), encoding="utf-8")
     kv_tokens = min(each.kv_entries // (each.end - each.first) for each in pipe)
-    return Layout(solution, cluster, complete, profiles, machines.counts, kv_tokens=kv_tokens)
+    prompts = prompts_under_way(len(pipe))
+    return Layout(solution, cluster, complete, profiles, machines.counts, kv_tokens=kv_tokens, prompts=prompts)
 
 
 def _first_alone(schedule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -210,7 +201,7 @@ def _first_alone(schedule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
     @functools.wraps(schedule)
     def of_first(self: Any, node: Any) -> Any:
         waiting = node.outbound_request_dict
-        if len(waiting) < 2 or len(node.outbound_links) > 1:  # noqa: PLR2004  nothing to leave out, or another link's
+        if len(waiting) < 2 or len(node.outbound_links) > 1:  # nothing to leave out, or another link's
             return schedule(self, node)
         node.outbound_request_dict = dict([next(iter(waiting.items()))])
         try:

@@ -169,7 +169,9 @@ class _Idle:
         laid_out = [(layout.value(self._request), layout, place) for place in places if (layout := self._laid(place))]
         if not laid_out:
             return _NO_REPLICA
-        value, layout, place = max(laid_out, key=lambda each: (self._is_better(each[0]) and not each[2].breaks, each[0]))
+        value, layout, place = max(
+            laid_out, key=lambda each: (self._is_better(each[0]) and not each[2].breaks, each[0])
+        )
         better = gain(value, self._value)
         if not self._is_better(value):
             return self._worse(layout, value, place)
