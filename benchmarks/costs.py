@@ -1,7 +1,7 @@
 """Predicted against measured time: layers on workloads that the profile has not seen, and whole plans of mixed bits.
 
 `python -m benchmarks.costs [--json FILE] [--quick] [--picture FILE.svg]`: some 7 minutes on two quiet cores (--quick: 4, on a
-shorter grid), and then what `benchmarks.memory` and `benchmarks.sensitivity` take, whose rows follow. A profile of a
+shorter grid), and then what `benchmarks.latency_ranks`, `memory`, `memory_ranks` and `sensitivity` take, whose rows follow. A profile of a
 random-weight Llama is measured, and in the same passes the unseen workloads, so that both meet the same machine. Then the
 planner, with that profile as its source, plans two stages under memory limits that force lower and mixed precisions; the plans
 run on slots of one thread and one core each. Predicted is what the planner's simulator makes of the plan, the profile and the
@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, sensitivity
+from benchmarks import latency_ranks, memory, memory_ranks, sensitivity
 from benchmarks.pipeline import SHAPES
 from benchmarks.rows import Row, run
 from benchmarks.scatter import Point, scatter_svg
@@ -210,7 +210,9 @@ def measure_all(*, quick: bool, picture: Path | None) -> list[Row]:
     rows = measure(quick=quick, picture=picture)
     return [
         *rows,
+        *latency_ranks.measure(),
         *memory.measure_all(None, None),
+        *memory_ranks.measure(),
         *sensitivity.measure(sensitivity.TOKENS, sensitivity.MEASURED_TOKENS),
     ]
 

@@ -159,12 +159,12 @@ def measure_slices(architectures: Iterable[Architecture]) -> list[Slice]:
             for case in architecture.cases:
                 measured = measure_case(architecture, model, case)
                 for one in measured:
-                    _tell(one)
+                    tell(one)
                 slices += measured
     return slices
 
 
-def _tell(one: Slice) -> None:
+def tell(one: Slice) -> None:
     """Progress, on the way: the whole takes minutes."""
     sizes = f"{one.predicted_bytes / _MIB:7.1f} {one.measured_bytes / _MIB:7.1f}"
     print(f"{sizes} {one.error:+6.1%} {one.group:11} {one.what}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from strata_planner.contract.formats import DEFAULT_FORMAT_OF_BITS, ComputeType
 from strata_planner.contract.plan import (
@@ -22,6 +23,7 @@ from strata_planner.contract.plan import (
     StageTimes,
 )
 from strata_planner.costs.memory import PAGE_TOKENS, embedding_bytes, kv_bytes_per_token, layer_weights_bytes
+from strata_planner.costs.shards import sharded
 from strata_planner.costs.working import StepShape, Storage, working_memory
 from strata_planner.question.model import Model
 from strata_runtime.formats import COMPUTE_DTYPES
@@ -34,7 +36,7 @@ _USABLE_BYTES = 16 << 30
 
 @dataclass(frozen=True)
 class Case:
-    """One pipeline: `bits` of every layer of each stage, and the load it serves. All sequences are as long as allowed."""
+    """One pipeline: `bits` of every layer of each stage, and the load it serves. All sequences are as long as allowed. `ranks`: of each stage."""
 
     stages: tuple[tuple[int, ...], ...]
     sequences: int
@@ -44,6 +46,7 @@ class Case:
     chunk: int = 2048
     calibration: bool = False
     small: bool = False
+    ranks: int = 1
 
     @property
     def length(self) -> int:
@@ -256,8 +259,8 @@ def _stage(case: Case, model: Model, place: int, first: int, bits: tuple[int, ..
         stage=place,
         slot=f"slot-{place}",
         node=f"n{place}",
-        devices=(DeviceRef("cpu", 0, _USABLE_BYTES),),
-        tensor_parallel=1,
+        devices=tuple(DeviceRef("cpu", index, _USABLE_BYTES) for index in range(case.ranks)),
+        tensor_parallel=case.ranks,
         leader=place == 0,
         layers=(layers[0], layers[-1]),
         bits=bits,
@@ -272,12 +275,15 @@ def _stage(case: Case, model: Model, place: int, first: int, bits: tuple[int, ..
 
 
 def _memory(case: Case, model: Model, formats: dict[int, Any], ends: tuple[bool, bool], pages: int) -> StageMemory:
+    """Of each device."""
     of = case.compute_type
-    weights = sum(layer_weights_bytes(model.layers[layer], name, of) for layer, name in formats.items())
-    tables = embedding_bytes(model, embedding=ends[0], head=ends[1], compute_type=of)
-    kv = pages * PAGE_TOKENS * sum(kv_bytes_per_token(model.layers[layer], 16, of) for layer in formats)
+    shapes = {layer: sharded(model.layers[layer], case.ranks) for layer in formats}
+    weights = sum(layer_weights_bytes(shapes[layer], name, of) for layer, name in formats.items())
+    tables = -(-embedding_bytes(model, embedding=ends[0], head=ends[1], compute_type=of) // case.ranks)
+    kv = pages * PAGE_TOKENS * sum(kv_bytes_per_token(shape, 16, of) for shape in shapes.values())
     step = StepShape(case.micro_batch.max_step_tokens, case.micro_batch.decode, case.length)
     packed = frozenset(packed_rows(COMPUTE_DTYPES[of], THREADS).items())
     storage = Storage(frozenset(formats.values()), of, on_cpu=True, packed_rows=packed)
-    working = working_memory(model, step, storage, head=ends[1]).peak(kv)
+    held = structs.replace(model, layers=tuple(sharded(layer, case.ranks) for layer in model.layers))
+    working = working_memory(held, step, storage, head=ends[1]).peak(kv)
     return StageMemory(weights, tables, kv, working, 0, weights + tables + kv + working)

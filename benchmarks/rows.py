@@ -81,7 +81,9 @@ LISTED: dict[str, tuple[str, ...]] = {
     ),
     "costs": (
         "memory_error",
+        "memory_error_ranks",
         "latency_error",
+        "latency_error_ranks",
         "end_to_end_error",
         "indicator_correlation_ratio",
         "indicator_time_ratio",

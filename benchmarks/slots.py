@@ -29,12 +29,12 @@ def free_address() -> SlotAddress:
 
 
 class SlotProcess(SlotClient):
-    """A fresh slot in a process of its own, bound to `cores` as a pod with whole processors is; none: to no one."""
+    """A fresh slot in a process of its own, bound to `cores` as a pod with whole processors is; none: to no one. `ranks`: that may share its stages."""
 
-    def __init__(self, name: str, threads: int = 1, cores: Collection[int] = ()) -> None:
+    def __init__(self, name: str, threads: int = 1, cores: Collection[int] = (), ranks: int = 1) -> None:
         address = free_address()
         command = [sys.executable, "-m", "strata_runtime.slot", "--name", name, "--threads", str(threads)]
-        command += ["--control-port", str(address.control_port)]
+        command += ["--control-port", str(address.control_port), "--ranks", str(ranks)]
         environment = {"STRATA_CONTROL_KEY": _CONTROL_KEY, "OMP_NUM_THREADS": str(threads), "STRATA_LOG_LEVEL": "ERROR"}
         self.process = subprocess.Popen(command, env={**SLOT_ENVIRONMENT, **os.environ, **environment})
         if cores:
@@ -130,14 +130,16 @@ def _ragged(length: int, number: int) -> int:
 @contextlib.contextmanager
 def slot_processes(plan: Plan, threads: int = 1, *, bound: bool = True) -> Iterator[dict[str, SlotProcess]]:
     """A fresh process for every slot of the plan, ended on the way out. `bound`: each to processors of its own, where there are enough."""
-    names = list(dict.fromkeys(stage.slot for replica in plan.replicas for stage in replica.stages))
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    names = list(dict.fromkeys(stage.slot for stage in stages))
     slots: dict[str, SlotProcess] = {}
     try:
         cores = sorted(os.sched_getaffinity(0))
         enough = len(names) * threads <= len(cores)
         for place, name in enumerate(names):
             own = cores[place * threads : (place + 1) * threads] if bound and enough else ()
-            slots[name] = SlotProcess(name, threads, own)
+            ranks = max(stage.tensor_parallel for stage in stages if stage.slot == name)
+            slots[name] = SlotProcess(name, threads, own, ranks)
         yield slots
     finally:
         for slot in slots.values():

@@ -18,7 +18,7 @@ from strata_planner.contract.latencies import StrategyPoint
 from strata_planner.contract.strategies import StrategyName, StrategyTable, strategy_for, told
 from strata_planner.partition.measured import measured_table
 from strata_runtime.measuring.profiling.stage import StageSpec
-from strata_runtime.measuring.profiling.strategies import LAYERS, LENGTHS, measure_strategies, ranked_stage
+from strata_runtime.measuring.profiling.strategies import LAYERS, LENGTHS, measure_strategies, switching_stage
 
 RANKS = 2
 FIELDS: dict[str, Any] = {
@@ -64,7 +64,7 @@ def judged(table: StrategyTable, seconds: Seconds) -> list[Row]:
 def measure(picture: Path | None) -> list[Row]:
     dense: FormatName = "dense"
     spec = StageSpec((dense,) * LAYERS, "bfloat16", LENGTHS[-1], LENGTHS[-1])
-    with ranked_stage(FIELDS, RANKS, spec, 1) as stage:
+    with switching_stage(FIELDS, RANKS, spec, 1) as stage:
         table = measured_table(measure_strategies(stage, LENGTHS, _quiet))
         seconds = seconds_of(measure_strategies(stage, LENGTHS, _quiet))
     sys.stdout.write(f"measured table: {told(table)}\n")

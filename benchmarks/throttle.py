@@ -58,6 +58,7 @@ def slower(profile: DeviceProfile, share: float) -> DeviceProfile:
     """The device when it has this share of its time."""
     rates = (
         "bandwidth_bytes_per_second",
+        "node_bandwidth_bytes_per_second",
         "flops_per_second",
         "float32_flops_per_second",
         "attention_bytes_per_second",

@@ -114,7 +114,7 @@ def judged(file: Path) -> LatencyProfile:
 
 
 def shown(profile: LatencyProfile) -> Table:
-    """A row per format and phase: how many points, and how well each is told by the others."""
+    """A row per format and phase: how many points, and how well each is told by the others; then what ranks share."""
     model, device = profile.model, profile.device
     table = Table(
         title=f"{model.architecture}, {model.hidden_size} wide, in {profile.compute_type} on {device.threads} threads of {device.type}, "
@@ -128,6 +128,10 @@ def shown(profile: LatencyProfile) -> Table:
         error = profile.leave_one_out.get(f"{name} {phase}")
         kernels = ", ".join(dict.fromkeys(point.kernel for point in mine))
         table.add_row(name, phase, kernels, str(len(mine)), "" if error is None else f"{error:.1%}")
+    for shared in profile.shared:
+        for name, phase in sorted({(point.format, point.phase) for point in shared.points}):
+            count = sum((point.format, point.phase) == (name, phase) for point in shared.points)
+            table.add_row(name, phase, f"{shared.ranks} ranks", str(count), "")
     return table
 
 

@@ -26,6 +26,8 @@ class DeviceProfile(Value, frozen=True):
     `chunk_layer_seconds`: what any prompt adds to a layer of a step, whatever its tokens.
     `step_variation`: half of what two steps alike differ by in the mean, over their seconds (their Gini coefficient): so much longer the later
     of two takes, for which the other's stage waits. `gateway_token_seconds`: what a token takes the gateway of this machine, requests of usual size.
+    `node_bandwidth_bytes_per_second`: what all cores of a node read together from the memory that they share; 0: each device has a memory of its own.
+    `node_devices`: those that share it, which is counted when a cluster is read, whatever a file says.
     `source`: "published: <where>" or "measured".
     A format that is absent from the efficiencies cannot run on this device. `packed_rows`: up to so many tokens a processor multiplies weights
     of the format as they are stored, by kernels that keep no memory; a format that is absent: by the runtime's own limits. `unpacked_per_second`:
@@ -52,6 +54,8 @@ class DeviceProfile(Value, frozen=True):
     chunk_layer_seconds: float = 0.0
     step_variation: float = 0.0
     gateway_token_seconds: float = 0.0
+    node_bandwidth_bytes_per_second: float = 0.0
+    node_devices: int = 1
     threads: int = 0  # CPU devices: threads the numbers were measured with
     packed_rows: dict[FormatName, int] = msgspec.field(default_factory=dict)
     unpacked_per_second: dict[FormatName, float] = msgspec.field(default_factory=dict)

@@ -4,7 +4,7 @@ Written by `python -m strata_runtime.measuring.profiling`, read by the planner's
 refused, not guessed at. Knows no regression.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, Self
 
 import msgspec
@@ -102,6 +102,21 @@ class StrategyPoint(Value, frozen=True):
     layer_seconds: float
 
 
+class SharedLayers(Value, frozen=True):
+    """Layers that so many ranks share, each with the profile's threads, by Megatron's cut: seconds by the clock on the wall, sums included."""
+
+    ranks: int
+    points: tuple[LatencyPoint, ...]
+
+    @property
+    def formats(self) -> frozenset[FormatName]:
+        return frozenset(point.format for point in self.points)
+
+    def of(self, names: Collection[FormatName]) -> Self:
+        """With the points of these formats alone."""
+        return msgspec.structs.replace(self, points=tuple(each for each in self.points if each.format in names))
+
+
 class LatencyProfile(Value, frozen=True):
     """`layers`: how many layers of each format were gone through in turn. `row_sizes`: row numbers that steps are padded to, then
     multiples of `row_multiple` (1: no padding). `stored`: of each format of a GPTQ checkpoint, how the linears of its layers lie there.
@@ -124,6 +139,7 @@ class LatencyProfile(Value, frozen=True):
     stored: dict[FormatName, tuple[StoredLinear, ...]] = msgspec.field(default_factory=dict)
     company: int = 0
     strategies: tuple[StrategyPoint, ...] = ()  # of stages that several devices like this one share
+    shared: tuple[SharedLayers, ...] = ()  # of the same stages, by number of ranks
     # Mean relative error per format and phase, of points left out of the fit one by one; written once the profile has been fitted.
     leave_one_out: dict[str, float] = msgspec.field(default_factory=dict)
 
@@ -156,7 +172,7 @@ class LatencyProfile(Value, frozen=True):
             raise ContractError(
                 f"layers and points do not name the same formats ({', '.join(unmeasured)}): run `strata profile` again"
             )
-        for point in self.points:
+        for point in (*self.points, *(point for each in self.shared for point in each.points)):
             _check_point(point)
 
     def without(self, names: Iterable[FormatName]) -> Self | None:
@@ -173,6 +189,7 @@ class LatencyProfile(Value, frozen=True):
             kernels=tuple(each for each in self.kernels if each.format in kept),
             points=tuple(each for each in self.points if each.format in kept),
             stored={name: linears for name, linears in self.stored.items() if name in kept},
+            shared=tuple(shared for each in self.shared if (shared := each.of(kept)).points),
             leave_one_out={name: error for name, error in self.leave_one_out.items() if name.partition(" ")[0] in kept},
         )
 
@@ -187,6 +204,17 @@ class LatencyProfile(Value, frozen=True):
             handling=self.handling or more.handling,
             stored={**self.stored, **more.stored},
         )
+
+    def shared_by(self, ranks: int) -> SharedLayers:
+        """Without points where nothing was measured of so many."""
+        return next((each for each in self.shared if each.ranks == ranks), SharedLayers(ranks, ()))
+
+    def with_shared(self, more: SharedLayers) -> Self:
+        """With these points, in place of what was measured of as many ranks in the same formats."""
+        known = self.shared_by(more.ranks)
+        kept = known.of(known.formats - more.formats).points
+        others = tuple(each for each in self.shared if each.ranks != more.ranks)
+        return msgspec.structs.replace(self, shared=(*others, SharedLayers(more.ranks, (*kept, *more.points))))
 
     def rows(self, tokens: int) -> int:
         """How many rows a step of so many tokens computes."""

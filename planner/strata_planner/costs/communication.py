@@ -84,14 +84,19 @@ def layer_collectives(sources: Iterable[object], exchange: Exchange) -> Timed:
             if one is not None:
                 return Timed(_ALL_REDUCES * one.seconds, one.source)
     if exchange.device == CPU:
-        return Timed(_ALL_REDUCES * shared_memory_seconds(exchange), SHARED_MEMORY)
+        return Timed(layer_sums_seconds(exchange.degree, exchange.size_bytes), SHARED_MEMORY)
     return Timed(_ALL_REDUCES * ring_seconds(exchange), ALPHA_BETA)
 
 
-def shared_memory_seconds(exchange: Exchange) -> float:
+def layer_sums_seconds(degree: int, size_bytes: int) -> float:
+    """The all-reduces of one layer over processors of one node."""
+    return _ALL_REDUCES * shared_memory_seconds(degree, size_bytes)
+
+
+def shared_memory_seconds(degree: int, size_bytes: int) -> float:
     """One all-reduce of processors of one node."""
-    passed = exchange.degree * exchange.size_bytes
-    return (exchange.degree > 1) * (_SHARED_MEMORY_SECONDS + passed / _SHARED_MEMORY_BYTES_PER_SECOND)
+    passed = degree * size_bytes
+    return (degree > 1) * (_SHARED_MEMORY_SECONDS + passed / _SHARED_MEMORY_BYTES_PER_SECOND)
 
 
 def hand_over_seconds(device: str, degree: int, link: LinkRate, size_bytes: int) -> float:

@@ -1,6 +1,7 @@
 """Seconds from a latency profile: a regression over measured points, per phase and per kernel.
 
-A LatencySource for the layer shapes, device and arithmetic of its profile; asked by `latency` before the roofline. The terms are
+A LatencySource for the layer shapes, device and arithmetic of its profile, and for the parts of such layers on ranks as many as were measured
+together; asked by `latency` before the roofline. The terms are
 those of LLM-PQ (arXiv 2403.01136, section 4.3): prefill a0 + a1 v + a2 s + a3 v s + a4 v s^2, decode c0 + c1 v + c2 v (t + s) +
 c3 (t + s). Two things differ, because the runtime does. A linear's time depends on the rows that a step computes (v s, padded) and its kernel
 changes with them, so each kernel has a fit of its own and c0 + c1 v, a0 + a2 s + a3 v s are a line through each pair of measured
@@ -13,11 +14,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
-from strata_planner.contract.formats import FormatName
+from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, FormatName
 from strata_planner.contract.kv import KV_BITS, kv_token_bytes
-from strata_planner.contract.latencies import LatencyPoint, LatencyProfile, LinearShape, PhaseName, StoredLinear
+from strata_planner.contract.latencies import (
+    LatencyPoint,
+    LatencyProfile,
+    LinearShape,
+    PhaseName,
+    SharedLayers,
+    StoredLinear,
+)
+from strata_planner.costs.communication import layer_sums_seconds
 from strata_planner.costs.regression import Array, hats, relative_fit
 from strata_planner.costs.source import Phase, Rates, Timed
 from strata_planner.question.catalogue import CPU
@@ -149,9 +159,32 @@ class FittedLatency:
 
     def layer(self, layer: LayerShape, format_name: FormatName, rates: Rates, phase: Phase) -> Timed | None:
         """None for another shape, device, number of threads, compute type, KV bits or format."""
+        if layer.part_of is not None:
+            return self._part(layer, format_name, rates, phase)
         if not self.knows_device(rates) or not self.knows_layer(layer) or not self.knows_format(layer, format_name):
             return None
         return self._timed(self.step_layer(format_name, step) for step in self._steps(phase))
+
+    def _part(self, part: LayerShape, format_name: FormatName, rates: Rates, phase: Phase) -> Timed | None:
+        """A rank's part of a layer, as it was measured with the others, less the sums, which no source counts."""
+        shared = self.profile.shared_by(part.ranks)
+        if part.part_of is None or format_name not in shared.formats:
+            return None
+        told = self._of_ranks[part.ranks].layer(part.part_of, format_name, rates, phase)
+        if told is None:
+            return None
+        size = phase.total_tokens * self.profile.model.hidden_size * COMPUTE_TYPE_BYTES[rates.compute_type]
+        computing = told.seconds - layer_sums_seconds(shared.ranks, size)
+        return Timed(max(computing, _LEAST_SHARE * told.seconds), f"{told.source} by {shared.ranks} ranks")
+
+    @cached_property
+    def _of_ranks(self) -> "dict[int, FittedLatency]":
+        """What was measured of so many ranks, as a source of its own."""
+        return {each.ranks: self._among(each) for each in self.profile.shared}
+
+    def _among(self, shared: SharedLayers) -> "FittedLatency":
+        layers = {name: count for name, count in self.profile.layers.items() if name in shared.formats}
+        return FittedLatency(msgspec.structs.replace(self.profile, points=shared.points, layers=layers, shared=()))
 
     def head(self, model: Model, rates: Rates, sequences: int) -> Timed | None:
         own = (self.profile.model.vocab_size, self.profile.model.hidden_size)
@@ -275,6 +308,7 @@ class FittedLatency:
 
 
 _HEAD = "head"
+_LEAST_SHARE = 0.1  # of a rank's seconds: sums are assumed, and may be told longer than they were
 
 
 def chunk_of(point: LatencyPoint) -> Phase:

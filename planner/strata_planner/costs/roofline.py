@@ -53,7 +53,7 @@ def linear_seconds(linear: Linear, format_name: FormatName, rates: Rates, tokens
     """One linear operator over `tokens` rows, of all its copies. The format must be one that the device runs."""
     profile = rates.profile
     flops = rates.flops_per_second * profile.prefill_efficiency[format_name]
-    bandwidth = profile.bandwidth_bytes_per_second * profile.decode_efficiency[format_name]
+    bandwidth = rates.reading(format_name)
     weights = linear.out_features * linear.in_features
     on_cpu = rates.name == CPU
     unpacking = 0.0
@@ -89,10 +89,9 @@ def _state_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:
     if state is None or not phase.context:
         return 0.0
     launched = phase.sequences * profile.sequence_layer_seconds
-    reading = profile.bandwidth_bytes_per_second * profile.decode_efficiency["dense"]
     if phase.decoding:
         passes = STATE_PASSES_ON_CPU if rates.name == CPU else STATE_PASSES
-        return launched + phase.sequences * passes * state.bytes(rates.compute_type) / reading
+        return launched + phase.sequences * passes * state.bytes(rates.compute_type) / rates.reading("dense")
     within = STATE_CHUNK * (5 * state.key_dim + 3 * state.value_dim)
     operations = phase.total_tokens * state.heads * (within + 6 * state.key_dim * state.value_dim)
     return launched + operations / (profile.float32_flops_per_second * profile.prefill_efficiency["dense"])
@@ -102,9 +101,9 @@ def _attention_seconds(layer: LayerShape, rates: Rates, phase: Phase) -> float:
     profile = rates.profile
     keys_read = phase.sequences * phase.context * kv_bytes_per_token(layer, rates.kv_bits, rates.compute_type)
     operations = 4 * phase.total_tokens * phase.context * layer.heads * layer.head_dim
-    rate = profile.bandwidth_bytes_per_second * profile.decode_efficiency["dense"]
+    rate = rates.reading("dense")
     if phase.decoding and profile.attention_bytes_per_second:
-        rate = profile.attention_bytes_per_second
+        rate = min(profile.attention_bytes_per_second, rates.memory_share)
     flops = rates.flops_per_second * profile.prefill_efficiency["dense"]
     if not phase.decoding and profile.attention_flops_per_second:
         flops = profile.attention_flops_per_second

@@ -17,21 +17,24 @@ _BY_INPUTS = ("o_proj", "down_proj", "experts.down", "shared_expert.down_proj")
 
 @cache
 def sharded(layer: LayerShape, degree: int) -> LayerShape:
-    """The share of one of `degree` devices, the largest where it does not divide. The layer must be `divisible`."""
+    """The share of one of `degree` devices, the largest where it does not divide: queries go with their key heads."""
     if degree == 1:
         return layer
-    heads, kv_heads = -(-layer.heads // degree), -(-layer.kv_heads // degree)
+    kv_heads = -(-layer.kv_heads // degree)
+    heads = kv_heads * layer.heads // layer.kv_heads if degree <= layer.kv_heads else -(-layer.heads // degree)
     width = layer.head_dim
     outputs = {"q_proj": heads * width, "k_proj": kv_heads * width, "v_proj": kv_heads * width}
     outputs["qkv_proj"] = (heads + 2 * kv_heads) * width
 
     def cut(linear: Linear) -> Linear:
+        if linear.name == "o_proj" and linear.in_features == layer.heads * width:
+            return msgspec.structs.replace(linear, in_features=heads * width)
         if linear.name in _BY_INPUTS:
             return msgspec.structs.replace(linear, in_features=-(-linear.in_features // degree))
         return msgspec.structs.replace(linear, out_features=outputs.get(linear.name, -(-linear.out_features // degree)))
 
     linears = tuple(cut(linear) for linear in layer.linears)
-    return msgspec.structs.replace(layer, heads=heads, kv_heads=kv_heads, linears=linears)
+    return msgspec.structs.replace(layer, heads=heads, kv_heads=kv_heads, linears=linears, part_of=layer, ranks=degree)
 
 
 def divisible(model: Model, degree: int) -> bool:

@@ -4,6 +4,7 @@ Implemented by `roofline` and by the sources of profiles; asked by `latency`. De
 (LLM-PQ, arXiv 2403.01136, section 4.3: l_dec at t = n/2).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +52,17 @@ class Rates:
     compute_type: ComputeType
     kv_bits: int
     name: str = ""
+
+    def reading(self, format_name: FormatName) -> float:
+        """Bytes a second at which products of few rows read weights of this format: as fast as their kernel and the memory allow."""
+        own = self.profile.bandwidth_bytes_per_second * self.profile.decode_efficiency[format_name]
+        return min(own, self.memory_share)
+
+    @property
+    def memory_share(self) -> float:
+        """Bytes a second of its node's memory that are left for one device when all of them read; infinite where nobody knows of any others."""
+        whole = self.profile.node_bandwidth_bytes_per_second
+        return whole / self.profile.node_devices if whole else math.inf
 
     @property
     def flops_per_second(self) -> float:

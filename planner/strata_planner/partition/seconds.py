@@ -112,7 +112,7 @@ class _Sizes:
             profile = rates.profile
             seconds += max(
                 2 * rows * inputs * outputs / (rates.flops_per_second * profile.prefill_efficiency[name]),
-                moved / (profile.bandwidth_bytes_per_second * profile.decode_efficiency[name]),
+                moved / rates.reading(name),
             )
         return seconds
 
@@ -137,7 +137,7 @@ class _Sizes:
             * heads
             * layer.head_dim
             / (rates.flops_per_second * profile.prefill_efficiency["dense"]),
-            keys / (profile.bandwidth_bytes_per_second * profile.decode_efficiency["dense"]),
+            keys / rates.reading("dense"),
         )
 
     def _weight_bytes(self, weight: WeightName) -> int:

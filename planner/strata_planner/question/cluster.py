@@ -9,7 +9,8 @@ The smallest file:
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations, permutations
 from typing import Any, Self
@@ -152,7 +153,7 @@ class Cluster(Value, frozen=True, dict=True):
                     index = counts.get(device.type, 0)
                     counts[device.type] = index + 1
                     found.append(_resolved(node, device, index, self.profiles))
-        return tuple(found)
+        return tuple(_beside_others(found))
 
     def group(self, places: tuple[Place, ...]) -> DeviceGroup | None:
         """The devices at these places, as a plan's stage names them; None if one is not in the cluster."""
@@ -339,6 +340,15 @@ def _resolved(node: Node, device: Device, index: int, profiles: Mapping[str, Dev
     return Accelerator(node.name, device.type, index, usable, overhead, profile, name, device.hourly_cost)
 
 
+def _beside_others(devices: Sequence[Accelerator]) -> Iterator[Accelerator]:
+    """Each with the number of those that share its node's memory."""
+    sharing = Counter(each.node for each in devices if each.profile.node_bandwidth_bytes_per_second)
+    for each in devices:
+        count = sharing[each.node] if each.profile.node_bandwidth_bytes_per_second else 1
+        profile = msgspec.structs.replace(each.profile, node_devices=count)
+        yield msgspec.structs.replace(each, profile=profile) if profile != each.profile else each
+
+
 def _catalogue_name(device: Device, profiles: Mapping[str, DeviceProfile]) -> str | None:
     return device.type if device.type in profiles else catalogue().name_of(device.type)
 
@@ -389,6 +399,7 @@ def _check_profile(type_: str, profile: DeviceProfile) -> None:
         "chunk_layer_seconds",
         "step_variation",
         "gateway_token_seconds",
+        "node_bandwidth_bytes_per_second",
     )
     wrong += [
         f"{name} {getattr(profile, name):g}" for name in not_negative if not 0 <= getattr(profile, name) < math.inf

@@ -40,7 +40,9 @@ from strata_planner.question.mixers import (
 
 
 class LayerShape(Value, frozen=True):
-    """One decoder layer: its attention heads, its linear operators, and what stays in the compute type beside them."""
+    """One decoder layer: its attention heads, its linear operators, and what stays in the compute type beside them. `part_of`: the layer of which this is
+    the share of one of `ranks`.
+    """
 
     heads: int
     kv_heads: int
@@ -50,6 +52,8 @@ class LayerShape(Value, frozen=True):
     float32_values: int = 0  # that no compute type rounds: what experts are chosen by
     latent: bool = False  # keys and values of all heads come of one entry of `head_dim` values
     state: SequenceState | None = None  # in place of keys and values: the layer is no attention, and has no heads
+    part_of: "LayerShape | None" = None
+    ranks: int = 1
 
     @property
     def parameters(self) -> int:

@@ -31,7 +31,7 @@ from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import build
 from strata_runtime.measuring.rates import Subject, profile_of
 
-VERSION = 9  # of the measurement: raised when its results change meaning
+VERSION = 10  # of the measurement: raised when its results change meaning
 # Other slots of this machine compute meanwhile and share its memory: so many processes do while one is measured. What small layers take is
 # measured beside small ones, what reading large weights takes beside large ones, which leave less of the memory to others.
 MOST_BESIDE = 3
@@ -112,10 +112,11 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
     larger = LARGE if memory > 2 * max(1, beside) * LARGE_BYTES else SMALL
     with in_company(beside, overheads.FIELDS | larger, "dense", compute_type):
         timings = timing.take(torch.device(device), compute_type, taken, lambda what: _say(f"measuring: {what}"))
+    together = timing.read_together(cores()) if beside else 0.0  # of one device alone its own rates say it all
     count = threads if device == "cpu" else 0
     packed = packed_rows(COMPUTE_DTYPES[compute_type], threads) if device == "cpu" else {}
     profile = profile_of(Subject(name, memory, count, compute_type, capability, packed), timings)
-    return msgspec.structs.replace(profile, gateway_token_seconds=of_gateway)
+    return msgspec.structs.replace(profile, gateway_token_seconds=of_gateway, node_bandwidth_bytes_per_second=together)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -181,7 +182,7 @@ def table(profile: DeviceProfile) -> str:
     """The profile for people."""
     lines = [
         f"{profile.type}, {profile.threads} threads, {profile.memory_bytes / 2**30:.1f} GiB",
-        f"memory      {profile.bandwidth_bytes_per_second / 1e9:8.1f} GB/s",
+        f"memory      {profile.bandwidth_bytes_per_second / 1e9:8.1f} GB/s" + _shared(profile),
         f"16 bits     {profile.flops_per_second / 1e9:8.0f} GFLOP/s",
         f"float32     {profile.float32_flops_per_second / 1e9:8.0f} GFLOP/s",
         f"layer       {profile.layer_overhead_seconds * 1e6:8.0f} us",
@@ -198,6 +199,11 @@ def table(profile: DeviceProfile) -> str:
         for name in profile.decode_efficiency
     ]
     return "\n".join(lines) + "\n"
+
+
+def _shared(profile: DeviceProfile) -> str:
+    whole = profile.node_bandwidth_bytes_per_second
+    return f", {whole / 1e9:.1f} of all devices of the machine that read at once" if whole else ""
 
 
 def _parser() -> argparse.ArgumentParser:

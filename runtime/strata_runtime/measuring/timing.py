@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_runtime.formats import COMPUTE_DTYPES, MAKERS, make_linear, stored_bytes_of
+from strata_runtime.loading.blocked import dense_linear
 from strata_runtime.measuring.rates import PREFILL_TOKENS, SOME_TOKENS, LinearSeconds, Overheads, Timings, best_of
 
 ROUNDS = 3
 ROUND_BUDGET_SECONDS = 0.1  # a slow device gets fewer rounds, never less than one after the warm-up
 CPU_FEATURES = 2048
 CUDA_FEATURES = 8192
+READ_OUTPUTS = 8192  # of a product that all processors of a machine share
 LEAST_WORKING_SET_BYTES = 64 << 20
 MOST_WORKING_SET_BYTES = 256 << 20
 
@@ -53,6 +55,23 @@ def _take_once(
         progress(f"linears in {name}")
         linears[name] = _linear(module, weight[:PREFILL_TOKENS].to(dtype))
     return Timings(size, bandwidth, flops, float32_flops, linears, beside)
+
+
+def read_together(threads: int) -> float:
+    """Bytes a second that so many threads read at once, each another part of weights that no cache holds: of a machine's memory, where there are as many
+    as it has processors. Leaves the process' number of threads as it was.
+    """
+    own = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            token = torch.zeros(1, CPU_FEATURES, dtype=torch.bfloat16)
+            weight = torch.zeros(READ_OUTPUTS, CPU_FEATURES, dtype=torch.bfloat16)
+            count = copies_beyond_cache(weight.nbytes, weight.device)
+            calls = [partial(dense_linear(weight.clone(), None), token) for _ in range(count)]
+            return weight.nbytes / min(best_seconds(calls, weight.device) for _ in range(ROUNDS))
+    finally:
+        torch.set_num_threads(own)
 
 
 def best_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> float:

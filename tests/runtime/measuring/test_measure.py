@@ -1,8 +1,10 @@
 """Measuring a device: rates are the inverse of the planner's roofline; a kept profile is believed only for the same machine."""
 
+import contextlib
 import dataclasses
 import io
 import json
+import math
 import statistics
 import subprocess
 from pathlib import Path
@@ -25,8 +27,9 @@ from strata_runtime.errors import InputError
 from strata_runtime.formats import MAKERS, measured
 from strata_runtime.formats.kernels import packed_rows
 from strata_runtime.kernels.native import build
-from strata_runtime.measuring import kernel_timing, measure, overheads, timing
+from strata_runtime.measuring import kernel_timing, measure, overheads, served, timing
 from strata_runtime.measuring.measure import Store
+from strata_runtime.measuring.profiling import company
 from strata_runtime.measuring.rates import (
     PREFILL_TOKENS,
     SOME_TOKENS,
@@ -318,3 +321,30 @@ def test_steps_vary_by_half_of_what_two_of_them_differ_by(seconds: list[float]) 
     pairs = [abs(one - other) for at, one in enumerate(seconds) for other in seconds[:at]]
     told = overheads.gini(seconds)
     assert told == pytest.approx(statistics.fmean(pairs) / 2 / statistics.fmean(seconds), abs=1e-9)
+
+
+def test_all_processors_read_together_and_the_process_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "READ_OUTPUTS", 256)
+    monkeypatch.setattr(timing, "LEAST_WORKING_SET_BYTES", 1 << 18)
+    monkeypatch.setattr(timing, "MOST_WORKING_SET_BYTES", 1 << 18)
+    threads = torch.get_num_threads()
+    assert 0 < timing.read_together(threads + 1) < math.inf
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("processors", "expected"), [(1, 0.0), (2, 0.0), (4, 3e10)])
+def test_memory_is_shared_where_a_machine_has_processors_for_more_devices(
+    processors: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a device of two threads."""
+    monkeypatch.setattr(measure, "cores", lambda: processors)
+    monkeypatch.setattr(measure, "_keep_kernels", lambda _: None)
+    monkeypatch.setattr(company, "in_company", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(overheads, "take", lambda *_: OVERHEADS)
+    monkeypatch.setattr(served, "token_seconds", lambda _: 1e-4)
+    monkeypatch.setattr(timing, "take", lambda *_: some_timings())
+    monkeypatch.setattr(timing, "read_together", lambda threads: 3e10 if threads == processors else 0.0)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    profile = measure.measure("cpu", "cpu", 2, "bfloat16")
+    assert profile.node_bandwidth_bytes_per_second == expected
+    assert ("of all devices of the machine" in measure.table(profile)) == (expected > 0)

@@ -22,8 +22,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.kv import KV_BITS
-from strata_planner.contract.latencies import LatencyProfile, ProfiledDevice
+from strata_planner.contract.latencies import LatencyProfile, ProfiledDevice, SharedLayers, StrategyPoint
 from strata_planner.contract.store import cache_folder, write_whole
+from strata_planner.contract.strategies import why_not_switched
 from strata_planner.contract.values import ContractError
 from strata_runtime.command_line import positive
 from strata_runtime.device import gpu_libraries, gpu_names, processor_name
@@ -59,6 +60,10 @@ def _complete(
     place: tuple[Path, LatencyProfile | None],
 ) -> None:
     """Measures what the file lacks of the formats that are asked for, or all of these (`--fresh`). `place`: the file and what it holds."""
+    if options.ranks > 1 and options.device != "cpu":
+        raise InputError(
+            "--ranks measures stages that several processors share; several GPUs in one are not run yet: leave it out"
+        )
     file, base = place
     wanted: tuple[FormatName, ...] = options.formats
     if base is not None:
@@ -130,23 +135,49 @@ def _measure(
 
 
 def _measure_ranks(options: argparse.Namespace, fields: dict[str, Any], file: Path) -> None:
-    """Adds to the file what strategies of so many ranks take, unless it is there."""
-    from strata_runtime.measuring.profiling import strategies  # noqa: PLC0415
-    from strata_runtime.measuring.profiling.stage import StageSpec  # noqa: PLC0415 -- see _measure
-
+    """Adds to the file what layers take that so many ranks share, and the strategies of theirs, unless it is there."""
     profile = LatencyProfile.decode(file.read_bytes())
-    name = strategies.switched_format(options.formats)
-    known = [each for each in profile.strategies if (each.ranks, each.format) == (options.ranks, name)]
-    if known and not options.fresh:
-        return
-    lengths = strategies.lengths_of(fields, quick=options.quick)
-    spec = StageSpec(
-        (name,) * strategies.LAYERS, options.compute_type, lengths[-1], lengths[-1], kv_bits=options.kv_bits
+    known = profile.shared_by(options.ranks).formats
+    missing = [name for name in options.formats if options.fresh or name not in known]
+    if missing:
+        profile = _with_shared(options, fields, profile, missing)
+        write_whole(file, profile.encode() + b"\n")
+    name = _switched_format(options, fields)
+    switched = [each for each in profile.strategies if (each.ranks, each.format) == (options.ranks, name)]
+    if name is not None and (options.fresh or not switched):
+        others = tuple(each for each in profile.strategies if each not in switched)
+        points = _strategies(options, fields, name)
+        write_whole(file, msgspec.structs.replace(profile, strategies=(*others, *points)).encode() + b"\n")
+
+
+def _with_shared(
+    options: argparse.Namespace, fields: dict[str, Any], profile: LatencyProfile, formats: Sequence[FormatName]
+) -> LatencyProfile:
+    from strata_runtime.measuring.profiling.shared_layers import SharedSubject, measure_shared  # noqa: PLC0415 -- see _measure
+
+    subject = SharedSubject(
+        fields, options.ranks, options.threads, options.compute_type, options.kv_bits, quick=options.quick
     )
-    with strategies.ranked_stage(fields, options.ranks, spec, options.threads) as stage, _bar() as progress:
-        points = strategies.measure_strategies(stage, lengths, progress)
-    others = tuple(each for each in profile.strategies if each not in known)
-    write_whole(file, msgspec.structs.replace(profile, strategies=(*others, *points)).encode() + b"\n")
+    with _bar() as progress:
+        points = measure_shared(subject, formats, profile, progress)
+    return profile.with_shared(SharedLayers(options.ranks, tuple(points)))
+
+
+def _switched_format(options: argparse.Namespace, fields: dict[str, Any]) -> FormatName | None:
+    """The first of the formats in which layers of this model switch their strategy; None: all of them run Megatron alone."""
+    names = [name for name in options.formats if not why_not_switched(str(fields["model_type"]), (name,), options.type)]
+    return names[0] if names else None
+
+
+def _strategies(options: argparse.Namespace, fields: dict[str, Any], name: FormatName) -> Sequence[StrategyPoint]:
+    from strata_runtime.measuring.profiling import strategies  # noqa: PLC0415 -- see _measure
+    from strata_runtime.measuring.profiling.stage import StageSpec  # noqa: PLC0415
+
+    lengths = strategies.lengths_of(fields, quick=options.quick)
+    formats = (name,) * strategies.LAYERS
+    spec = StageSpec(formats, options.compute_type, lengths[-1], lengths[-1], kv_bits=options.kv_bits)
+    with strategies.switching_stage(fields, options.ranks, spec, options.threads) as stage, _bar() as progress:
+        return strategies.measure_strategies(stage, lengths, progress)
 
 
 def keep_rates(device: str, threads: int, compute_type: ComputeType) -> None:
@@ -230,7 +261,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ranks",
         type=positive,
         default=1,
-        help="also the strategies of a stage that so many devices like this one share",
+        help="also layers that so many devices like this one share, and the strategies of such a stage",
     )
     parser.add_argument("--quick", action="store_true", help="a shorter grid: steps of at most 512 tokens")
     parser.add_argument("--fresh", action="store_true", help="measure these formats again even if they are kept")
