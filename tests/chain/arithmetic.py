@@ -4,18 +4,21 @@ A cache that lost a page, kept one of another text, or a layer that is computed 
 and not on who has them, nor on what runs beside it: it is the same after every loss.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from msgspec import structs
 
-from strata_planner.contract.frames import FrameHeader, Free, Open, SampledToken, Sampling, StepResult, Submit
+from strata_planner.contract.frames import FrameHeader, Free, Open, SampledToken, Sampling, StepResult, Submit, Survey
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import StepError
 from strata_runtime.stage.boundary import StepBoundary
 from strata_runtime.stage.executor import Answered, Passed, Work
+from strata_runtime.stage.holdings import Holdings
+from strata_runtime.stage.inheritance import Inheritance, Refill, weights_by_layer
 
 LAYERS = 4
 HIDDEN = 8  # floats, one byte in each
@@ -54,21 +57,36 @@ def text_of(prompt: Sequence[int], most: int, sampling: Sampling) -> list[int]:
     raise AssertionError("a prompt is never empty")
 
 
+Rows = dict[tuple[int, int], bytes]  # by block and place in it
+
+
+@dataclass
+class Held:
+    """In place of the pages that a role leaves: by layer."""
+
+    layers: dict[int, Rows]
+
+    def shrink(self, layers: Collection[int], pages: int) -> None:
+        self.layers = {
+            number: {place: row for place, row in rows.items() if place[0] < pages}
+            for number, rows in self.layers.items()
+            if number in layers
+        }
+
+
 @dataclass(eq=False)
 class Cache:
-    """(layer, block, place in it) -> what is kept of a token."""
+    """What each layer keeps of a token."""
 
-    kept: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
+    numbers: range
+    layers: dict[int, Rows] = field(default_factory=dict)
 
-    def reset(self) -> None:
-        self.kept.clear()
+    def take(self, held: Any) -> frozenset[int]:
+        self.layers = {number: held.layers.get(number, {}) for number in self.numbers}
+        return frozenset(number for number in self.numbers if number in held.layers)
 
-    def take(self, _: object) -> None:
-        """No pages of others: every epoch computes anew."""
-        self.kept.clear()
-
-    def held(self) -> "Cache":
-        return self
+    def held(self) -> Held:
+        return Held(dict(self.layers))
 
 
 @dataclass(eq=False)
@@ -83,12 +101,15 @@ class Stage:
 class Executor:
     """Runs a role's layers on frames, as `StageExecutor` does."""
 
-    def __init__(self, role: Role, model: Stage, cache: Cache, others: object = None, *_: object) -> None:
+    def __init__(
+        self, role: Role, model: Stage, cache: Cache, others: object = None, inherited: Inheritance | None = None
+    ) -> None:
         self.role, self.model, self.others = role, model, others
         self.work = Work()
         self.vocabulary = VOCABULARY
         self.boundary = StepBoundary()
         self.fails = ""  # the next step does, for this reason
+        self._holdings = Holdings(role, weights_by_layer(role, {}), inherited)
         self._cache = cache
         self._next_step = 0
         self._tables: dict[int, list[int]] = {}
@@ -104,47 +125,61 @@ class Executor:
         for operation in header.operations:
             match operation:
                 case Open():
+                    self._holdings.open(operation)
                     self._sampling[operation.sequence] = operation.sampling
                 case Free(sequence):
-                    self._tables.pop(sequence, None)
+                    self._holdings.free(sequence, self._tables.pop(sequence, []))
                     self._sampling.pop(sequence, None)
         if not header.segments:
             return None
         if self.fails:
             reason, self.fails = self.fails, ""
             raise RuntimeError(reason)
+        self._holdings.run_with(header.weights)
         states = self._states(header, inputs)
+        weights = self._holdings.weights
         if not self.role.head:
-            rows = torch.tensor([list(state) for state in states], dtype=torch.float32)
-            return Passed(structs.replace(header, weights="w", seconds=0.01), rows)
-        return Answered(StepResult(header.replica, header.epoch, header.step, self._samples(header, states), "w", 0.01))
+            rows = torch.tensor([list(state) for state in states], dtype=torch.float32).reshape(-1, HIDDEN)
+            return Passed(structs.replace(header, weights=weights, seconds=0.01), rows)
+        tokens = self._samples(header, states)
+        return Answered(StepResult(header.replica, header.epoch, header.step, tokens, weights, 0.01))
 
-    def computed(self, _: int) -> None:
-        """Of what it leaves to others: nothing."""
+    def survey(self, survey: Survey) -> Survey:
+        return self._holdings.survey(survey, begins_anywhere=True)
+
+    def left(self, formed: int) -> Inheritance:
+        return self._holdings.left(formed, self._tables.values(), 0)
 
     def _states(self, header: FrameHeader, inputs: torch.Tensor) -> list[bytes]:
-        rows = iter(inputs.tolist())
+        """What goes on to the next stage."""
         first, last = self.role.layers
+        refill = Refill.of(header.refill, self.role) if header.refill else None
+        layers = refill.layers if refill else range(first, last + 1)
+        rows = iter(inputs.tolist())
         states = []
         for segment in header.segments:
             table = self._tables.setdefault(segment.sequence, [])
             table.extend(segment.blocks)
-            for position in range(segment.start, segment.start + segment.length):
+            for position in range(segment.start, segment.start + segment.length) if layers else ():
                 row = next(rows)
                 state = embed(row) if self.role.embedding else bytes(int(each) for each in row)
-                for number in range(first, last + 1):
+                for number in layers:
                     state = layer_of(number, state, self._kept(table, number, position - 1))
-                    self._cache.kept[self._place(table, number, position)] = state
+                    self._cache.layers[number][self._place(table, position)] = state
                 states.append(state)
-        return states
+        self.work.refilled += len(states) * len(layers) if refill else 0
+        self._holdings.computed(header, [self._tables[segment.sequence] for segment in header.segments])
+        return states if refill is None or refill.sends else []
 
     def _kept(self, table: list[int], number: int, position: int) -> bytes:
         """Whoever reads what was never written computes garbage, as a real stage does."""
-        return NOTHING if position < 0 else self._cache.kept.get(self._place(table, number, position), b"garbage!")
+        if position < 0:
+            return NOTHING
+        return self._cache.layers[number].get(self._place(table, position), b"garbage!")
 
-    def _place(self, table: list[int], number: int, position: int) -> tuple[int, int, int]:
+    def _place(self, table: list[int], position: int) -> tuple[int, int]:
         size = self.role.page_tokens
-        return number, table[position // size], position % size
+        return table[position // size], position % size
 
     def _samples(self, header: FrameHeader, states: list[bytes]) -> list[SampledToken]:
         begin, tokens = 0, []

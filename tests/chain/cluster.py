@@ -105,6 +105,10 @@ class Chain(Kubernetes):
             self.network.dies(host)
         self.told()
 
+    def is_stopped(self, pod: Object) -> bool:
+        host = self.hosts.get(pod["metadata"]["name"])
+        return host is not None and host.frozen
+
     def slots(self) -> dict[str, SlotProcess]:
         """By pod."""
         running = ((pod, self.slot_of(pod)) for pod in self.pods_of(NAME))
@@ -150,4 +154,4 @@ def plan_of(deployment: LLMDeployment, pairs: list[tuple[str, ...]]) -> Plan:
             stages.append(msgspec.structs.replace(stage, node=node, devices=devices, memory=memory))
         batch = MicroBatch(prefill=2, decode=4, max_step_tokens=16)
         replicas.append(Replica(number, tuple(stages), batch, concurrency=4))
-    return msgspec.structs.replace(plan, replicas=tuple(replicas), page_tokens=4, prefix_caching=False)
+    return msgspec.structs.replace(plan, replicas=tuple(replicas), page_tokens=4)

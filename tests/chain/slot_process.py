@@ -57,6 +57,10 @@ def pool_of(role: Role) -> int:
     return role.total_bytes - bytes_of(weights_of(role))
 
 
+def cache_of(role: Role) -> Cache:
+    return Cache(range(role.layers[0], role.layers[1] + 1))
+
+
 @dataclass(eq=False)
 class Store:
     """What other roles may take of those that are held."""
@@ -127,7 +131,7 @@ class Loading:
         loaded = []
         for role in self.prepare.roles:
             same = next((each for each in self._held if same_weights(each.role, role)), None)
-            loaded.append(replace(same, role=role) if same else LoadedRole(role, Stage(), Cache()))  # type: ignore[arg-type]
+            loaded.append(replace(same, role=role) if same else LoadedRole(role, Stage(), cache_of(role)))  # type: ignore[arg-type]
             self.pools += [] if same else [pool_of(role)]
         self._process.check_memory()
         self.result = PreparedEpoch(self.prepare, tuple(loaded))
@@ -150,6 +154,7 @@ class Served:
         self.process.serving.append(self)
         if isinstance(worker, LeaderWorker):
             worker._gateways.hello = worker._hello()
+            worker.ask()
 
     def join(self) -> None:
         self.over = True

@@ -48,8 +48,30 @@ def test_every_client_gets_its_text(world: ChainWorld, befalls: Callable[[ChainW
     assert client.got == client.wanted
 
 
+def test_what_later_stages_hold_outlives_their_leaders(world: ChainWorld) -> None:
+    """They are started anew: their layers are computed again, those of the later stages are not."""
+    for pod in ("chat-a-0", "chat-c-0"):
+        world.kill(pod)
+    refilled = set()
+    for _ in range(40):
+        world.passes(0.2, every=0.1)
+        slots = world.cluster.slots().items()
+        refilled |= {name for name, slot in slots if any(each.worker.executor.work.refilled for each in slot.serving)}
+    world.settle()
+    assert refilled == {"chat-a-0", "chat-c-0"}
+    assert all(client.got == client.wanted for client in world.clients)
+
+
 def test_the_other_replica_serves_on_while_one_that_lost_its_leader_is_mended(world: ChainWorld) -> None:
     world.kill("chat-c-0", for_good=True)
+    world.passes(3, every=0.5)
+    late = [world.ask((9, number), 4, 0) for number in range(4)]
+    world.passes(3, every=0.5)
+    assert all(client.done for client in late)
+
+
+def test_what_is_new_goes_to_the_other_replica_while_one_that_lost_a_later_stage_is_mended(world: ChainWorld) -> None:
+    world.kill("chat-d-0", for_good=True)
     world.passes(3, every=0.5)
     late = [world.ask((9, number), 4, 0) for number in range(4)]
     world.passes(3, every=0.5)
@@ -75,9 +97,24 @@ def test_a_replica_that_is_gone_together_with_the_gateway_is_planned_without(wor
     assert {planned.reason for planned in world.planner.plans} > {"Created"}
 
 
+def test_a_slot_that_is_stopped_after_it_has_served_is_started_anew(world: ChainWorld) -> None:
+    world.passes(40, every=2)
+    before = world.cluster.slots()["chat-b-0"]
+    world.ask((7, 8), 40, 0)
+    world.passes(0.6, every=0.1)
+    world.stop("chat-b-0", stopped=True)
+    world.settle()
+    assert world.cluster.slots()["chat-b-0"] is not before
+    assert {planned.reason for planned in world.planner.plans} == {"Created"}
+    assert all(client.got == client.wanted for client in world.clients)
+
+
 def test_nobody_hears_a_slot_that_goes_on_after_others_took_its_place(world: ChainWorld) -> None:
+    """Its kubelet cannot end it, and lets it go on at last."""
     world.stop("chat-a-0", stopped=True)
+    world.cluster.faults.stuck.add("chat-a-0")
     world.passes(40)
+    assert {planned.reason for planned in world.planner.plans} > {"Created"}
     world.stop("chat-a-0", stopped=False)
     world.settle()
     assert all(client.got == client.wanted for client in world.clients)

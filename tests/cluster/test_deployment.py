@@ -250,6 +250,19 @@ def test_a_killed_slot_comes_back_and_its_stream_goes_on(chat: Deployed, expecte
     assert status["replans"][-1]["secondsToReady"] is not None
 
 
+def test_a_slot_that_is_stopped_is_started_anew_and_its_stream_goes_on(chat: Deployed, expected: str) -> None:
+    """Its node, its pod and its probe know nothing of it: the port goes on to take connections."""
+    slot = chat.get()["status"]["stages"][1]["slot"]  # which has run since the beginning
+    before = chat.pods("slot")[f"{slot}-0"]["metadata"]["uid"]
+    steps = Steps("SIGSTOP of the slot of stage 1")
+    text = streamed_through(chat, lambda: os.kill(_process_of(slot), signal.SIGSTOP), steps)
+    chat.wait_ready()
+    steps.mark("Ready")
+    assert text == expected
+    assert chat.pods("slot")[f"{slot}-0"]["metadata"]["uid"] != before
+    assert "SlotHung" in {event["reason"] for event in chat.events()}
+
+
 def test_another_spec_leads_to_another_plan(chat: Deployed) -> None:
     epoch = chat.get()["status"]["committedEpoch"]
     steps = Steps("minStages 3 -> 2")

@@ -114,6 +114,10 @@ class Kubernetes(FakeApi):
         thing = self.one("nodes", node)
         return thing is not None and thing["status"]["conditions"][0]["status"] == "True"
 
+    def is_stopped(self, pod: Object) -> bool:
+        """Whether its process, which is there, answers nobody."""
+        return False
+
     def is_up(self, node: str) -> bool:
         """With power: its condition may say otherwise."""
         thing = self.one("nodes", node)
@@ -174,10 +178,15 @@ class Kubernetes(FakeApi):
         self.stop(pod)
         self.objects.pop(PODS.path(NAMESPACE, pod["metadata"]["name"]), None)
 
-    def kill(self, pod: Object) -> None:
-        """For good, and nothing says so: its node stays Ready."""
+    def hang(self, pod: Object) -> None:
+        """Its process is there and does nothing more, as after SIGSTOP. Nothing says so: its node stays Ready, its container runs."""
         self.dead.add(pod["metadata"]["uid"])
         self.stop(pod)
+
+    def kill(self, pod: Object) -> None:
+        """For good: what is started in its container again answers nobody. Its node stays Ready."""
+        self.hang(pod)
+        self._runs(pod)
 
     # What goes on in it.
 
@@ -233,7 +242,7 @@ class Kubernetes(FakeApi):
             pod["status"]["containerStatuses"] = [{"restartCount": 0, "state": {"waiting": waiting}}]
             return None
         for each in pod["status"].get("containerStatuses") or ():
-            each.pop("state", None)
+            each.get("state", {}).pop("waiting", None)
         slot = self._started(pod, lambda: FakeSlot(_label(pod, SLOT_LABEL)))
         if slot is None:
             return None
@@ -253,7 +262,7 @@ class Kubernetes(FakeApi):
         if of is None or pod["metadata"].get("deletionTimestamp") or pod["spec"] != of["spec"]["template"]["spec"]:
             self.end(pod)
         elif self._started(pod, FakeGateway):
-            pod["status"] |= {"conditions": [{"type": "Ready", "status": "True"}], "podIP": address_of(pod)}
+            pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
 
     def _started(self, pod: Object, make: Callable[[], FakeSlot | FakeGateway]) -> FakeSlot | FakeGateway | None:
         """None while the Secret that it reads is not there."""
@@ -266,7 +275,14 @@ class Kubernetes(FakeApi):
             if secret is None:
                 return None
             self.processes[uid] = Process(base64.b64decode(secret["data"]["key"]).decode(), make())
+            self._runs(pod)
         return self.processes[uid].speaks
+
+    def _runs(self, pod: Object) -> None:
+        """Its container, since now."""
+        statuses = pod["status"].setdefault("containerStatuses", [{"restartCount": 0}])
+        statuses[0]["state"] = {"running": {"startedAt": stamp(self.now())}}
+        pod["status"]["podIP"] = address_of(pod)
 
     def _place(self, pod: Object) -> str:
         terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -287,6 +303,7 @@ class Kubernetes(FakeApi):
         ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": stamp(self.now())}
         statuses = pod["status"].setdefault("containerStatuses", [{"restartCount": 0}])
         statuses[0] = {"restartCount": statuses[0]["restartCount"] + 1, "lastState": {"terminated": ended}}
+        self._runs(pod)
         self._is_missed(pod, slot)
         slot.restart()
 

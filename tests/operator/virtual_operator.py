@@ -20,13 +20,13 @@ from strata_operator.act.lease import NotLeadingError
 from strata_operator.act.planner_call import Answer, Question
 from strata_operator.api import LLMDeployment, deployment_from_object
 from strata_operator.errors import NotReadyError
-from strata_operator.observe.kube import PODS, REQUEST_SECONDS, Kube
+from strata_operator.observe.kube import REQUEST_SECONDS, Kube
 from strata_operator.observe.kube import Request as Sent
 from strata_planner.contract.control import GetStatus, Status, Watch
 from strata_planner.contract.plan import DeviceRef, Plan, Speculation
 from strata_planner.question.cluster import Cluster
 from strata_planner.replan.repair import RepairNote
-from tests.operator.cluster_model import NAMESPACE, Kubernetes
+from tests.operator.cluster_model import Kubernetes
 from tests.operator.fake_api import Request
 from tests.operator.fakes import FakeSlot, a_plan
 
@@ -154,14 +154,13 @@ class ModelControl:
 
     def _reached(self, endpoint: Endpoint) -> tuple[Any, str]:
         """The process behind an address, if it can be reached and the key opens its port; and the node that it is on."""
-        host = endpoint.host.partition(".")[0]
-        named = self._cluster.objects.get(PODS.path(NAMESPACE, host))
-        pod = named or next(
-            (each for each in self._cluster.all("pods") if each["status"].get("podIP") == endpoint.host), None
-        )
+        pods = (each for each in self._cluster.all("pods") if each["status"].get("podIP") == endpoint.host)
+        pod = next(pods, None)
         process = self._cluster.processes.get(pod["metadata"]["uid"]) if pod else None
         node = str(pod["spec"].get("nodeName", "")) if pod else ""
         if process is None or process.key != endpoint.secret or node in self._cluster.faults.unreachable:
+            return None, node
+        if pod is not None and self._cluster.is_stopped(pod):
             return None, node
         return process.speaks, node
 

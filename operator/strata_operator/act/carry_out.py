@@ -168,8 +168,8 @@ class Hands:
                 kept.forget_applied(f"Secret {process_secret(name)}", f"StatefulSet {name}")
                 await self._kube.delete(SECRETS, namespace, process_secret(name))
                 await self._kube.delete(STATEFUL_SETS, namespace, name)
-            case DeletePod(name=name, uid=uid, force=force):
-                await self._kube.delete(PODS, namespace, name, uid=uid, force=force)
+            case DeletePod(name=name, uid=uid, grace_seconds=grace_seconds):
+                await self._kube.delete(PODS, namespace, name, uid=uid, grace_seconds=grace_seconds)
             case DeleteEpoch(number=number):
                 name = epoch_name(deployment, number)
                 await self._kube.delete(SECRETS, namespace, name)

@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
 
 from strata_operator.errors import OperatorError
 from strata_planner.contract.control import (
@@ -121,33 +122,30 @@ def _state_of(endpoint: Endpoint, status: Status | None, request: SetBits) -> Sw
 async def watch(endpoint: Endpoint) -> AsyncGenerator[Status | None]:
     """The status now and after every change; None whenever nobody answers. Never ends by itself."""
     while True:
-        socket = _connect(endpoint)
+        connection = _Connection(endpoint)
         try:
-            async with aclosing(_listen(socket)) as statuses:
+            while not await connection.is_made():
+                yield None
+            async with aclosing(_listen(connection)) as statuses:
                 async for status in statuses:
                     yield status
         finally:
-            socket.close(linger=0)
+            connection.close()
         yield None
 
 
-async def _listen(socket: "zmq.asyncio.Socket") -> AsyncGenerator[Status]:
+async def _listen(connection: "_Connection") -> AsyncGenerator[Status]:
     """Statuses of one connection, until it falls silent or another process answers on it."""
-    connection = _Connection(socket)
-    try:
-        await socket.send(encode(Watch()))
-        incarnation = None
-        while not connection.is_silent:
-            status = await connection.next_status()
-            if status is None:
-                continue
-            if incarnation not in (None, status.incarnation):
-                return  # started anew: it does not know yet that it is watched
-            incarnation = status.incarnation
-            yield status
-    finally:
-        socket.disable_monitor()
-        connection.breaks.close(linger=0)
+    await connection.begin()
+    incarnation = None
+    while not connection.is_silent:
+        status = await connection.next_status()
+        if status is None:
+            continue
+        if incarnation not in (None, status.incarnation):
+            return  # started anew: it does not know yet that it is watched
+        incarnation = status.incarnation
+        yield status
 
 
 class _Connection:
@@ -155,16 +153,33 @@ class _Connection:
     heartbeats tell, and the monitor when they stop.
     """
 
-    def __init__(self, socket: "zmq.asyncio.Socket") -> None:
-        self._socket = socket
-        self.breaks: zmq.asyncio.Socket = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._socket = _socket(endpoint)
+        self._events: zmq.asyncio.Socket = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self._socket.connect(_address(endpoint))
         self._poller = zmq.asyncio.Poller()
-        for each in (socket, self.breaks):
+        for each in (self._socket, self._events):
             self._poller.register(each, zmq.POLLIN)
         self._last: Status | None = None
         self._changed = self._asked = self._unanswered = time.monotonic()
         self._patience = SILENCE_SECONDS
         self._waits = True
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._events.close(linger=0)
+        self._socket.close(linger=0)
+
+    async def is_made(self) -> bool:
+        """Whether somebody who has the key is there within SILENCE_SECONDS. libzmq goes on trying: another socket would only begin anew."""
+        there = await self._events.poll(int(1000 * SILENCE_SECONDS))
+        return bool(there) and await self._event() == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+    async def begin(self) -> None:
+        self._unanswered = time.monotonic()
+        await self._ask(Watch())
 
     @property
     def is_silent(self) -> bool:
@@ -174,11 +189,9 @@ class _Connection:
         """None where it is time to ask, or to look whether it is silent."""
         seconds = min(self._seconds(), self._silence()) if self._waits else self._seconds()
         ready = dict(await self._poller.poll(max(1, int(1000 * seconds))))
-        if self.breaks in ready:
-            await self.breaks.recv_multipart()
-            if self._last is not None:  # whom nobody has heard has no connection to lose
-                self._patience = BROKEN_SECONDS
-                await self._ask(Watch())  # who is connected anew is not the one that watched
+        if self._events in ready and await self._event() == zmq.EVENT_DISCONNECTED:
+            self._patience = BROKEN_SECONDS
+            await self._ask(Watch())  # who is connected anew is not the one that watched
         if self._socket in ready:
             return self._heard(await _read(self._socket))
         if self._seconds() <= 0:
@@ -194,6 +207,9 @@ class _Connection:
         now = time.monotonic()
         pause = ASK_AGAIN_SECONDS if self._waits else ASK_SHARE * (now - self._changed)
         return self._asked + min(ASK_SELDOM_SECONDS, max(ASK_AGAIN_SECONDS, pause)) - now
+
+    async def _event(self) -> int:
+        return int(parse_monitor_message(await self._events.recv_multipart())["event"])
 
     async def _ask(self, message: Watch | GetStatus) -> None:
         self._asked = time.monotonic()
@@ -230,6 +246,16 @@ async def _read(socket: "zmq.asyncio.Socket") -> Status | None:
 
 
 def _connect(endpoint: Endpoint) -> "zmq.asyncio.Socket":
+    socket = _socket(endpoint)
+    socket.connect(_address(endpoint))
+    return socket
+
+
+def _address(endpoint: Endpoint) -> str:
+    return f"tcp://{endpoint.host}:{endpoint.port}"
+
+
+def _socket(endpoint: Endpoint) -> "zmq.asyncio.Socket":
     socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
     client = curve_secret_key(endpoint.secret, "client")
     socket.curve_secretkey = client
@@ -241,7 +267,6 @@ def _connect(endpoint: Endpoint) -> "zmq.asyncio.Socket":
     socket.heartbeat_timeout = int(HEART_STOPPED_SECONDS * 1000)
     socket.reconnect_ivl = 50  # milliseconds: a process that starts again is found at once
     socket.reconnect_ivl_max = 500
-    socket.connect(f"tcp://{endpoint.host}:{endpoint.port}")
     return socket
 
 

@@ -177,7 +177,7 @@ class Controller:
         for pod in look.stranded_pods():
             meta = pod["metadata"]
             try:
-                await self._kube.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], force=True)
+                await self._kube.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=0)
             except NotReadyError as error:
                 log.warning("the pod %s/%s, whose node is gone, stays: %s", meta["namespace"], meta["name"], error)
 

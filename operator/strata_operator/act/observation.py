@@ -27,6 +27,7 @@ from strata_operator.decide.view import (
     gateway_pod_views,
     given_the_control_key,
     pod_views,
+    slot_hosts,
 )
 from strata_operator.observe.inventories import Inventories
 from strata_operator.observe.inventory import Inventory, InventoryOptions
@@ -185,7 +186,7 @@ def _is_away(node: NodeView | None) -> bool:
 
 
 def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:
-    """Follow the plan's slots and every gateway's pod, and hand over what they have said last."""
+    """Follow the pods of the plan's slots and of every gateway, and hand over what they have said last. Slots find each other by name."""
     addresses = {slot: slot_address(deployment, slot) for slot in slots_in(plan)} if plan else {}
     earlier = given_the_control_key(deployment, snapshot.pods)
     stored = _keys_of(deployment, snapshot)
@@ -193,9 +194,11 @@ def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: S
     def key_of(who: str, process: str, derived: str) -> str:
         return key if who in earlier else stored.get(process_secret(process), derived)
 
+    hosts = slot_hosts(deployment, snapshot.pods)
     endpoints = {
-        slot: Endpoint(address.host, address.control_port, key_of(slot, slot, slot_secret(key, slot)))
+        slot: Endpoint(hosts[slot], address.control_port, key_of(slot, slot, slot_secret(key, slot)))
         for slot, address in addresses.items()
+        if slot in hosts
     }
     if plan:
         derived = gateway_secret(key)

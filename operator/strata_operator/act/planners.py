@@ -21,6 +21,7 @@ LOSSES = {
     "Unschedulable",
     "PrepareRefused",
     "PrepareStalled",
+    "EndStalled",
     "OutOfMemory",
 }  # reasons: something that was planned cannot be had any more
 

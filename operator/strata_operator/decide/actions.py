@@ -44,11 +44,13 @@ class DeleteStatefulSet:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Only the pod with this uid. `force`: at once, as its node is gone and nobody else can confirm its end."""
+    """Only the pod with this uid. `grace_seconds`: what its process has to end by itself; 0: the pod is gone at once, as its node is and
+    nobody else can confirm its end; None: the pod's own.
+    """
 
     name: str
     uid: str
-    force: bool = True
+    grace_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from strata_operator.decide.actions import (
     DeleteEpoch,
     DeletePod,
     DeleteStatefulSet,
+    Emit,
     MakePlan,
     RenewEpoch,
 )
@@ -23,9 +24,10 @@ from strata_operator.decide.brake import is_overdue, losses
 from strata_operator.decide.conditions import Outcome, is_serving
 from strata_operator.decide.epochs import CreateEpoch, PlanWithout, RecordCommit, Step, next_steps
 from strata_operator.decide.exclusions import PEACE, Memory, delay, remember
+from strata_operator.decide.hung import HUNG_GRACE_SECONDS, hung
 from strata_operator.decide.report import report
 from strata_operator.decide.rollout import outdated, replaced, speakable
-from strata_operator.decide.troubles import Trouble, hung, troubles
+from strata_operator.decide.troubles import Trouble, troubles
 from strata_operator.decide.view import View
 from strata_operator.decide.wishes import Wanted, wanted
 from strata_operator.once import once_of_each
@@ -152,7 +154,7 @@ def _retire(view: View) -> tuple[Action, ...]:
     wanted_slots = {stage.slot for stage in view.stages()}
     gone = tuple(DeleteStatefulSet(name) for name in sorted(set(view.stateful_sets) - wanted_slots))
     return gone or tuple(
-        DeletePod(pod.name, pod.uid)
+        DeletePod(pod.name, pod.uid, grace_seconds=0)
         for pod in view.pods
         if pod.stateful_set not in wanted_slots and (pod.node not in view.nodes or view.nodes[pod.node].away_since)
     )
@@ -161,15 +163,24 @@ def _retire(view: View) -> tuple[Action, ...]:
 def _freed(view: View) -> tuple[DeletePod, ...]:
     """A gateway that is to end on a node that cannot end it: nobody else confirms that."""
     return tuple(
-        DeletePod(pod.name, pod.uid)
+        DeletePod(pod.name, pod.uid, grace_seconds=0)
         for pod in view.gateway_pods
         if pod.is_ending and pod.node and (pod.node not in view.nodes or is_overdue(view, pod.node))
     )
 
 
-def _ended(view: View, found: tuple[Trouble, ...]) -> tuple[DeletePod, ...]:
+def _ended(view: View, found: tuple[Trouble, ...]) -> tuple[Action, ...]:
     """Slots that hang, as a liveness probe would see to it: the kubelet knows nothing of epochs."""
-    return tuple(DeletePod(pod.name, pod.uid, force=False) for pod in hung(view, found))
+    return tuple(
+        action
+        for pod in hung(view, found)
+        for action in (
+            DeletePod(pod.name, pod.uid, grace_seconds=HUNG_GRACE_SECONDS),
+            Emit(
+                "Warning", "SlotHung", f"slot {pod.stateful_set} runs and answers nobody: its pod {pod.name} is ended"
+            ),
+        )
+    )
 
 
 def _forget(view: View) -> tuple[Action, ...]:

@@ -50,7 +50,7 @@ def speakable(view: View, steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def _ended(pods: Iterable[PodView]) -> tuple[DeletePod, ...]:
-    return tuple(DeletePod(pod.name, pod.uid, force=False) for pod in pods)
+    return tuple(DeletePod(pod.name, pod.uid) for pod in pods)
 
 
 def _is_slot(manifest: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Slots of the newest plan that cannot do what it asks of them: refused, stuck, without a place or an image, or gone.
+"""Slots of the newest plan that cannot do what it asks of them: refused, stuck, without a place or an image, without end, or gone.
 
 Called by reconcile; what is found is remembered (exclusions) and leads to a plan without the slot's node. Pure.
 """
@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from strata_operator.decide.epochs import PlanWithout, Step, progress_of, why_broken
-from strata_operator.decide.view import PodView, View
-from strata_operator.render.records import moment
+from strata_operator.decide.epochs import PlanWithout, Step, holds, progress_of, why_broken
+from strata_operator.decide.view import View
+from strata_operator.render.records import moment, stamp
 from strata_planner.contract.plan import Stage
 
-UNSCHEDULABLE = timedelta(seconds=60)  # so long a slot may wait for a place, for its pod, or for its image
+UNSCHEDULABLE = timedelta(
+    seconds=60
+)  # so long a slot may wait for a place, for its pod, for its image, or for the end of the pod before
 STALLED = "PrepareStalled"
 
 
@@ -37,33 +39,14 @@ def troubles(view: View, steps: Iterable[Step]) -> tuple[Trouble, ...]:
 
 def progress(view: View, stage: Stage) -> tuple[int, datetime]:
     """The furthest that its slot has come with the newest epoch, and since when: as status keeps it, brought up to date."""
-    before = _kept(view, stage)
-    reached = progress_of(view.newest.epoch.number, view.seen.slots.get(stage.slot)) if view.newest else 0
+    before, reached = _kept(view, stage), 0
     everything = 2 + stage.layers[1] - stage.layers[0]
+    if view.newest is not None:
+        epoch, status = view.newest.epoch, view.seen.slots.get(stage.slot)
+        reached = max(progress_of(epoch.number, status), everything if holds(epoch, status) else 0)
     if before is None or reached > before[0] or before[0] >= everything > reached:
         return reached, view.now  # who had everything and was started anew begins anew
     return before
-
-
-def hung(view: View, found: Iterable[Trouble]) -> tuple[PodView, ...]:
-    """Pods of slots that got no further, do not answer, and that no plan does without: a new process may. A pod that is younger than
-    what a slot may take has not had its time. What is on a node that is away is the brake's.
-    """
-    newest, patience = view.newest, timedelta(seconds=view.deployment.spec.replanning.prepare_timeout_seconds)
-    if newest is None or not any(each.wish == STALLED and each.at >= newest.at for each in view.failures.values()):
-        return ()
-    stalled = {trouble.node for trouble in found if trouble.reason == STALLED}
-    slots = {stage.slot: view.nodes.get(stage.node) for stage in view.stages() if stage.node in stalled}
-    return tuple(
-        pod
-        for slot, node in slots.items()
-        if node is not None
-        and node.away_since is None
-        and not view.answers(slot)
-        and (pod := view.pod_of(slot)) is not None
-        and not pod.is_ending
-        and view.now - pod.made_at >= patience
-    )
 
 
 def _of(view: View, stage: Stage, refused: dict[str, str]) -> Iterator[Trouble]:
@@ -76,6 +59,8 @@ def _of(view: View, stage: Stage, refused: dict[str, str]) -> Iterator[Trouble]:
         yield Trouble(stage.node, "Unschedulable", f"slot {stage.slot} finds no place: {why}")
     if unusable := _image_unusable(view, stage):
         yield Trouble(stage.node, "ImageUnusable", f"slot {stage.slot} cannot start: {unusable}")
+    if unending := _unending(view, stage):
+        yield Trouble(stage.node, "EndStalled", unending)
     if stage.slot in refused:
         yield Trouble(stage.node, "PrepareRefused", f"slot {stage.slot} refused: {refused[stage.slot]}")
     if (not view.is_committed or _is_missed(view, stage)) and (stalled := _stalled(view, stage)):
@@ -92,6 +77,16 @@ def _image_unusable(view: View, stage: Stage) -> str:
     others = (view.pod_of(other.slot) for other in view.stages() if other.node != stage.node)
     runs = any(other and other.image == pod.image and view.answers(other.stateful_set) for other in others)
     return pod.trouble.message if runs else ""
+
+
+def _unending(view: View, stage: Stage) -> str:
+    """A process that not even SIGKILL ends hangs in its kernel, and nothing can take its place before it ends. Nodes that are away are the brake's."""
+    pod, node = view.pod_of(stage.slot), view.nodes.get(stage.node)
+    if pod is None or pod.to_end_by is None or node is None or node.away_since or view.answers(stage.slot):
+        return ""
+    if view.now - pod.to_end_by < UNSCHEDULABLE:
+        return ""
+    return f"slot {stage.slot} does not end: pod {pod.name} was to be gone at {stamp(pod.to_end_by)}; its process may hang in a driver"
 
 
 def _is_missed(view: View, stage: Stage) -> bool:

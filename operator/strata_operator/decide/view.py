@@ -54,11 +54,16 @@ class PodView:
     waiting_for: str = ""
     trouble: PodTrouble | None = None
     out_of_memory_at: datetime | None = None  # when the kernel last ended its process for taking more than its limit
-    is_ending: bool = False
+    to_end_by: datetime | None = None  # it is to end: when its grace period is over
     is_running: bool = True  # no container is known to have ended, or to wait for its start
+    started_at: datetime | None = None  # its process, by its node's clock
     image: str = ""
     template: str = ""  # which template it was made of; empty: of a release that did not say
     device: str = ""  # as annotated
+
+    @property
+    def is_ending(self) -> bool:
+        return self.to_end_by is not None
 
 
 class PlanKey(NamedTuple):
@@ -185,11 +190,19 @@ def gateway_pod_views(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any
 
 
 def gateway_hosts(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Where each gateway's pod is reached, by its name: those that have an address and whose containers have not all ended for good."""
-    found = {pod["metadata"]["name"]: pod.get("status") or {} for pod in _gateway_pods(deployment, pods)}
-    return {
-        name: host for name, status in found.items() if status.get("phase") not in _ENDED and (host := _address(status))
-    }
+    """Where each gateway's pod is reached, by its name."""
+    return _hosts((pod["metadata"]["name"], pod) for pod in _gateway_pods(deployment, pods))
+
+
+def slot_hosts(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Where each slot's pod is reached, by the slot: asking for its name would begin before it is there, and be told so for longer."""
+    return _hosts((slot, pod) for pod in pods if is_pod_of(deployment, pod) and (slot := pod_label(pod, SLOT_LABEL)))
+
+
+def _hosts(pods: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
+    """Of those that have an address and whose containers have not all ended for good."""
+    found = ((name, pod.get("status") or {}) for name, pod in pods)
+    return {name: host for name, status in found if status.get("phase") not in _ENDED and (host := _address(status))}
 
 
 def _address(status: Mapping[str, Any]) -> str:
@@ -250,6 +263,9 @@ def _away_since(node: Mapping[str, Any]) -> datetime | None:
 
 def _pod_view(pod: Mapping[str, Any]) -> PodView:
     status = pod.get("status", {})
+    states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
+    started = next((each["running"].get("startedAt") for each in states if each.get("running")), None)
+    ends = pod["metadata"].get("deletionTimestamp")
     place = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), None)
     waiting = place is not None and place["status"] == "False"
     notes = pod["metadata"].get("annotations") or {}
@@ -264,11 +280,9 @@ def _pod_view(pod: Mapping[str, Any]) -> PodView:
         waiting_for=place.get("message", "") if place and waiting else "",
         trouble=pod_trouble(pod),
         out_of_memory_at=out_of_memory_at(pod),
-        is_ending=bool(pod["metadata"].get("deletionTimestamp")),
-        is_running=not any(
-            set(container.get("state") or {}) & {"waiting", "terminated"}
-            for container in status.get("containerStatuses") or ()
-        ),
+        to_end_by=moment(ends) if ends else None,
+        is_running=not any(set(state) & {"waiting", "terminated"} for state in states),
+        started_at=moment(started) if started else None,
         image=next((each.get("image", "") for each in pod.get("spec", {}).get("containers") or ()), ""),
         template=notes.get(TEMPLATE_ANNOTATION, ""),
         device=notes.get(DEVICE_ANNOTATION, ""),

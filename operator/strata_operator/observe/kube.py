@@ -229,13 +229,15 @@ class Kube:
         answer = await self._call("PATCH", path, query=query, body=manifest, content_type=APPLY)
         return self._told(kind_of(manifest), answer)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str = "", force: bool = False) -> None:
-        """Gone already is as good. `uid`: only that object, not another of its name. `force`: without a grace period."""
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_seconds: int | None = None
+    ) -> None:
+        """Gone already is as good. `uid`: only that object, not another of its name. `grace_seconds`: None: the object's own; 0: none."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
-        if force:
-            options["gracePeriodSeconds"] = 0
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
         try:
             await self._call("DELETE", kind.path(namespace, name), body=options)
         except (StaleError, AlreadyExistsError):

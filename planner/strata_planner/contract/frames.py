@@ -118,13 +118,15 @@ class Segment(Message, frozen=True):
 class Open(Message, frozen=True, tag="open"):
     """A sequence is new: where its sampling parameters reach the last stage.
 
-    Where what is wanted depends on its tokens, they come with it: `prompt_length` of the prompt, then those of the answer.
+    Where what is wanted depends on its tokens, they come with it: `prompt_length` of the prompt, then those of the answer. `root`: what stands before
+    its first block (`block_names`); empty: what does without a salt.
     """
 
     sequence: int
     sampling: Sampling
     tokens: tuple[int, ...] = ()
     prompt_length: int = 0
+    root: bytes = b""
 
 
 class Free(Message, frozen=True, tag="free"):
@@ -136,13 +138,15 @@ class Free(Message, frozen=True, tag="free"):
 KvOperation = Open | Free
 
 
-class FrameHeader(Message, frozen=True, tag="frame/6"):
+class FrameHeader(Message, frozen=True, tag="frame/7"):
     """The tag names the layout of its parts: a peer of another one cannot decode it, and so cannot take one field for another.
 
     Of another epoch: dropped and counted. A gap in `step`: an error. KV operations come before the segments.
 
     `refill`: first and end of the layers that compute; all others have stored what these tokens leave in them. What enters the first is the tokens, where that
     is the model's first, else what a stage has kept of what it handed on. Nothing is sampled.
+
+    `tokens`: of all segments, so that every stage knows what its blocks hold; empty where nobody would go on from them.
     """
 
     replica: int
@@ -156,6 +160,7 @@ class FrameHeader(Message, frozen=True, tag="frame/6"):
     seconds: float = 0.0  # of the stage that took longest so far
     draft: bool = False  # with draft weights: one token of each sequence, whose keys and values are written over when it is verified
     refill: tuple[int, int] | None = None
+    tokens: list[int] = []
 
 
 class SampledToken(Message, frozen=True):
@@ -172,23 +177,31 @@ class SampledToken(Message, frozen=True):
     rank: int = 0
 
 
-class Survey(Message, frozen=True, tag="survey"):
-    """The leader of a replica that was formed anew has kept what its blocks mean: each stage works in what it still holds in them, the last one sends it back.
+class HeldBlock(Message, frozen=True):
+    """What a block holds: all that it is called by `name` for; or, full or not, these `tokens`, packed, behind the block or root `name`."""
 
-    Blocks hold what was computed in the epoch `formed` of the replica `before`, up to the step `through`. `lacking`: first and end of the layers that do not
-    hold it any more, or hold what other weights have computed; equal: none. `starts`: layers whose inputs are kept. `weights`: as of a frame that
-    would pass now; `layers`: of all stages so far.
+    block: int
+    name: bytes
+    tokens: bytes = b""
+
+
+class Survey(Message, frozen=True, tag="survey/2"):
+    """The leader of a replica that was formed anew asks what its stages have kept: each works in what it still holds, the last one sends it back.
+
+    `blocks`: what all those that hold any layer hold in them, computed in the epoch `formed` of the replica `before`; None: nobody has, so far. `lacking`: first
+    and end of the layers that do not hold it any more, or hold what other weights have computed; equal: none. `starts`: layers whose inputs are kept.
+    `weights`: as of a frame that would pass now; `layers`: of all stages so far.
     """
 
     replica: int
     epoch: int
-    formed: int
-    before: int
-    through: int
     weights: str = ""
     layers: int = 0
     lacking: tuple[int, int] = (0, 0)
     starts: tuple[int, ...] = ()
+    formed: int = 0
+    before: int = -1
+    blocks: list[HeldBlock] | None = None
 
     @property
     def refill(self) -> tuple[int, int]:
@@ -218,7 +231,15 @@ class StepFailed(Message, frozen=True, tag="failed"):
     reason: str
 
 
-DataMessage = FrameHeader | StepResult | StepFailed | Survey
+class StageLost(Message, frozen=True, tag="lost"):
+    """A stage has lost a neighbour: passed on from stage to stage to the leader, which tells the gateways."""
+
+    replica: int
+    epoch: int
+    slot: str  # that is not reached
+
+
+DataMessage = FrameHeader | StepResult | StepFailed | Survey | StageLost
 FinishReason = Literal["stop", "length", "abort", "error", "never"]
 FAILURES: Final = frozenset({"abort", "error", "never"})  # without a token; the last where nothing can be drawn
 
@@ -266,6 +287,7 @@ class LeaderHello(Message, frozen=True, tag="leaderHello"):
     drafts: int = 0  # verifications of drafted tokens
     draft_tokens: int = 0
     accepted_tokens: int = 0  # of the drafted ones
+    lost: str = ""  # a slot of its replica that is not reached: no step gets through before the next epoch
 
 
 class PromptScore(Message, frozen=True):

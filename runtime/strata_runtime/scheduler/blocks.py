@@ -2,29 +2,16 @@
 
 A block is `page_tokens` positions in every stage's pool, under one number. One that is full has a name: a digest of its tokens and of
 all before them. A block with a name is shared by whoever needs it, and keeps it when nobody holds it any more, until it is taken for
-something else: those without a name first, then the one that was given back longest ago. Knows no tensors.
+something else: those without a name first, then the one that was given back longest ago. What an epoch leaves to the next has blocks that are not full:
+the sequence that has their tokens goes on in them. Knows no tensors.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
-from strata_planner.contract.frames import Segment
-
-_NAME_BYTES = 16
-_TOKEN_BYTES = 8
-
-
-def root_of(salt: str) -> bytes:
-    """What stands before the first block of a sequence; never the name of a block, whatever the salt is."""
-    return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=_NAME_BYTES, person=b"salt").digest()
-
-
-def name_of(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of the block with these tokens behind the block `parent`, or behind a root."""
-    packed = b"".join(token.to_bytes(_TOKEN_BYTES, "little") for token in tokens)
-    return blake2b(parent + packed, digest_size=_NAME_BYTES).digest()
+from strata_planner.contract.block_names import alike, name_of
+from strata_planner.contract.frames import HeldBlock, Segment
 
 
 class BlockPool:
@@ -37,15 +24,21 @@ class BlockPool:
         self._kept: dict[int, None] = {}  # free ones with a name, longest free first
         self._names: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}
+        self._begun: dict[
+            bytes, dict[int, bytes]
+        ] = {}  # by what is before them: kept ones that nothing follows, with their tokens
         self.drafted: set[int] = set()  # blocks that are full in the pool of the model that drafts, too
-        self.lacking: set[int] = (
-            set()
-        )  # blocks with names that some layers are to compute again before anybody reads them
+        self.lacking: set[int] = set()  # blocks that some layers are to compute again before anybody reads them
 
     @property
     def free(self) -> int:
         """Blocks that can be taken: nobody holds them."""
         return len(self._unnamed) + len(self._kept)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether some may be kept that a sequence can go on in."""
+        return bool(self._begun)
 
     def find(self, name: bytes) -> int | None:
         return self._blocks.get(name)
@@ -80,20 +73,40 @@ class BlockPool:
             self._names[block] = name
             self._blocks[name] = block
 
-    def named(self) -> dict[bytes, int]:
-        """What is known, and in which block: those that were given back longest ago first, as `inherit` takes it; behind these the ones that are held."""
-        free = {self._names[block]: block for block in self._kept}
-        return free | {name: block for name, block in self._blocks.items() if name not in free}
-
-    def inherit(self, named: Mapping[bytes, int], *, lacking: bool) -> None:
-        """Blocks of another pool under the same numbers; those that this one has not are left out. Before any is taken. `lacking`: each of them."""
-        for name, block in named.items():
-            if block < self.count:
-                self._names[block] = name
-                self._blocks[name] = block
-                self._kept[block] = None
+    def inherit(self, blocks: Iterable[HeldBlock], *, lacking: bool) -> None:
+        """What blocks hold under these numbers already, those that are to be taken first at the front; blocks that this pool has not are left out. Before any is
+        taken. `lacking`: each of them.
+        """
+        for each in blocks:
+            name = name_of(each.name, each.tokens) if each.tokens else each.name
+            if each.block >= self.count or name in self._blocks:
+                continue
+            self._names[each.block] = name
+            self._blocks[name] = each.block
+            self._kept[each.block] = None
+            if each.tokens:
+                self._begun.setdefault(each.name, {})[each.block] = each.tokens
         self._unnamed = [block for block in self._unnamed if block not in self._kept]
         self.lacking = set(self._kept) if lacking else set()
+
+    def go_on(self, parent: bytes, tokens: bytes) -> tuple[int, int] | None:
+        """A free block that somebody had filled, or begun to, behind the block `parent`, with most of these packed tokens: the caller's alone from now on. With
+        how many of them.
+        """
+        begun = self._begun.get(parent, {})
+        counts = {
+            block: alike(held, tokens)
+            for block, held in begun.items()
+            if block in self._kept and self._names[block] == name_of(parent, held)  # else it was taken since
+        }
+        block = max(counts, key=lambda each: counts[each], default=-1)
+        if not counts.get(block):
+            return None
+        del begun[block], self._kept[block], self._blocks[self._names.pop(block)]
+        if not begun:
+            del self._begun[parent]
+        self._held[block] = 1
+        return block, counts[block]
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """By one holder, in the order of its positions: the last are the first to be taken again."""
@@ -105,11 +118,13 @@ class BlockPool:
                 self._kept[block] = None
             else:
                 self._unnamed.append(block)
+                self.lacking.discard(block)
 
     def forget_names(self) -> None:
         """What the blocks hold is not what anybody would compute now: nothing of it is shared any more."""
         self._names.clear()
         self._blocks.clear()
+        self._begun.clear()
         self.lacking.clear()
         self._unnamed.extend(self._kept)
         self._kept.clear()
@@ -126,7 +141,8 @@ class BlockPool:
         assert free == [block for block in range(self.count) if not counts[block]], "a block is lost, or free twice"
         assert {name: block for block, name in self._names.items()} == self._blocks, "a name without its block"
         assert self._kept.keys() <= self._names.keys(), "a block is kept for a name that it does not have"
-        assert self.lacking <= self._names.keys(), "a block that nobody can find is to be computed again"
+        held = {block for block, count in enumerate(counts) if count}
+        assert self.lacking <= self._names.keys() | held, "a block that nobody can find is to be computed again"
         assert not set(self._unnamed) & self._names.keys(), "a block that can be found is taken as if it had no name"
 
 

@@ -7,7 +7,7 @@ no sockets, no tensors.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from strata_planner.contract.frames import (
     NEVER,
     NOT_YET,
     Free,
+    HeldBlock,
     KvOperation,
     SampledToken,
     Segment,
@@ -41,17 +42,8 @@ class Step:
     refill: tuple[int, int] | None = None  # first and end of the layers that compute; None: all, and tokens are sampled
 
 
-class Known(NamedTuple):
-    """What blocks hold, by their names, and the last step that all stages had computed: for the scheduler of the epoch that comes next."""
-
-    named: Mapping[bytes, int]
-    through: int
-
-
 class _Asked(NamedTuple):
-    """Of a step under way: rows that decode, tokens of prompts, and (sequence, position) of each token that is to come back. `settled`: blocks that are
-    whole with it.
-    """
+    """Of a step under way: rows that decode, tokens of prompts, and (sequence, position) of each token that is to come back."""
 
     step: int
     rows: int
@@ -59,7 +51,6 @@ class _Asked(NamedTuple):
     tokens: tuple[tuple[int, int], ...]
     draft: bool
     refill: bool
-    settled: tuple[int, ...]
 
 
 class Engine:
@@ -137,12 +128,8 @@ class Engine:
         if batch.segments:
             rows = sum(segment.length for _, segment in batch.segments[: batch.decoding])
             wanted = tuple((segment.sequence, position) for segment in step.segments for position in segment.sampled)
-            settled = tuple(scheduler.settled)
             is_refill = batch.refill is not None
-            self._under_way.append(
-                _Asked(step.step, rows, len(token_ids) - rows, wanted, batch.draft, is_refill, settled)
-            )
-        scheduler.settled.clear()
+            self._under_way.append(_Asked(step.step, rows, len(token_ids) - rows, wanted, batch.draft, is_refill))
         return step
 
     def take(self, result: StepResult) -> list[TokenEvent]:
@@ -174,17 +161,10 @@ class Engine:
                 events.extend(self._take(sequence, list(group)))
         return events
 
-    def known(self) -> Known:
-        """What every stage has in its pages: not what steps under way were to leave there, nor what is still to be computed again."""
-        blocks = self.scheduler.blocks
-        unsure = blocks.lacking.union(*(asked.settled for asked in self._under_way))
-        through = (self._under_way[0].step if self._under_way else self._next_step) - 1
-        return Known({name: block for name, block in blocks.named().items() if block not in unsure}, through)
-
-    def inherit(self, named: Mapping[bytes, int], refill: tuple[int, int], weights: str) -> None:
+    def inherit(self, blocks: Iterable[HeldBlock], refill: tuple[int, int], weights: str) -> None:
         """Before the first step: what blocks hold, computed with these `weights`, but for layers `refill[0]` to before `refill[1]`."""
         assert not self._next_step, "blocks are in use already"
-        self.scheduler.blocks.inherit(named, lacking=refill[0] < refill[1])
+        self.scheduler.blocks.inherit(blocks, lacking=refill[0] < refill[1])
         self.scheduler.refill = refill
         self._weights = weights
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from strata_planner.contract.block_names import packed
 from strata_planner.contract.frames import Segment
 from strata_planner.contract.plan import NO_SPECULATION, MicroBatch
 from strata_planner.contract.plan import Speculation as Wish
@@ -99,7 +100,6 @@ class Scheduler:
         self._was_apart = False  # the step before was one of theirs
         self.refill = (0, 0)  # first and end of the layers that blocks lack
         self._was_refill = False  # the step before was one for them
-        self.settled: list[int] = []  # blocks that are whole with the step that is made
         self.pace = Pace()
         most_rows = min(max(limits.micro_batch.decode, DRAFT_ROWS), limits.micro_batch.max_step_tokens)
         self._beside = limits.draft_positions > 0
@@ -211,6 +211,7 @@ class Scheduler:
             sequence.promised = pages
             self._promised += pages
             self._use(sequence, found)
+            self._go_on(sequence)
             if sequence.is_apart:
                 self._apart.append(sequence)
             else:
@@ -235,6 +236,18 @@ class Scheduler:
         sequence.computed += tokens
         sequence.found += tokens
         sequence.named += len(found)
+
+    def _go_on(self, sequence: Sequence) -> None:
+        """In the block that it had begun to fill before a change of epoch."""
+        size, computed = self.limits.page_tokens, sequence.computed
+        if not self.limits.sharing or sequence.is_apart or not self.blocks.has_begun:
+            return
+        own = packed(sequence.tokens[computed : computed + size][: sequence.remaining - 1])
+        if found := self.blocks.go_on(sequence.parent(computed // size, size), own):
+            block, tokens = found
+            self._append(sequence, [block])
+            sequence.computed += tokens
+            sequence.found += tokens
 
     def _append(self, sequence: Sequence, blocks: list[int]) -> None:
         sequence.blocks.extend(blocks)
@@ -421,11 +434,11 @@ class Scheduler:
             if not run:  # who came before has them in this step, or there is no room in it
                 continue
             lacking.difference_update(run)
-            self.settled += run
             left -= len(run)
             if sequence.first_step < 0:
                 sequence.first_step = self._step
-            segment = Segment(sequence.sequence, first * size, len(run) * size, 0, sequence.untold_blocks())
+            length = min(len(run) * size, sequence.computed - first * size)
+            segment = Segment(sequence.sequence, first * size, length, 0, sequence.untold_blocks())
             chosen.append((sequence, segment))
         return chosen
 
@@ -437,7 +450,6 @@ class Scheduler:
         if self.limits.sharing and sequence.shares:
             for place in range(sequence.named, sequence.computed // size):
                 self.blocks.name(sequence.blocks[place], sequence.name(place, size))
-                self.settled.append(sequence.blocks[place])
         sequence.named = sequence.computed // size
         if sequence.first_step < 0:
             sequence.first_step = self._step

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from strata_planner.contract.block_names import name_of, packed, root_of
 from strata_planner.contract.frames import FinishReason, Open, PromptScore, SampledToken, Sampling, Segment, Submit
-from strata_runtime.scheduler.blocks import name_of, root_of
 from strata_runtime.scheduler.speculation import Guesses
 
 
@@ -106,18 +106,23 @@ class Sequence:
         return own + self.guesses.next[first : first + missing]
 
     def open(self) -> Open:
-        """What the last stage is told of it; its tokens where what is drawn depends on them."""
-        if self.sampling.rules is None and not self.wants_scores:
-            return Open(self.sequence, self.sampling)
-        return Open(self.sequence, self.sampling, tuple(self.tokens), self.prompt_length)
+        """What the stages are told of it; its tokens where what is drawn depends on them."""
+        told = (tuple(self.tokens), self.prompt_length) if self.sampling.rules or self.wants_scores else ((), 0)
+        return Open(self.sequence, self.sampling, *told, root=root_of(self.salt) if self.salt else b"")
 
     def name(self, place: int, page_tokens: int) -> bytes:
         """Of the block in this place of its table, which its tokens must fill."""
         names = self._names
         while len(names) <= place:
             start = len(names) * page_tokens
-            names.append(name_of(names[-1] if names else root_of(self.salt), self.tokens[start : start + page_tokens]))
+            names.append(
+                name_of(self.parent(len(names), page_tokens), packed(self.tokens[start : start + page_tokens]))
+            )
         return names[place]
+
+    def parent(self, place: int, page_tokens: int) -> bytes:
+        """What stands before the block in this place."""
+        return self.name(place - 1, page_tokens) if place else root_of(self.salt)
 
     def untold_blocks(self) -> tuple[int, ...]:
         """Those that the stages do not know yet; now they do."""

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 import zmq
 
 from strata_planner.contract.control import PeerLoss, Prepare, RoleStats
+from strata_planner.contract.frames import StageLost, encode
 from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.loading.stage_model import StageModel
@@ -21,7 +23,7 @@ from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.paged import HeldPages
 from strata_runtime.slot.drafter import Drafter
 from strata_runtime.slot.kept_pages import KeptRole, taken_from
-from strata_runtime.slot.leader import Kept, LeaderWorker
+from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.other_ranks import OtherRanks
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
@@ -32,6 +34,7 @@ from strata_runtime.wire.transport import Keys, Link, connect, listen
 log = logging.getLogger(__name__)
 
 CONNECT_PATIENCE_SECONDS = 10.0  # neighbours commit one after the other
+_OWN_WORD = "inproc://word"  # within a role's context
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ class RunningEpoch:
     def watch(self) -> list[Link]:
         """Links that have been lost since the last look."""
         now = time.monotonic()
-        return [link for link in self.links if link.read(now)]
+        return [link for role in self.roles for link in role.watch(now)]
 
     def stats(self) -> tuple[RoleStats, ...]:
         return tuple(role.stats() for role in self.roles)
@@ -186,7 +189,8 @@ class RunningRole:
         self._place = place
         self._slots = prepare.slots
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._watched: list[zmq.Socket[Any]] = []  # connections that are there to be watched
+        self._word: zmq.Socket[Any] = self._context.socket(zmq.PUSH)  # to its own inlet
+        self._watched: list[zmq.Socket[Any]] = [self._word]  # and connections that are there to be watched
         self._thread: threading.Thread | None = None
         try:
             self.worker: Worker = self._worker(loaded, kept)
@@ -204,6 +208,14 @@ class RunningRole:
     def failure(self) -> str:
         """Why it computes nothing any more."""
         return self._failure.reason
+
+    def watch(self, now: float) -> list[Link]:
+        """Links that have been lost since the last look. The role's worker hears of them as of whatever an earlier stage says."""
+        lost = [link for link in self.links if link.read(now)]
+        for link in lost:
+            with suppress(zmq.Again):  # a worker that has failed hears nothing
+                self._word.send(encode(StageLost(self.planned.replica, self.formed, link.neighbour)), zmq.NOBLOCK)
+        return lost
 
     def held(self) -> LoadedRole:
         """With the bits that its layers have now. They stay so if `keep_bits` was called."""
@@ -229,9 +241,7 @@ class RunningRole:
         if self.failure:
             return None
         executor = self.worker.executor
-        known = self.worker.known() if isinstance(self.worker, LeaderWorker) else None
-        blocks = None if known is None else Kept(known, self.formed, executor.role.replica)
-        return KeptRole(executor.role, self.loaded.cache.held(), executor.computed(self.formed), blocks)
+        return KeptRole(executor.role, self.loaded.cache.held(), executor.left(self.formed))
 
     def stats(self) -> RoleStats:
         executor = self.worker.executor
@@ -258,7 +268,7 @@ class RunningRole:
         inherited = None
         taken = loaded.cache.take(kept.pages if kept else HeldPages())
         if kept is not None:
-            inherited = kept.inherited.of(taken)
+            inherited = kept.inherited.of(taken, role.kv_page_budget)
         if loaded.drafter is not None:
             loaded.drafter.begin()
         if loaded.others is not None:
@@ -272,10 +282,7 @@ class RunningRole:
             endpoint = f"tcp://{self._place.bind}:{self._slots[self._place.slot].request_port + self.index}"
             listen(socket, endpoint, Keys.of(self.request_key), largest_request(role.max_model_len))
             gateways = Gateways(socket, self.formed, self._place.incarnation)
-            leader = LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
-            if kept is not None and kept.blocks is not None:
-                leader.keep(kept.blocks)
-            return leader
+            return LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
         assert links is not None
         return Follower(executor, *links)
 
@@ -287,6 +294,8 @@ class RunningRole:
         inward = self._context.socket(zmq.PULL)
         endpoint = f"tcp://{self._place.bind}:{self._slots[self._place.slot].data_port + self.index}"
         listen(inward, endpoint, Keys.of(keys.own), bounds.largest_bytes)
+        inward.bind(_OWN_WORD)
+        self._word.connect(_OWN_WORD)
         outward = self._connect(role.next, keys.next)
         if role.previous != role.next:
             self._watched.append(self._connect(role.previous, keys.previous))

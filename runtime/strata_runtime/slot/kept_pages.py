@@ -1,26 +1,30 @@
-"""What of a slot's KV outlives a change of epoch: pages of the layers that stay, and at the leader what their blocks hold.
+"""What of a slot's KV outlives a change of epoch: pages of the layers that stay, and what their blocks hold.
 
 A role that is formed anew takes the pages of one that has ended. Whether it may is decided here, by the two roles alone; what of them is served
 the survey of all stages says (`stage.inheritance`). Used by the slot and by whoever prepares an epoch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata_planner.contract.roles import Role
 from strata_runtime.model.kv.paged import HeldPages
-from strata_runtime.slot.leader import Kept
 from strata_runtime.stage.inheritance import Inheritance
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRole:
-    """A role that has ended. `blocks`: of a leader."""
+    """A role that has ended."""
 
     role: Role
     pages: HeldPages
     inherited: Inheritance
-    blocks: Kept | None
+
+    def shrunk(self, new: Role) -> "KeptRole":
+        """To what `new` can take of it."""
+        layers = layers_in_common(self.role, new)
+        self.pages.shrink(layers, new.kv_page_budget)
+        return replace(self, inherited=self.inherited.of(layers, new.kv_page_budget))
 
 
 def why_emptied(old: Role, new: Role) -> str:
@@ -35,12 +39,12 @@ def why_emptied(old: Role, new: Role) -> str:
     ):
         if mine != its:
             return f"another {what}: {its} after {mine}"
-    reasons = (reason for role in (old, new) for reason in [_why_never(role)] if reason)
+    reasons = (reason for role in (old, new) for reason in [why_never(role)] if reason)
     return next(reasons, "" if layers_in_common(old, new) else "no layer in common")
 
 
-def _why_never(role: Role) -> str:
-    """Why such a role neither gives pages nor takes any."""
+def why_never(role: Role) -> str:
+    """Why such a role neither gives pages nor takes any. Empty: it does."""
     step = role.micro_batch.max_step_tokens
     reasons = {
         "a stage of several ranks has pages in each of them": role.tensor_parallel > 1,
@@ -57,13 +61,13 @@ def layers_in_common(old: Role, new: Role) -> range:
 
 
 def taken_from(old: Sequence[Role], new: Sequence[Role]) -> dict[int, int]:
-    """Which of the roles that end each new one takes the pages of, by their places: of its own replica before others, a leader of a leader, then whose
-    layers are most of its own. No role gives its pages twice.
+    """Which of the roles that end each new one takes the pages of, by their places: of its own replica before others, then whose layers are
+    most of its own. No role gives its pages twice.
     """
     found: dict[int, int] = {}
     for place, role in enumerate(new):
         able = [
-            (one.replica == role.replica, one.leader == role.leader, len(layers_in_common(one, role)), -number)
+            (one.replica == role.replica, len(layers_in_common(one, role)), -number)
             for number, one in enumerate(old)
             if number not in found.values() and not why_emptied(one, role)
         ]

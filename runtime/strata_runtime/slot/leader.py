@@ -5,7 +5,6 @@ Made by the slot at commit. The engine decides; this thread moves messages and r
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import zmq
@@ -16,6 +15,7 @@ from strata_planner.contract.frames import (
     FrameHeader,
     LeaderHello,
     Rejected,
+    StageLost,
     StepFailed,
     StepResult,
     Submit,
@@ -24,9 +24,10 @@ from strata_planner.contract.frames import (
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import RequestRefusedError, StepError
 from strata_runtime.scheduler.draft_round import Drafted, DraftRound
-from strata_runtime.scheduler.engine import Engine, Known, Step
+from strata_runtime.scheduler.engine import Engine, Step
 from strata_runtime.scheduler.scheduler import Limits
 from strata_runtime.slot.drafter import Drafter
+from strata_runtime.slot.kept_pages import why_never
 from strata_runtime.slot.reception import Gateways, Gone
 from strata_runtime.stage.executor import Answered, StageExecutor
 from strata_runtime.stage.tensors import from_bytes
@@ -81,14 +82,6 @@ class _Guesses:
             self._drafter.guesser.take(states)
 
 
-class Kept(NamedTuple):
-    """What blocks held when the replica `before`, formed in the epoch `formed`, ended: the leader was this slot's, too."""
-
-    known: Known
-    formed: int
-    before: int
-
-
 class LeaderWorker:
     """Stage 0 of a replica. Without other stages (`links` is None) it samples its own tokens. `drafter`: a small model that guesses them first."""
 
@@ -105,8 +98,10 @@ class LeaderWorker:
         limits = limits_of(executor.role, executor.vocabulary, drafter)
         self._guesses = _Guesses(drafter)
         self.engine = Engine(limits, self._guesses.draft)
-        self._kept: Kept | None = None  # as long as the survey of it is under way
+        self._keeps = not why_never(executor.role)  # stages learn what their blocks hold
+        self._asks = self._keeps  # what they have kept: no step is made before all have said it
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
+        self._lost = ""  # a slot of a later stage that is not reached
         self._epoch = epoch
         self._hidden = hidden
         self._dtype: ComputeType = executor.role.compute_type
@@ -118,19 +113,11 @@ class LeaderWorker:
         if self._inlet is not None:
             self._poller.register(self._inlet.socket, zmq.POLLIN)
 
-    def keep(self, kept: Kept) -> None:
-        """Before `run`: what blocks may hold already. No step is made before every stage has said what of it is there."""
-        self._kept = kept
-
-    def known(self) -> Known | None:
-        """What the blocks hold, for the next epoch; None: it is not known."""
-        return None if self._kept is not None else self.engine.known()
-
     def run(self) -> None:
         stepped = False
         self._gateways.open(self._hello())
         try:
-            self._ask()
+            self.ask()
             while True:
                 self._receive(wait=not stepped)
                 stepped = self._step()
@@ -163,6 +150,8 @@ class LeaderWorker:
                 self._fail(failure)
             case Survey() as survey:
                 self._inherit(survey)
+            case StageLost(slot=slot):
+                self._lose(slot)
             case _:
                 raise StepError("the leader got a frame of hidden states; only results come back to stage 0")
 
@@ -188,7 +177,7 @@ class LeaderWorker:
 
     def _step(self) -> bool:
         """Run stage 0 on the engine's next step; False if there is none."""
-        step = None if self._failed or self._kept is not None else self.engine.next_step()
+        step = None if self._failed or self._asks else self.engine.next_step()
         if step is None:
             return False
         header = self._header(step)
@@ -220,30 +209,31 @@ class LeaderWorker:
             self._hidden,
             draft=step.draft,
             refill=step.refill,
+            tokens=step.token_ids if self._keeps else [],
         )
 
-    def _ask(self) -> None:
-        """Every stage what of the blocks it holds."""
-        if self._kept is None:
+    def ask(self) -> None:
+        """Every stage what it has kept; whoever led before."""
+        if not self._asks:
             return
-        known, formed, before = self._kept
-        survey = self.executor.survey(Survey(self.executor.role.replica, self._epoch, formed, before, known.through))
+        survey = self.executor.survey(Survey(self.executor.role.replica, self._epoch))
         if self._outlet is None:
             self._inherit(survey)
         else:
             self._outlet.survey(survey)
 
     def _inherit(self, survey: Survey) -> None:
-        kept, self._kept = self._kept, None
-        if kept is None:
+        if not self._asks:
             raise StepError("a survey came back that nobody has asked for")
+        self._asks = False
         first, end = survey.refill
-        if end - first < survey.layers:
-            self.engine.inherit(kept.known.named, survey.refill, survey.weights)
+        if not survey.blocks or end - first == survey.layers:
+            return
+        self.engine.inherit(survey.blocks, survey.refill, survey.weights)
         log.info(
             "%d blocks of epoch %d: %d of %d layers are to be computed again",
-            len(kept.known.named),
-            kept.formed,
+            len(survey.blocks),
+            survey.formed,
             end - first,
             survey.layers,
         )
@@ -259,6 +249,12 @@ class LeaderWorker:
         self._failed = True
         self._gateways.fail(failure, self.engine.requests_of(failure.sequences))
 
+    def _lose(self, slot: str) -> None:
+        """Gateways send what is new to replicas that are whole; what runs here stays, for its keys and values do."""
+        self._lost = self._lost or slot
+        if not self._failed:
+            self._gateways.tell(self._hello())
+
     def _hello(self) -> LeaderHello:
         engine, drafts = self.engine, self.engine.scheduler.speculation.counts
         return LeaderHello(
@@ -273,4 +269,5 @@ class LeaderWorker:
             drafts.drafts,
             drafts.draft_tokens,
             drafts.accepted_tokens,
+            self._lost,
         )

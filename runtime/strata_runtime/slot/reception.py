@@ -31,6 +31,8 @@ from strata_planner.contract.values import ContractError
 
 log = logging.getLogger(__name__)
 
+_ALL = b""  # in place of a gateway's identity: none is empty
+
 
 class Gone(msgspec.Struct, frozen=True):
     """A gateway cannot be reached any more: nobody waits for its requests."""
@@ -75,6 +77,11 @@ class Gateways:
     def send(self, identity: bytes, message: LeaderMessage) -> None:
         self.socket.send_multipart([identity, encode(message)])
 
+    def tell(self, hello: LeaderHello) -> None:
+        """News for all that have ever asked who leads: they would ask again some time."""
+        self.hello = hello
+        self.send(_ALL, hello)
+
     def deliver(self, events: list[TokenEvent], load: LeaderHello) -> None:
         """Send each gateway its tokens."""
         by_owner: dict[bytes, list[TokenEvent]] = {}
@@ -105,6 +112,7 @@ class _Reception:
         self._outer = outer
         self._inner = inner
         self._gateways = gateways
+        self._known: set[bytes] = set()  # who has said hello and was reached last
         self._poller = zmq.Poller()
         self._poller.register(outer, zmq.POLLIN)
         self._poller.register(inner, zmq.POLLIN)
@@ -126,7 +134,8 @@ class _Reception:
     def _pass_out(self) -> None:
         while self._inner.poll(0):
             identity, payload = self._inner.recv_multipart()
-            self._send(identity, payload)
+            for each in tuple(self._known) if identity == _ALL else (identity,):
+                self._send(each, payload)
 
     def _take_in(self) -> None:
         asked = set()
@@ -142,6 +151,7 @@ class _Reception:
                 asked.add(identity)
             else:
                 self._hand_in(identity, payload)
+        self._known |= asked
         hello = self._gateways.hello
         if hello is not None:
             for identity in asked:
@@ -153,6 +163,7 @@ class _Reception:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
+            self._known.discard(identity)
             self._hand_in(identity, b"")
 
     def _hand_in(self, identity: bytes, payload: bytes) -> None:

@@ -35,7 +35,7 @@ from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningEpoch, changed_roles
-from strata_runtime.slot.kept_pages import KeptRole, layers_in_common, taken_from
+from strata_runtime.slot.kept_pages import KeptRole, taken_from
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
 from strata_runtime.slot.other_ranks import held_by_ranks, idle_of_ranks
 from strata_runtime.slot.prepare import Held, Loading, same_weights, store_of
@@ -256,11 +256,7 @@ class Slot:
     def _shrink_kept(self, changed: Sequence[Role]) -> None:
         """To what the next roles take of it: they load beside it."""
         sources = taken_from([each.role for each in self._kept], changed)
-        kept, self._kept = self._kept, []
-        for place, source in sources.items():
-            layers = layers_in_common(kept[source].role, changed[place])
-            kept[source].pages.shrink(layers, changed[place].kv_page_budget)
-            self._kept.append(kept[source])
+        self._kept = [self._kept[source].shrunk(changed[place]) for place, source in sources.items()]
 
     def _commit(self, epoch: int) -> None:
         """Switch if that epoch is prepared and newer; anything else changes nothing and shows in the status."""

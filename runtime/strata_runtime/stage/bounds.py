@@ -6,14 +6,19 @@ only what passes `check`: afterwards nothing that is allocated, indexed or repea
 
 from dataclasses import dataclass
 
+from msgspec import structs
+
+from strata_planner.contract.block_names import NAME_BYTES, TOKEN_BYTES
 from strata_planner.contract.frames import (
     MOST_GRAMMAR_BYTES,
     MOST_LOGPROBS,
     NEVER,
     DataMessage,
     FrameHeader,
+    HeldBlock,
     Open,
     Segment,
+    StageLost,
     StepFailed,
     StepResult,
     Survey,
@@ -29,7 +34,9 @@ _RULES_BYTES = 2 * MOST_GRAMMAR_BYTES  # of one sequence: its grammar, biases an
 _TOKEN_BYTES = 64 + 24 * MOST_LOGPROBS
 _REST_BYTES = 4096
 _NUMBER_BYTES = 9
+_HELD_BYTES = 64  # of a block in a survey, without its tokens
 _WEIGHTS_CHARACTERS = 64
+_NAME_CHARACTERS = 253  # of Kubernetes' objects
 _SUBMIT_BYTES = 1 << 20  # a request's name, stop tokens and parameters
 
 
@@ -65,11 +72,12 @@ class FrameBounds:
     @property
     def header_bytes(self) -> int:
         """Of the longest message without its hidden states."""
+        surveyed = (_HELD_BYTES + TOKEN_BYTES * self.role.page_tokens) * self.role.kv_page_budget
         if self.role.leader:
-            return _TOKEN_BYTES * self.most_tokens + _REST_BYTES
+            return max(_TOKEN_BYTES * self.most_tokens, surveyed) + _REST_BYTES
         ruled = self.role.micro_batch.most_prompts() * (_RULES_BYTES + _NUMBER_BYTES * self.role.max_model_len)
         rest = _OPERATION_BYTES * self.most_operations + ruled + _NUMBER_BYTES * self.most_blocks + _REST_BYTES
-        return _SEGMENT_BYTES * self.most_tokens + rest
+        return max((_SEGMENT_BYTES + _NUMBER_BYTES) * self.most_tokens + rest, surveyed + _REST_BYTES)
 
     @property
     def largest_bytes(self) -> int:
@@ -88,6 +96,8 @@ class FrameBounds:
             raise StepError(f"a message for replica {message.replica} came to a role of replica {role.replica}")
         if isinstance(message, StepFailed):
             self._at_most(message.step, "sequences", len(message.sequences), self.most_tokens)
+        elif isinstance(message, StageLost):
+            self._at_most(-1, "characters of a slot's name", len(message.slot), _NAME_CHARACTERS)
         elif isinstance(message, Survey):
             self._check_survey(message, bodies)
         elif isinstance(message, StepResult):
@@ -115,8 +125,19 @@ class FrameBounds:
         (first, end), layers = survey.lacking, survey.layers
         if bodies or not 0 <= first <= end <= layers or not all(0 < start <= layers for start in survey.starts):
             raise StepError(
-                f"{survey} with frames of {bodies} bytes behind it: it has none, and layers of {layers} before this stage"
+                f"{structs.replace(survey, blocks=None)} with frames of {bodies} bytes behind it: it has none, and layers of {layers} before this stage"
             )
+        blocks = survey.blocks or []
+        strange = next((each for each in blocks if not self._can_be(each)), None)
+        if strange is not None or len({each.block for each in blocks}) < len(blocks):
+            raise StepError(
+                f"a survey tells of {len(blocks)} blocks, of them {strange}: each is told of once, by a name of {NAME_BYTES} bytes and up to "
+                f"{self.role.page_tokens} tokens of {TOKEN_BYTES} bytes"
+            )
+
+    def _can_be(self, held: HeldBlock) -> bool:
+        count, rest = divmod(len(held.tokens), TOKEN_BYTES)
+        return held.block >= 0 and len(held.name) == NAME_BYTES and not rest and count <= self.role.page_tokens
 
     def _check_frame(self, header: FrameHeader, bodies: list[int]) -> None:
         role, step = self.role, header.step
@@ -130,6 +151,13 @@ class FrameBounds:
         if header.draft and not all(segment.length == segment.sample == 1 for segment in header.segments):
             raise StepError(f"step {step} drafts: it has one token of each sequence, and samples behind it")
         self._at_most(step, "tokens", tokens, self.most_tokens)
+        if header.tokens and (
+            len(header.tokens) != tokens or not 0 <= min(header.tokens) <= max(header.tokens) < self.vocabulary
+        ):
+            raise StepError(
+                f"step {step} tells of {len(header.tokens)} tokens from {min(header.tokens)} to {max(header.tokens)} for the {tokens} of its segments; tokens of "
+                f"this model are 0..{self.vocabulary - 1}"
+            )
         self._at_most(step, "blocks", sum(len(segment.blocks) for segment in header.segments), self.most_blocks)
         self._at_most(step, "KV operations", len(header.operations), self.most_operations)
         for operation in header.operations:
@@ -169,6 +197,7 @@ class FrameBounds:
         if (problem := operation.sampling.problem(self.vocabulary)) is not None:
             raise StepError(f"step {step}: sequence {operation.sequence} cannot be sampled: {problem}")
         self._at_most(step, "tokens of a new sequence", len(operation.tokens), self.role.max_model_len)
+        self._at_most(step, "bytes before the first block of a sequence", len(operation.root), NAME_BYTES)
         strange = operation.tokens and not 0 <= min(operation.tokens) <= max(operation.tokens) < self.vocabulary
         if strange or not 0 <= operation.prompt_length <= len(operation.tokens):
             raise StepError(

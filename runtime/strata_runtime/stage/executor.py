@@ -29,7 +29,8 @@ from strata_runtime.loading.precision_switch import Change, Growth, role_after
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import Batch, PagedKvCache
 from strata_runtime.stage.boundary import StepBoundary
-from strata_runtime.stage.inheritance import Inheritance, Refill, weights_by_layer, weights_through
+from strata_runtime.stage.holdings import Holdings
+from strata_runtime.stage.inheritance import Inheritance, Refill, weights_by_layer
 from strata_runtime.stage.sampler import Sampler
 
 
@@ -114,13 +115,7 @@ class StageExecutor:
         self._cache = cache
         self._sampler = Sampler(role.model_uri, model.vocab_size)
         self._next_step = 0
-        self._own_weights = weights_by_layer(role, model.held)
-        self._through: tuple[
-            str, ...
-        ] = ()  # the weights that the last step ran with, through each layer: they may change as soon as it is over
-        self._since = 0  # the first step that ran with them
-        self._inherited = inherited
-        self._log_is_whole = True  # it has the rows of every block that is complete
+        self._holdings = Holdings(role, weights_by_layer(role, model.held), inherited)
 
     def run(
         self, header: FrameHeader, inputs: torch.Tensor, received: Sequence[torch.Tensor] = ()
@@ -141,7 +136,7 @@ class StageExecutor:
             torch.cuda.current_stream(outputs.device).synchronize()
         seconds = time.monotonic() - started
         self._count(header, seconds)
-        weights = self._through[-1]
+        weights = self._holdings.weights
         slowest = max(header.seconds, seconds)
         if self.role.head:
             result = StepResult(header.replica, header.epoch, header.step, tokens, weights, slowest)
@@ -163,10 +158,12 @@ class StageExecutor:
                 self._apply(operation)
             if not header.segments:
                 return None
-            self._run_with(header.weights, header.step)
+            self._holdings.run_with(header.weights)
             batch = self._cache.plan(header.segments)
             if header.refill is not None:
-                return _Computed(self._refill(header, batch, inputs), [], batch.places)
+                outputs = self._refill(header, batch, inputs)
+                self._holdings.computed(header, [span.pages for span in batch.spans])
+                return _Computed(outputs, [], batch.places)
             with self._first_times.step(self.model.kernel_sizes(batch)):
                 decoding = header.draft or all(segment.length == 1 for segment in header.segments)
                 strategy = strategy_for(self.role.strategies, batch.tokens, decoding=decoding)
@@ -174,6 +171,7 @@ class StageExecutor:
                 outputs = self.model.forward(inputs, batch, draft=header.draft, strategy=strategy)
             if self._cache.log is not None:
                 self._cache.log.write(batch.places, outputs)
+            self._holdings.computed(header, [span.pages for span in batch.spans])
             return _Computed(outputs, self.model.take_states(), batch.places)
 
     def _refill(self, header: FrameHeader, batch: Batch, inputs: torch.Tensor) -> torch.Tensor:
@@ -193,7 +191,6 @@ class StageExecutor:
         self.work.refilled += batch.tokens * len(refill.layers)
         if log is not None and refill.writes_log:
             log.write(batch.places, outputs)
-            self._log_is_whole = True
         return outputs if refill.sends else outputs[:0]
 
     def survey(self, survey: Survey) -> Survey:
@@ -203,25 +200,12 @@ class StageExecutor:
                 f"a survey came behind step {self._next_step - 1}: what a stage has kept is asked before the first step alone"
             )
         with self.boundary.step():
-            self._run_with(survey.weights, -1)
-            inherited = self._inherited or Inheritance()
-            self._log_is_whole = inherited.has_log_of(
-                survey, self.role.layers[1] + 1, self._through, self.role.layers[0]
-            )
-            return inherited.answer(survey, self.role, self._through, begins_anywhere=self.model.begins_anywhere)
+            return self._holdings.survey(survey, begins_anywhere=self.model.begins_anywhere)
 
-    def computed(self, formed: int) -> Inheritance:
+    def left(self, formed: int) -> Inheritance:
         """What its pages hold when it has ended, for whoever takes them. `formed`: the epoch in which its replica was."""
-        through = dict(zip(range(self.role.layers[0], self.role.layers[1] + 1), self._through, strict=False))
         log = self._cache.log
-        boundary = log.boundary if log is not None and self._log_is_whole else 0
-        return Inheritance(self.role.replica, formed, through, self._since, boundary)
-
-    def _run_with(self, before: str, step: int) -> None:
-        """`before`: the weights of the stages before."""
-        through = weights_through(before, self._own_weights)
-        if through != self._through:
-            self._through, self._since = through, step
+        return self._holdings.left(formed, self._cache.tables, 0 if log is None else log.boundary)
 
     def switch(self, change: Change) -> tuple[int, float]:
         """Give a layer its new weights between two steps, on all ranks; from any thread, while another one runs the steps.
@@ -235,7 +219,7 @@ class StageExecutor:
                 self.others.swap_bits()
             change.apply()
             self.role = role_after(self.role, change)
-            self._own_weights = weights_by_layer(self.role, self.model.held)
+            self._holdings.own = weights_by_layer(self.role, self.model.held)
             return self._next_step, time.perf_counter() - started
 
         return self.boundary.between_steps(swap)
@@ -253,11 +237,12 @@ class StageExecutor:
     def _apply(self, operation: KvOperation) -> None:
         match operation:
             case Open():
+                self._holdings.open(operation)
                 if self.role.head:
                     self._sampler.open(operation)
             case Free(sequence):
                 self._sampler.free(sequence)
-                self._cache.free(sequence)
+                self._holdings.free(sequence, self._cache.free(sequence))
 
     def _count(self, header: FrameHeader, seconds: float) -> None:
         self.work.steps += 1

@@ -13,6 +13,7 @@ from msgspec import structs
 from strata_planner.contract.frames import Survey
 from strata_planner.contract.roles import Role
 from strata_runtime.loading.layer_store import HeldLayer
+from strata_runtime.stage.contents import Content, in_common, told
 
 
 def weights_by_layer(role: Role, held: Mapping[int, HeldLayer]) -> tuple[str, ...]:
@@ -67,28 +68,27 @@ class Refill:
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """What the pages of a stage hold of the epoch `formed` of the replica `before`. `through`: of each layer that they are kept of, the weights up to it,
-    which every step from `since` on ran with. `boundary`: the layer whose inputs are kept, too; 0: none's.
+    """What the pages of a stage hold of the epoch `formed` of the replica `before`: in its `blocks`, by the weights up to each layer that they are kept of
+    (`through`). `boundary`: the layer whose inputs are kept, too; 0: none's.
     """
 
     before: int = -1
     formed: int = 0
     through: Mapping[int, str] = field(default_factory=dict)
-    since: int = 0
     boundary: int = 0
+    blocks: Mapping[int, Content] = field(default_factory=dict)
 
-    def of(self, layers: Collection[int]) -> "Inheritance":
-        """The same of these layers alone."""
-        return replace(self, through={number: self.through[number] for number in layers if number in self.through})
+    def of(self, layers: Collection[int], pages: int) -> "Inheritance":
+        """The same of these layers alone, in so many pages."""
+        through = {number: self.through[number] for number in layers if number in self.through}
+        return replace(
+            self, through=through, blocks={block: held for block, held in self.blocks.items() if block < pages}
+        )
 
     def answer(self, survey: Survey, role: Role, through: Sequence[str], *, begins_anywhere: bool = True) -> Survey:
         """The survey with this stage worked in. `through`: the weights up to each layer of the role, now."""
         first, last = role.layers
-        lacking = [
-            number
-            for number, weights in zip(range(first, last + 1), through, strict=True)
-            if not self._holds(survey, number, weights)
-        ]
+        lacking = self.lacking(survey, first, through)
         begin, end = survey.lacking
         if lacking:
             begin, end = (min(begin, lacking[0]) if begin < end else lacking[0]), lacking[-1] + 1
@@ -99,7 +99,17 @@ class Inheritance:
             and self.has_log_of(survey, self.boundary, through, first)
         ):
             starts = (*starts, self.boundary)
-        return structs.replace(survey, weights=through[-1], layers=last + 1, lacking=(begin, end), starts=starts)
+        answered = structs.replace(survey, weights=through[-1], layers=last + 1, lacking=(begin, end), starts=starts)
+        if len(lacking) == len(through):
+            return answered
+        blocks = told(self.blocks) if survey.blocks is None else in_common(survey.blocks, self.blocks)
+        return structs.replace(answered, formed=self.formed, before=self.before, blocks=blocks)
+
+    def lacking(self, survey: Survey, first: int, through: Sequence[str]) -> list[int]:
+        """Of the layers from `first` on those that do not hold what the survey speaks of, or what these weights would compute."""
+        return [
+            number for number, weights in enumerate(through, start=first) if not self._holds(survey, number, weights)
+        ]
 
     def has_log_of(self, survey: Survey, boundary: int, through: Sequence[str], first: int) -> bool:
         """Whether the inputs of the layer `boundary` are kept, of weights as they are now. `first`: layer of the stage."""
@@ -111,5 +121,5 @@ class Inheritance:
         )
 
     def _holds(self, survey: Survey, number: int, weights: str) -> bool:
-        same = (self.before, self.formed) == (survey.before, survey.formed) and self.since <= survey.through
+        same = survey.blocks is None or (self.before, self.formed) == (survey.before, survey.formed)
         return same and self.through.get(number) == weights

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import zmq
 
 from strata_planner.contract.decoding import decode_frame
-from strata_planner.contract.frames import DataMessage, FrameHeader, StepFailed, Survey, data_decoder, encode
+from strata_planner.contract.frames import DataMessage, FrameHeader, StageLost, StepFailed, Survey, data_decoder, encode
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import StepError
 from strata_runtime.stage.bounds import FrameBounds
@@ -53,6 +53,9 @@ class Outlet:
 
     def survey(self, survey: Survey) -> None:
         self._socket.send(encode(survey))
+
+    def lost(self, lost: StageLost) -> None:
+        self._socket.send(encode(lost))
 
     def result(self, answered: Answered) -> None:
         """With what the leader's head reads, if it has one."""
@@ -115,6 +118,9 @@ class Follower:
     def _step(self, header: DataMessage, bodies: list[memoryview]) -> None:
         if isinstance(header, StepFailed):  # of an earlier stage: on to the leader
             self._outlet.failed(header)
+            return
+        if isinstance(header, StageLost):  # behind this stage nothing may be lost
+            self._outlet.lost(header)
             return
         if isinstance(header, Survey):
             self._outlet.survey(self.executor.survey(header))

@@ -1,6 +1,10 @@
 """The control client against a real socket: questions, watches, silence, another process at the same port, wrong keys."""
 
 import asyncio
+import os
+import signal
+import socket
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
@@ -38,6 +42,7 @@ from strata_planner.contract.roles import roles_of
 from tests.operator.fakes import FakeSlot, a_plan, addresses_of
 
 SECRET = "a control key"
+SLOT_PROCESS = "import sys; from tests.operator.fake_slot_process import main; main(sys.argv[1:])"
 
 
 class Served:
@@ -81,6 +86,11 @@ async def serving(slot: FakeSlot, port: int = 0) -> AsyncIterator[Served]:
         yield served
     finally:
         await served.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def at(port: int, secret: str = SECRET) -> Endpoint:
@@ -228,6 +238,32 @@ class Wire:
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
             writer.write(data)
+
+
+async def test_a_process_that_is_stopped_is_away_until_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its port goes on to take connections, and never answers one."""
+    monkeypatch.setattr(control_client, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(control_client, "HEART_STOPPED_SECONDS", 0.1)
+    for name in ("SILENCE_SECONDS", "BROKEN_SECONDS"):
+        monkeypatch.setattr(control_client, name, 0.1)
+    port = free_port()
+    command = [sys.executable, "-c", SLOT_PROCESS, "--name", "a", "--control-port", str(port)]
+    process = await asyncio.create_subprocess_exec(*command, env={**os.environ, "STRATA_CONTROL_KEY": SECRET})
+    changed = asyncio.Event()
+    links = Links(changed.set)
+    try:
+        links.follow({"a": at(port)})
+        for sent, answers in ((signal.SIGCONT, True), (signal.SIGSTOP, False), (signal.SIGCONT, True)):
+            process.send_signal(sent)
+            while ("a" in links.statuses) != answers:
+                changed.clear()
+                await changed.wait()
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+    finally:
+        await links.close()
+        process.kill()
+        await process.wait()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ def test_a_slot_that_loads_for_ever_is_planned_without_after_the_timeout(a_world
     world.cluster.faults.hangs.add("b")
     world.passes(295)
     assert world.reasons() == ["Created"]
-    world.passes(20)
+    world.passes(30)
     assert world.reasons() == ["Created", "PrepareStalled"]
     assert (world.status.phase, world.nodes()) == ("Ready", ["a", "c"])
     (exclusion,) = world.status.exclusions
@@ -31,7 +31,7 @@ def test_how_long_a_slot_got_no_further_outlasts_the_operator(a_world: AWorld) -
     world.cluster.faults.hangs.add("b")
     world.passes(200)
     world.operator_starts_anew()
-    world.passes(120)
+    world.passes(130)
     assert "PrepareStalled" in world.reasons()
 
 

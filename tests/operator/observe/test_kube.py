@@ -74,9 +74,9 @@ async def test_absent_objects_are_none_and_deleting_them_is_done(api: FakeApi, k
 async def test_a_forced_deletion_names_the_uid_and_spares_another_pod(api: FakeApi, kube: Kube) -> None:
     path = "/api/v1/namespaces/ns/pods/a-0"
     api.put(path, {"metadata": {"name": "a-0", "namespace": "ns", "uid": "new"}})
-    await kube.delete(PODS, "ns", "a-0", uid="old", force=True)
+    await kube.delete(PODS, "ns", "a-0", uid="old", grace_seconds=0)
     assert path in api.objects
-    await kube.delete(PODS, "ns", "a-0", uid="new", force=True)
+    await kube.delete(PODS, "ns", "a-0", uid="new", grace_seconds=0)
     assert path not in api.objects
     assert api.requests[-1].body["gracePeriodSeconds"] == 0
 

@@ -14,10 +14,16 @@ NUMBERS = st.integers(0, 1 << 40)
     segments=st.lists(
         st.builds(Segment, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=3).map(tuple)), max_size=4
     ),
-    operations=st.lists(st.builds(Open, NUMBERS, st.builds(Sampling)) | st.builds(Free, NUMBERS), max_size=4),
+    operations=st.lists(
+        st.builds(Open, NUMBERS, st.builds(Sampling), root=st.binary(max_size=16)) | st.builds(Free, NUMBERS),
+        max_size=4,
+    ),
+    tokens=st.lists(NUMBERS, max_size=4),
 )
-def test_a_frame_comes_back_as_it_was_sent(segments: list[Segment], operations: list[Open | Free]) -> None:
-    header = FrameHeader(0, 1, 2, "", segments, [*operations], "bfloat16", 64)
+def test_a_frame_comes_back_as_it_was_sent(
+    segments: list[Segment], operations: list[Open | Free], tokens: list[int]
+) -> None:
+    header = FrameHeader(0, 1, 2, "", segments, [*operations], "bfloat16", 64, tokens=tokens)
     assert data_decoder.decode(encode(header)) == header
 
 

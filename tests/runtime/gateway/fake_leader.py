@@ -52,6 +52,7 @@ class FakeLeader:
     reject: str = ""  # refuse every request with this reason
     fail_at: int | None = None  # the token that fails
     fails_with: FinishReason = "error"
+    lost: str = ""  # a slot of a later stage
     found: int = 0  # tokens of each prompt that its KV cache has
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)  # preemptions, drafts, their tokens, those accepted
     port: int = 0
@@ -110,7 +111,7 @@ class FakeLeader:
         match message:
             case Hello():
                 who = (self.replica, self.epoch, str(self.incarnation))
-                hello = LeaderHello(*who, self.max_tokens, *self._load(), *self.counts)
+                hello = LeaderHello(*who, self.max_tokens, *self._load(), *self.counts, lost=self.lost)
                 await self._send(identity, hello)
             case Submit() if self.reject:
                 await self._send(identity, Rejected(message.request, self.reject))

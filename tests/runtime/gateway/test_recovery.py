@@ -155,6 +155,32 @@ async def test_another_replica_takes_over(gateway: Harness, tokenizer: Tokenizer
         await one.until(lambda: one.aborts == [one.submits[0].request])  # in case it still had it
 
 
+async def test_what_is_new_goes_to_whole_replicas_and_what_runs_stays(gateway: Harness, tokenizer: Tokenizer) -> None:
+    """A leader that has lost a later stage answers as before: it says so, and keeps what it has."""
+    async with (
+        a_leader(endless(tokenizer), epoch=2) as one,
+        a_leader(endless(tokenizer), epoch=2, replica=1) as two,
+    ):
+        await gateway.connect(one, two)
+        one.allow(0)
+        running = asyncio.create_task(gateway.complete(max_tokens=3))
+        await one.until(lambda: one.submits)
+        one.lost = "slot-9"
+        await gateway.until(lambda: any(hello.lost for hello in gateway.dispatcher._hellos()))
+        assert (await gateway.complete(n=8)).status_code == 200
+        assert (len(one.submits), len(two.submits)) == (1, 8)
+        assert one.running == [one.submits[0].request]
+        two.lost = "slot-8"
+        two.allow(0)
+        await gateway.until(lambda: all(hello.lost for hello in gateway.dispatcher._hellos()))
+        waiting = asyncio.create_task(gateway.complete(n=3, max_tokens=3))
+        await two.until(lambda: len(one.submits) + len(two.submits) == 12)  # none is whole: they wait where least do
+        async with a_leader(one.model, epoch=3, key="another key") as mended:
+            gateway.dispatcher.set_route(route_to(mended))
+            assert [(await each).status_code for each in (running, waiting)] == [200, 200]
+            assert len(mended.submits) == 4
+
+
 async def test_requests_spread_over_replicas(gateway: Harness, tokenizer: Tokenizer) -> None:
     async with (
         a_leader(endless(tokenizer), epoch=2) as one,

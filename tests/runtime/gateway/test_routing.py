@@ -17,6 +17,7 @@ loads = st.lists(
         outstanding=st.integers(0, 100),
         kv_usage=st.floats(0.0, 1.0),
         found=st.sampled_from([0.0, 0.0, 0.3, 0.5, 1.0]),
+        whole=st.booleans(),
     ),
     min_size=1,
     max_size=6,
@@ -39,8 +40,15 @@ def test_one_is_chosen_whatever_the_order(replicas: list[ReplicaLoad]) -> None:
 @settings(deadline=None)  # the machine may be busy
 @given(loads)
 def test_full_replicas_come_last(replicas: list[ReplicaLoad]) -> None:
-    free = {load.replica for load in replicas if load.kv_usage < KV_NEARLY_FULL}
+    free = {load.replica for load in replicas if load.whole and load.kv_usage < KV_NEARLY_FULL}
     assert not free or choose(replicas) in free
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(loads)
+def test_one_that_lost_a_stage_gets_nothing_while_another_is_whole(replicas: list[ReplicaLoad]) -> None:
+    whole = [load for load in replicas if load.whole]
+    assert choose(replicas) == choose(whole or replicas)
 
 
 def test_requests_spread_in_proportion_to_capacity() -> None:
@@ -51,6 +59,22 @@ def test_requests_spread_in_proportion_to_capacity() -> None:
         assert replica is not None
         given_to[replica] += 1
     assert given_to == {0: 10, 1: 30}
+
+
+WHOLE = {  # (outstanding, kv_usage, found, whole) of replicas of equal capacity -> the chosen one
+    "the one that is whole": ([(0, 0.0, 0.0, False), (9, 0.5, 0.0, True)], 1),
+    "be it full": ([(0, 0.0, 0.0, False), (9, 1.0, 0.0, True)], 1),
+    "wherever its prefix is": ([(0, 0.0, 1.0, False), (9, 0.5, 0.0, True)], 1),
+    "of two the less loaded": ([(0, 0.0, 0.0, False), (9, 0.5, 0.0, True), (8, 0.5, 0.0, True)], 2),
+    "where none is it waits where least do": ([(2, 0.0, 0.0, False), (1, 0.0, 0.0, False)], 1),
+    "the only one": ([(2, 0.0, 0.0, False)], 0),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_a_request_goes_to_a_replica_that_is_whole(case: str) -> None:
+    loads, expected = WHOLE[case]
+    assert choose(ReplicaLoad(number, 1.0, *load) for number, load in enumerate(loads)) == expected
 
 
 ROUTED = {  # (outstanding, found) of two replicas of equal capacity -> the chosen one

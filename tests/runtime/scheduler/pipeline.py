@@ -18,11 +18,13 @@ from typing import Any
 
 from msgspec import structs
 
+from strata_planner.contract.block_names import NO_SALT, packed
 from strata_planner.contract.frames import (
     NEVER,
     NOT_YET,
     Free,
     Grammar,
+    HeldBlock,
     LogitRules,
     Open,
     PromptScore,
@@ -36,6 +38,7 @@ from strata_planner.contract.frames import (
 from strata_runtime.scheduler.draft_round import Drafted, DraftRound, DraftTask
 from strata_runtime.scheduler.engine import Engine, Step
 from strata_runtime.scheduler.scheduler import Limits
+from strata_runtime.stage.contents import Content, Contents, in_common, told
 
 STOP = 7
 WORDS = (100, 101, 102)  # that texts are made of: few, so that what was guessed is right at times
@@ -161,6 +164,38 @@ class SmallModel:
         return [*guesses, self.draw(state)] if task.count else []
 
 
+class Noting:
+    """What one stage notes of its blocks, as `stage.holdings` does."""
+
+    def __init__(self, page_tokens: int) -> None:
+        self.contents = Contents(page_tokens)
+        self.weights: int | None = None
+        self._tables: dict[int, list[int]] = {}
+        self._roots: dict[int, bytes] = {}
+
+    def note(self, step: Step, weights: int) -> None:
+        for operation in step.operations:
+            if isinstance(operation, Open):
+                self._roots[operation.sequence] = operation.root or NO_SALT
+            else:
+                self.contents.give_back(self._tables.pop(operation.sequence, []))
+        if step.segments and weights != self.weights:
+            self.contents.begin({})
+            self.weights = weights
+        ids = iter(step.token_ids)
+        for segment in step.segments:
+            table = self._tables.setdefault(segment.sequence, [])
+            table.extend(segment.blocks)
+            tokens = packed([next(ids) for _ in range(segment.length)])
+            if step.draft:
+                self.contents.spoil(table, segment.start)
+            else:
+                self.contents.write(table, self._roots[segment.sequence], segment.start, tokens)
+
+    def left(self) -> dict[int, Content]:
+        return self.contents.left(self._tables.values())
+
+
 @dataclass
 class Pipeline:
     """Checks every step as the stages would. `weights`: their number, from the next step that is accepted."""
@@ -188,6 +223,13 @@ class Pipeline:
     draft_seconds: float = 0.003  # of one with draft weights
     row_seconds: float = 0.001
     drafter: "SmallModel | None" = None
+    noted: deque[tuple[Step, int]] = field(
+        default_factory=deque
+    )  # with their weights, that the last stage has not computed
+
+    def __post_init__(self) -> None:
+        size = self.engine.scheduler.limits.page_tokens
+        self.stages = (Noting(size), Noting(size))
 
     @classmethod
     def beside(cls, limits: Limits, small: SmallModel, **fields: Any) -> "Pipeline":
@@ -197,8 +239,7 @@ class Pipeline:
 
     @classmethod
     def after(cls, before: "Pipeline", limits: Limits, *, refill: tuple[int, int], small: SmallModel) -> "Pipeline":
-        """The same blocks after a loss: a step that was under way has left anything in them, and of others layers `refill` is lost what they held."""
-        known = before.engine.known()
+        """The same blocks after a loss, whoever led: a step that was under way has left anything in them, and of others layers `refill` is lost what they held."""
         made = cls.beside(limits, small, weights=before.weights)
         made.blocks = {
             place: dataclasses.replace(entry, is_whole=entry.is_whole and refill[0] == refill[1])
@@ -207,14 +248,28 @@ class Pipeline:
         for step in before.under_way:
             for place in step:
                 made.blocks[place] = Entry(b"half computed", is_whole=False)
-        if (
-            str(before.weights) == before.engine._weights
-        ):  # else the stages would say that they hold what others have computed
-            made.engine.inherit(known.named, refill, str(before.weights))
+        if {stage.weights for stage in before.stages} <= {
+            None,
+            before.weights,
+        }:  # else they hold what others have computed
+            made.engine.inherit(before.kept(), refill, str(before.weights))
+            for stage, old in zip(made.stages[: 1 if refill[0] < refill[1] else 2], before.stages, strict=False):
+                left = old.left()
+                stage.contents.begin({block: left[block] for block in left if block < limits.page_budget})
+                stage.weights = before.weights
         return made
+
+    def kept(self) -> list[HeldBlock]:
+        """What the first stage and the last, which is some steps behind it, both know to be in their blocks."""
+        return in_common(told(self.stages[0].left()), self.stages[1].left())
 
     def accept(self, step: Step) -> None:
         assert step.step == self.steps
+        self.stages[0].note(step, self.weights)
+        if step.segments:
+            self.noted.append((step, self.weights))
+        else:
+            self.stages[1].note(step, self.weights)
         self.steps += 1
         limits = self.engine.scheduler.limits
         for operation in step.operations:
@@ -290,6 +345,7 @@ class Pipeline:
     def result(self) -> list[TokenEvent]:
         result = self.in_flight.popleft()
         self.under_way.popleft()
+        self.stages[1].note(*self.noted.popleft())
         mixed = set(
             self.engine.requests_of(
                 each.sequence for each in result.tokens if (each.sequence, result.step) in self.mixed

@@ -8,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from strata_planner.contract.frames import Survey
+from strata_planner.contract.block_names import NO_SALT, packed
+from strata_planner.contract.frames import HeldBlock, Survey
 from strata_planner.contract.plan import DeviceRef, MicroBatch, Speculation
 from strata_planner.contract.roles import Role, roles_of
-from strata_runtime.slot.kept_pages import taken_from, why_emptied
+from strata_runtime.model.kv.paged import HeldPages
+from strata_runtime.slot.kept_pages import KeptRole, taken_from, why_emptied
+from strata_runtime.stage.contents import Content
 from strata_runtime.stage.inheritance import Inheritance, Refill, weights_through
 from tests.laws import share
 from tests.runtime.plans import even_plan
@@ -93,13 +96,16 @@ def test_what_is_lacking_is_computed_from_what_is_there(
     before = [f"w{number}" for number in range(LAYERS)]
     now = [name + "!" * (number == changed) for number, name in enumerate(before)]
     through = weights_through("", tuple(before))
+    first_block = {0: Content(NO_SALT, packed(range(16)), b"n" * 16)}
     slots: list[Inheritance | None] = []
     for first, last in new:  # each goes on from one of the old stages, or from none
         source = data.draw(st.none() | st.sampled_from(old))
         taken = [] if source is None else [n for n in range(source[0], source[1] + 1) if first <= n <= last]
         kept = {number: through[number] for number in taken}
-        slots.append(Inheritance(0, 5, kept, 3, source[1] + 1 if logs and source else 0) if source and kept else None)
-    survey, roles = Survey(0, 6, 5, 0, 9), []
+        slots.append(
+            Inheritance(0, 5, kept, source[1] + 1 if logs and source else 0, first_block) if source and kept else None
+        )
+    survey, roles = Survey(0, 6), []
     for place, ((first, last), slot) in enumerate(zip(new, slots, strict=True)):
         head = last == LAYERS - 1
         role = structs.replace(one, layers=(first, last), stage=place, leader=place == 0, head=head)
@@ -108,6 +114,7 @@ def test_what_is_lacking_is_computed_from_what_is_there(
         roles.append(role)
     holding = {number for slot in slots if slot for number in slot.through if changed is None or number < changed}
     assert survey.layers == LAYERS
+    assert survey.blocks == ([HeldBlock(0, NO_SALT, packed(range(16)))] if holding else None)
     begin, end = survey.refill
     assert set(range(LAYERS)) - holding <= set(range(begin, end))
     if begin == end:
@@ -127,19 +134,26 @@ def test_what_is_lacking_is_computed_from_what_is_there(
     assert begin == 0 or sum(part.reads_log for part in parts) == 1
 
 
-FOREIGN: dict[str, dict[str, int]] = {
-    "of an epoch before the last": {"formed": 4},
-    "of another replica": {"before": 1},
-    "of weights since a step that had not come back": {"through": 2},
-}
-
-
-@pytest.mark.parametrize("changes", FOREIGN.values(), ids=FOREIGN.keys())
-def test_pages_that_the_leader_does_not_speak_of_are_computed_again(role: Role, changes: dict[str, int]) -> None:
+def test_pages_of_another_epoch_or_replica_are_computed_again(role: Role) -> None:
+    """As those before them have told, whoever leads; the first to hold any says of which they are."""
     through = weights_through("", ("w0", "w1"))
-    mine = Inheritance(0, 5, {1: through[1]}, 3, 2)
-    asked = Survey(0, 6, 5, 0, 3, through[0], 1)
-    assert mine.answer(asked, role, through[1:]).lacking == (0, 0)
-    assert mine.answer(asked, role, through[1:]).starts == (2,)
-    other = mine.answer(structs.replace(asked, **changes), role, through[1:])
-    assert (other.lacking, other.starts) == ((1, 2), ())
+    held = {3: Content(NO_SALT, packed(range(16)), b"n" * 16)}
+    mine = Inheritance(2, 5, {1: through[1]}, 2, held)
+    asked = Survey(0, 6, through[0], 1)
+    first = mine.answer(asked, role, through[1:])
+    assert (first.lacking, first.starts, first.before, first.formed) == ((0, 0), (2,), 2, 5)
+    assert first.blocks == [HeldBlock(3, NO_SALT, packed(range(16)))]
+    for formed, before in [(4, 2), (5, 0)]:
+        told = structs.replace(asked, formed=formed, before=before, blocks=[HeldBlock(3, NO_SALT, packed(range(16)))])
+        other = mine.answer(told, role, through[1:])
+        assert (other.lacking, other.starts, other.blocks) == ((1, 2), (), told.blocks)
+
+
+def test_what_is_kept_is_shrunk_with_its_pages(role: Role) -> None:
+    held = {number: Content(NO_SALT, b"", b"n" * 16) for number in (0, 6, 7, 40)}
+    kept = KeptRole(role, HeldPages(), Inheritance(0, 5, {1: "w", 2: "w"}, 2, held))
+    left = kept.shrunk(structs.replace(role, kv_page_budget=7)).inherited
+    assert (dict(left.through), set(left.blocks)) == (
+        dict.fromkeys(range(role.layers[0], role.layers[1] + 1), "w"),
+        {0, 6},
+    )

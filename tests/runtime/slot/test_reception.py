@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -127,6 +128,19 @@ def test_a_gateway_that_is_gone_is_told_to_the_worker(reception: Reception) -> N
         gone = list(reception.gateways.received())
     assert gone[0] == (identity, Gone())
     assert reception.gateways.owned_by(identity) == ["a"]
+
+
+def test_news_reach_every_gateway_that_has_asked_whether_it_has_requests_or_not(reception: Reception) -> None:
+    clients = [reception.client(), reception.client()]
+    for client in clients:
+        client.say(Hello())
+        assert client.hear() == HELLO
+    news = msgspec.structs.replace(HELLO, lost="b")
+    reception.gateways.tell(news)
+    assert [client.hear() for client in clients] == [news, news]
+    late = reception.client()
+    late.say(Hello())
+    assert late.hear() == news
 
 
 def test_each_gateway_learns_which_of_its_requests_were_in_a_failed_step(reception: Reception) -> None:

@@ -18,12 +18,14 @@ from strata_planner.contract.frames import (
     FrameHeader,
     Free,
     Grammar,
+    HeldBlock,
     LogitRules,
     Open,
     SampledToken,
     Sampling,
     Segment,
     StepResult,
+    Survey,
     encode,
 )
 from strata_planner.contract.plan import Speculation
@@ -137,6 +139,7 @@ FRAMES = st.builds(
     st.lists(OPERATIONS | STARTED, max_size=4),
     st.sampled_from(["float32", "float32", "bfloat16"]),
     st.sampled_from([HIDDEN, HIDDEN, 1, -1, 2**62]),
+    tokens=st.just([]) | TOKENS,
 )
 
 
@@ -206,6 +209,27 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
     "rules that cannot be": (
         [encode(structs.replace(GOOD, operations=[Open(7, Sampling(rules=LogitRules(ends=(128,))))])), hidden(2)],
         "sequence 7 cannot be sampled: tokens of this model are 0..127",
+    ),
+    "tokens of fewer than its segments": (
+        [encode(structs.replace(GOOD, tokens=[5])), hidden(2)],
+        "tells of 1 tokens from 5 to 5 for the 2 of its segments",
+    ),
+    "a token that is none": ([encode(structs.replace(GOOD, tokens=[5, 128])), hidden(2)], "2 tokens from 5 to 128"),
+    "a negative token": ([encode(structs.replace(GOOD, tokens=[-1, 5])), hidden(2)], "2 tokens from -1 to 5"),
+    "too long a root": (
+        [encode(structs.replace(GOOD, operations=[Open(7, Sampling(), root=b"x" * 17)])), hidden(2)],
+        "17 bytes before the first block of a sequence; 16 at most",
+    ),
+    "a block twice": (
+        [encode(Survey(0, EPOCH, "w", 3, blocks=[HeldBlock(1, b"n" * 16), HeldBlock(1, b"m" * 16)]))],
+        "2 blocks, of them None: each is told of once",
+    ),
+    "a name that is none": ([encode(Survey(0, EPOCH, "w", 3, blocks=[HeldBlock(1, b"n")]))], "1 blocks, of them Held"),
+    "a block that is none": ([encode(Survey(0, EPOCH, "w", 3, blocks=[HeldBlock(-1, b"n" * 16)]))], "block=-1"),
+    "half a token": ([encode(Survey(0, EPOCH, "w", 3, blocks=[HeldBlock(1, b"n" * 16, b"t")]))], "tokens=b't'"),
+    "more tokens than a block has": (
+        [encode(Survey(0, EPOCH, "w", 3, blocks=[HeldBlock(1, b"n" * 16, b"t" * 8 * 17)]))],
+        "up to 16 tokens of 8 bytes",
     ),
     "too long a header": ([encode(structs.replace(GOOD, weights="x" * 2**26)), hidden(2)], "at most"),
 }

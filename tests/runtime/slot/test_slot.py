@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from strata_planner.contract.control import Commit, Prepare
 from strata_planner.contract.formats import FormatName
-from strata_planner.contract.frames import Abort, Hello, Sampling, Submit, Tokens
+from strata_planner.contract.frames import Abort, Hello, LeaderHello, Sampling, Submit, Tokens
 from strata_planner.contract.plan import Speculation
 from strata_planner.contract.roles import roles_of
 from strata_planner.question.model import Model
@@ -173,6 +173,20 @@ def test_a_lost_slot_is_named_and_a_new_epoch_goes_on_with_the_same_tokens(
             assert {loss.slot for loss in status.lost_peers} == {"s1"}
         rest = pipeline.serve(plan).generate([greedy("a", PROMPTS["a"], ANSWER, delivered)])
     assert delivered + rest["a"] == expected["a"]
+
+
+def test_a_leader_tells_at_once_which_stage_is_lost_however_far_it_is(tiny_llama: Path) -> None:
+    """Its own connections reach the next stage and the last one."""
+    names = ["s0", "s1", "s2", "s3"]
+    with PipelineHarness(names) as pipeline:
+        plan = even_plan(tiny_llama, names)
+        leader = pipeline.serve(plan)
+        assert leader.hello().lost == ""
+        pipeline.restart("s2")
+        news = leader.receive()  # that nobody has asked for
+        assert isinstance(news, LeaderHello)
+        assert news.lost == leader.hello().lost == "s2"
+        assert pipeline.serve(plan).hello().lost == ""
 
 
 def test_abort_frees_the_sequence_and_others_go_on(tiny_llama: Path, expected: dict[str, list[int]]) -> None:

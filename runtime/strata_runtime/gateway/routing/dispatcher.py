@@ -335,6 +335,7 @@ class Dispatcher:
                 outstanding=max(self._journal.assigned(replica), link.hello.running + link.hello.waiting),
                 kv_usage=link.hello.kv_usage,
                 found=found.get(replica, 0) / max(len(chunks), 1),
+                whole=not link.hello.lost,
             )
             for replica, link in self._links.items()
             if link.hello is not None

@@ -192,6 +192,13 @@ class LeaderLink:
             self._owner.leader_counted(counts.since(self._counts))
         self._counts, self._counted = counts, hello.incarnation
         known, self.hello = self.hello, hello
+        if hello.lost and not (known and known.lost):
+            log.warning(
+                "epoch %d: replica %d cannot reach its slot %s: others get what is new",
+                hello.epoch,
+                hello.replica,
+                hello.lost,
+            )
         if known is None:
             log.info("epoch %d: replica %d is led by %s", hello.epoch, hello.replica, self.leader.slot)
             self._owner.leader_connected(self)

@@ -5,7 +5,7 @@ A guess, as llm-d's approximate prefix scorer: leaders may have used the room fo
 
 from collections.abc import Collection, Sequence
 
-from strata_runtime.scheduler.blocks import name_of, root_of
+from strata_planner.contract.block_names import name_of, packed, root_of
 
 CHUNK_TOKENS = 64  # what is remembered is cut so: coarser than blocks, so that a long prompt is few entries
 MOST_CHUNKS = 256  # of one prompt
@@ -19,7 +19,7 @@ def chunks_of(prompt: Sequence[int], salt: str = "") -> tuple[Chunk, ...]:
     chunks: list[Chunk] = []
     parent = root_of(salt)
     for end in range(CHUNK_TOKENS, min(len(prompt), MOST_CHUNKS * CHUNK_TOKENS) + 1, CHUNK_TOKENS):
-        parent = name_of(parent, prompt[end - CHUNK_TOKENS : end])
+        parent = name_of(parent, packed(prompt[end - CHUNK_TOKENS : end]))
         chunks.append(parent)
     return tuple(chunks)
 

@@ -2,7 +2,7 @@
 
 Called by `dispatcher` with one `ReplicaLoad` per leader that answers. Weighted least outstanding requests: a replica
 planned for twice the tokens per second carries twice the requests; one whose KV pages are nearly all in use only gets
-what no other can take, since requests would queue there. A request whose prefix a replica has computed goes there, unless
+what no other can take, since requests would queue there. One that has lost a stage gets what no whole one is there for. A request whose prefix a replica has computed goes there, unless
 that one is far more loaded than the least (the rule of SGLang's router: cache-aware while loads are balanced).
 """
 
@@ -21,7 +21,8 @@ MOST_AHEAD, MOST_TIMES = (
 class ReplicaLoad:
     """`outstanding` counts requests that run or wait there; `kv_usage` is the share of its page budget in use.
 
-    `found`: the share of the request's prompt, from its beginning, that the replica is likely to have computed.
+    `found`: the share of the request's prompt, from its beginning, that the replica is likely to have computed. `whole`: none of its stages is
+    lost; where one is, nothing gets through before the replica is mended.
     """
 
     replica: int
@@ -29,6 +30,7 @@ class ReplicaLoad:
     outstanding: int
     kv_usage: float
     found: float = 0.0
+    whole: bool = True
 
     @property
     def nearly_full(self) -> bool:
@@ -45,8 +47,13 @@ class ReplicaLoad:
 
 
 def choose(loads: Iterable[ReplicaLoad]) -> int | None:
-    """The replica with the request's prefix, or the one with the least load after taking it; None when there is none."""
-    listed = sorted(loads, key=lambda load: (load.nearly_full, load.after, load.replica))
+    """Of those that are whole, or of all where none is, the replica with the request's prefix, or the one with the least load after taking it.
+
+    None when there is none at all.
+    """
+    there = tuple(loads)
+    whole = tuple(load for load in there if load.whole)
+    listed = sorted(whole or there, key=lambda load: (load.nearly_full, load.after, load.replica))
     if not listed:
         return None
     least = listed[0]

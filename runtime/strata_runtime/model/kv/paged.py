@@ -143,10 +143,15 @@ class PagedKvCache:
             state_runs=self._states.plan(segments),
         )
 
-    def free(self, sequence: int) -> None:
-        """The sequence is over; one that has no pages yet is no error."""
-        self._tables.free(sequence)
+    @property
+    def tables(self) -> Collection[Sequence[int]]:
+        """The pages of each sequence."""
+        return self._tables.tables
+
+    def free(self, sequence: int) -> Sequence[int]:
+        """The sequence is over; one that has no pages yet is no error. Returns those that it had."""
         self._states.free(sequence)
+        return self._tables.free(sequence)
 
     def reset(self) -> None:
         """Forget every sequence; what pages hold is left as it is."""

@@ -4,7 +4,7 @@ Used by PagedKvCache alone. A page holds the keys and values of `page_tokens` co
 which page is decided by the leader's scheduler: here nothing is given out, and a page may be in several tables.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from strata_runtime.errors import StepError
 
@@ -40,9 +40,13 @@ class PageTables:
         self._tables[sequence] = table
         return table
 
-    def free(self, sequence: int) -> None:
-        """The sequence is over. One that never had a page is no error: it may end before its first step."""
-        self._tables.pop(sequence, None)
+    @property
+    def tables(self) -> Collection[Sequence[int]]:
+        return self._tables.values()
+
+    def free(self, sequence: int) -> Sequence[int]:
+        """The sequence is over; its pages. One that never had a page is no error: it may end before its first step."""
+        return self._tables.pop(sequence, [])
 
     def clear(self) -> None:
         self._tables.clear()

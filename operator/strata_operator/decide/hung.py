@@ -1,0 +1,81 @@
+"""Slots whose process is there and does not answer: stopped, or stuck in a driver. Kubernetes sees nothing of it; a new process may do better.
+
+Called by reconcile, which ends their pods. Pure.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from strata_operator.decide.epochs import unheard
+from strata_operator.decide.troubles import STALLED, Trouble, progress
+from strata_operator.decide.view import PodView, View
+from strata_planner.contract.plan import Stage
+
+HUNG_GRACE_SECONDS = 1  # a process that hangs does not end by itself: the kubelet kills it after so long
+SERVED = timedelta(
+    seconds=30
+)  # so long before it fell silent its process was there: silence is noticed late, clocks differ
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A slot of a served epoch that does not answer its controller. `since`: by the operator's clock. `started`: its process, by its node's;
+    None: it is to end, or others see to that.
+    """
+
+    since: datetime
+    is_accused: bool  # another slot of its replica, or every gateway, has lost it too
+    started: datetime | None
+    node_ready: datetime | None = (
+        None  # since when its node is: what was lost with it is only starting, and its kubelet says so late
+    )
+
+
+def is_hung(silence: Silence, now: datetime, patience: timedelta) -> bool:
+    """Whether a process that has served is heard by nobody for so long. One that was started since is only starting."""
+    served = silence.started is not None and silence.since - silence.started >= SERVED
+    waited = now - max(silence.since, silence.node_ready or silence.since)
+    return served and silence.is_accused and waited >= patience
+
+
+def hung(view: View, found: Iterable[Trouble]) -> tuple[PodView, ...]:
+    """Pods to be ended: of slots that served and are heard by nobody any more, or that got no further and no plan does without. What is on a
+    node that is away is the brake's.
+    """
+    accused, stalled = unheard(view.ledger, view.seen), _nodes_without_another_plan(view, found)
+    silent = {stage.slot: stage for stage in view.stages() if not view.answers(stage.slot)}
+    pods = ((stage, view.pod_of(slot)) for slot, stage in silent.items() if _is_there(view, stage.node))
+    return tuple(
+        pod
+        for stage, pod in pods
+        if pod is not None
+        and not pod.is_ending
+        and (_fell_silent(view, stage, pod, accused) or (stage.node in stalled and _had_its_time(view, pod)))
+    )
+
+
+def _fell_silent(view: View, stage: Stage, pod: PodView, accused: Collection[str]) -> bool:
+    _, since = progress(view, stage)
+    patience = timedelta(seconds=view.deployment.spec.replanning.grace_period_seconds)
+    started = pod.started_at if pod.is_running else None
+    silence = Silence(since, stage.slot in accused, started, view.nodes[stage.node].ready_since)
+    return is_hung(silence, view.now, patience)
+
+
+def _nodes_without_another_plan(view: View, found: Iterable[Trouble]) -> frozenset[str]:
+    """Where slots got no further, and a plan without them was not found."""
+    newest = view.newest
+    if newest is None or not any(each.wish == STALLED and each.at >= newest.at for each in view.failures.values()):
+        return frozenset()
+    return frozenset(trouble.node for trouble in found if trouble.reason == STALLED)
+
+
+def _had_its_time(view: View, pod: PodView) -> bool:
+    """A pod that is younger than what a slot may take has not."""
+    return view.now - pod.made_at >= timedelta(seconds=view.deployment.spec.replanning.prepare_timeout_seconds)
+
+
+def _is_there(view: View, name: str) -> bool:
+    node = view.nodes.get(name)
+    return node is not None and node.away_since is None
