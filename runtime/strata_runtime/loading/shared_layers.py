@@ -15,6 +15,8 @@ from strata_runtime.formats.draft_linear import target_of
 from strata_runtime.loading.shared_linears import of_rank, placed, tensors_of
 from strata_runtime.model.adapter import ModelSlice
 from strata_runtime.model.divided import Place
+from strata_runtime.model.attention_interface import attention
+from strata_runtime.model.fused_forwards import fuse
 from strata_runtime.model.same_code import goes_as_llama
 from strata_runtime.model.strategies import Parts, Switch, SwitchedLayer
 from strata_runtime.ranks.cut import BY_INPUTS, kind_of
@@ -117,6 +119,8 @@ class _LayerParts:
         assert projection is not None
         mlp = copy.copy(self._mlp)
         mlp._modules = {**self._mlp._modules, **linears}  # noqa: SLF001, a copy that shares all but its linears
+        if vars(mlp).pop("forward", None) is not None:  # that of the one it is a copy of
+            fuse(mlp, attention)
         return projection, mlp
 
 
