@@ -24,7 +24,7 @@ demo: $(READY)  ## plan the quickstart over unlike devices, run it, ask it somet
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: $(READY)  ## unit tests: no cluster, no GPU, no network; two minutes on two cores
+test: $(READY)  ## unit tests: no cluster, no GPU, no network; each law by its quickest cases
 	@$(PYTEST)
 
 test-all: $(READY)  ## the same with every example of the slow laws and every architecture in each sweep

@@ -3,11 +3,11 @@
 `python -m benchmarks.helix_simulator --artifact DIR [--cluster 24] [--plan FILE] [--quick] [--json FILE]`, about a quarter of an hour;
 `--quick` runs ours alone, beside the figure that the artifact prints. `DIR`: a checkout of github.com/Thesys-lab/Helix-ASPLOS25; its
 simulator runs as it stands, Llama-2-70B at 16 bits, offline. Each replica of a plan is simulated as the artifact simulates its separate
-pipelines: alone, with a constant number of requests in flight, and the tokens decoded in 600 s are summed.
+pipelines, alone, and the tokens decoded in 600 s are summed. Requests run as our scheduler would admit them, by the KV of the tightest
+stage (`reference/helix_admission.py`).
 """
 
 import argparse
-import math
 import sys
 import tempfile
 import time
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.layouts import EXAMPLES, llama
-from benchmarks.reference.helix_artifact import Artifact, KvTables, Overflow, written
+from benchmarks.reference.helix_artifact import Artifact, Decoded, KvTables, written
 from benchmarks.reference.helix_cases import CASES, PRODUCTS, Case, cluster_of
 from benchmarks.reference.helix_files import Held, Machines, read_machines
 from benchmarks.reference.published_tables import helix_table
@@ -41,8 +41,6 @@ MOST_TOKENS = 2048 + 1024
 LAYERS = 80
 COPIES = (4e9, 5e9)  # bytes a second, to the device and from it
 PLAN_SECONDS = 4.0  # the search's limit; a plan is to be there within 5
-SPREADS = 4.0  # standard deviations of the KV in use that are kept free
-FEWER = 0.95  # of the requests in flight where KV ran over nevertheless
 HELIX_SECONDS = 600.0  # of Gurobi on 14 cores, says the artifact
 
 
@@ -62,8 +60,7 @@ class Served:
     """A replica in Helix's simulator."""
 
     replica: Replica
-    in_flight: int
-    tokens_per_second: float
+    decoded: Decoded
 
 
 class HostCopies:
@@ -130,34 +127,13 @@ def held(replica: Replica, machines: Machines, kv: KvTables) -> list[Held]:
     return found
 
 
-def most_in_flight(tokens: float, lengths: Sequence[tuple[int, int]]) -> int:
-    """How many requests `tokens` of KV a layer hold at a time, with `SPREADS` standard deviations to spare.
-
-    A request is in flight for as long as its answer is: long answers, and the longer prompts that go with them, count for more.
-    """
-    rounds = sum(answer for _, answer in lengths)
-    mean = sum(answer * (prompt + answer / 2) for prompt, answer in lengths) / rounds
-    square = sum(answer * (prompt**2 + prompt * answer + answer**2 / 3) for prompt, answer in lengths) / rounds
-    spare = SPREADS * math.sqrt(square - mean**2)
-    return math.floor(((math.sqrt(spare**2 + 4 * mean * tokens) - spare) / (2 * mean)) ** 2)
-
-
 def served(replica: Replica, on: Ground) -> Served:
-    """In Helix's simulator, with what the plan has in flight or, if that is less, what the artifact's KV holds."""
+    """In Helix's simulator."""
     stages = held(replica, on.machines, on.kv)
-    tokens = min(each.kv_entries / (each.end - each.first) for each in stages)
-    in_flight = max(1, min(replica.concurrency, most_in_flight(tokens, on.artifact.lengths())))
     folder, case = on.artifact.folder, on.case
     with tempfile.TemporaryDirectory() as files:
-        while True:
-            complete, profiles = case.path(folder, case.complete), case.profiles(folder)
-            layout = written(Path(files), stages, on.machines, complete, profiles, in_flight)
-            try:
-                return Served(replica, in_flight, on.artifact.decode_rate(layout))
-            except Overflow as error:
-                if "KV-cache" not in str(error) or in_flight == 1:
-                    raise
-                in_flight = min(in_flight - 1, int(in_flight * FEWER))
+        layout = written(Path(files), stages, on.machines, case.path(folder, case.complete), case.profiles(folder))
+        return Served(replica, on.artifact.decoded(layout))
 
 
 def measure(folder: Path, name: str, plan: Plan | None, console: Console, *, quick: bool) -> list[Row]:
@@ -169,7 +145,7 @@ def measure(folder: Path, name: str, plan: Plan | None, console: Console, *, qui
         seconds = time.perf_counter() - started
     ours = [served(each, on) for each in plan.replicas]
     console.print(_table(name, ours, on.case))
-    total = sum(each.tokens_per_second for each in ours)
+    total = sum(each.decoded.tokens_per_second for each in ours)
     theirs = on.case.published["Helix"] if quick else on.artifact.decode_rate(on.case.helix(folder, on.machines))
     peer = "Helix, as published" if quick else "Helix, same run"
     tuned = name == "24"
@@ -188,12 +164,18 @@ def measure(folder: Path, name: str, plan: Plan | None, console: Console, *, qui
 def _table(name: str, ours: Sequence[Served], case: Case) -> Table:
     published = ", ".join(f"{who} {rate}" for who, rate in case.published.items())
     shown = Table(title=f"Ours on cluster {name}, Helix's simulator; published: {published}", title_justify="left")
-    for column in ("replica", "stages", "planned in flight", "in flight", "tokens/s"):
+    for column in ("replica", "stages", "planned in flight", "in flight", "preempted", "tokens/s"):
         shown.add_column(column)
     for each in ours:
         stages = " ".join(f"{stage.node}:{stage.layers[1] + 1 - stage.layers[0]}" for stage in each.replica.stages)
-        planned = str(each.replica.concurrency)
-        shown.add_row(str(each.replica.replica), stages, planned, str(each.in_flight), f"{each.tokens_per_second:.1f}")
+        shown.add_row(
+            str(each.replica.replica),
+            stages,
+            str(each.replica.concurrency),
+            str(each.decoded.running),
+            str(each.decoded.preempted),
+            f"{each.decoded.tokens_per_second:.1f}",
+        )
     return shown
 
 

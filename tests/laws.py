@@ -1,10 +1,9 @@
-"""How much of a slow law `make test` draws: an eighth of its examples or less and eight architectures; `make test-all` draws all.
+"""How much of a slow law `make test` draws: an eighth of its examples or less and nine architectures or three; `make test-all` draws all.
 
 Which of the two it is says hypothesis' profile: `--hypothesis-profile=all` (the Makefile sets it, with `-m ""` for what is marked slow).
 """
 
-import importlib.util
-import sys
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,17 +18,16 @@ def share(examples: int, part: int = 8) -> int:
     return examples if settings.get_current_profile_name() == ALL else max(1, examples // part)
 
 
-def lazily(name: str) -> Any:
-    """The module, imported where it is first used: of all workers, which collect every file, that one which runs its tests."""
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+class Lazy:
+    """The module, imported where it is first used: of all workers, which collect every file, by that one which runs its tests."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # pytest asks whatever a file has for some of these, which is no use of it
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._name), name)
 
 
 def swept(names: Iterable[Any], always: Iterable[Any]) -> list[Any]:

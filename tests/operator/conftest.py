@@ -1,28 +1,34 @@
 """Worlds, which end with their test."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.operator.world import AWorld, World
+from tests.laws import Lazy
+
+if TYPE_CHECKING:
+    from tests.operator.world import AWorld, World
+
+world = Lazy("tests.operator.world")
 
 
 @pytest.fixture
-def a_world() -> Iterator[AWorld]:
+def a_world() -> "Iterator[AWorld]":
     made: list[World] = []
 
-    def make(*nodes: str) -> World:
-        made.append(World(*nodes))
+    def make(*nodes: str) -> "World":
+        made.append(world.World(*nodes))
         return made[-1]
 
     yield make
-    for world in made:
-        world.close()
+    for each in made:
+        each.close()
 
 
 @pytest.fixture
-def serving(a_world: AWorld) -> World:
-    world = a_world()
-    world.passes()
-    assert (world.status.phase, world.nodes()) == ("Ready", ["a", "b"])
-    return world
+def serving(a_world: "AWorld") -> "World":
+    made = a_world()
+    made.passes()
+    assert (made.status.phase, made.nodes()) == ("Ready", ["a", "b"])
+    return made

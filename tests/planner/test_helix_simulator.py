@@ -1,7 +1,6 @@
 """What `benchmarks.helix_simulator` hands to Helix's simulator: whole pipelines, its own links and memory; nothing without the artifact."""
 
 import ast
-import math
 from configparser import ConfigParser
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.helix_simulator import SPREADS, ground, main, most_in_flight
+from benchmarks.helix_simulator import ground, main
 from benchmarks.reference.helix_artifact import KvTables
 from benchmarks.reference.helix_cases import cluster_of
 from benchmarks.reference.helix_files import (
@@ -106,22 +105,6 @@ def test_memory_above_the_tables_is_what_separate_pipelines_leave_and_on_a_line_
     with pytest.raises(InputError, match="11 layers on a L4"):
         KV.entries("L4", 11)
     assert KV.usable_bytes("L4", 10**9) == 10 * 10**9 + 600_000 * 4096
-
-
-@given(st.lists(st.tuples(st.integers(1, 2000), st.integers(1, 1000)), min_size=1, max_size=20), st.floats(1e4, 1e6))
-def test_as_many_requests_as_memory_holds_and_more_memory_holds_more(
-    lengths: list[tuple[int, int]], tokens: float
-) -> None:
-    count = most_in_flight(tokens, lengths)
-    longest = max(prompt + answer for prompt, answer in lengths)
-    shortest = min(prompt for prompt, _ in lengths)
-    assert most_in_flight(tokens * 0.9, lengths) <= count <= tokens / shortest
-    assert count >= (math.sqrt(tokens / longest) - SPREADS) ** 2 - 1 or tokens < SPREADS**2 * longest
-
-
-def test_a_request_counts_for_as_long_as_its_answer_is() -> None:
-    short, long = (100, 10), (2000, 990)
-    assert most_in_flight(1e9, [short, long]) < 1.01e9 / (2000 + 990 / 2)
 
 
 def test_without_the_artifact_the_rows_are_named(capsys: pytest.CaptureFixture[str]) -> None:

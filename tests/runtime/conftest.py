@@ -1,20 +1,26 @@
 """What tests of the native library share: each path of the processor that this machine has."""
 
 import ctypes
+import importlib
 from collections.abc import Iterator
 
 import pytest
 
-import strata_runtime.model  # noqa: F401  before any test imports transformers: they run with what slots run with
-from strata_runtime.kernels.native import library
+from tests.laws import Lazy
 
+native = Lazy("strata_runtime.kernels.native")
 LEVELS = ("portable", "avx2", "avx512")  # `Level` of kernels/native/cpu.h
+
+
+def pytest_collectstart() -> None:
+    """Before any test imports transformers: they run with what slots run with. Who only deals tests out to workers collects none."""
+    importlib.import_module("strata_runtime.model")
 
 
 @pytest.fixture(params=LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """The library takes this path while the test runs."""
-    found = library()
+    found = native.library()
     if found is None:
         pytest.skip("no native library is here")
     found.strata_limit_cpu_level.argtypes = [ctypes.c_int]

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import zmq
@@ -45,7 +46,7 @@ Message = Prepare | Commit | SetBits | SetRoute | GetStatus | Watch
 ANSWER_SECONDS = 5.0
 ASK_AGAIN_SECONDS = 0.5  # a watch asks by itself: a lost change is late by this much, never missed
 ASK_SELDOM_SECONDS = 4.0  # at most, of a process of which nothing changes
-ASK_SHARE = 0.1  # of the time since its last change
+ASK_SHARE = 0.25  # of the time since its last change
 WRAPPING_BYTES = 1024  # what CURVE adds to a message; its handshake is smaller than this, too
 SILENCE_SECONDS = 2.0  # unanswered for so long, the other side counts as away
 BROKEN_SECONDS = 0.5  # and for so long once its connection has closed: it may come again
@@ -136,7 +137,7 @@ async def watch(endpoint: Endpoint) -> AsyncGenerator[Status | None]:
 
 async def _listen(connection: "_Connection") -> AsyncGenerator[Status]:
     """Statuses of one connection, until it falls silent or another process answers on it."""
-    await connection.begin()
+    connection.begin()
     incarnation = None
     while not connection.is_silent:
         status = await connection.next_status()
@@ -151,35 +152,41 @@ async def _listen(connection: "_Connection") -> AsyncGenerator[Status]:
 class _Connection:
     """What has been heard and asked. Who says the same again and again is asked more and more seldom: that it is there at all, libzmq's
     heartbeats tell, and the monitor when they stop.
+
+    There are hundreds, quiet nearly always: their descriptors are given to the event loop as they are, as `zmq.asyncio` takes ten times as long to wait.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._socket = _socket(endpoint)
-        self._events: zmq.asyncio.Socket = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        )
+        self._socket: zmq.Socket[bytes] = _socket(_many_sockets(), endpoint)
+        self._events = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._socket.connect(_address(endpoint))
-        self._poller = zmq.asyncio.Poller()
-        for each in (self._socket, self._events):
-            self._poller.register(each, zmq.POLLIN)
+        self._loop, self._stirred = asyncio.get_running_loop(), asyncio.Event()
+        self._descriptors = [int(each.getsockopt(zmq.FD)) for each in (self._socket, self._events)]
+        for each in self._descriptors:
+            self._loop.add_reader(each, self._stirred.set)
         self._last: Status | None = None
         self._changed = self._asked = self._unanswered = time.monotonic()
         self._patience = SILENCE_SECONDS
         self._waits = True
 
     def close(self) -> None:
+        for each in self._descriptors:
+            self._loop.remove_reader(each)
         self._socket.disable_monitor()
         self._events.close(linger=0)
         self._socket.close(linger=0)
 
     async def is_made(self) -> bool:
         """Whether somebody who has the key is there within SILENCE_SECONDS. libzmq goes on trying: another socket would only begin anew."""
-        there = await self._events.poll(int(1000 * SILENCE_SECONDS))
-        return bool(there) and await self._event() == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        until = time.monotonic() + SILENCE_SECONDS
+        while (event := self._event()) is None and time.monotonic() < until:
+            _taken(self._socket)  # nothing yet: its descriptor is to be quiet
+            await self._stir(until - time.monotonic())
+        return event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
-    async def begin(self) -> None:
+    def begin(self) -> None:
         self._unanswered = time.monotonic()
-        await self._ask(Watch())
+        self._ask(Watch())
 
     @property
     def is_silent(self) -> bool:
@@ -187,16 +194,33 @@ class _Connection:
 
     async def next_status(self) -> Status | None:
         """None where it is time to ask, or to look whether it is silent."""
-        seconds = min(self._seconds(), self._silence()) if self._waits else self._seconds()
-        ready = dict(await self._poller.poll(max(1, int(1000 * seconds))))
-        if self._events in ready and await self._event() == zmq.EVENT_DISCONNECTED:
+        event, frames = self._event(), _taken(self._socket)
+        if event is not None or frames is not None:
+            await asyncio.sleep(0)  # who talks without end has not the event loop for itself
+        else:
+            await self._stir(min(self._seconds(), self._silence()) if self._waits else self._seconds())
+            event, frames = self._event(), _taken(self._socket)
+        if event == zmq.EVENT_DISCONNECTED:
             self._patience = BROKEN_SECONDS
-            await self._ask(Watch())  # who is connected anew is not the one that watched
-        if self._socket in ready:
-            return self._heard(await _read(self._socket))
+            self._ask(Watch())  # who is connected anew is not the one that watched
+        if frames is not None:
+            return self._heard(_status(self._socket, frames))
         if self._seconds() <= 0:
-            await self._ask(GetStatus())
+            self._ask(GetStatus())
         return None
+
+    async def _stir(self, seconds: float) -> None:
+        """Until something may have come, or so long. A descriptor tells once: whoever is woken takes all that is there before it waits again."""
+        timer = self._loop.call_later(max(0.001, seconds), self._stirred.set)
+        try:
+            await self._stirred.wait()
+        finally:
+            timer.cancel()
+        self._stirred.clear()
+
+    def _event(self) -> int | None:
+        frames = _taken(self._events)
+        return None if frames is None else int(parse_monitor_message(frames)["event"])
 
     def _silence(self) -> float:
         """Seconds until what was asked has been unanswered for too long."""
@@ -208,14 +232,12 @@ class _Connection:
         pause = ASK_AGAIN_SECONDS if self._waits else ASK_SHARE * (now - self._changed)
         return self._asked + min(ASK_SELDOM_SECONDS, max(ASK_AGAIN_SECONDS, pause)) - now
 
-    async def _event(self) -> int:
-        return int(parse_monitor_message(await self._events.recv_multipart())["event"])
-
-    async def _ask(self, message: Watch | GetStatus) -> None:
+    def _ask(self, message: Watch | GetStatus) -> None:
         self._asked = time.monotonic()
         if not self._waits:
             self._waits, self._unanswered = True, self._asked
-        await self._socket.send(encode(message))
+        with suppress(zmq.Again):  # a thousand questions lie unsent: it is silent, as its silence tells
+            self._socket.send(encode(message), zmq.NOBLOCK)
 
     def _heard(self, status: Status | None) -> Status | None:
         """None: what came was none."""
@@ -237,7 +259,18 @@ async def _receive(socket: "zmq.asyncio.Socket", timeout_seconds: float) -> Stat
 
 async def _read(socket: "zmq.asyncio.Socket") -> Status | None:
     """None for what is no status."""
-    frames = await socket.recv_multipart()
+    return _status(socket, await socket.recv_multipart())
+
+
+def _taken(socket: "zmq.Socket[bytes]") -> list[bytes] | None:
+    """A message; None where none is there."""
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+
+
+def _status(socket: "zmq.Socket[Any]", frames: list[bytes]) -> Status | None:
     try:
         return decode_message(status_decoder, frames, LARGEST_CONTROL_BYTES)
     except ContractError as error:
@@ -246,17 +279,26 @@ async def _read(socket: "zmq.asyncio.Socket") -> Status | None:
 
 
 def _connect(endpoint: Endpoint) -> "zmq.asyncio.Socket":
-    socket = _socket(endpoint)
+    socket: zmq.asyncio.Socket = _socket(zmq.asyncio.Context.instance(), endpoint)
     socket.connect(_address(endpoint))
     return socket
+
+
+@cache
+def _many_sockets() -> "zmq.Context[Any]":
+    """Each process that is followed takes three, and libzmq gives 1,023 unless it is asked for more."""
+    context: zmq.Context[Any] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+    return context
 
 
 def _address(endpoint: Endpoint) -> str:
     return f"tcp://{endpoint.host}:{endpoint.port}"
 
 
-def _socket(endpoint: Endpoint) -> "zmq.asyncio.Socket":
-    socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+def _socket(context: "zmq.Context[Any]", endpoint: Endpoint) -> Any:
+    """Of the context's own kind."""
+    socket = context.socket(zmq.DEALER)
     client = curve_secret_key(endpoint.secret, "client")
     socket.curve_secretkey = client
     socket.curve_publickey = zmq.curve_public(client)

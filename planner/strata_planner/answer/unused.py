@@ -4,7 +4,7 @@ Called by `strata plan`. The layouts' estimates choose the best place for the de
 that there is), the exact solver says what it comes to. What turns out to be better than the plan is the plan.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,6 +26,7 @@ from strata_planner.search.planning import IDLE, PlanOutcome
 
 _ROUNDS = 8  # times that the plan may turn out to be better with an idle device
 _MOST_SOLVED = 8  # classes of idle devices; of more the estimate has to do
+_PLACES_SOLVED = 3  # of one class, in unlike replicas
 _SECONDS = 2.0  # of solving one layout
 _NO_MEMORY = "no memory is left beside what the framework takes of it"
 _NO_REPLICA = "no replica with it holds the model with its KV, by the search's estimates"
@@ -122,9 +123,10 @@ class _Idle:
         scored = [(score, each) for each in places if (score := self._estimate(each)) is not None]
         if not scored:
             return f"all {self._request.workload.concurrency} sequences in flight are better served without it"
-        score, best = max(scored, key=lambda pair: pair[0])
+        scored.sort(key=lambda pair: -pair[0])
+        score, best = scored[0]
         if solved or score > self._genetic.judged(self._parts).score:
-            return self._solved(best)
+            return self._solved(_in_unlike_replicas(each for _, each in scored))
         return f"not better {best.how}, by the search's estimates"
 
     def _holds_a_layer(self, c: int) -> bool:
@@ -162,14 +164,16 @@ class _Idle:
         judged = self._genetic.judged(place.genome)
         return judged.score if judged.shares[place.at] else None
 
-    def _solved(self, place: _Place) -> str | Layout:
-        try:
-            layout = laid(self._free if place.breaks else self._request, place.genome, Wish(seconds=_SECONDS))
-        except InfeasibleError:
+    def _solved(self, places: Iterable[_Place]) -> str | Layout:
+        """Of the best of them, which estimates alone do not tell apart."""
+        laid_out = [(layout.value(self._request), layout, place) for place in places if (layout := self._laid(place))]
+        if not laid_out:
             return _NO_REPLICA
-        value = layout.value(self._request)
+        value, layout, place = max(
+            laid_out, key=lambda each: (self._is_better(each[0]) and not each[2].breaks, each[0])
+        )
         better = gain(value, self._value)
-        if better <= _SAME:
+        if not self._is_better(value):
             return self._worse(layout, value, place)
         would = f"{place.how} the plan would be {better:.1%} better"
         if place.breaks:
@@ -178,6 +182,15 @@ class _Idle:
         if self._request.solver in REFERENCES:
             return f"{would}, which the solver '{self._request.solver}' did not find"
         return layout
+
+    def _is_better(self, value: float) -> bool:
+        return gain(value, self._value) > _SAME
+
+    def _laid(self, place: _Place) -> Layout | None:
+        try:
+            return laid(self._free if place.breaks else self._request, place.genome, Wish(seconds=_SECONDS))
+        except InfeasibleError:
+            return None
 
     def _worse(self, layout: Layout, value: float, place: _Place) -> str:
         worse = -gain(value, self._value)
@@ -188,6 +201,14 @@ class _Idle:
         if self._request.objective.goal == "cost":
             return f"costs more than it gives: {place.how} {said}, {worse:.1%} worse"
         return f"{place.how} the plan is {worse:.1%} worse ({said}), bound by {bound}"
+
+
+def _in_unlike_replicas(places: Iterable[_Place]) -> list[_Place]:
+    """Of places from the best down the first of each replica, so many as are solved."""
+    firsts: dict[int, _Place] = {}
+    for each in places:
+        firsts.setdefault(each.at, each)
+    return [*firsts.values()][:_PLACES_SOLVED]
 
 
 def _told(devices: Sequence[Accelerator], reason: str) -> UnusedDevices:

@@ -16,7 +16,7 @@ from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.nodes import MOST_DEVICES
 from strata_planner.question.reading import suggestion
 
-_DEVICES = re.compile(r"(?P<sign>[+-])(?:(?P<count>[0-9]{1,9})x)?(?P<type>[^@]+)@(?P<node>[^@]+)")
+_DEVICES = re.compile(r"(?P<sign>[+-])(?:(?P<count>[0-9]{1,40})x)?(?P<type>[A-Za-z0-9][^@]*)@(?P<node>[^@]+)")
 _NODE = re.compile(r"-(?P<node>[^@]+)")
 _HOW = "write +2xL4@NODE for devices more, -1xL4@NODE for devices fewer, -NODE for a node less"
 

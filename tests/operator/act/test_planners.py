@@ -290,6 +290,7 @@ async def test_a_plan_that_nobody_waits_for_any_more_ends_its_process(question: 
     await process.close()
 
 
+@pytest.mark.slow  # processes; of the one above a parent died, too
 async def test_a_fork_that_dies_takes_nobody_with_it(question: Question) -> None:
     """Nor is a parent that died while a fork of it planned taken for one that lives."""
     process = PlanProcess(PlanLimits())

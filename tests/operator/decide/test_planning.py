@@ -199,6 +199,7 @@ def test_a_head_reaches_the_planner(mode: str) -> None:
         with_draft_model(small, CONFIG | HEAD, "hf://a/head")
 
 
+@pytest.mark.slow  # two searches
 def test_the_operators_planner_reads_the_draft_model_where_the_plan_in_force_has_it(tmp_path: Path) -> None:
     """And says which of the two models is missing."""
     for name, layers in (("large", 4), ("small", 1), ("newer", 2)):
@@ -265,7 +266,7 @@ def test_beside_a_head_that_drafts_no_stage_is_shared_unless_it_must_be() -> Non
 
 
 @pytest.mark.parametrize("goal", swept(["throughput", "latency"], ["throughput"]))
-@pytest.mark.parametrize(("latency_ms", "degree"), [(0.05, 2), (50.0, 1)])
+@pytest.mark.parametrize(("latency_ms", "degree"), [(0.05, 2), pytest.param(50.0, 1, marks=pytest.mark.slow)])
 def test_the_plan_is_the_best_of_both_ways_and_says_what_the_other_is_worth(
     goal: str, latency_ms: float, degree: int
 ) -> None:

@@ -72,7 +72,7 @@ TOOLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("phase", swept(PHASES, ["loading"]))
+@pytest.mark.parametrize("phase", swept(PHASES, ["planning"]))
 def test_ctrl_c_ends_every_phase_with_a_line_and_nothing_left(phase: str, tmp_path: Path) -> None:
     doing, slow = PHASES[phase]
     (tmp_path / "cluster.yaml").write_text(RATES)

@@ -110,6 +110,7 @@ async def test_a_slot_that_is_killed_comes_back_in_a_new_epoch(tmp_path: Path, v
         assert deployment.pids[victim] != killed
 
 
+@pytest.mark.slow  # processes; a slot that is killed at another moment
 async def test_a_slot_that_dies_while_it_is_asked_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +213,7 @@ async def test_a_slot_that_cannot_stay_alive_is_given_up_with_its_log(
     assert not started_since(before)
 
 
+@pytest.mark.slow  # processes; the test above has the one that waits
 async def test_what_failed_while_nobody_waited_is_told_to_whoever_waits_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,8 +240,6 @@ import asyncio, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 from tests.operator.local.test_local_deployment import *
-from tests.laws import swept
-from tests.laws import swept
 async def main():
     async with running(Path({str(tmp_path)!r})) as deployment:
         print(*deployment.pids.values(), flush=True)
@@ -328,6 +328,7 @@ def a_planned_one() -> tuple[Plan, Mender]:
     return plan, Mender(replace(request, min_stages=1), Takeover(), min_gain=0.99)
 
 
+@pytest.mark.slow  # processes; planner/replan/test_repair.py has repairs, the tests above slots that are lost
 async def test_the_layers_of_a_slot_that_is_gone_for_good_are_taken_over_by_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

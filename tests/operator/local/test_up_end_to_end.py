@@ -25,6 +25,8 @@ from strata_planner.contract.control import GetStatus, SlotStatus
 from strata_runtime.model.random_model import make_random_model
 from tests.laws import swept
 
+# Some ten processes: test_local_deployment.py has the supervisor, runtime/slot and runtime/gateway what it supervises.
+pytestmark = pytest.mark.slow
 ANSWER = 200
 KILL_AFTER = 20
 DEPLOYMENT = """
@@ -188,7 +190,6 @@ def test_a_killed_process_comes_back_and_the_stream_goes_on_with_the_same_tokens
     assert up.pids[victim] != killed
 
 
-@pytest.mark.slow  # runtime/stage/test_sampling.py: a draw is of the seed and the position
 def test_sampled_tokens_are_the_same_too(up: Up) -> None:
     wish = {"temperature": 1.0, "seed": 7}
     undisturbed = "".join(up.stream([1, 2, 3], **wish))
@@ -225,7 +226,6 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         running.stop()
 
 
-@pytest.mark.slow  # runtime/slot/test_replicas.py is the same of slots
 def test_the_loss_of_one_of_two_replicas_costs_the_other_nothing(replicas: Up) -> None:
     """Both stream; the one whose slot is killed is replayed, once. The other's leader, its cache and its counts stay."""
     long = {"max_tokens": 500}  # neither has ended before the loss
@@ -264,7 +264,6 @@ def ranks(tmp_path: Path) -> Iterator[Up]:
         running.stop()
 
 
-@pytest.mark.slow  # runtime/slot/test_ranks.py and test_nursery.py have the same laws without a supervisor
 def test_ranks_and_what_forks_them_may_be_killed_and_end_with_the_rest(ranks: Up, expected: str) -> None:
     slot = psutil.Process(ranks.pids["pair-a-cpu"])
     for place in (1, 0, 1):

@@ -45,6 +45,7 @@ def shown(table: Table) -> str:
     return captured.get()
 
 
+@pytest.mark.slow  # test_plan_laws.py has a device more
 @laws
 @given(memories, st.integers(1, 2), st.sampled_from("ax"), GOALS, st.sampled_from(["auto", "pipeline"]))
 def test_devices_more_are_never_worse(memory: list[float], count: int, node: str, goal: Objective, solver: Any) -> None:
@@ -122,7 +123,7 @@ FRONTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", swept(FRONTS, ["latency", "one pipeline"]))
+@pytest.mark.parametrize("name", swept(FRONTS, ["one pipeline"]))
 def test_each_width_is_best_where_the_front_says_so(name: str) -> None:
     request = a_request(a_cluster(300, 300), model=a_wide_model(), theta=0.01, **FRONTS[name])
     plan, rows = front(request, make_plan(request, quick=True).plan)
@@ -144,6 +145,7 @@ def test_each_width_is_best_where_the_front_says_so(name: str) -> None:
     assert all((each.compared.gain or 0.0) <= 0 for each in rows)  # the chosen one is the best
 
 
+@pytest.mark.slow  # the test of what does not fit any more has the words
 def test_no_width_may_fit_by_itself() -> None:
     """As after a change: the plan is of devices that are gone."""
     plan = make_plan(a_request(a_cluster(300, 300), model=a_wide_model()), quick=True).plan

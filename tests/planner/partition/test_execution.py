@@ -57,7 +57,7 @@ def test_a_named_strategy_from_the_shared_layout_is_the_whole_layer(
     _same(found.strategies[name], case, found.layout, residuals=True)
 
 
-@settings(max_examples=share(100, 20), deadline=None)
+@settings(max_examples=share(100, 50), deadline=None)
 @given(case=cases(), place=st.integers(0, 10**6))
 def test_a_strategy_on_the_front_is_the_whole_layer(case: tuple[Shape, int, int], place: int) -> None:
     front = find_strategies(gated=case[0].gated, convention=Volume.TRAFFIC).front

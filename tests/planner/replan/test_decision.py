@@ -206,6 +206,7 @@ def test_replicas_that_are_whole_stay_and_no_more_than_wished_join_them() -> Non
     assert places <= {stage.places for stage in outcome.plan.stages}
 
 
+@pytest.mark.slow  # the law of losses is below
 @pytest.mark.parametrize("goal", swept(["throughput", "latency"], ["latency"]))
 def test_what_lost_replicas_carried_is_carried_by_those_that_stay(goal: str) -> None:
     objective = Objective(goal)  # type: ignore[arg-type]

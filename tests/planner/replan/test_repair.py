@@ -19,12 +19,12 @@ from strata_planner.search.metric import value_of_plan
 from strata_planner.search.planning import make_plan
 from strata_planner.sensitivity import Sensitivity, perplexity_increase_of
 from strata_planner.sensitivity.fit import LossFit
-from tests.laws import share
+from tests.laws import share, swept
 from tests.planner.builders import CARD, a_cluster, a_model, a_request
 from tests.planner.replan.test_decision import replayed
 
 laws = settings(
-    max_examples=share(40),
+    max_examples=share(40, 16),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # plans are searched for each example
@@ -393,7 +393,7 @@ def test_a_repair_says_how_much_worse_than_a_proven_plan_it_is() -> None:
         assert mended.note.kept_share == pytest.approx(1 - mended.loss_against(before), abs=1e-4)
 
 
-@pytest.mark.parametrize("price", [None, 0.5, 40.0])
+@pytest.mark.parametrize("price", swept([None, 0.5, 40.0], [40.0]))
 def test_what_a_repair_keeps_is_told_without_prices(price: float | None) -> None:
     """Devices that are gone cost nothing any more: by money a plan before its loss would look cheaper than it was, or a repair dearer."""
     running, request = four_replicas()

@@ -49,7 +49,9 @@ def test_what_the_runtime_is_asked_for_reaches_its_roles(solver: Solver) -> None
     assert b"prefixCaching" not in to_json(plain[0]), "slots of an earlier release take the rest"
 
 
-@pytest.mark.parametrize(("device", "bytes_of_a_token"), [("cpu", 2 * 128), (CARD, 0)])
+@pytest.mark.parametrize(
+    ("device", "bytes_of_a_token"), [pytest.param("cpu", 2 * 128, marks=pytest.mark.slow), (CARD, 0)]
+)
 def test_what_stages_hand_on_counts_where_it_lies(device: str, bytes_of_a_token: int) -> None:
     """In the host's memory, which is that of processors."""
     nodes = tuple(Node(name, (Device(device, memory_bytes=64 * MIB, overhead_bytes=0),)) for name in "ab")

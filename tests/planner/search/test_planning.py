@@ -86,6 +86,7 @@ def test_one_pipeline_is_planned_where_it_is_asked_for() -> None:
     assert len(make_plan(a_request(a_cluster(64, 64), solver="pipeline")).plan.replicas) == 1
 
 
+@pytest.mark.slow  # layouts/test_search.py has it of the search
 @pytest.mark.parametrize("goal", swept(["throughput", "latency", "slo"], ["slo"]))
 def test_the_same_question_has_the_same_answer(goal: str) -> None:
     asked = Objective(goal, deadline_seconds=5.0, requests_per_second=2.0)  # type: ignore[arg-type]

@@ -38,6 +38,14 @@ async def gateway(tokenizer: Tokenizer, leader: FakeLeader) -> AsyncIterator[Har
         yield harness
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standing(tokenizer: Tokenizer) -> AsyncIterator[Harness]:
+    """The same once for all tests of a file that only ask it what it refuses: `@pytest.mark.asyncio(loop_scope="module")`."""
+    async with a_leader(endless(tokenizer)) as leader, a_gateway(tokenizer) as harness:
+        await harness.connect(leader)
+        yield harness
+
+
 @pytest.fixture(scope="session")
 def tools_model(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """Of a model that calls tools."""

@@ -18,6 +18,7 @@ from strata_runtime.structured import trial
 from strata_runtime.structured.compiler import Compiler
 from strata_runtime.structured.schemas import unsupported
 from strata_runtime.structured.trial import Answer, in_a_fork, problem_of
+from tests.laws import swept
 from tests.runtime.gateway.fake_leader import FakeLeader
 from tests.runtime.gateway.harness import Harness, TrialsHere, a_gateway, a_leader, scripted
 from tests.runtime.gateway.models import CHAT_TEMPLATE, write_model_folder
@@ -106,11 +107,12 @@ REFUSED = [
 ]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("fields", "param", "words"), REFUSED)
 async def test_what_says_nothing_sensible_is_refused_by_name(
-    gateway: Harness, fields: dict[str, Any], param: str, words: str
+    standing: Harness, fields: dict[str, Any], param: str, words: str
 ) -> None:
-    answer = await gateway.complete(max_tokens=1, **fields)
+    answer = await standing.complete(max_tokens=1, **fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
     assert words in error["message"]
@@ -196,7 +198,10 @@ def compiler(model_folder: Path, tokenizer: Tokenizer) -> Compiler:
         ("json_schema", '{"oneOf": [{"type": "integer"}, {"type": "number"}]}', None),
         ("regex", r"\A[\p{L}]", r"Escape sequence '\A' is not recognized"),
         pytest.param("regex", r"\A" * 100_000, r"Escape sequence '\A' is not recognized", marks=pytest.mark.slow),
-        ("regex", "((((((a{1,100}){1,100}){1,100}){1,100}){1,100}){1,100})", "tokens of a text take too long"),
+        pytest.param(
+            *("regex", "((((((a{1,100}){1,100}){1,100}){1,100}){1,100}){1,100})", "tokens of a text take too long"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_trial_says_what_is_wrong(compiler: Compiler, kind: Any, text: str, words: str | None) -> None:
@@ -220,7 +225,9 @@ def test_a_trial_is_bounded_in_time_and_memory(monkeypatch: pytest.MonkeyPatch) 
     assert "takes more than" in in_a_fork(lambda: os.kill(os.getpid(), signal.SIGSEGV) or "")
 
 
-async def test_grammars_are_tried_in_a_process_that_may_end(model_folder: Path) -> None:
+@pytest.mark.slow  # a process that imports torch; the tests below have who waits for one, that above what it says
+@pytest.mark.parametrize("ends", swept([False, True], [False]))
+async def test_grammars_are_tried_in_a_process_that_may_end(model_folder: Path, *, ends: bool) -> None:
     """The real one: what is none is refused, what was tried is known, and a process that is killed is started again."""
     tokenizer = load_tokenizer(model_folder)
     async with a_gateway(tokenizer) as gateway, a_leader(scripted(tokenizer, "ab")) as leader:
@@ -231,8 +238,9 @@ async def test_grammars_are_tried_in_a_process_that_may_end(model_folder: Path) 
         assert not leader.submits
         process = gateway.gateway.trials._process
         assert process is not None
-        process.kill()
-        await process.wait()
+        if ends:
+            process.kill()
+            await process.wait()
         assert (await gateway.complete(structured_outputs={"regex": "(a"})).status_code == 400, "it was known"
         answers = await asyncio.gather(*(gateway.complete(structured_outputs={"regex": "ab"}) for _ in range(3)))
         short = {"json": {"type": "string", "maxLength": 9}}

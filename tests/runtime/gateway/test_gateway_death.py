@@ -120,6 +120,7 @@ def route(pipeline: PipelineHarness, model: Path) -> SetRoute:
     return SetRoute(pipeline.epoch, pipeline.key, (leader,), MAX_MODEL_LEN)
 
 
+@pytest.mark.slow  # two processes; test_twins.py has two gateways in one, test_kept_answers.py what is kept
 @FAULT
 async def test_a_stream_survives(model: Path, expected: str, *, with_leader: bool) -> None:
     async with two_gateways(model) as (one, other):

@@ -20,12 +20,12 @@ from strata_runtime.gateway.settings import Limits
 from strata_runtime.gateway.text.reasoning import REASONING_FORMATS
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from strata_runtime.gateway.text.tool_formats import TOOL_FORMATS, tool_format
-from tests.laws import lazily, share
+from tests.laws import Lazy, share
 from tests.runtime.gateway.chats import API_KEY, LONGEST, THOUGHTS, WEATHER, Chatting, chatting
 from tests.runtime.gateway.harness import Harness, a_gateway
 from tests.runtime.gateway.models import write_model_folder
 
-anthropic = lazily("anthropic")
+anthropic = Lazy("anthropic")
 FOX = "the quick brown fox jumps"
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}

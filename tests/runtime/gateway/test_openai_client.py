@@ -14,6 +14,7 @@ from pathlib import Path
 
 import openai
 import pytest
+import pytest_asyncio
 
 from strata_runtime.gateway.text.tokenizer import Tokenizer
 from tests.runtime.gateway.fake_leader import FakeLeader, route_to
@@ -73,19 +74,18 @@ async def a_running_gateway(model_folder: Path, keys: Path, tokenizer: Tokenizer
         await process.communicate()
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    file = tmp_path / "keys"
-    file.write_text(f"another key\n\n{API_KEY}\n")
-    return file
-
-
-@pytest.fixture
-async def running(model_folder: Path, keys: Path, tokenizer: Tokenizer) -> AsyncIterator[Running]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(
+    model_folder: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Running]:
+    """One process for all tests here: the last one ends it."""
+    keys = tmp_path_factory.mktemp("gateway") / "keys"
+    keys.write_text(f"another key\n\n{API_KEY}\n")
     async with a_running_gateway(model_folder, keys, tokenizer) as running:
         yield running
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_everything_a_client_asks(running: Running, tokenizer: Tokenizer) -> None:
     async with running.client() as client:
         await check_completions(client, running.leader, tokenizer)
@@ -134,6 +134,7 @@ async def check_errors(client: openai.AsyncOpenAI) -> None:
         await client.completions.create(model="tiny", prompt="hello", max_tokens=1000)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_sigterm_ends_it_in_mid_stream(running: Running) -> None:
     running.leader.allow(5)
     async with running.client() as client:

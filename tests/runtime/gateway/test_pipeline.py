@@ -125,6 +125,7 @@ FORM = r'\{"colours": \["red"(, "green"|, "blue"|, "red"){8}\]\}'
 RULED = {"structured_outputs": {"regex": FORM}, "repetition_penalty": 1.1, "logit_bias": {"5": 2}}
 
 
+@pytest.mark.slow  # test_recovery.py has what is replayed, stage/test_sampler.py forms and rules however a text is cut
 @pytest.mark.parametrize("lost", swept(THREE, [THREE[2]]))
 async def test_an_answer_keeps_its_form_and_its_rules_when_a_stage_is_lost(model: Path, lost: str) -> None:
     """It is the one that it would have been: grammar and penalties follow from the tokens so far, wherever they were drawn."""

@@ -49,18 +49,20 @@ USED = {  # for each unsupported parameter a value that asks for something
 }
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
-async def test_unsupported_parameters_are_refused_by_name(gateway: Harness, name: str) -> None:
-    response = await gateway.chat(**{name: USED[name]})
+async def test_unsupported_parameters_are_refused_by_name(standing: Harness, name: str) -> None:
+    response = await standing.chat(**{name: USED[name]})
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, name, "unsupported_parameter")
     assert error["message"].startswith(f"{name}=")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
-async def test_they_may_be_sent_unused(gateway: Harness, name: str) -> None:
+async def test_they_may_be_sent_unused(standing: Harness, name: str) -> None:
     for neutral in (*UNSUPPORTED[name], None):
-        assert (await gateway.chat(**{name: neutral}, max_tokens=1)).status_code == 200
+        assert (await standing.chat(**{name: neutral}, max_tokens=1)).status_code == 200
 
 
 async def test_harmless_parameters_are_accepted(gateway: Harness) -> None:
@@ -71,6 +73,7 @@ COMPLETION = {"model": "tiny", "prompt": "hello"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("path", "body", "param", "words"),
     [
@@ -171,9 +174,9 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
         ),
     ],
 )
-async def test_bad_bodies(gateway: Harness, path: str, body: Any, param: str | None, words: str) -> None:
+async def test_bad_bodies(standing: Harness, path: str, body: Any, param: str | None, words: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = await gateway.http.post(f"/v1/{path}", content=content, headers=JSON)
+    response = await standing.http.post(f"/v1/{path}", content=content, headers=JSON)
     error = response.json()["error"]
     assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
     assert words in error["message"]
@@ -234,12 +237,13 @@ async def test_a_failure_in_mid_stream_is_an_error_event(gateway: Harness, leade
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("GET", "/v1/models/other", 404)],
 )
-async def test_unknown_paths(gateway: Harness, method: str, path: str, status: int) -> None:
-    response = await gateway.http.request(method, path)
+async def test_unknown_paths(standing: Harness, method: str, path: str, status: int) -> None:
+    response = await standing.http.request(method, path)
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
@@ -359,13 +363,14 @@ async def test_bodies_that_add_up(tokenizer: Tokenizer, leader: FakeLeader) -> N
         assert [(await one).status_code for one in running] == [200] * len(running)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "", "text/plain; a=application/json"]
 )
-async def test_bodies_that_a_page_of_another_site_may_post(gateway: Harness, kind: str) -> None:
+async def test_bodies_that_a_page_of_another_site_may_post(standing: Harness, kind: str) -> None:
     body = json.dumps({"model": "tiny", "prompt": "hello"}).encode()
     headers = {"Origin": "http://elsewhere.example", "Content-Type": kind}
-    response = await gateway.http.post("/v1/completions", content=body, headers=headers)
+    response = await standing.http.post("/v1/completions", content=body, headers=headers)
     assert response.status_code == 415
     assert f"{kind!r} is not JSON's: send `Content-Type: application/json`" in response.json()["error"]["message"]
 
@@ -394,8 +399,9 @@ async def test_errors_repeat_only_as_much_as_a_person_reads(gateway: Harness, pl
     assert len(response.content) < 1000
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("body", [b"-1e999", b"1e999", b"5", b"1.5", b"null", b"true", b'"a"', b"[]", b"1" * 400])
-async def test_bodies_that_are_no_object(gateway: Harness, body: bytes) -> None:
-    response = await gateway.http.post("/v1/completions", content=body, headers=JSON)
+async def test_bodies_that_are_no_object(standing: Harness, body: bytes) -> None:
+    response = await standing.http.post("/v1/completions", content=body, headers=JSON)
     assert response.status_code == 400
     assert "send a JSON object" in response.json()["error"]["message"]

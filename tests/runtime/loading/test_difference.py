@@ -152,7 +152,7 @@ def roles_of_any_layers(draw: st.DrawFn) -> tuple[tuple[int, int], list[FormatNa
 
 
 @pytest.mark.parametrize("compute_type", swept(["float32", "bfloat16"], ["float32"]))
-@settings(max_examples=share(80), deadline=None)
+@settings(max_examples=share(80, 16), deadline=None)
 @given(wanted=st.lists(roles_of_any_layers(), min_size=2, max_size=3))
 def test_a_stage_by_difference_is_the_one_loaded_whole_and_reads_what_is_missing(
     model: Path, reads: Reads, compute_type: ComputeType, wanted: list[tuple[tuple[int, int], list[FormatName]]]
@@ -236,7 +236,7 @@ def test_what_no_role_wants_is_let_go(model: Path) -> None:
     "name",
     swept(
         ["llama-tied-bias", "gpt2", "bloom", "gemma2", "qwen3_next", "deepseek_v3", "gpt_oss", "mixtral", "lfm2"],
-        ["llama-tied-bias", "gpt2", "mixtral"],
+        ["gpt2"],
     ),
 )
 @pytest.mark.parametrize("layer_format", swept(["dense", "int8"], ["int8"]))
@@ -254,7 +254,7 @@ def test_parts_of_any_architecture_are_taken_over(name: str, layer_format: Forma
         assert torch.equal(outputs(stage, role), outputs(whole, role))
 
 
-@pytest.mark.parametrize("head_format", ["dense", "w8a8"])
+@pytest.mark.parametrize("head_format", swept(["dense", "w8a8"], ["w8a8"]))
 @pytest.mark.parametrize("compute_type", swept(["float32", "bfloat16"], ["bfloat16"]))
 @pytest.mark.parametrize("tied", [False, True])
 def test_embedding_and_head_come_and_go(

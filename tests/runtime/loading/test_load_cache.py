@@ -115,6 +115,7 @@ def test_without_a_cache_a_stage_is_the_same(model: Path, tmp_path: Path, monkey
     assert_same(whole(model, compute_type="bfloat16"), cold)
 
 
+@pytest.mark.slow  # test_precision_switch.py has layers that move
 def test_layers_move_after_a_load_that_quantized_them(model: Path) -> None:
     stage = whole(model, ["any4"] * LAYERS)
     expected = {bits: whole(model, [f"any{bits}"] * LAYERS) for bits in range(3, 9)}  # type: ignore[list-item]

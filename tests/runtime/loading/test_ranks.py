@@ -51,10 +51,11 @@ KNOWN = sorted(ALL.keys() - REFUSED.keys() - ALIKE.keys())
 
 # Of the kinds of cut: biases that are added once and positions of all ranks, projections in one, whole experts beside a cut one, sinks, a norm over all heads.
 STANDING = ("opt", "phi3", "qwen2_moe", "gpt_oss", "olmo2")
+QUICK = ("phi3", "qwen2_moe")
 CASES = [(name, ranks) for name in KNOWN for ranks in (2, 3, 4)]
 
 
-@pytest.mark.parametrize("case", swept(CASES, [("llama", 2), *((name, 3) for name in STANDING)]))
+@pytest.mark.parametrize("case", swept(CASES, [("llama", 2), *((name, 3) for name in QUICK)]))
 def test_ranks_together_compute_what_one_does(case: tuple[str, int], tmp_path: Path) -> None:
     name, ranks = case
     model = make_tiny_model(tmp_path, name)
@@ -90,7 +91,7 @@ FORMATS: list[Sequence[FormatName]] = [
 
 
 @pytest.mark.parametrize("formats", swept(FORMATS, FORMATS[2:]), ids=["any4", "int8", "mixed"])
-@pytest.mark.parametrize("source", ["quantized by the load", "read from the copy"])
+@pytest.mark.parametrize("source", swept(["quantized by the load", "read from the copy"], ["read from the copy"]))
 @pytest.mark.parametrize("ranks", swept([2, 3], [3]))
 def test_a_weight_is_the_same_however_many_share_it(
     formats: Sequence[FormatName], source: str, ranks: int, tmp_path: Path
@@ -104,6 +105,7 @@ def test_a_weight_is_the_same_however_many_share_it(
         torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow  # the test of layers that change their bits has phi3
 @pytest.mark.parametrize("name", swept(["phi3", "falcon-new-decoder"], ["phi3"]))
 @pytest.mark.parametrize("source", swept(["quantized by the load", "read from the copy"], ["read from the copy"]))
 def test_a_weight_that_is_several_in_one_is_the_same_however_many_share_it(
@@ -153,7 +155,7 @@ def test_layers_change_their_bits_on_all_ranks(name: str, tmp_path: Path) -> Non
         torch.testing.assert_close(computed, expected, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "mixtral"])
+@pytest.mark.parametrize("name", swept(["llama", "phi3", "mixtral"], ["mixtral"]))
 def test_a_rank_holds_its_part_alone(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, name, vocab_size=960, hidden_size=64, intermediate_size=512)
     [role] = roles(model, 1)
@@ -190,6 +192,7 @@ def test_what_is_not_cut_yet_is_refused_by_name(name: str, tmp_path: Path) -> No
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}  # heads of 32: whole groups of few bits
 
 
+@pytest.mark.slow  # the test of a weight has other formats
 @pytest.mark.parametrize("formats", [("int4", "int3", "fp8_e4m3") * 2], ids=["mixed"])
 @pytest.mark.parametrize("name", swept(["llama", "phi3", "olmo2"], ["phi3"]))
 @pytest.mark.parametrize("ranks", swept([2, 3], [3]))

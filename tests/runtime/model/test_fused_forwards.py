@@ -10,6 +10,7 @@ from strata_planner.contract.frames import Segment
 from strata_runtime.kernels import native_dense
 from strata_runtime.model import fused_forwards
 from strata_runtime.model.fused_forwards import is_the_same
+from tests.laws import swept
 from tests.runtime.architectures import ARCHITECTURES, make_tiny_model
 from tests.runtime.loading.stages import CPU, Stages, roles
 
@@ -31,7 +32,7 @@ def logits(stages: Stages, texts: dict[int, torch.Tensor]) -> torch.Tensor:
     return stages.step(texts, [Segment(1, 9, 5, 5), Segment(2, 4, 1, 1)])
 
 
-@pytest.mark.parametrize("name", [name for name in FUSED if name in ARCHITECTURES])
+@pytest.mark.parametrize("name", swept([name for name in FUSED if name in ARCHITECTURES], ["gemma", "opt", "qwen3"]))
 def test_what_is_fused_and_that_it_changes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_tiny_model(tmp_path, name)
     texts = {number: torch.arange(14) * (5 + number) % 90 for number in (1, 2)}

@@ -18,7 +18,7 @@ from tests.runtime.loading.stages import CPU, Stages, roles
 pytestmark = pytest.mark.skipif(
     not native_dense.takes(torch.bfloat16, CPU), reason="this processor's products depend on the batch"
 )
-LENGTH, SEQUENCES = 150, 3
+LENGTH, SEQUENCES = share(160, 2), 3
 
 
 @pytest.fixture(scope="module")

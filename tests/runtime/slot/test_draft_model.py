@@ -45,6 +45,7 @@ def idle(leader: LeaderClient) -> LeaderHello:
     return hello
 
 
+@pytest.mark.slow  # the test of a model that drafts for itself has right drafts, the one of what was refused wrong ones
 @pytest.mark.parametrize("case", swept([(1, 32), (1, 12), (3, 32), (3, 12)], [(1, 12)]), ids=str)
 def test_a_small_models_drafts_change_no_text(shallow_llama: Path, small: Path, case: tuple[int, int]) -> None:
     """Of so many stages; also in blocks that are too few for all."""

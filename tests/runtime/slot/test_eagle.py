@@ -69,6 +69,7 @@ def test_a_heads_drafts_change_no_text(tiny_llama: Path, head: Path, case: tuple
             assert mode == "auto" or hello.draft_tokens > 0
 
 
+@pytest.mark.slow  # the test of a chain has them of one stage
 @pytest.mark.parametrize(
     "case", swept([(1, ()), (2, ()), (3, ()), (2, (5, 1, 2)), (3, (5, 1, 2))], [(3, (5, 1, 2))]), ids=str
 )

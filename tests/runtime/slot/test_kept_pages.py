@@ -11,6 +11,7 @@ from strata_planner.contract.control import GetStatus
 from strata_planner.contract.frames import Sampling, Submit
 from strata_planner.contract.plan import Plan
 from strata_runtime.wire.client import LeaderClient, greedy
+from tests.laws import swept
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import PipelineHarness
 
@@ -111,18 +112,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("lost", "survivors", "ends", "log", "layers"), CASES.values(), ids=CASES.keys())
-def test_neighbours_take_over(
-    tiny_llama: Path,
-    expected: dict[str, list[int]],
-    lost: str,
-    survivors: str,
-    ends: tuple[int, ...],
-    *,
-    log: bool,
-    layers: int,
-) -> None:
+KEPT = (
+    "the middle one, from the log",
+    "the last one, from the tokens: all of it",
+    "the leader, and a layer moves",
+    "the leader and the last one: no layer is spared",
+)
+
+
+@pytest.mark.parametrize("case", swept(CASES, KEPT))
+def test_neighbours_take_over(tiny_llama: Path, expected: dict[str, list[int]], case: str) -> None:
     """Of what lies in blocks just the lost layers are computed again, or those before them too; and the text stays."""
+    lost, survivors, ends, log, layers = CASES[case]
     with PipelineHarness("abc") as pipeline:
         streams = Streams(asked(1))
         leader = pipeline.serve(plan_of(tiny_llama, "abc", log=log))
@@ -157,16 +158,14 @@ CHAINS: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("losses", CHAINS.values(), ids=CHAINS.keys())
-def test_one_loss_after_another(
-    tiny_llama: Path, expected: dict[str, list[int]], losses: list[tuple[str, str, tuple[int, ...]]]
-) -> None:
+@pytest.mark.parametrize("name", swept(CHAINS, ["leaders"]))
+def test_one_loss_after_another(tiny_llama: Path, expected: dict[str, list[int]], name: str) -> None:
     """Also before all is whole again."""
     with PipelineHarness("abc") as pipeline:
         streams = Streams(asked(1))
         leader = pipeline.serve(plan_of(tiny_llama, "abc", log=True))
         leads = "a"
-        for lost, slots, ends in losses:
+        for lost, slots, ends in CHAINS[name]:
             streams.send(leader)
             streams.listen(leader, sum(map(len, streams.tokens.values())) + 8)
             pipeline.restart(lost)
@@ -179,7 +178,8 @@ def test_one_loss_after_another(
         assert streams.tokens == expected
 
 
-@pytest.mark.parametrize("pages", [24, 100], ids=["fewer", "more"])
+@pytest.mark.slow  # the test above has pools of one size
+@pytest.mark.parametrize("pages", swept([24, 100], [24]), ids=["fewer", "more"])
 def test_pages_move_to_a_pool_of_another_size(tiny_llama: Path, expected: dict[str, list[int]], pages: int) -> None:
     with PipelineHarness("abc") as pipeline:
         streams = Streams(asked(1))

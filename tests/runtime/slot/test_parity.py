@@ -11,7 +11,7 @@ import torch
 
 from strata_planner.contract.frames import Segment
 from strata_runtime.slot.chain import StageChain
-from tests.runtime.architectures import SWEEP, make_tiny_model, unsliced
+from tests.runtime.architectures import SHORT_SWEEP, make_tiny_model, unsliced
 from tests.runtime.plans import even_plan
 
 NAMES = ("s0", "s1", "s2")
@@ -24,7 +24,7 @@ FIRST = [Segment(0, 0, 10, 0), Segment(1, 0, 4, 0), Segment(2, 0, 6, 0)]
 RAGGED = [Segment(1, 4, 5, 5), Segment(0, 10, 1, 1), Segment(2, 6, 2, 2)]  # chunk, decode, two tokens
 
 
-@pytest.mark.parametrize("name", SWEEP)
+@pytest.mark.parametrize("name", SHORT_SWEEP)
 def test_a_ragged_batch_over_three_stages_equals_the_unsliced_model(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / name, name)
     chain = StageChain.load(even_plan(model, NAMES), model)

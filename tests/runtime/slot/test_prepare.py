@@ -23,7 +23,7 @@ from strata_runtime.slot import slot
 from strata_runtime.slot.memory import MemoryMeter
 from strata_runtime.slot.prepare import Held, Loading
 from strata_runtime.wire.client import SlotClient, greedy
-from tests.laws import share
+from tests.laws import share, swept
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import CONTROL_KEY, PipelineHarness, SlotThread
 
@@ -220,7 +220,7 @@ def test_a_prepared_epoch_whose_ports_are_taken_is_not_read_again(tiny_llama: Pa
     assert loads.layers == [role.layers]
 
 
-@pytest.mark.parametrize("before", ["serves", "has ended"])
+@pytest.mark.parametrize("before", swept(["serves", "has ended"], ["serves"]))
 def test_another_number_of_pages_takes_no_reading(tiny_llama: Path, patch: pytest.MonkeyPatch, before: str) -> None:
     """The epoch before serves on, with its own pool, or made room."""
     loads = Loads(patch)

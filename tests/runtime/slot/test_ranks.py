@@ -57,6 +57,7 @@ def shared(plan: Plan, ranks: Sequence[int]) -> Plan:
     return structs.replace(plan, replicas=(structs.replace(replica, stages=stages),))
 
 
+@pytest.mark.slow  # the test of a rank that ends has text, loading/test_ranks.py has logits
 @pytest.mark.parametrize("ranks", swept([(2,), (2, 1), (1, 2), (3,), (2, 3)], [(2,)]))
 def test_text_is_the_same_however_many_share_a_stage(tiny_llama: Path, ranks: tuple[int, ...]) -> None:
     names = [f"s{place}" for place in range(len(ranks))]
@@ -73,7 +74,7 @@ def test_text_is_the_same_however_many_share_a_stage(tiny_llama: Path, ranks: tu
 TOKEN_BYTES = 8  # of an id, as stage 0 gets them
 
 
-@pytest.mark.parametrize("ranks", [(2, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize("ranks", swept([(2, 1), (1, 2), (2, 3)], [(1, 2)]))
 def test_one_rank_sends_and_one_receives_between_unequal_groups_as_the_planner_counts(
     tiny_llama: Path, ranks: tuple[int, int]
 ) -> None:
@@ -202,6 +203,7 @@ MOVED: list[FormatName] = ["any8", "any4", "dense", "any8", "any8", "any3"]
 MOVES = {1: 4, 2: 16, 5: 3}
 
 
+@pytest.mark.slow  # loading/test_ranks.py has layers that change on all ranks, test_switching.py streams that run
 @pytest.mark.parametrize("ranks", swept([2, 3], [2]))
 def test_layers_of_ranks_change_their_bits_together_while_streams_run(movable: Path, ranks: int) -> None:
     """From the step that is told on, as a stage of one rank whose layers change at the same steps; and all of the text that comes later."""

@@ -91,6 +91,7 @@ def test_shared_prefixes_and_too_little_room_change_no_text(shallow_llama: Path,
         assert leader.hello().preemptions > 0
 
 
+@pytest.mark.slow  # the test below has drafts of fewer bits
 @pytest.mark.parametrize("stages", swept([1, 3], [3]))
 def test_speculation_changes_no_text(shallow_llama: Path, stages: int) -> None:
     """Greedy and drawn, in the midst of others: what is verified is what is drawn."""

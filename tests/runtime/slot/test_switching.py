@@ -144,6 +144,7 @@ def test_a_running_sequence_goes_on_with_the_new_weights_from_the_step_that_is_t
     assert tokens == reference.answer(PROMPT, ANSWER, switches)
 
 
+@pytest.mark.slow  # test_kept_pages.py has pages of other weights
 @pytest.mark.parametrize("stage", swept([0, 1], [1]))
 def test_what_other_weights_computed_is_not_found(model: Path, stage: int) -> None:
     """Also by the first request after the change, of which the leader learns from that request's own step."""

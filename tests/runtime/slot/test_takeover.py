@@ -17,6 +17,7 @@ from strata_runtime.loading.precision_switch import FORMAT_OF_BITS
 from strata_runtime.loading.units import AnyUnit
 from strata_runtime.slot.prepare import Held, Loading
 from strata_runtime.wire.client import greedy
+from tests.laws import swept
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import PipelineHarness, SlotThread
 
@@ -72,7 +73,8 @@ def last_of(role: Role) -> int:
     return role.layers[1]
 
 
-@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.slow  # test_kept_pages.py has neighbours that take over, loading/test_difference.py what is read
+@pytest.mark.parametrize("bits", swept([16, 8], [8]))
 def test_a_neighbour_that_takes_over_reads_what_was_lost_alone(tiny_llama: Path, stored: Stored, bits: int) -> None:
     """First slot, then both, then the second alone; the text stays."""
     with PipelineHarness(["s0", "s1"]) as pipeline:
@@ -90,6 +92,7 @@ def test_a_neighbour_that_takes_over_reads_what_was_lost_alone(tiny_llama: Path,
         assert set(stored.layers) == first
 
 
+@pytest.mark.slow  # test_switching.py has layers that change, the test above those that were taken over
 def test_layers_that_were_taken_over_change_their_bits_as_others_do(tiny_llama: Path) -> None:
     """Of a model without a copy: what the first load has quantized is there for all."""
     eight, moved = ["any8"] * 6, {0: 4, 4: 3, 5: 4}

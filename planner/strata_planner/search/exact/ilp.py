@@ -27,6 +27,7 @@ import highspy  # noqa: F401  before pulp, whose own import of it would swallow 
 import pulp
 
 from strata_planner.search.exact.problem import Key, Problem, Solution, SolutionStatus, StopReason
+from strata_planner.search.highs import optimise
 
 _RELATIVE_GAP = 1e-6
 # Shares of the capacity kept free: none at first, a little where the solver's tolerance carried a plan over its memory.
@@ -60,11 +61,11 @@ def solve(problem: Problem, cutoff: float = math.inf, time_limit_seconds: float 
 
 def _run(model: pulp.LpProblem, time_limit_seconds: float | None) -> None:
     """Once more without presolve where that fails inside HiGHS ("vector::reserve", 1.15.1)."""
-    limits = {"timeLimit": time_limit_seconds, "gapRel": _RELATIVE_GAP, "threads": 1}
+    limits = {"timeLimit": time_limit_seconds, "gapRel": _RELATIVE_GAP}
     try:
-        model.solve(pulp.HiGHS(msg=False, **limits))
+        optimise(model, **limits)
     except ValueError:
-        model.solve(pulp.HiGHS(msg=False, presolve="off", **limits))
+        optimise(model, presolve="off", **limits)
 
 
 def _build(problem: Problem, margin: float) -> tuple[pulp.LpProblem, _Variables]:

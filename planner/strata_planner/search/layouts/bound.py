@@ -23,6 +23,7 @@ from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.phases import Pair
 from strata_planner.search.exact.problem import StageCosts
+from strata_planner.search.highs import optimise
 from strata_planner.search.layouts.pipelines import DEGREES
 from strata_planner.search.layouts.pool import DeviceClass, Pool
 from strata_planner.search.layouts.stages import with_concurrency
@@ -114,5 +115,5 @@ def _most(shares: list[_Share], counts: list[int], sequences: int) -> float:
         used = [(each, share.degree) for each, share in pairs if share.kind == kind]
         model += pulp.LpAffineExpression(used) <= count, f"devices_{kind}"
     model += pulp.LpAffineExpression([(each, share.beyond) for each, share in pairs]) <= sequences, "sequences"
-    model.solve(pulp.HiGHS(msg=False, threads=1))
+    optimise(model)
     return float(model.objective.value() or 0.0)

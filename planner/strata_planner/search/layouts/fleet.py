@@ -16,6 +16,7 @@ import pulp
 from strata_planner.errors import ClusterError, InfeasibleError
 from strata_planner.question.cluster import Accelerator, Cluster, DeviceGroup, Node
 from strata_planner.question.request import PlanRequest
+from strata_planner.search.highs import optimise
 from strata_planner.search.layouts.bound import most_tokens_per_second
 from strata_planner.search.layouts.pipelines import Pipeline, Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
@@ -156,7 +157,7 @@ def _counted(patterns: list[Pattern], sizes: list[int], rungs: tuple[int, ...], 
     for t, size in enumerate(sizes):
         model += weighed([pattern.devices[t] for pattern in patterns]) <= size, f"devices_{t}"
     model += weighed([rungs[pattern.rung] for pattern in patterns]) <= concurrency, "sequences"
-    model.solve(pulp.HiGHS(msg=False, timeLimit=_SECONDS, gapRel=_RELATIVE_GAP, threads=1))
+    optimise(model, timeLimit=_SECONDS, gapRel=_RELATIVE_GAP)
     return [round(variable.varValue or 0) for variable in each]
 
 

@@ -44,6 +44,7 @@ def test_a_proven_split_equals_brute_force(problem: Problem) -> None:
         assert solution.bound <= best * (1 + 1e-9)
 
 
+@pytest.mark.slow  # laws compare with one of them
 def test_both_brute_forces_agree() -> None:
     for problem in instances(40, seed=7):
         best = judged_best(problem)

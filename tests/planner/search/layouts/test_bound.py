@@ -30,7 +30,7 @@ def dealt(pool: Pool, draw: random.Random) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(each) for each in genome if any(each))
 
 
-@settings(max_examples=share(40, 8), deadline=None)
+@settings(max_examples=share(40, 16), deadline=None)
 @given(
     counts=st.lists(st.integers(1, 6), min_size=1, max_size=3).filter(lambda each: sum(each) > 1),
     sequences=st.integers(1, 40),

@@ -11,6 +11,7 @@ from strata_planner.search.layouts.bound import most_tokens_per_second
 from strata_planner.search.layouts.fleet import fleet_layout
 from strata_planner.search.layouts.search import Wish, best_layout
 from strata_planner.search.layouts.solved import plan_of
+from tests.laws import swept
 from tests.planner.search.layouts.layouts import a_pool, a_pool_request, used
 
 COUNTS = {
@@ -19,8 +20,9 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
-def test_devices_serve_once_below_the_bound(counts: dict[str, int]) -> None:
+@pytest.mark.parametrize("name", swept(COUNTS, ["two types"]))
+def test_devices_serve_once_below_the_bound(name: str) -> None:
+    counts = COUNTS[name]
     request = a_pool_request(a_pool(**counts))
     request = dataclasses.replace(
         request, workload=msgspec.structs.replace(request.workload, concurrency=64), theta=0.0
@@ -34,6 +36,7 @@ def test_devices_serve_once_below_the_bound(counts: dict[str, int]) -> None:
     plan_of(layout.replicas).check()
 
 
+@pytest.mark.slow  # test_bound.py has the law
 def test_no_layout_of_the_search_passes_the_bound() -> None:
     request = a_pool_request(a_pool(a=4, b=2, c=3), theta=0.0)
     layout = best_layout(request, Wish(stall=100))

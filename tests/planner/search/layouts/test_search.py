@@ -85,6 +85,7 @@ def test_work_ends_a_search_as_no_clock_does() -> None:
     assert not free.stats.ended_by_work
 
 
+@pytest.mark.slow  # test_plan_laws.py has the plans
 @pytest.mark.parametrize("goal", swept(["throughput", "latency"], ["latency"]))
 def test_more_devices_never_estimate_less_from_the_smaller_pools_layout(goal: str) -> None:
     small, large = a_pool_request(a_pool(a=4, b=2)), a_pool_request(a_pool(a=4, b=2, c=3))

@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 # Windows, soft caps, another attention and norm, experts, biases, a parallel layer: what gradients may stumble on.
 MODELS = swept(
     ("llama", "gemma2", "opt", "qwen2_moe", "phi3", "stablelm-parallel", "lfm2", "qwen3_5_text"),
-    ("gemma2", "opt", "qwen2_moe"),
+    ("qwen2_moe",),
 )
 WINDOWS = [torch.arange(3, 27), torch.arange(60, 18, -3)]
 
@@ -89,6 +89,7 @@ def test_one_layer_is_held_at_a_time(tmp_path: Path) -> None:
     assert not any(held)
 
 
+@pytest.mark.slow  # the tests around it have all layers and one at a time
 def test_only_the_layers_asked_for_are_given(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "llama")
     whole, some = dict(fisher_diagonals(folder, WINDOWS)), dict(fisher_diagonals(folder, WINDOWS, layers=[2, 4]))

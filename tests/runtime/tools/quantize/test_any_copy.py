@@ -85,6 +85,7 @@ def test_a_calibration_weighs_errors(model: Path) -> None:
         assert torch.equal(artefact.read(key, 4, torch.float32).dequantized(), expected)
 
 
+@pytest.mark.slow  # a second copy
 @pytest.mark.parametrize("bits", swept([4, 8], [4]))
 def test_and_tables_are_fitted_to_its_inputs(bits: int, model: Path) -> None:
     make_copy(job(model, windows=WINDOWS, bits=bits), quiet)
@@ -132,6 +133,7 @@ def test_an_interrupted_run_goes_on(share: float, model: Path) -> None:
     assert list(found(model).verify()) == [0, 1, 2]
 
 
+@pytest.mark.slow  # the test below has one that goes on
 @pytest.mark.parametrize("layers", swept([0, 1, 2], [1]))
 def test_an_interrupted_calibration_comes_to_the_same_bytes(layers: int, model: Path, tmp_path: Path) -> None:
     made, whole = model / ANY_PRECISION_FOLDER, tmp_path / "whole"
@@ -153,6 +155,7 @@ def test_an_interrupted_calibration_comes_to_the_same_bytes(layers: int, model: 
     assert all((made / name).read_bytes() == (whole / name).read_bytes() for name in files)
 
 
+@pytest.mark.slow  # a second copy
 @pytest.mark.parametrize("other", swept(["another text", "a longer one", "no text", "not fitted"], ["another text"]))
 def test_another_calibration_makes_all_anew(other: str, model: Path) -> None:
     make_copy(job(model, windows=WINDOWS), quiet)
