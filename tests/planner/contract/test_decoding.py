@@ -23,6 +23,10 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
     "to the controller": (control.Status, control.status_decoder, control.encode),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
+# Left to itself hypothesis takes for a list's default what makes it.
+st.register_type_strategy(
+    frames.FrameHeader, st.builds(frames.FrameHeader, seconds=..., draft=..., refill=..., tokens=...)
+)
 CHANGES = st.lists(st.tuples(st.integers(0, MOST), st.binary(max_size=4)), max_size=3)
 
 

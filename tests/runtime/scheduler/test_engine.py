@@ -269,6 +269,17 @@ def test_a_replay_computes_what_lost_its_pages(refill: tuple[int, int]) -> None:
     assert [event.found for event in later] == [19, 19]
 
 
+@pytest.mark.parametrize(("salt", "found"), [("mine", 16), ("", 0), ("yours", 0)])
+def test_what_a_salt_keeps_apart_stays_apart_over_a_change_of_epoch(salt: str, found: int) -> None:
+    engine = Engine(limits())
+    pipeline = Pipeline(engine)
+    engine.submit(submit("r0", prompt(0, 17), 1, salt="mine"))
+    pipeline.drain()
+    after = Pipeline.after(pipeline, engine.scheduler.limits, refill=(0, 0), small=SmallModel())
+    after.engine.submit(submit("r1", prompt(0, 17), 1, salt=salt))
+    assert [event.found for event in after.drain()] == [found]
+
+
 def test_what_lacks_layers_is_not_handed_on_again() -> None:
     """Nor is what a step under way was to leave: a second loss finds what is whole alone."""
     engine = Engine(limits())

@@ -15,7 +15,7 @@ import zmq
 
 from strata_planner.contract.control import Leader, SlotAddress
 from strata_planner.contract.formats import ComputeType
-from strata_planner.contract.frames import FrameHeader, SampledToken, StepResult
+from strata_planner.contract.frames import FrameHeader, SampledToken, StepResult, Survey
 from strata_planner.contract.plan import MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.formats import COMPUTE_DTYPES
@@ -77,6 +77,10 @@ class _Idle(StageExecutor):
             return self._answer(header, inputs.shape[0]) if header.segments else None
         finally:
             self.own_seconds += time.thread_time() - begun
+
+    def survey(self, survey: Survey) -> Survey:
+        """It has kept nothing."""
+        return survey
 
     def _answer(self, header: FrameHeader, tokens: int) -> Passed | Answered:
         self.counts += torch.tensor([1.0, len(header.segments), tokens])
