@@ -14,8 +14,8 @@ from torch import nn
 from strata_runtime.formats.draft_linear import target_of
 from strata_runtime.loading.shared_linears import of_rank, placed, tensors_of
 from strata_runtime.model.adapter import ModelSlice
-from strata_runtime.model.divided import Place
 from strata_runtime.model.attention_interface import attention
+from strata_runtime.model.divided import Place
 from strata_runtime.model.fused_forwards import fuse
 from strata_runtime.model.same_code import goes_as_llama
 from strata_runtime.model.strategies import Parts, Switch, SwitchedLayer
