@@ -1,5 +1,6 @@
 """The rules by which a leader fills its steps: the runtime's scheduler follows them, the planner's simulator too."""
 
+import math
 from collections.abc import Sequence
 from heapq import nsmallest
 from typing import Protocol, TypeVar
@@ -14,6 +15,7 @@ DRAFT_ROWS = (
 FEWEST_TOKENS = 8  # of the prompt that is first in rank, which go on in any step
 OLDEST_SHARE = 4  # the prompt that is first in rank gets at least one part in so many of what prompts have of a step
 
+_KEEPS_UP = 3  # times what the workload brings: what has come together is worked off
 _STREAMS_PART = 0.8  # of the seconds that streams were promised: the rest is for what steps vary by
 _BLAME = 0.3  # share of a step's surprise that is believed at once
 
@@ -37,9 +39,11 @@ def prompts_of_a_step(by_rank: Sequence[P], most: int) -> list[P]:
     return sorted([oldest, *others], key=_remaining)
 
 
-def fewest_tokens(prompts: int, page_tokens: int) -> int:
-    """Of prompts in any step, however long it gets: some of the first in rank, and a block of another where others wait for theirs."""
-    return min(FEWEST_TOKENS, page_tokens) + page_tokens * (prompts > 1)
+def fewest_tokens(prompts: int, page_tokens: int, brought: float) -> int:
+    """Of prompts in any step, however long it gets: some of the first in rank, and a block of another where others wait for theirs; or some more than the
+    workload brings while the step's rows decode (`brought`). Plans are told for steps of that mix: with fewer, more and more requests would wait.
+    """
+    return max(min(FEWEST_TOKENS, page_tokens) + page_tokens * (prompts > 1), math.ceil(_KEEPS_UP * brought))
 
 
 def part_of_the_oldest(oldest: Prompt, budget: int, page_tokens: int) -> int:

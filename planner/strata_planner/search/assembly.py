@@ -100,6 +100,7 @@ def assemble(
         decode=found.candidate.decode,
         max_step_tokens=pricer.max_step_tokens(found.candidate.pair),
         count=found.candidate.pair.count,
+        prompts_per_token=request.workload.prompt_tokens / request.workload.output_tokens,
     )
     return Plan(
         version=PLAN_VERSION,

@@ -158,7 +158,8 @@ class Scheduler:
         if len(self._running) == len(self._prefilling):
             return budget
         first_tokens = len(self._prefilling) + len(self.waiting)
-        fewest = fewest_tokens(len(self._prefilling), self._limits.page_tokens)
+        brought = self._limits.micro_batch.prompts_per_token * rows
+        fewest = fewest_tokens(len(self._prefilling), self._limits.page_tokens, brought)
         return int(min(budget, max(fewest, self.pace.tokens(max(rows, 1), first_tokens))))
 
     def _lacks_a_block(self, sequence: Sequence) -> bool:

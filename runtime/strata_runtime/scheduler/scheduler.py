@@ -375,7 +375,8 @@ class Scheduler:
         if len(self.running) == first_tokens:
             return budget
         allowed = self.pace.tokens(max(rows, 1), first_tokens + len(self.waiting))
-        return int(min(budget, max(fewest_tokens(len(self._prefilling), self.limits.page_tokens), allowed)))
+        brought = self.limits.micro_batch.prompts_per_token * rows
+        return int(min(budget, max(fewest_tokens(len(self._prefilling), self.limits.page_tokens, brought), allowed)))
 
     def _apart_segments(self) -> list[tuple[Sequence, Segment]]:
         sequence = self._apart[0]

@@ -52,7 +52,8 @@ def told(
 def simulated(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop) -> float:
     """Requests a second of a closed loop, once all that were there at the start are gone and until the last ones come."""
     decode = decoding(speeds, in_flight, prompt, answer, chunk)
-    limits = Limits(MicroBatch(1, decode, chunk + decode), 16, 10**6, 10**6)
+    batch = MicroBatch(1, decode, chunk + decode, prompts_per_token=prompt / answer)
+    limits = Limits(batch, 16, 10**6, 10**6)
     replica = ReplicaModel(tuple(StageModel(a_stage(speed), hop) for speed in speeds), limits)
     draw = random.Random(1)
     first = [Request(0.0, prompt, draw.randint(1, answer)) for _ in range(in_flight)]
@@ -75,6 +76,8 @@ LAN, WAN = Hop(0.01, 0.001), Hop(20.0, 0.01)
         pytest.param(EVEN, 24, 256, 64, 64, LAN, id="chunks"),
         pytest.param(EVEN, 60, 512, 32, 128, LAN, id="nearly every step carries prompts"),
         pytest.param(UNLIKE, 12, 128, 64, 128, LAN, id="unlike stages"),
+        pytest.param([1.0], 8, 1024, 32, 512, LAN, id="long prompts beside few streams"),
+        pytest.param(UNLIKE, 6, 1024, 64, 256, LAN, id="long prompts beside two streams a step"),
         pytest.param(UNLIKE, 12, 128, 64, 64, WAN, id="far away"),
         pytest.param(EVEN, 4, 64, 32, 64, WAN, id="far away and nearly idle"),
     ],
