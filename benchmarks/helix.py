@@ -29,9 +29,8 @@ DEVICES = {"a100": "A100-40GB", "l4": "L4", "t4": "T4"}
 PUBLISHED = {"Helix": 252.1, "Swarm": 124.7, "separate pipelines": 124.3}
 MOST_PROMPT, MOST_ANSWER, REQUESTS = 2048, 1024, 2400
 SECONDS = 600.0  # within which no replica runs out of requests
-WORKLOAD = Workload(
-    prompt_tokens=763, output_tokens=232, concurrency=384
-)  # the trace's mean lengths within those limits
+# The trace's mean lengths within those limits.
+WORKLOAD = Workload(prompt_tokens=763, output_tokens=232, concurrency=384)
 
 
 def helix_table_of(llama: Callable[[Cluster, Workload], PlanRequest], data: Path) -> tuple[Table, Row]:

@@ -38,9 +38,8 @@ MODELS = Path("examples/models").resolve()
 CONNECTIONS = 32
 LONGEST_SECONDS, STEADY_SECONDS = 600.0, 20.0
 GRACE_SECONDS = 100_000  # nobody renews the nodes' leases
-PROFILE = os.environ.get(
-    "STRATA_BENCHMARK_PROFILE", ""
-)  # a file: where cProfile leaves what it has seen of the operator
+# A file: where cProfile leaves what it has seen of the operator.
+PROFILE = os.environ.get("STRATA_BENCHMARK_PROFILE", "")
 
 
 def measured_on_testbed(size: Size) -> list[Row]:

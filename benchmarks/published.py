@@ -299,9 +299,8 @@ def measure(data: Path | None) -> list[Row]:
         console.print(cluster_9_table(of_2023))
         found = list(against_tables(data, of_2023))
         console.print(against_table(found))
-        error = fmean(
-            each.error for each in found if each.device not in NAMES_2023["P100"]
-        )  # fitted to that very table
+        # Fitted to that very table.
+        error = fmean(each.error for each in found if each.device not in NAMES_2023["P100"])
         roofline.append(
             Row("roofline_error", error, "mean relative, 16 bits, without P100", "layer tables (published)")
         )

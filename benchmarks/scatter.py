@@ -10,6 +10,7 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 720, 640
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 48, 64
+# Okabe and Ito: told apart by all.
 _COLOURS = (
     "#0072b2",
     "#d55e00",
@@ -18,7 +19,7 @@ _COLOURS = (
     "#e69f00",
     "#56b4e9",
     "#000000",
-)  # Okabe and Ito: told apart by all
+)
 _STEPS = (1, 2, 5)
 _MARGIN = 1.15
 

@@ -121,9 +121,8 @@ class Runtime:
                 due += 1
             if due < len(trace) and not self._leader.heard(trace[due].arrival_seconds - now):
                 continue
-            events = (
-                self._leader.events()
-            )  # raises where the slots have lost each other on a machine too busy for heartbeats
+            # Raises where the slots have lost each other on a machine too busy for heartbeats.
+            events = self._leader.events()
             came_at = time.perf_counter() - started
             for event in events:
                 moments[event.request].append(came_at)

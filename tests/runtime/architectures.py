@@ -192,9 +192,8 @@ _VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "
 REPRESENTATIVE = ("llama", "gemma2", "opt", "qwen2_moe", "phi3", "gpt_neox", "cohere2", "granite", "qwen3_next")
 ALL = MODELS | WITH_VISION
 SWEEP = swept(ALL, REPRESENTATIVE)
-SHORT_SWEEP = swept(
-    ALL, ("gemma2", "qwen2_moe", "qwen3_next")
-)  # where the sweep above has shown that each kind computes
+# Where the sweep above has shown that each kind computes.
+SHORT_SWEEP = swept(ALL, ("gemma2", "qwen2_moe", "qwen3_next"))
 
 
 def tiny_config(name: str, **config: Any) -> tuple[str, dict[str, Any]]:

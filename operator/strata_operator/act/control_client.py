@@ -50,10 +50,11 @@ ASK_SHARE = 0.25  # of the time since its last change
 WRAPPING_BYTES = 1024  # what CURVE adds to a message; its handshake is smaller than this, too
 SILENCE_SECONDS = 2.0  # unanswered for so long, the other side counts as away
 BROKEN_SECONDS = 0.5  # and for so long once its connection has closed: it may come again
+# libzmq's own threads ask so often, and close a connection after so long.
 HEARTBEAT_SECONDS, HEART_STOPPED_SECONDS = (
     0.7,
     1.0,
-)  # libzmq's own threads ask so often, and close a connection after so long
+)
 
 
 class NoAnswerError(ConnectionError):

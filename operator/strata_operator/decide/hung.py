@@ -13,9 +13,8 @@ from strata_operator.decide.view import PodView, View
 from strata_planner.contract.plan import Stage
 
 HUNG_GRACE_SECONDS = 1  # a process that hangs does not end by itself: the kubelet kills it after so long
-SERVED = timedelta(
-    seconds=30
-)  # so long before it fell silent its process was there: silence is noticed late, clocks differ
+# So long before it fell silent its process was there: silence is noticed late, clocks differ.
+SERVED = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,9 +119,8 @@ def with_draft_model(request: PlanRequest, config: dict[str, Any], uri: str) -> 
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"draft model {uri}: {error}") from error
     wish = msgspec.structs.replace(request.speculation, draft_uri=uri, fused=fused)
-    degrees = (
-        (1,) if is_head and 1 in request.tensor_parallel else request.tensor_parallel
-    )  # it reads what ranks have parts of
+    # It reads what ranks have parts of.
+    degrees = (1,) if is_head and 1 in request.tensor_parallel else request.tensor_parallel
     return replace(request, draft_model=small, speculation=wish, tensor_parallel=degrees)
 
 

@@ -12,9 +12,8 @@ from strata_operator.decide.view import View
 from strata_operator.render.records import moment, stamp
 from strata_planner.contract.plan import Stage
 
-UNSCHEDULABLE = timedelta(
-    seconds=60
-)  # so long a slot may wait for a place, for its pod, for its image, or for the end of the pod before
+# So long a slot may wait for a place, for its pod, for its image, or for the end of the pod before.
+UNSCHEDULABLE = timedelta(seconds=60)
 STALLED = "PrepareStalled"
 
 

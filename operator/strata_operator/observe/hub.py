@@ -97,9 +97,8 @@ def _bounded(answer: IO[bytes], address: str, uri: str) -> bytes:
             )
         if time.monotonic() > end:
             raise TimeoutError(f"not all of it came in {SECONDS:g} s")
-    missing = getattr(
-        answer, "length", None
-    )  # http.client says nothing of a body that ends early when it is read in parts
+    # http.client says nothing of a body that ends early when it is read in parts.
+    missing = getattr(answer, "length", None)
     if missing:
         raise http.client.IncompleteRead(bytes(data), missing)
     return bytes(data)

@@ -51,9 +51,8 @@ FormatName = Literal[
 ]
 ComputeType = Literal["bfloat16", "float16", "float32"]
 
-RETIRED: frozenset[FormatName] = frozenset(
-    {"fp8_e5m2", "fp8_e4m3_tensor", "fp8_e5m2_tensor"}
-)  # measured profiles of 0.1.0 name them
+# Measured profiles of 0.1.0 name them.
+RETIRED: frozenset[FormatName] = frozenset({"fp8_e5m2", "fp8_e4m3_tensor", "fp8_e5m2_tensor"})
 FORMAT_NAMES: tuple[FormatName, ...] = tuple(name for name in get_args(FormatName) if name not in RETIRED)
 ANY_PRECISION: dict[int, FormatName] = {3: "any3", 4: "any4", 5: "any5", 6: "any6", 7: "any7", 8: "any8"}
 GPTQ: dict[int, FormatName] = {2: "gptq2", 3: "gptq3", 4: "gptq4", 8: "gptq8"}

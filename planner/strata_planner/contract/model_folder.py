@@ -14,10 +14,11 @@ from strata_planner.contract.values import ContractError, Value, from_json, to_j
 ANY_PRECISION_FOLDER = "strata-any"  # of `strata quantize`: planes and tables of every layer
 MANIFEST_FILE = "manifest.json"  # in that folder
 MANIFEST_VERSION = 2
+# Version 1 has no check of its own, and none of parts of its files: those are checked whole, by `sha256`.
 _READABLE = (
     1,
     2,
-)  # version 1 has no check of its own, and none of parts of its files: those are checked whole, by `sha256`
+)
 ACTIVATIONS_FILE = "strata-activations.safetensors"  # calibrated ranges of activations
 
 

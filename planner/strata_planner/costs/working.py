@@ -169,9 +169,8 @@ def _kernel_bytes(model: Model, step: StepShape, storage: Storage, *, head: bool
     )
     if any(layer.latent for layer in model.layers):  # queries into the latents' width, and values out of it
         kernels += 2 * row_numbers(1, step.tokens)
-    kernels += row_numbers(1, step.tokens) * (
-        len(decays) + any(each.copies > 1 for each in linears)
-    )  # and the router's
+    # And the router's.
+    kernels += row_numbers(1, step.tokens) * (len(decays) + any(each.copies > 1 for each in linears))
     if model.architecture in WRITTEN_OUT and not all(map(storage.attends_in_place, model.layers)):
         kernels += _ATTENTION_PRODUCTS * (_FEW_ROWS + _key_numbers(step.tokens) + _key_numbers(step.context))
     return kernels * KERNEL_BYTES
@@ -297,9 +296,8 @@ class _Layer:
         queries, keys = self._queries, self._keys
         whole = (queries + keys) * self._fused_qkv * self._row  # fused projections stay while their parts are copied
         rotating = (4 * queries + 2 * keys) * self._row
-        rounded = (
-            2 * keys * (self._storage.kv_bits < 16)
-        )  # the step's own keys and values, as later steps will see them
+        # The step's own keys and values, as later steps will see them.
+        rounded = 2 * keys * (self._storage.kv_bits < 16)
         attending = (3 * queries + 2 * keys + rounded) * self._row + self._gathered() + self._mask() + self._scores()
         projecting = (2 * queries + 2 * keys + self._hidden) * self._row + self._brought_back(self._plain, self._tokens)
         return whole + max(rotating, attending, projecting)
@@ -314,9 +312,8 @@ class _Layer:
         rows = max(4 * state.channels, state.channels + multiplied)
         passing = (min(self._tokens, STATE_TOKENS) * rows + 4 * state.matrix_values) * _FLOAT32
         window = state.channels * ((2 * state.inputs + 1) * self._storage.item + 2 * _FLOAT32)
-        gathered = (
-            2 * state.matrix_values * _FLOAT32 * (not self._storage.on_cpu)
-        )  # a processor moves states where they lie
+        # A processor moves states where they lie.
+        gathered = 2 * state.matrix_values * _FLOAT32 * (not self._storage.on_cpu)
         decoding = self._step.sampled * (window + gathered)
         normalising = 4 * self._tokens * values * _FLOAT32 * bool(state.heads)
         projecting = self._hidden * self._row + self._brought_back(self._plain, self._tokens)

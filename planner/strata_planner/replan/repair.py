@@ -32,13 +32,14 @@ from strata_planner.sensitivity import penalty_bound, prior
 from strata_planner.units import human_bytes
 
 RepairKind = Literal["neighbours", "reshuffle", "spareDevices", "fewerSequences", "withoutReplica"]
+# Mildest first.
 KINDS: tuple[RepairKind, ...] = (
     "neighbours",
     "reshuffle",
     "spareDevices",
     "fewerSequences",
     "withoutReplica",
-)  # mildest first
+)
 _NEVER_LOWERED = 17  # bits
 _WORTH_STARTING = (
     0.5  # by what share idle devices, which must be started first, have to make a repair better than survivors alone

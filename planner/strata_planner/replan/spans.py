@@ -111,12 +111,13 @@ class Spans:
 
     def _table(self, j: int) -> _Table:
         stage = self.problem.stages[j]
+        # Alike stages share them.
         key = (
             id(stage.seconds),
             id(stage.bytes),
             id(stage.weight_bytes),
             self._begin.read_again[j],
-        )  # alike stages share them
+        )
         if key not in self._tables:
             self._tables[key] = self._made(j)
         return self._tables[key]

@@ -37,10 +37,11 @@ _COUNTS_OF_QUERIES = ("num_heads", "num_attention_heads")
 _COUNTS_OF_KEYS = ("num_key_value_heads", "num_kv_heads")
 _ROUTERS = ("gate", "router")  # modules that choose experts, by weights of their own
 _OF_EVERY_QUERY = ("sinks",)  # parameters of an attention with a value for each query head
+# Projections whose queries, keys and values are told apart by the whole model's numbers.
 _ONE_AFTER_THE_OTHER = (
     "qkv_proj",
     "c_attn",
-)  # projections whose queries, keys and values are told apart by the whole model's numbers
+)
 _NORMS = ((LlamaRMSNorm, True), (Olmo2RMSNorm, False))  # whether they round before they weigh
 _EXPERTS_FIRST = 3  # dimensions of a parameter that holds all experts of a layer
 _VOCABULARY_TILE = 32  # outputs that a packed head multiplies at once

@@ -90,9 +90,8 @@ def _convolve(convolution: Any, state: LayerState, run: StateRun, inputs: Tensor
     window = torch.cat((state.inputs[run.slots], inputs), dim=1)
     kept = state.inputs.shape[1]
     state.inputs[run.slots] = window[:, window.shape[1] - kept :]
-    taps: Sequence[Tensor] = (
-        convolution.weight[:, 0].float().unbind(1)
-    )  # one for each place of the window, the newest last
+    # One for each place of the window, the newest last.
+    taps: Sequence[Tensor] = convolution.weight[:, 0].float().unbind(1)
     out: Tensor = window[:, : run.length].float() * taps[0]
     for place, tap in enumerate(taps[1:], start=1):
         out.addcmul_(window[:, place : place + run.length].float(), tap)

@@ -38,9 +38,8 @@ class Sequence:
     unwanted: bool = False  # that token follows from KV that nobody should have used: it is dropped
     finish: FinishReason | None = field(default=None)
     named: int = 0  # of the blocks, from the first on: those that have names, or had no need of them
-    scores: dict[int, PromptScore] = field(
-        default_factory=dict
-    )  # of the prompt's tokens, by position: computed again, it is told again
+    # Of the prompt's tokens, by position: computed again, it is told again.
+    scores: dict[int, PromptScore] = field(default_factory=dict)
     guesses: Guesses | None = None  # what may come next; None: nothing is drafted
     draft_computed: int = 0  # positions whose KV the model that drafts has
     _names: list[bytes] = field(default_factory=list)

@@ -116,9 +116,8 @@ class Loading:
         }
         self._wanted: Sequence[Role] | None = None  # by the epoch that supersedes this one
         self._held = self._useful(held.roles)
-        self._known = WeakSet(
-            each.model for each in held.roles
-        )  # with the bits that they have now; `before` may not know those
+        # With the bits that they have now; `before` may not know those.
+        self._known = WeakSet(each.model for each in held.roles)
         self._store = store_of(held.roles)
         self._store.keep(prepare.roles)
         self._before = held.before

@@ -176,9 +176,8 @@ class RankProcess:
         model, cache = self._loaded
         model.speculation = role.speculation
         cache.reset()
-        self._executor = StageExecutor(
-            msgspec.structs.replace(role, head=False), model, cache
-        )  # the first rank samples
+        # The first rank samples.
+        self._executor = StageExecutor(msgspec.structs.replace(role, head=False), model, cache)
 
     @property
     def _running(self) -> StageExecutor:

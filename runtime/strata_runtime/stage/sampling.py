@@ -138,9 +138,8 @@ class _Partition:
     def __init__(self, scores: torch.Tensor) -> None:
         self._scores = scores.nan_to_num(nan=-torch.inf)
         self._bins = (self._scores * -BINS_PER_UNIT).clamp_(0, BINS - 1).to(torch.int64)
-        self._first, self._last = (
-            int(each) for each in self._bins.aminmax()
-        )  # the last alone, of a row without a number
+        # The last alone, of a row without a number.
+        self._first, self._last = (int(each) for each in self._bins.aminmax())
         weights = self._scores.exp().double()
         self._mass = torch.zeros(BINS, dtype=torch.float64, device=scores.device)
         self._mass = self._mass.scatter_add_(0, self._bins, weights).cumsum(dim=0)

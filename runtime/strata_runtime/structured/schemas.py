@@ -27,12 +27,13 @@ _OF_MANY = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+# Of a schema that has one of these, the first is all that is kept.
 _DECIDING = (
     "$ref",
     "const",
     "enum",
     *_ALTERNATIVES,
-)  # of a schema that has one of these, the first is all that is kept
+)
 # A schema without a type has that which these belong to; without any of them it may be any value.
 _OBJECTS = frozenset({"properties", "additionalProperties", "unevaluatedProperties"})
 _ARRAYS = frozenset({"items", "prefixItems", "unevaluatedItems"})

@@ -139,9 +139,8 @@ def test_the_plan_in_force_is_kept_where_another_gains_less_than_min_gain(tmp_pa
         return plan
 
     running = planned((slow,))
-    same = Node(
-        "c", (Device("cpu", memory_bytes=30 << 20, threads=1),)
-    )  # holds no replica, and as a stage is only one hop more
+    # Holds no replica, and as a stage is only one hop more.
+    same = Node("c", (Device("cpu", memory_bytes=30 << 20, threads=1),))
     assert planned((slow, same), running) == running
     better = planned((slow, fast), running)
     assert {stage.node for stage in better.stages} == {"b"}

@@ -68,10 +68,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+# Share of the disk that must stay free: the layers are kept, or they are not.
 KEPT: tuple[tuple[FormatName, float], ...] = (
     ("any3", 0.0),
     ("any3", 1.0),
-)  # share of the disk that must stay free: the layers are kept, or they are not
+)
 
 
 READ = {  # by what is read and how

@@ -272,9 +272,8 @@ def test_rows_are_rounded_whole_however_many_share_their_values(dtype: torch.dty
         return summed(rows[:, first:last])
 
     for computed in together(3, body):
-        rounded = (
-            1e-6 if dtype is torch.float32 else 2**-7
-        )  # what each rank has computed is rounded before it is added up
+        # What each rank has computed is rounded before it is added up.
+        rounded = 1e-6 if dtype is torch.float32 else 2**-7
         torch.testing.assert_close(computed, expected, rtol=0, atol=float(expected.abs().max()) * rounded)
 
 

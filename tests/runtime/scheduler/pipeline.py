@@ -209,23 +209,20 @@ class Pipeline:
     blocks: dict[tuple[int, int], Entry] = field(default_factory=dict)
     steps: int = 0
     first_weights: dict[int, int] = field(default_factory=dict)  # of each sequence, when it was opened
-    mixed: set[tuple[int, int]] = field(
-        default_factory=set
-    )  # (sequence, step) of tokens from KV of weights before the sequence's first
+    # (sequence, step) of tokens from KV of weights before the sequence's first.
+    mixed: set[tuple[int, int]] = field(default_factory=set)
     ends: dict[int, int] = field(default_factory=dict)  # of each sequence, the largest that a segment had
     opened: dict[int, Open] = field(default_factory=dict)
-    waited: dict[int, int] = field(
-        default_factory=dict
-    )  # of each open sequence with a grammar: steps until it is compiled
+    # Of each open sequence with a grammar: steps until it is compiled.
+    waited: dict[int, int] = field(default_factory=dict)
     tokens_run: int = 0
     draft_steps: int = 0
     fixed_seconds: float = 0.01  # of a step
     draft_seconds: float = 0.003  # of one with draft weights
     row_seconds: float = 0.001
     drafter: "SmallModel | None" = None
-    noted: deque[tuple[Step, int]] = field(
-        default_factory=deque
-    )  # with their weights, that the last stage has not computed
+    # With their weights, that the last stage has not computed.
+    noted: deque[tuple[Step, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         size = self.engine.scheduler.limits.page_tokens

@@ -114,9 +114,8 @@ def test_a_replay_and_an_abort_in_the_midst_of_others(tiny_llama: Path, head: Pa
             for event in leader.events():
                 got[event.request].append(event.token)
         leader.send(Abort("r0"))
-        leader = pipeline.serve(
-            eagle(plan, head)
-        )  # another epoch: what was delivered is known, states of steps under way are not
+        # Another epoch: what was delivered is known, states of steps under way are not.
+        leader = pipeline.serve(eagle(plan, head))
         rest = leader.generate([structs.replace(each, delivered=got[each.request]) for each in several[1:]])
         for each in several[1:]:
             assert got[each.request] + rest[each.request] == expected[each.request]

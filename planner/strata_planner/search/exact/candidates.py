@@ -435,7 +435,6 @@ class Pricer:
     def hop(self, source: DeviceGroup, target: DeviceGroup, pair: Pair, *, back: bool) -> tuple[float, float]:
         """To the next stage; from the last one (`back`) the sampled tokens go to the first."""
         link = self.request.cluster.link(source.leader, target.leader)
-        states = len(
-            self.request.served_speculation.fused
-        )  # wherever cuts will lie: at most so many, and so many come back
+        # Wherever cuts will lie: at most so many, and so many come back.
+        states = len(self.request.served_speculation.fused)
         return self._phases.of_a_hop(Sending(self.request.model, link, self.request.compute_type, back, states), pair)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 KV_NEARLY_FULL = 0.95
 FOUND_ENOUGH = 0.5  # of a prompt: less is not worth a longer queue
+# A replica is crowded with so many requests more, and so many times the load, of the least loaded.
 MOST_AHEAD, MOST_TIMES = (
     8,
     1.5,
-)  # a replica is crowded with so many requests more, and so many times the load, of the least loaded
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ DECODE_SEQUENCES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 DECODE_PASTS = (32, 256, 1024, 2048)
 PREFILL_TOKENS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 PREFILL_SEQUENCES = (1, 2, 4, 16)
+# New, past.
 CONTINUED = (
     (64, 512),
     (128, 512),
@@ -26,7 +27,7 @@ CONTINUED = (
     (512, 1536),
     (1024, 1024),
     (2048, 2048),
-)  # new, past
+)
 
 
 @dataclass(frozen=True, order=True)
