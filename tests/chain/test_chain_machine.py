@@ -151,7 +151,7 @@ class ChainMachine(RuleBasedStateMachine):
             self.world.close()
 
 
-TestChain = ChainMachine.TestCase
+TestChain = pytest.mark.timeout(900)(ChainMachine.TestCase)
 TestChain.settings = settings(max_examples=share(40), stateful_step_count=20, deadline=None)
 
 
@@ -160,4 +160,4 @@ class LongLives(ChainMachine):
 
 
 TestLongLives = pytest.mark.timeout(1800)(pytest.mark.slow(LongLives.TestCase))
-TestLongLives.settings = settings(max_examples=share(200), stateful_step_count=60, deadline=None)
+TestLongLives.settings = settings(max_examples=share(80), stateful_step_count=60, deadline=None)

@@ -201,7 +201,8 @@ def test_sampled_tokens_are_the_same_too(up: Up) -> None:
     assert "".join(pieces) == undisturbed
 
 
-def test_sigterm_ends_all_it_started(up: Up) -> None:
+def test_sigterm_ends_all_it_started(up: Up, expected: str) -> None:
+    assert "".join(up.stream([5, 9, 2])) == expected  # whoever was killed before is back
     children = psutil.Process(up.process.pid).children(recursive=True)
     assert len(children) >= 4  # launcher, two slots, gateway
     assert up.stop() == 0
