@@ -263,10 +263,7 @@ class Pipeline:
     def accept(self, step: Step) -> None:
         assert step.step == self.steps
         self.stages[0].note(step, self.weights)
-        if step.segments:
-            self.noted.append((step, self.weights))
-        else:
-            self.stages[1].note(step, self.weights)
+        self.noted.append((step, self.weights))
         self.steps += 1
         limits = self.engine.scheduler.limits
         for operation in step.operations:
@@ -339,10 +336,17 @@ class Pipeline:
                 self.mixed.add((segment.sequence, step.step))
         return results
 
+    def _note_one_more(self) -> None:
+        """The last stage comes to the next step that computes anything, and to those before it."""
+        step = None
+        while step is None or not step.segments:
+            step, weights = self.noted.popleft()
+            self.stages[1].note(step, weights)
+
     def result(self) -> list[TokenEvent]:
         result = self.in_flight.popleft()
         self.under_way.popleft()
-        self.stages[1].note(*self.noted.popleft())
+        self._note_one_more()
         mixed = set(
             self.engine.requests_of(
                 each.sequence for each in result.tokens if (each.sequence, result.step) in self.mixed
