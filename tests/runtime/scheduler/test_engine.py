@@ -209,8 +209,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.pipeline.integrity()
 
 
-TestEngine = pytest.mark.timeout(900)(EngineMachine.TestCase)
-TestEngine.settings = settings(max_examples=share(320), stateful_step_count=40, deadline=None)
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(max_examples=share(480), stateful_step_count=40, deadline=None)
 
 REQUESTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=8)
 
