@@ -30,7 +30,7 @@ from strata_runtime.stage.bounds import FrameBounds, largest_request
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.handover import Mover
 from strata_runtime.stage.inheritance import Inheritance
-from strata_runtime.stage.worker import Follower, Inlet, Outlet, Ways, Worker, serve
+from strata_runtime.stage.worker import Follower, Inlet, Links, Outlet, Ways, Worker, serve
 from strata_runtime.wire.transport import Keys, Link, connect, listen
 
 log = logging.getLogger(__name__)
@@ -278,24 +278,19 @@ class RunningRole:
             loaded.others.begin(role, self._failure)
         executor = StageExecutor(role, loaded.model, loaded.cache, loaded.others, inherited)
         bounds = FrameBounds(role, loaded.model.hidden_size, loaded.model.vocab_size)
-        links = ways = None
-        if role.stages > 1:
-            inlet, outlet, back = self._links(executor, bounds)
-            links = inlet, outlet
-            if not why_never(role):
-                mover = Mover(executor, self.formed, leaving, inherited or Inheritance())
-                ways = Ways(mover, outlet, back)
+        mover = None if why_never(role) else Mover(executor, self.formed, leaving, inherited or Inheritance())
+        links = self._links(executor, bounds, mover) if role.stages > 1 else None
         if role.leader:
             socket = self._context.socket(zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             endpoint = f"tcp://{self._place.bind}:{self._slots[self._place.slot].request_port + self.index}"
             listen(socket, endpoint, Keys.of(self.request_key), largest_request(role.max_model_len))
             gateways = Gateways(socket, self.formed, self._place.incarnation)
-            return LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter, ways)
+            return LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
         assert links is not None
-        return Follower(executor, *links, ways)
+        return Follower(executor, links)
 
-    def _links(self, executor: StageExecutor, bounds: FrameBounds) -> tuple[Inlet, Outlet, Outlet | None]:
+    def _links(self, executor: StageExecutor, bounds: FrameBounds, mover: Mover | None) -> Links:
         """A ring: frames come in at a port that anyone may knock at, so its end of a connection tells nothing of the neighbour
         who sends them. What tells is a connection of our own to that neighbour's port, on which pages alone are sent, before the first step.
         """
@@ -306,14 +301,15 @@ class RunningRole:
         inward.bind(_OWN_WORD)
         self._word.connect(_OWN_WORD)
         outward = self._connect(role.next, keys.next)
-        back = None
+        outlet, back = Outlet(outward, executor.work), None
         if role.previous != role.next:
             socket = self._connect(role.previous, keys.previous)
-            if why_never(role):
+            if mover is None:
                 self._watched.append(socket)
             else:
                 back = Outlet(socket, executor.work)
-        return Inlet(inward, self.formed, executor, bounds), Outlet(outward, executor.work), back
+        ways = None if mover is None else Ways(mover, outlet, back)
+        return Links(Inlet(inward, self.formed, executor, bounds), outlet, ways)
 
     def _connect(self, neighbour: Neighbour, secret: str) -> zmq.Socket[Any]:
         """To the data port of a role, whose loss is seen from now on."""

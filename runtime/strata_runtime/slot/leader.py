@@ -33,7 +33,7 @@ from strata_runtime.slot.kept_pages import why_never
 from strata_runtime.slot.reception import Gateways, Gone
 from strata_runtime.stage.executor import Answered, StageExecutor
 from strata_runtime.stage.tensors import from_bytes
-from strata_runtime.stage.worker import Inlet, Outlet, Ways, failure_of
+from strata_runtime.stage.worker import Inlet, Links, failure_of
 
 log = logging.getLogger(__name__)
 
@@ -93,9 +93,8 @@ class LeaderWorker:
         epoch: int,
         hidden: int,
         gateways: Gateways,
-        links: tuple[Inlet, Outlet] | None,
+        links: Links | None,
         drafter: Drafter | None = None,
-        ways: Ways | None = None,
     ) -> None:
         self.executor = executor
         limits = limits_of(executor.role, executor.vocabulary, drafter)
@@ -109,9 +108,10 @@ class LeaderWorker:
         self._hidden = hidden
         self._dtype: ComputeType = executor.role.compute_type
         self._gateways = gateways
-        self._inlet: Inlet | None = links[0] if links else None
-        self._outlet: Outlet | None = links[1] if links else None
-        self._ways = ways if links else None
+        self._links = links
+        self._inlet = links.inlet if links else None
+        self._outlet = links.outlet if links else None
+        self._ways = links.ways if links else None
         self._poller = zmq.Poller()
         self._poller.register(gateways.socket, zmq.POLLIN)
         if self._inlet is not None:
@@ -127,11 +127,8 @@ class LeaderWorker:
                 stepped = self._step()
         finally:
             self._gateways.close()
-            if self._inlet is not None and self._outlet is not None:
-                self._inlet.close()
-                self._outlet.close()
-            if self._ways is not None:
-                self._ways.close()
+            if self._links is not None:
+                self._links.close()
 
     def _receive(self, *, wait: bool) -> None:
         """Take in all that has come: results first, they free the pipeline."""

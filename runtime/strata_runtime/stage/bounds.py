@@ -148,7 +148,9 @@ class FrameBounds:
     def _check_given(self, given: list[tuple[int, int]], bodies: list[int]) -> None:
         self._at_most(-1, "senders of pages", len(given), 2 * self.role.stages)
         if bodies or not all(0 <= stage < self.role.stages and count > 0 for stage, count in given):
-            raise StepError(f"pages given to {given} with frames of {bodies} bytes: stages are 0..{self.role.stages - 1}, and no frame follows")
+            raise StepError(
+                f"pages given to {given} with frames of {bodies} bytes: stages are 0..{self.role.stages - 1}, and no frame follows"
+            )
 
     def _check_pages(self, pages: KvPages, bodies: list[int]) -> None:
         self._at_most(-1, "characters of weights", len(pages.weights), _WEIGHTS_CHARACTERS)

@@ -30,7 +30,8 @@ def why_not_given(page_bytes: Sequence[int], largest_part: int, blocks: int) -> 
     reasons = {
         "no layer leaves": not page_bytes,
         "it is not known what the blocks hold": not blocks,
-        f"a page of {largest_part} bytes is more than a message of {LARGEST_PART_BYTES}": largest_part > LARGEST_PART_BYTES,
+        f"a page of {largest_part} bytes is more than a message of {LARGEST_PART_BYTES}": largest_part
+        > LARGEST_PART_BYTES,
         f"{total} bytes are more than {MOST_BYTES}": total > MOST_BYTES,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -111,7 +112,9 @@ class Arriving:
             tensor.index_copy_(2, target.to(tensor.device), came.to(tensor.device))
         size = self._role.page_tokens * TOKEN_BYTES
         held = {
-            each.block: Content(each.name, each.tokens, name_of(each.name, each.tokens) if len(each.tokens) == size else b"")
+            each.block: Content(
+                each.name, each.tokens, name_of(each.name, each.tokens) if len(each.tokens) == size else b""
+            )
             for each in (pages.blocks[place] for place in fits)
         }
         self._layers[layer] = known.holding({**known.blocks, **held})
@@ -167,7 +170,10 @@ def with_given(handover: Handover, role: Role, counts: Mapping[Side, int]) -> li
 
 def _paged(pool: LayerPool) -> list[torch.Tensor]:
     """What it stores as [2, kv_heads, pages, page_tokens, ...]."""
-    return [tensor.unflatten(2, (pool.shape.pages, pool.shape.page_tokens)) for tensor in pool.storage]
+    return [
+        tensor.view(*tensor.shape[:2], pool.shape.pages, pool.shape.page_tokens, *tensor.shape[3:])
+        for tensor in pool.storage
+    ]
 
 
 def _page_bytes(paged: torch.Tensor) -> int:

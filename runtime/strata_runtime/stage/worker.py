@@ -8,7 +8,7 @@ terminating it ends the worker wherever it waits.
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import zmq
@@ -139,14 +139,27 @@ class Ways:
             self._back.close()
 
 
-class Follower:
-    """Runs every stage but the first. `ways`: of a stage that hands pages over; none: it gets none either."""
+class Links(NamedTuple):
+    """Of one stage to its neighbours. `ways`: of pages; none: it hands none over, and gets none."""
 
-    def __init__(self, executor: StageExecutor, inlet: Inlet, outlet: Outlet, ways: Ways | None = None) -> None:
+    inlet: Inlet
+    outlet: Outlet
+    ways: Ways | None = None
+
+    def close(self) -> None:
+        self.inlet.close()
+        self.outlet.close()
+        if self.ways is not None:
+            self.ways.close()
+
+
+class Follower:
+    """Runs every stage but the first."""
+
+    def __init__(self, executor: StageExecutor, links: Links) -> None:
         self.executor = executor
-        self._inlet = inlet
-        self._outlet = outlet
-        self._ways = ways
+        self._links = links
+        self._inlet, self._outlet, self._ways = links
 
     def run(self) -> None:
         try:
@@ -155,10 +168,7 @@ class Follower:
                 if received is not None:
                     self._step(*received)
         finally:
-            self._inlet.close()
-            self._outlet.close()
-            if self._ways is not None:
-                self._ways.close()
+            self._links.close()
 
     def _step(self, header: DataMessage, bodies: list[memoryview]) -> None:
         if isinstance(header, StepFailed):  # of an earlier stage: on to the leader
@@ -184,7 +194,6 @@ class Follower:
             self._outlet.frame(output)
         elif not self.executor.role.head:
             self._outlet.operations(header)
-
 
     def _form(self, message: Handover | KvPages | Survey, bodies: list[memoryview]) -> None:
         """What goes round before the first step."""

@@ -1,6 +1,7 @@
 """Layers that move between slots that live bring their KV: over a planned change nothing is computed again, and the text stays."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_the_text_stays_over_any_moves(
     with PipelineHarness("abc") as pipeline:
         streams, again = moved(pipeline, plans)
     assert streams.tokens == expected
-    for (before, after), computed in zip(zip(shapes, shapes[1:], strict=False), again, strict=True):
+    for (before, after), computed in zip(pairwise(shapes), again, strict=True):
         if pages == 64 and _neighbourly(before, after):
             assert computed == (0, 0)
 
