@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_planner.contract.control import GetStatus
+from strata_planner.contract.frames import KvPages
 from strata_planner.contract.plan import Plan
+from strata_planner.contract.roles import roles_of
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.slot import Slot
 from strata_runtime.stage import handover
-from strata_runtime.stage.handover import why_not_given
+from strata_runtime.stage.handover import Arriving, why_not_given
+from strata_runtime.stage.inheritance import Inheritance
 from strata_runtime.wire.client import LeaderClient
 from tests.laws import share
 from tests.runtime.plans import even_plan
@@ -143,6 +146,17 @@ def test_why_pages_are_not_given(name: str) -> None:
     told = why_not_given(pages, largest, blocks)
     assert reason in told
     assert bool(told) == bool(reason)
+
+
+def test_nothing_is_answered_before_all_is_there(tiny_llama: Path) -> None:
+    """What was given to another stage is not awaited; what cannot be used counts, too."""
+    (role,) = roles_of(even_plan(tiny_llama, "ab"))["b"]
+    arriving, given = Arriving(role, {}, Inheritance()), [(0, 3), (1, 1), (1, 1)]
+    for _ in range(2):
+        assert not arriving.whole(given)
+        arriving.take(KvPages(0, 1, 9, 16, "w", 0, 0, []), [])
+    assert arriving.whole(given)
+    assert arriving.joined() == Inheritance()
 
 
 def test_what_is_too_much_is_computed_again(
