@@ -1,9 +1,10 @@
 """A stage is gone for good, and its neighbours take over: seconds from the kill to the next token, and what they go to.
 
-`python -m benchmarks.elastic [--kills 12] [--no-log] [--json FILE]`. The 246M model of `benchmarks.pipeline` over three slots of one thread each, 16 streams of mixed prompts.
+`python -m benchmarks.elastic [--kills 12] [--moves 6] [--no-log] [--json FILE]`. The 246M model of `benchmarks.pipeline` over three slots of one thread each, 16 streams of mixed prompts.
 At a random moment one of the slots, the leader too, is killed with SIGKILL and does not come back. The survivors say so, the planner repairs the
 plan, they prepare the difference, commit, and every stream that was running is replayed. The benchmark is the controller, without a gateway. Slots count what
-they compute again: tokens x layers, over all that were cached of the streams which ran. `--no-log`: stages do not keep what they hand on.
+they compute again: tokens x layers, over all that were cached of the streams which ran. `--no-log`: stages do not keep what they hand on. `--moves`: changes without a loss, a slot
+that comes back and one that is drained (`benchmarks.moves`).
 """
 
 import argparse
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import pipeline
+from benchmarks.moves import Change, Kind, changed, rows_of_changes, shown_changes
 from benchmarks.rows import Row, run
 from benchmarks.slots import SlotProcess, slot_processes
 from strata_planner.contract.control import GetStatus
@@ -33,7 +35,7 @@ from strata_planner.replan.repair import repair
 from strata_planner.search.planning import make_plan
 from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
-KILLS, STAGES, STREAMS, ANSWER = 12, 3, 16, 96
+KILLS, MOVES, STAGES, STREAMS, ANSWER = 12, 6, 3, 16, 96
 PROMPTS = (16, 48, 96, 128)
 MAX_MODEL_LEN = 256
 SEED = 16
@@ -176,7 +178,7 @@ def local(request: PlanRequest, plan: Plan) -> Iterator[Local]:
             here.close()
 
 
-def measure(kills: int, *, log: bool = True) -> list[Row]:
+def measure(kills: int, moves: int, *, log: bool = True) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = pipeline.make_model(Path(folder))
         load = Workload(max(PROMPTS), ANSWER, STREAMS)
@@ -190,8 +192,30 @@ def measure(kills: int, *, log: bool = True) -> list[Row]:
         with local(request, plan) as here:
             wanted = here.answered(prompts).tokens
         seen = [_one(request, plan, prompts, wanted, number % STAGES, draw) for number in range(kills)]
-    Console(width=120).print(shown(seen))
-    return rows_of(seen)
+        changes = [_change(request, plan, prompts, wanted, number) for number in range(moves)]
+    console = Console(width=120)
+    if seen:
+        console.print(shown(seen))
+    if changes:
+        console.print(shown_changes(changes))
+    return [*(rows_of(seen) if seen else ()), *(rows_of_changes(changes) if changes else ())]
+
+
+def _change(
+    request: PlanRequest,
+    plan: Plan,
+    prompts: Mapping[str, list[int]],
+    wanted: Mapping[str, list[int]],
+    number: int,
+) -> Change:
+    """A slot comes back and is drained again, in turn each, while the streams run."""
+    stage = plan.replicas[0].stages[number // 2 % STAGES]
+    left = replace(request, cluster=request.cluster.without({stage.node}), min_stages=1)
+    pair = (repair(left, plan).plan, plan)
+    kind: Kind = "drain" if number % 2 else "grow back"
+    with slot_processes(plan, bound=False) as slots:
+        change = changed(slots, kind, pair[::-1] if number % 2 else pair, Streams(prompts))
+    return replace(change, stage=number // 2 % STAGES, equal=change.tokens == wanted)
 
 
 def _one(
@@ -266,9 +290,10 @@ def rows_of(seen: Sequence[Takeover]) -> list[Row]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", add_help=False)
     parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--moves", type=int, default=MOVES)
     parser.add_argument("--no-log", action="store_true")
     chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    run("elastic", lambda: measure(chosen.kills, log=not chosen.no_log), rest)
+    run("elastic", lambda: measure(chosen.kills, chosen.moves, log=not chosen.no_log), rest)
 
 
 if __name__ == "__main__":

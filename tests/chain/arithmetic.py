@@ -7,6 +7,7 @@ and not on who has them, nor on what runs beside it: it is the same after every 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from strata_planner.contract.roles import Role
 from strata_runtime.errors import StepError
 from strata_runtime.stage.boundary import StepBoundary
 from strata_runtime.stage.executor import Answered, Passed, Work
+from strata_runtime.stage.handover import MOST_BYTES
 from strata_runtime.stage.holdings import Holdings
 from strata_runtime.stage.inheritance import Inheritance, Refill, weights_by_layer
 
@@ -57,7 +59,12 @@ def text_of(prompt: Sequence[int], most: int, sampling: Sampling) -> list[int]:
     raise AssertionError("a prompt is never empty")
 
 
-Rows = dict[tuple[int, int], bytes]  # by block and place in it
+class Rows(dict[tuple[int, int], bytes]):
+    """By block and place in it. More than is ever handed to a neighbour."""
+
+    shape = SimpleNamespace(pages=1)
+    storage: tuple[torch.Tensor, ...] = ()
+    bytes = MOST_BYTES + 1
 
 
 @dataclass
@@ -68,7 +75,7 @@ class Held:
 
     def shrink(self, layers: Collection[int], pages: int) -> None:
         self.layers = {
-            number: {place: row for place, row in rows.items() if place[0] < pages}
+            number: Rows({place: row for place, row in rows.items() if place[0] < pages})
             for number, rows in self.layers.items()
             if number in layers
         }
@@ -82,7 +89,7 @@ class Cache:
     layers: dict[int, Rows] = field(default_factory=dict)
 
     def take(self, held: Any) -> frozenset[int]:
-        self.layers = {number: held.layers.get(number, {}) for number in self.numbers}
+        self.layers = {number: held.layers.get(number, Rows()) for number in self.numbers}
         return frozenset(number for number in self.numbers if number in held.layers)
 
     def held(self) -> Held:
@@ -112,6 +119,7 @@ class Executor:
         self._holdings = Holdings(role, weights_by_layer(role, {}), inherited)
         self._cache = cache
         self._next_step = 0
+        self.pools: dict[int, Rows] = {}  # none is written by others
         self._tables: dict[int, list[int]] = {}
         self._sampling: dict[int, Sampling] = {}
 
@@ -143,6 +151,13 @@ class Executor:
             return Passed(structs.replace(header, weights=weights, seconds=0.01), rows)
         tokens = self._samples(header, states)
         return Answered(StepResult(header.replica, header.epoch, header.step, tokens, weights, 0.01))
+
+    @property
+    def stepped(self) -> bool:
+        return self._next_step > 0
+
+    def inherit(self, inherited: Inheritance) -> None:
+        self._holdings.inherit(inherited)
 
     def survey(self, survey: Survey) -> Survey:
         return self._holdings.survey(survey, begins_anywhere=True)

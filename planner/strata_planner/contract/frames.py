@@ -185,7 +185,37 @@ class HeldBlock(Message, frozen=True):
     tokens: bytes = b""
 
 
-class Survey(Message, frozen=True, tag="survey/2"):
+class Handover(Message, frozen=True, tag="handover/1"):
+    """Before the survey goes round: each stage gives its neighbours the pages of layers that were its own and are theirs, and passes this on. `given`: to which stage how
+    many messages went; the survey brings it, so that each stage waits for them.
+    """
+
+    replica: int
+    epoch: int
+    given: list[tuple[int, int]] = []
+
+
+MOST_HANDED_BLOCKS: Final = 512  # in one message
+LARGEST_PART_BYTES: Final = 4 << 20  # of one of its frames
+
+
+class KvPages(Message, frozen=True, tag="pages/1"):
+    """Pages of one layer, by their blocks, for the stage that has it now; frames of bytes follow, as its pool has them: [2, kv_heads, blocks, page_tokens, ...].
+
+    They were computed in the epoch `formed` of the replica `before`, by these `weights` of all layers up to it. `blocks`: what each holds, by its tokens.
+    """
+
+    replica: int
+    epoch: int
+    layer: int
+    kv_bits: int
+    weights: str
+    formed: int
+    before: int
+    blocks: list[HeldBlock]
+
+
+class Survey(Message, frozen=True, tag="survey/3"):
     """The leader of a replica that was formed anew asks what its stages have kept: each works in what it still holds, the last one sends it back.
 
     `blocks`: what all those that hold any layer hold in them, computed in the epoch `formed` of the replica `before`; None: nobody has, so far. `lacking`: first
@@ -202,6 +232,7 @@ class Survey(Message, frozen=True, tag="survey/2"):
     formed: int = 0
     before: int = -1
     blocks: list[HeldBlock] | None = None
+    given: list[tuple[int, int]] = []  # as the handover says
 
     @property
     def refill(self) -> tuple[int, int]:
@@ -239,7 +270,7 @@ class StageLost(Message, frozen=True, tag="lost"):
     slot: str  # that is not reached
 
 
-DataMessage = FrameHeader | StepResult | StepFailed | Survey | StageLost
+DataMessage = FrameHeader | StepResult | StepFailed | Survey | StageLost | Handover | KvPages
 FinishReason = Literal["stop", "length", "abort", "error", "never"]
 FAILURES: Final = frozenset({"abort", "error", "never"})  # without a token; the last where nothing can be drawn
 

@@ -22,13 +22,15 @@ from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.paged import HeldPages
 from strata_runtime.slot.drafter import Drafter
-from strata_runtime.slot.kept_pages import KeptRole, taken_from
+from strata_runtime.slot.kept_pages import KeptRole, leaving_of, taken_from, why_never
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.other_ranks import OtherRanks
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
 from strata_runtime.stage.executor import StageExecutor
-from strata_runtime.stage.worker import Follower, Inlet, Outlet, Worker, serve
+from strata_runtime.stage.handover import Mover
+from strata_runtime.stage.inheritance import Inheritance
+from strata_runtime.stage.worker import Follower, Inlet, Links, Outlet, Ways, Worker, serve
 from strata_runtime.wire.transport import Keys, Link, connect, listen
 
 log = logging.getLogger(__name__)
@@ -266,6 +268,7 @@ class RunningRole:
     def _worker(self, loaded: LoadedRole, kept: KeptRole | None) -> Worker:
         role = loaded.role
         inherited = None
+        leaving = leaving_of(kept, role)
         taken = loaded.cache.take(kept.pages if kept else HeldPages())
         if kept is not None:
             inherited = kept.inherited.of(taken, role.kv_page_budget)
@@ -275,7 +278,8 @@ class RunningRole:
             loaded.others.begin(role, self._failure)
         executor = StageExecutor(role, loaded.model, loaded.cache, loaded.others, inherited)
         bounds = FrameBounds(role, loaded.model.hidden_size, loaded.model.vocab_size)
-        links = self._links(executor, bounds) if role.stages > 1 else None
+        mover = None if why_never(role) else Mover(executor, self.formed, leaving, inherited or Inheritance())
+        links = self._links(executor, bounds, mover) if role.stages > 1 else None
         if role.leader:
             socket = self._context.socket(zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -284,11 +288,11 @@ class RunningRole:
             gateways = Gateways(socket, self.formed, self._place.incarnation)
             return LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
         assert links is not None
-        return Follower(executor, *links)
+        return Follower(executor, links)
 
-    def _links(self, executor: StageExecutor, bounds: FrameBounds) -> tuple[Inlet, Outlet]:
+    def _links(self, executor: StageExecutor, bounds: FrameBounds, mover: Mover | None) -> Links:
         """A ring: frames come in at a port that anyone may knock at, so its end of a connection tells nothing of the neighbour
-        who sends them. What tells is a connection of our own to that neighbour's port, on which nothing is sent.
+        who sends them. What tells is a connection of our own to that neighbour's port, on which pages alone are sent, before the first step.
         """
         role, keys = bounds.role, self.keys
         inward = self._context.socket(zmq.PULL)
@@ -297,9 +301,15 @@ class RunningRole:
         inward.bind(_OWN_WORD)
         self._word.connect(_OWN_WORD)
         outward = self._connect(role.next, keys.next)
+        outlet, back = Outlet(outward, executor.work), None
         if role.previous != role.next:
-            self._watched.append(self._connect(role.previous, keys.previous))
-        return Inlet(inward, self.formed, executor, bounds), Outlet(outward, executor.work)
+            socket = self._connect(role.previous, keys.previous)
+            if mover is None:
+                self._watched.append(socket)
+            else:
+                back = Outlet(socket, executor.work)
+        ways = None if mover is None else Ways(mover, outlet, back)
+        return Links(Inlet(inward, self.formed, executor, bounds), outlet, ways)
 
     def _connect(self, neighbour: Neighbour, secret: str) -> zmq.Socket[Any]:
         """To the data port of a role, whose loss is seen from now on."""

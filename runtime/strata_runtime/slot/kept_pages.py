@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from strata_planner.contract.roles import Role
 from strata_runtime.model.kv.paged import HeldPages
+from strata_runtime.stage.handover import Leaving
 from strata_runtime.stage.inheritance import Inheritance
 
 
@@ -58,6 +59,14 @@ def why_never(role: Role) -> str:
 
 def layers_in_common(old: Role, new: Role) -> range:
     return range(max(old.layers[0], new.layers[0]), min(old.layers[1], new.layers[1]) + 1)
+
+
+def leaving_of(kept: KeptRole | None, new: Role) -> Leaving:
+    """What of an ended role the new one, which takes its pages, has for its neighbours. Asked before it takes them."""
+    if kept is None or new.stages == 1:
+        return Leaving()
+    pools = {number: pool for number, pool in kept.pages.layers.items() if not new.layers[0] <= number <= new.layers[1]}
+    return Leaving(kept.inherited, pools)
 
 
 def taken_from(old: Sequence[Role], new: Sequence[Role]) -> dict[int, int]:

@@ -13,6 +13,8 @@ from strata_planner.contract.formats import ComputeType
 from strata_planner.contract.frames import (
     Abort,
     FrameHeader,
+    Handover,
+    KvPages,
     LeaderHello,
     Rejected,
     StageLost,
@@ -31,7 +33,7 @@ from strata_runtime.slot.kept_pages import why_never
 from strata_runtime.slot.reception import Gateways, Gone
 from strata_runtime.stage.executor import Answered, StageExecutor
 from strata_runtime.stage.tensors import from_bytes
-from strata_runtime.stage.worker import Inlet, Outlet, failure_of
+from strata_runtime.stage.worker import Inlet, Links, failure_of
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ class LeaderWorker:
         epoch: int,
         hidden: int,
         gateways: Gateways,
-        links: tuple[Inlet, Outlet] | None,
+        links: Links | None,
         drafter: Drafter | None = None,
     ) -> None:
         self.executor = executor
@@ -106,8 +108,10 @@ class LeaderWorker:
         self._hidden = hidden
         self._dtype: ComputeType = executor.role.compute_type
         self._gateways = gateways
-        self._inlet: Inlet | None = links[0] if links else None
-        self._outlet: Outlet | None = links[1] if links else None
+        self._links = links
+        self._inlet = links.inlet if links else None
+        self._outlet = links.outlet if links else None
+        self._ways = links.ways if links else None
         self._poller = zmq.Poller()
         self._poller.register(gateways.socket, zmq.POLLIN)
         if self._inlet is not None:
@@ -123,9 +127,8 @@ class LeaderWorker:
                 stepped = self._step()
         finally:
             self._gateways.close()
-            if self._inlet is not None and self._outlet is not None:
-                self._inlet.close()
-                self._outlet.close()
+            if self._links is not None:
+                self._links.close()
 
     def _receive(self, *, wait: bool) -> None:
         """Take in all that has come: results first, they free the pipeline."""
@@ -150,6 +153,8 @@ class LeaderWorker:
                 self._fail(failure)
             case Survey() as survey:
                 self._inherit(survey)
+            case Handover() | KvPages():
+                self._form(message, bodies)
             case StageLost(slot=slot):
                 self._lose(slot)
             case _:
@@ -216,10 +221,25 @@ class LeaderWorker:
         """Every stage what it has kept; whoever led before."""
         if not self._asks:
             return
-        survey = self.executor.survey(Survey(self.executor.role.replica, self._epoch))
+        role = self.executor.role
+        if self._ways is not None:  # first come the pages of layers that moved, then the question who lacks any
+            self._ways.give(Handover(role.replica, self._epoch), role)
+            return
+        survey = self.executor.survey(Survey(role.replica, self._epoch))
         if self._outlet is None:
             self._inherit(survey)
         else:
+            self._outlet.survey(survey)
+
+    def _form(self, message: Handover | KvPages, bodies: list[memoryview]) -> None:
+        if self._ways is None or self._outlet is None or not self._asks:
+            raise StepError("a handover came that nobody has asked for")
+        mover = self._ways.mover
+        if isinstance(message, Handover):
+            mover.asked(Survey(message.replica, message.epoch, given=message.given))
+        else:
+            mover.take(message, bodies)
+        if (survey := mover.answer()) is not None:
             self._outlet.survey(survey)
 
     def _inherit(self, survey: Survey) -> None:

@@ -84,6 +84,17 @@ def told(blocks: Mapping[int, Content]) -> list[HeldBlock]:
     ]
 
 
+def both(one: Mapping[int, Content], other: Mapping[int, Content]) -> dict[int, Content]:
+    """What these blocks hold in either, in the order of the first."""
+    found = {}
+    for block, held in one.items():
+        its = other.get(block)
+        if its is not None and its.parent == held.parent and (count := alike(held.tokens, its.tokens)):
+            whole = count * TOKEN_BYTES == len(held.tokens)
+            found[block] = held if whole else Content(held.parent, held.tokens[: count * TOKEN_BYTES], b"")
+    return found
+
+
 def in_common(blocks: Sequence[HeldBlock], mine: Mapping[int, Content]) -> list[HeldBlock]:
     """What these blocks hold in the stages that have told of them, and in this one: of those told by their tokens, as far as these are the same."""
     found = []

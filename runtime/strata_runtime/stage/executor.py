@@ -5,7 +5,7 @@ precision: never within a step.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -28,6 +28,7 @@ from strata_runtime.errors import StepError
 from strata_runtime.loading.precision_switch import Change, Growth, role_after
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import Batch, PagedKvCache
+from strata_runtime.model.kv.pool import LayerPool
 from strata_runtime.stage.boundary import StepBoundary
 from strata_runtime.stage.holdings import Holdings
 from strata_runtime.stage.inheritance import Inheritance, Refill, weights_by_layer
@@ -201,6 +202,20 @@ class StageExecutor:
             )
         with self.boundary.step():
             return self._holdings.survey(survey, begins_anywhere=self.model.begins_anywhere)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether its first step has been."""
+        return self._next_step > 0
+
+    @property
+    def pools(self) -> Mapping[int, LayerPool]:
+        """Of each layer, where its pages lie."""
+        return self._cache.pools
+
+    def inherit(self, inherited: Inheritance) -> None:
+        """Before the survey: what its pages hold, with those that other stages have handed over."""
+        self._holdings.inherit(inherited)
 
     def left(self, formed: int) -> Inheritance:
         """What its pages hold when it has ended, for whoever takes them. `formed`: the epoch in which its replica was."""

@@ -47,6 +47,10 @@ class Holdings:
             self._unlogged = set() if self._log_kept else set(kept.blocks)
         return kept.answer(survey, self._role, self._through, begins_anywhere=begins_anywhere)
 
+    def inherit(self, inherited: Inheritance) -> None:
+        """The pages hold this already: more than was said when they were taken."""
+        self._inherited = inherited
+
     def open(self, operation: Open) -> None:
         if operation.root:
             self._roots[operation.sequence] = operation.root

@@ -13,7 +13,7 @@ from msgspec import structs
 from strata_planner.contract.frames import Survey
 from strata_planner.contract.roles import Role
 from strata_runtime.loading.layer_store import HeldLayer
-from strata_runtime.stage.contents import Content, in_common, told
+from strata_runtime.stage.contents import Content, both, in_common, told
 
 
 def weights_by_layer(role: Role, held: Mapping[int, HeldLayer]) -> tuple[str, ...]:
@@ -84,6 +84,17 @@ class Inheritance:
         return replace(
             self, through=through, blocks={block: held for block, held in self.blocks.items() if block < pages}
         )
+
+    def holding(self, blocks: Mapping[int, Content]) -> "Inheritance":
+        return replace(self, blocks=blocks)
+
+    def joined(self, other: "Inheritance") -> "Inheritance":
+        """With layers that came from another stage: of the same epoch and replica, in blocks that hold the same. Else without them."""
+        if not self.through:
+            return other
+        if (self.before, self.formed) != (other.before, other.formed):
+            return self
+        return replace(self, through={**other.through, **self.through}, blocks=both(self.blocks, other.blocks))
 
     def answer(self, survey: Survey, role: Role, through: Sequence[str], *, begins_anywhere: bool = True) -> Survey:
         """The survey with this stage worked in. `through`: the weights up to each layer of the role, now."""

@@ -7,17 +7,31 @@ terminating it ends the worker wherever it waits.
 
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
+import torch
 import zmq
+from msgspec import structs
 
 from strata_planner.contract.decoding import decode_frame
-from strata_planner.contract.frames import DataMessage, FrameHeader, StageLost, StepFailed, Survey, data_decoder, encode
+from strata_planner.contract.frames import (
+    DataMessage,
+    FrameHeader,
+    Handover,
+    KvPages,
+    StageLost,
+    StepFailed,
+    Survey,
+    data_decoder,
+    encode,
+)
+from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import StepError
 from strata_runtime.stage.bounds import FrameBounds
 from strata_runtime.stage.executor import Answered, Passed, StageExecutor, Work
+from strata_runtime.stage.handover import Mover, Side, with_given
 from strata_runtime.stage.tensors import from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
@@ -53,6 +67,12 @@ class Outlet:
 
     def survey(self, survey: Survey) -> None:
         self._socket.send(encode(survey))
+
+    def handover(self, handover: Handover) -> None:
+        self._socket.send(encode(handover))
+
+    def pages(self, pages: KvPages, tensors: Sequence[torch.Tensor]) -> None:
+        self._socket.send_multipart([encode(pages), *map(to_bytes, tensors)], copy=False)
 
     def lost(self, lost: StageLost) -> None:
         self._socket.send(encode(lost))
@@ -97,13 +117,49 @@ class Inlet:
         self.socket.close()
 
 
+class Ways:
+    """Of the pages that a stage hands over: to the stage behind it, and `back` to the one before."""
+
+    def __init__(self, mover: Mover, outlet: Outlet, back: Outlet | None) -> None:
+        """`back`: where it is another connection."""
+        self.mover = mover
+        self._sides: dict[Side, Outlet] = {"before": back or outlet, "behind": outlet}
+        self._outlet, self._back = outlet, back
+
+    def give(self, handover: Handover, role: Role) -> None:
+        """All that this stage has for its neighbours, and the word on."""
+        counts: dict[Side, int] = {"before": 0, "behind": 0}
+        for side, pages, tensors in self.mover.give():
+            self._sides[side].pages(pages, tensors)
+            counts[side] += 1
+        self._outlet.handover(structs.replace(handover, given=with_given(handover, role, counts)))
+
+    def close(self) -> None:
+        if self._back is not None:
+            self._back.close()
+
+
+class Links(NamedTuple):
+    """Of one stage to its neighbours. `ways`: of pages; none: it hands none over, and gets none."""
+
+    inlet: Inlet
+    outlet: Outlet
+    ways: Ways | None = None
+
+    def close(self) -> None:
+        self.inlet.close()
+        self.outlet.close()
+        if self.ways is not None:
+            self.ways.close()
+
+
 class Follower:
     """Runs every stage but the first."""
 
-    def __init__(self, executor: StageExecutor, inlet: Inlet, outlet: Outlet) -> None:
+    def __init__(self, executor: StageExecutor, links: Links) -> None:
         self.executor = executor
-        self._inlet = inlet
-        self._outlet = outlet
+        self._links = links
+        self._inlet, self._outlet, self._ways = links
 
     def run(self) -> None:
         try:
@@ -112,8 +168,7 @@ class Follower:
                 if received is not None:
                     self._step(*received)
         finally:
-            self._inlet.close()
-            self._outlet.close()
+            self._links.close()
 
     def _step(self, header: DataMessage, bodies: list[memoryview]) -> None:
         if isinstance(header, StepFailed):  # of an earlier stage: on to the leader
@@ -122,8 +177,8 @@ class Follower:
         if isinstance(header, StageLost):  # behind this stage nothing may be lost
             self._outlet.lost(header)
             return
-        if isinstance(header, Survey):
-            self._outlet.survey(self.executor.survey(header))
+        if isinstance(header, (Handover, KvPages, Survey)):
+            self._form(header, bodies)
             return
         if not isinstance(header, FrameHeader):
             raise StepError(f"stage {self.executor.role.stage} got a result, which only the leader takes")
@@ -139,6 +194,26 @@ class Follower:
             self._outlet.frame(output)
         elif not self.executor.role.head:
             self._outlet.operations(header)
+
+    def _form(self, message: Handover | KvPages | Survey, bodies: list[memoryview]) -> None:
+        """What goes round before the first step."""
+        if self._ways is None:
+            if isinstance(message, Survey):
+                self._outlet.survey(self.executor.survey(message))
+            elif isinstance(message, Handover):
+                self._outlet.handover(message)
+            return
+        mover = self._ways.mover
+        match message:
+            case Handover():
+                self._ways.give(message, self.executor.role)
+                return
+            case KvPages():
+                mover.take(message, bodies)
+            case Survey():
+                mover.asked(message)
+        if (answered := mover.answer()) is not None:
+            self._outlet.survey(answered)
 
 
 def failure_of(header: FrameHeader, stage: int, error: Exception) -> StepFailed:

@@ -172,6 +172,10 @@ class PipelineClient:
             state = self.slots[name].until(lambda status: status.prepare.phase in ("prepared", "refused")).prepare
             if state.phase == "refused":
                 raise RuntimeFaultError(f"slot {name} refuses epoch {self.epoch}: {state.reason}")
+        return self.commit(plan, names)
+
+    def commit(self, plan: Plan, names: Iterable[str]) -> LeaderClient:
+        """What all of these have prepared comes into force. Raises RuntimeFaultError for a slot where it does not."""
         for name in names:
             status = self.slots[name].ask(Commit(epoch=self.epoch))
             if status.committed_epoch != self.epoch:

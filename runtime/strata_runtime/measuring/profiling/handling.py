@@ -23,7 +23,7 @@ from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
 from strata_runtime.stage.executor import Answered, Passed, StageExecutor, Work
-from strata_runtime.stage.worker import Follower, Inlet, Outlet, Worker, serve
+from strata_runtime.stage.worker import Follower, Inlet, Links, Outlet, Worker, serve
 from strata_runtime.wire.client import LeaderClient, greedy
 from strata_runtime.wire.transport import Keys, connect, listen
 
@@ -112,9 +112,9 @@ class IdlePipeline:
         links = []
         for stage, executor in enumerate(self._executors):
             outward = connect(self._context.socket(zmq.PUSH), _endpoint(inward[1 - stage][1]), self._keys)
-            links.append((Inlet(inward[stage][0], 1, executor, bounds[stage]), Outlet(outward, executor.work)))
+            links.append(Links(Inlet(inward[stage][0], 1, executor, bounds[stage]), Outlet(outward, executor.work)))
         leader = LeaderWorker(self._executors[0], 1, hidden, Gateways(requests, 1, _KEY), links[0])
-        workers: tuple[Worker, ...] = (leader, Follower(self._executors[1], *links[1]))
+        workers: tuple[Worker, ...] = (leader, Follower(self._executors[1], links[1]))
         self._threads = [serve(each, f"idle stage {stage}", lambda _: None) for stage, each in enumerate(workers)]
         self.key = _KEY
         self.leader = Leader(0, "idle", _endpoint(port), 1.0)

@@ -83,6 +83,10 @@ class PagedKvCache:
         logged = 0 if self.kept_rows is None else self.kept_rows.bytes
         return sum(layer.bytes for layer in self._layers.values()) + self._states.bytes + logged
 
+    @property
+    def pools(self) -> Mapping[int, LayerPool]:
+        return self._layers
+
     def held(self) -> HeldPages:
         """What another cache may take when this one has ended."""
         return HeldPages(dict(self._layers), self.log)

@@ -1,0 +1,199 @@
+"""Layers that move between slots that live bring their KV: over a planned change nothing is computed again, and the text stays."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata_planner.contract.control import GetStatus
+from strata_planner.contract.frames import KvPages
+from strata_planner.contract.plan import Plan
+from strata_planner.contract.roles import roles_of
+from strata_runtime.slot.leader import LeaderWorker
+from strata_runtime.slot.slot import Slot
+from strata_runtime.stage import handover
+from strata_runtime.stage.handover import Arriving, why_not_given
+from strata_runtime.stage.inheritance import Inheritance
+from strata_runtime.wire.client import LeaderClient
+from tests.laws import share
+from tests.runtime.plans import even_plan
+from tests.runtime.slot.harness import PipelineHarness
+from tests.runtime.slot.test_kept_pages import Streams, asked, computed_again, drained, plan_of, with_layers
+
+LAST = 5  # layer of the model
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_llama: Path) -> dict[str, list[int]]:
+    """Undisturbed."""
+    with PipelineHarness("a") as pipeline:
+        streams = Streams(asked(1))
+        leader = pipeline.serve(plan_of(tiny_llama, "a", log=False))
+        streams.send(leader)
+        streams.listen(leader, streams.all)
+        return streams.tokens
+
+
+def plan_with(model: Path, slots: str, ends: Sequence[int], pages: int = 64) -> Plan:
+    return with_layers(plan_of(model, slots, log=False, pages=pages), *ends)
+
+
+def prompts_again(pipeline: PipelineHarness, plan: Plan) -> int:
+    """Tokens that went through all layers, as prompts do."""
+    return pipeline.slots[plan.replicas[0].stages[0].slot].ask(GetStatus()).roles[0].prefill_tokens
+
+
+def rest(pipeline: PipelineHarness, plan: Plan, streams: Streams, leader: LeaderClient) -> None:
+    """Its leader makes no more steps: else short answers would end before the next epoch is there."""
+    running = pipeline.threads[plan.replicas[0].stages[0].slot].slot._running
+    assert running is not None
+    worker = running.roles[0].worker
+    assert isinstance(worker, LeaderWorker)
+    worker._asks = True
+    drained(streams, leader)
+    assert sum(map(len, streams.tokens.values())) < streams.all
+
+
+def moved(pipeline: PipelineHarness, plans: Sequence[Plan]) -> tuple[Streams, list[tuple[int, int]]]:
+    """The streams, over one plan after another to their ends; of each but the first, what was computed again: tokens x layers of blocks, and tokens of prompts."""
+    streams, again = Streams(asked(1)), []
+    leader = pipeline.serve(plans[0])
+    for number, plan in enumerate(plans):
+        if number:
+            rest(pipeline, plans[number - 1], streams, leader)
+            leader = pipeline.serve(plan)
+        streams.send(leader)
+        streams.listen(leader, streams.all * (number + 1) // len(plans))
+        if number:
+            again.append((computed_again(pipeline, plan), prompts_again(pipeline, plan)))
+    return streams, again
+
+
+MOVES: dict[str, tuple[tuple[str, Sequence[int]], tuple[str, Sequence[int]]]] = {
+    "to the one behind": (("ab", (3, 5)), ("ab", (1, 5))),
+    "to the leader": (("ab", (1, 5)), ("ab", (3, 5))),
+    "to one that is new, from both sides": (("ac", (2, 5)), ("abc", (1, 3, 5))),
+    "to one that is new at the end": (("ab", (2, 5)), ("abc", (1, 3, 5))),
+    "to one that leads now": (("bc", (3, 5)), ("abc", (1, 3, 5))),
+    "of one slot, to two": (("a", (5,)), ("ab", (2, 5))),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_pages_move_with_their_layers(tiny_llama: Path, expected: dict[str, list[int]], name: str) -> None:
+    with PipelineHarness("abc") as pipeline:
+        streams, again = moved(pipeline, [plan_with(tiny_llama, *each) for each in MOVES[name]])
+    assert streams.tokens == expected
+    assert again == [(0, 0)]
+
+
+def cuts() -> st.SearchStrategy[tuple[int, ...]]:
+    """Last layers of three stages."""
+    firsts = st.lists(st.integers(0, LAST - 1), min_size=2, max_size=2, unique=True)
+    return firsts.map(lambda ends: (*sorted(ends), LAST))
+
+
+@settings(max_examples=share(24), deadline=None)
+@given(shapes=st.lists(cuts(), min_size=2, max_size=3), pages=st.sampled_from([40, 64]))
+def test_the_text_stays_over_any_moves(
+    tiny_llama: Path, expected: dict[str, list[int]], shapes: list[tuple[int, ...]], pages: int
+) -> None:
+    """Also where a layer moves past a neighbour, and is computed again."""
+    plans = [plan_with(tiny_llama, "abc", ends, pages if number else 64) for number, ends in enumerate(shapes)]
+    with PipelineHarness("abc") as pipeline:
+        streams, again = moved(pipeline, plans)
+    assert streams.tokens == expected
+    for (before, after), computed in zip(pairwise(shapes), again, strict=True):
+        if pages == 64 and _neighbourly(before, after):
+            assert computed == (0, 0)
+
+
+def _neighbourly(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Every stage keeps a layer, and no layer moves past a stage."""
+    one, other = (list(zip([0, *(end + 1 for end in ends[:-1])], ends, strict=True)) for ends in (before, after))
+    return all(max(a, c) <= min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def test_what_other_weights_computed_is_not_taken(tiny_llama: Path) -> None:
+    """A layer in front of the moved one has other bits now: both are computed again, to the text of a pipeline that never had others."""
+    formats = ("dense", "any4", "dense", "dense", "dense", "dense")
+    other = even_plan(tiny_llama, "ab", formats=formats, pages=64)
+    submits = asked(2)
+    with PipelineHarness("ab") as pipeline:
+        wanted = pipeline.serve(other).generate(submits)
+    with PipelineHarness("ab") as pipeline:
+        pipeline.serve(plan_with(tiny_llama, "ab", (3, 5))).generate(submits)
+        assert pipeline.serve(other).generate(submits) == wanted
+
+
+NOT_GIVEN: dict[str, tuple[list[int], int, int, str]] = {
+    "given": ([64, 64], 64, 3, ""),
+    "nothing moves": ([], 0, 3, "no layer leaves"),
+    "no step has been": ([64], 64, 0, "not known"),
+    "a page like a wall": ([5 << 20], 5 << 20, 1, "more than a message"),
+    "just as much as may be": ([1 << 20] * 4, 1 << 20, 64, ""),
+    "a block more": ([1 << 20] * 4, 1 << 20, 65, "more than 268435456"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_GIVEN)
+def test_why_pages_are_not_given(name: str) -> None:
+    pages, largest, blocks, reason = NOT_GIVEN[name]
+    told = why_not_given(pages, largest, blocks)
+    assert reason in told
+    assert bool(told) == bool(reason)
+
+
+def test_nothing_is_answered_before_all_is_there(tiny_llama: Path) -> None:
+    """What was given to another stage is not awaited; what cannot be used counts, too."""
+    (role,) = roles_of(even_plan(tiny_llama, "ab"))["b"]
+    arriving, given = Arriving(role, {}, Inheritance()), [(0, 3), (1, 1), (1, 1)]
+    for _ in range(2):
+        assert not arriving.whole(given)
+        arriving.take(KvPages(0, 1, 9, 16, "w", 0, 0, []), [])
+    assert arriving.whole(given)
+    assert arriving.joined() == Inheritance()
+
+
+def test_what_is_too_much_is_computed_again(
+    tiny_llama: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "MOST_BYTES", 1)
+    with PipelineHarness("ab") as pipeline:
+        streams, again = moved(pipeline, [plan_with(tiny_llama, *each) for each in MOVES["to the one behind"]])
+    assert streams.tokens == expected
+    assert again[0][0] > 0
+
+
+@pytest.mark.parametrize("dies", ["a", "b"])
+def test_who_dies_in_the_middle_is_replaced(
+    tiny_llama: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
+    """The giver has committed and the other has not, or the other way round; then one of them is gone."""
+    before, after = (plan_with(tiny_llama, *each) for each in MOVES["to the one behind"])
+    commits: list[str] = []
+    real: Any = Slot._commit
+
+    def commit(slot: Slot, epoch: int) -> None:
+        commits.append(slot._name)
+        if epoch != 2 or slot._name == ("b" if dies == "a" else "a"):
+            real(slot, epoch)
+
+    monkeypatch.setattr(Slot, "_commit", commit)
+    with PipelineHarness("ab") as pipeline:
+        streams = Streams(asked(1))
+        leader = pipeline.serve(before)
+        streams.send(leader)
+        streams.listen(leader, streams.all // 2)
+        rest(pipeline, before, streams, leader)
+        with pytest.raises(Exception, match="did not commit"):
+            pipeline.serve(after)
+        pipeline.restart(dies)
+        leader = pipeline.serve(after)
+        streams.send(leader)
+        streams.listen(leader, streams.all)
+    assert streams.tokens == expected
