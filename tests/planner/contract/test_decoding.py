@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from strata_planner.contract import control, frames
 from strata_planner.contract.decoding import decode_frame, decode_message
@@ -23,10 +24,18 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
     "to the controller": (control.Status, control.status_decoder, control.encode),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
-# Left to itself hypothesis takes for a list's default what makes it.
-st.register_type_strategy(
-    frames.FrameHeader, st.builds(frames.FrameHeader, seconds=..., draft=..., refill=..., tokens=...)
-)
+
+
+def drawn_in_full(message: type[msgspec.Struct]) -> None:
+    """Left to itself hypothesis takes for a list's default what makes it."""
+    made = [each.name for each in structs.fields(message) if each.default_factory is not msgspec.NODEFAULT]
+    if made:
+        st.register_type_strategy(message, st.builds(message, **dict.fromkeys(made, ...)))
+
+
+for each in vars(frames).values():
+    if isinstance(each, type) and issubclass(each, msgspec.Struct):
+        drawn_in_full(each)
 CHANGES = st.lists(st.tuples(st.integers(0, MOST), st.binary(max_size=4)), max_size=3)
 
 
