@@ -15,6 +15,7 @@ from strata_operator.commands.profile import profiles_for
 from strata_operator.commands.studies import Found, Studies, StudyOptions
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.acceptance import kept_acceptance
+from strata_operator.local.planning_line import planning_line
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
 from strata_operator.local.view import FILE_WIDTH, show_plan
 from strata_planner.answer.explain import render_plan
@@ -90,7 +91,8 @@ def _show_studies(found: Found, plan: Plan) -> None:
 
 
 def _show_anew(request: PlanRequest, options: PlanOptions) -> Plan:
-    outcome = interruptible(lambda: explained(request, make_plan(request)))
+    with planning_line(request, Console(stderr=True), quiet=options.as_json) as watch:
+        outcome = interruptible(lambda: explained(request, make_plan(request, watch=watch)))
     outcome = replace(outcome, plan=_forecast(outcome.plan, request))
     if not options.as_json:
         show_plan(outcome, Console())
@@ -102,10 +104,12 @@ def _forecast(plan: Plan, request: PlanRequest) -> Plan:
 
 
 def _show_change(request: PlanRequest, running: Plan, options: PlanOptions) -> Plan:
-    change = interruptible(lambda: replan(request, running))
+    with planning_line(request, Console(stderr=True), quiet=options.as_json) as watch:
+        change = interruptible(lambda: replan(request, running, watch=watch))
     if not options.as_json:
         console = Console()
-        show_plan(PlanOutcome(change.plan, change.stats, ()), console)
+        notes = (change.search.warning,) if change.search and change.search.was_cut else ()
+        show_plan(PlanOutcome(change.plan, change.stats, notes), console)
         console.print(render_replan(change), highlight=False)
     return change.plan
 

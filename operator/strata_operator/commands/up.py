@@ -22,6 +22,7 @@ from strata_operator.local.deployment import Begun, LocalDeployment, LocalOption
 from strata_operator.local.machine import check_threads, free_memory_bytes, gpu_count, threads_of_slots
 from strata_operator.local.mending import Mender
 from strata_operator.local.phases import Phases, age_seconds, phases_of_processes, phases_table
+from strata_operator.local.planning_line import planning_line
 from strata_operator.local.ports import check_port, free_port
 from strata_operator.local.preflight import (
     Check,
@@ -117,7 +118,8 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
         launcher = held.enter_context(launching.begun(logs / launching.LAUNCHER_LOG, options.programs.launcher))
     course.phases.enter("planning")
     progress.enter(f"planning, {request.time_limit_seconds:g} s at most")
-    outcome = interruptible(lambda: make_plan(request))
+    with planning_line(request, console) as watch:
+        outcome = interruptible(lambda: make_plan(request, watch=watch))
     measured_drafts = kept_acceptance(request.model_uri, outcome.plan.speculation)
     outcome = replace(outcome, plan=with_forecast(outcome.plan, request, measured_drafts))
     show_plan(outcome, Console())

@@ -75,7 +75,8 @@ def _compared(request: PlanRequest, plan: Plan, summary: str, other: PlanOutcome
     if isinstance(other, InfeasibleError):
         return Alternative(summary, None, None, f"does not fit: {other.reasons[0]}")
     value = value_of_plan(request, other.plan)
-    return Alternative(summary, other.plan.prediction, value, why(request, plan, other.plan))
+    stated = Metric.for_request(request).stated(value)
+    return Alternative(summary, other.plan.prediction, value, why(request, plan, other.plan), stated.value)
 
 
 def why(request: PlanRequest, plan: Plan, other: Plan) -> str:

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from strata_planner.answer.speculation import forecast_lines
 from strata_planner.contract.formats import BITS_OF_FORMAT
-from strata_planner.contract.plan import Plan, Replica, Stage
+from strata_planner.contract.judged import Stated
+from strata_planner.contract.plan import Plan, Prediction, Replica, Stage
 from strata_planner.search.exact.search import SearchStats
 from strata_planner.search.planning import PlanOutcome
 from strata_planner.units import human_bytes
@@ -49,17 +50,28 @@ def stage_table(plan: Plan) -> Table:
 
 
 def alternatives_table(plan: Plan) -> Table:
-    """What else was possible, and why it was not taken."""
+    """What else was possible, and why it was not taken, beside the plan: all by the goal's own number, in one unit."""
     table = Table(title="alternatives", title_justify="left")
+    mine = plan.objective
     table.add_column("plan")
-    table.add_column("tokens/s", justify="right")
+    table.add_column("by the goal" if mine is None else mine.unit, justify="right")
     table.add_column("first token", justify="right")
     table.add_column("not taken because", overflow="fold")
+    if mine is not None:
+        table.add_row("this plan", _number(mine, mine.value), _first_token(plan.prediction), "")
+        table.caption, table.caption_justify = f"{mine.unit}: {mine.better} is better", "left"
     for each in plan.alternatives:
-        told = each.prediction
-        rate = "-" if told is None else f"{told.tokens_per_second:.4g}"
-        table.add_row(each.summary, rate, "-" if told is None else f"{told.ttft_ms:.4g} ms", each.rejected_because)
+        table.add_row(each.summary, _number(mine, each.value), _first_token(each.prediction), each.rejected_because)
     return table
+
+
+def _number(stated: Stated | None, value: float | None) -> str:
+    """Without the unit, which stands above it."""
+    return "-" if stated is None or value is None else stated.said(value).removesuffix(f" {stated.unit}")
+
+
+def _first_token(told: Prediction | None) -> str:
+    return "-" if told is None else f"{told.ttft_ms:.4g} ms"
 
 
 def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
@@ -107,9 +119,17 @@ def summary_lines(plan: Plan) -> list[str]:
             f"whole batch: {predicted.latency_seconds:.4g} s (LLM-PQ's objective); "
             f"quality penalty {predicted.quality_penalty:.4g}{_in_perplexity(plan)}"
         ),
+        *objective_lines(plan),
         *(_micro_batches(plan, replica) for replica in plan.replicas),
         f"bound by: {predicted.bound_by}",
     ]
+
+
+def objective_lines(plan: Plan) -> list[str]:
+    """The number that plans are compared by."""
+    return (
+        [] if plan.objective is None else [f"by the goal: {plan.objective.said()}, {plan.objective.better} is better"]
+    )
 
 
 def _in_flight(plan: Plan) -> str:

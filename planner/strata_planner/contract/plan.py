@@ -10,6 +10,7 @@ import msgspec
 
 from strata_planner.contract.forecast import SpeculationForecast
 from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatName
+from strata_planner.contract.judged import SearchEnded, Stated
 from strata_planner.contract.steps import FEWEST_PROMPTS
 from strata_planner.contract.strategies import StrategyTable
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
@@ -174,8 +175,9 @@ class Alternative(Value, frozen=True):
 
     summary: str
     prediction: Prediction | None
-    objective: float | None  # by the question's metric, more is better: seconds are below 0
+    objective: float | None  # by the question's metric, more is better: seconds and costs are below 0
     rejected_because: str
+    value: float | None = None  # the same in the unit of the plan's `objective`
 
 
 class UnusedDevices(Value, frozen=True):
@@ -201,6 +203,8 @@ class Plan(Value, frozen=True):
     prediction: Prediction
     alternatives: tuple[Alternative, ...] = ()
     unused: tuple[UnusedDevices, ...] = ()
+    objective: Stated | None = None  # None: nobody compared it, or a release that did not say
+    search: SearchEnded | None = None  # None: no search found it, as a repair
     prefix_caching: bool = True  # KV of equal prefixes is computed once and shared
     boundary_log: bool = False  # stages keep what they hand on, in host memory
     speculation: Speculation = NO_SPECULATION
