@@ -54,7 +54,7 @@ def alternatives_table(plan: Plan) -> Table:
     table = Table(title="alternatives", title_justify="left")
     mine = plan.objective
     table.add_column("plan")
-    table.add_column("by the goal" if mine is None else mine.unit, justify="right")
+    table.add_column("by the goal" if mine is None else mine.unit.partition(", ")[0], justify="right")
     table.add_column("first token", justify="right")
     table.add_column("not taken because", overflow="fold")
     if mine is not None:
