@@ -18,6 +18,7 @@ from strata_operator.local.acceptance import kept_acceptance
 from strata_operator.local.planning_line import planning_line
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
 from strata_operator.local.view import FILE_WIDTH, show_plan
+from strata_planner.answer.bounded import with_bound
 from strata_planner.answer.explain import render_plan
 from strata_planner.answer.picture import picture as draw
 from strata_planner.answer.unused import explained
@@ -26,6 +27,7 @@ from strata_planner.contract.values import ContractError
 from strata_planner.replan.decision import replan
 from strata_planner.replan.table import render_replan
 from strata_planner.search.planning import PlanOutcome, PlanRequest, make_plan
+from strata_planner.simulate.arrivals import with_arrivals
 from strata_planner.simulate.speculation import with_forecast
 
 
@@ -100,18 +102,20 @@ def _show_anew(request: PlanRequest, options: PlanOptions) -> Plan:
 
 
 def _forecast(plan: Plan, request: PlanRequest) -> Plan:
+    plan = with_arrivals(with_bound(request, plan), request)
     return with_forecast(plan, request, kept_acceptance(request.model_uri, plan.speculation))
 
 
 def _show_change(request: PlanRequest, running: Plan, options: PlanOptions) -> Plan:
     with planning_line(request, Console(stderr=True), quiet=options.as_json) as watch:
         change = interruptible(lambda: replan(request, running, watch=watch))
+    plan = change.plan if change.kept else _forecast(change.plan, request)
     if not options.as_json:
         console = Console()
         notes = (change.search.warning,) if change.search and change.search.was_cut else ()
-        show_plan(PlanOutcome(change.plan, change.stats, notes), console)
+        show_plan(PlanOutcome(plan, change.stats, notes), console)
         console.print(render_replan(change), highlight=False)
-    return change.plan
+    return plan
 
 
 def _read_plan(file: Path) -> Plan:

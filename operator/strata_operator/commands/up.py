@@ -47,8 +47,10 @@ from strata_operator.local.run import (
 from strata_operator.local.view import show_plan
 from strata_operator.observe.model_files import local_folder
 from strata_operator.render.gateway import page_flags
+from strata_planner.answer.bounded import with_bound
 from strata_planner.contract.plan import Plan
 from strata_planner.search.planning import make_plan
+from strata_planner.simulate.arrivals import with_arrivals
 from strata_planner.simulate.speculation import with_forecast
 
 
@@ -121,7 +123,8 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
     with planning_line(request, console) as watch:
         outcome = interruptible(lambda: make_plan(request, watch=watch))
     measured_drafts = kept_acceptance(request.model_uri, outcome.plan.speculation)
-    outcome = replace(outcome, plan=with_forecast(outcome.plan, request, measured_drafts))
+    plan = with_arrivals(with_bound(request, outcome.plan), request)
+    outcome = replace(outcome, plan=with_forecast(plan, request, measured_drafts))
     show_plan(outcome, Console())
     course.phases.enter("tokenizer and memory")
     progress.enter("looking at the tokenizer and at free memory")

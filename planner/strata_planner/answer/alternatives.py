@@ -87,7 +87,9 @@ def why(request: PlanRequest, plan: Plan, other: Plan) -> str:
     quality = request.theta * (theirs.quality_penalty - mine.quality_penalty)
     parts = []
     if abs(worse) >= 0.0005:
-        said = Metric.for_request(request).said(value).partition(", ")[0]  # what is to be known of the unit stands in the table
+        said = (
+            Metric.for_request(request).said(value).partition(", ")[0]
+        )  # what is to be known of the unit stands in the table
         parts.append(
             f"{worse:.1%} worse ({said}), bound by {theirs.bound_by}" if worse > 0 else f"{-worse:.1%} better ({said})"
         )

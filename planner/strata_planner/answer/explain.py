@@ -119,9 +119,36 @@ def summary_lines(plan: Plan) -> list[str]:
             f"whole batch: {predicted.latency_seconds:.4g} s (LLM-PQ's objective); "
             f"quality penalty {predicted.quality_penalty:.4g}{_in_perplexity(plan)}"
         ),
+        *first_token_lines(plan),
         *objective_lines(plan),
+        *bound_lines(plan),
         *(_micro_batches(plan, replica) for replica in plan.replicas),
         f"bound by: {predicted.bound_by}",
+    ]
+
+
+def first_token_lines(plan: Plan) -> list[str]:
+    """What the time to the first token is of, where one can wait for another."""
+    told = plan.prediction.arrivals
+    if told is None:
+        several = sum(replica.concurrency for replica in plan.replicas) > 1
+        meant = "first token: of a request that comes as another ends; for requests that come at random give workload.requestsPerSecond"
+        return [meant] * several
+    come = f"at random: {told.requests_per_second:.4g} requests a second"
+    if told.ttft_ms is None or told.ttft_p90_ms is None:
+        return [
+            (
+                f"{come} are too many for the {told.most_requests_per_second:.4g} that are answered: the queue grows, and so does the time to the "
+                "first token; plan with more devices, or for fewer"
+            )
+        ]
+    share = told.requests_per_second / told.most_requests_per_second
+    later = "" if told.tpot_ms is None else f", then {told.tpot_ms:.4g} ms per token"
+    return [
+        (
+            f"{come}, {share:.0%} of what is answered at most: first token {told.ttft_ms:.4g} ms in the mean, {told.ttft_p90_ms:.4g} ms or more "
+            f"for one in ten{later} ({told.simulated_requests} requests simulated)"
+        )
     ]
 
 
@@ -130,6 +157,17 @@ def objective_lines(plan: Plan) -> list[str]:
     return (
         [] if plan.objective is None else [f"by the goal: {plan.objective.said()}, {plan.objective.better} is better"]
     )
+
+
+def bound_lines(plan: Plan) -> list[str]:
+    """How far it is from the best, of what a search has found."""
+    if plan.search is None or plan.objective is None:
+        return []
+    mine, bound = plan.objective, plan.search.bound
+    if bound is None:
+        return ["how far it is from the best plan is unknown"]
+    apart = abs(bound - mine.value) / mine.value if mine.value else 0.0
+    return [f"no plan is better than {mine.said(bound).partition(', ')[0]}: the best is better by {apart:.1%} at most"]
 
 
 def _in_flight(plan: Plan) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from strata_planner.contract.forecast import SpeculationForecast
+from strata_planner.contract.forecast import ArrivalForecast, SpeculationForecast
 from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatName
 from strata_planner.contract.judged import SearchEnded, Stated
 from strata_planner.contract.steps import FEWEST_PROMPTS
@@ -156,7 +156,8 @@ class Replica(Value, frozen=True):
 
 class Prediction(Value, frozen=True, omit_defaults=True):
     """What the whole plan should give for the workload it was made for, while as many requests as its replicas' `concurrency` are in
-    flight and each is followed by the next as soon as it has its answer. Without speculation: what that brings is told apart.
+    flight and each is followed by the next as soon as it has its answer. Without speculation: what that brings is told apart, and what users see where
+    requests come at random.
     """
 
     tokens_per_second: float
@@ -168,6 +169,7 @@ class Prediction(Value, frozen=True, omit_defaults=True):
     bound_by: str
     perplexity_increase: float | None = None  # points of perplexity over 16 bits; None: no losses were measured
     speculation: SpeculationForecast | None = None  # None: not asked for, or nobody worked it out
+    arrivals: ArrivalForecast | None = None  # None: nobody said how often requests come, or worked it out
 
 
 class Alternative(Value, frozen=True):

@@ -4,6 +4,7 @@ check the request -> search -> assemble the Plan, or say why nothing fits. Pure:
 limit's.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -168,7 +169,6 @@ def _pipeline(request: PlanRequest, watch: Watch) -> PlanOutcome:
             "planning.timeLimitSeconds, or lower placement.maxStages"
         )
     plan = with_objective(request, assemble(request, found, search.pricer))
-    plan = msgspec.structs.replace(plan, search=_ended(stats, request.time_limit_seconds))
     notes = _notes(request, plan)
     if search.narrower:
         notes.append(
@@ -177,6 +177,10 @@ def _pipeline(request: PlanRequest, watch: Watch) -> PlanOutcome:
     groups = {run.layers_per_unit for run in search.pricer.layer_runs}
     if groups != {1}:
         notes.append(f"layers decided in groups of {max(groups)}: one by one they are too many for the solver")
+    restricted = search.narrower or groups != {1} or _mixed(request) < len(request.bits)
+    known = 0 < stats.bound < math.inf and not restricted  # of a part of all plans it is no bound
+    ended_by = _ended(stats, request.time_limit_seconds)
+    plan = msgspec.structs.replace(plan, search=msgspec.structs.replace(ended_by, bound=stats.bound if known else None))
     if stats.stop is not StopReason.PROVED or stats.gap > _PROVEN_GAP:
         ended = f"the search ended at its {stats.stop.value}: " if stats.stop is not StopReason.PROVED else ""
         notes.append(f"{ended}a better plan may exist, at most {stats.gap:.2%} better by the objective")
@@ -224,6 +228,12 @@ def _stop(stats: LayoutStats) -> StopReason:
     return StopReason.WORK_LIMIT if stats.ended_by_work else StopReason.SETTLED
 
 
+def _mixed(request: PlanRequest) -> int:
+    """Neighbouring widths that a stage of a proven pipeline mixes at most."""
+    most = len(request.bits)
+    return mixed_widths(request.model.num_layers, most) if request.solver == "pipeline" else most
+
+
 def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     notes = []
     if request.sensitivity is None and len(request.bits) > 1:
@@ -231,8 +241,8 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     assumed = sorted({stage.devices[0].type for stage in plan.stages if "assumed" in stage.times.source})
     if assumed:
         notes.append(f"rates or efficiencies of {', '.join(assumed)} are assumed: measure them for a better prediction")
-    mixed = mixed_widths(request.model.num_layers, len(request.bits))
-    if mixed < len(request.bits) and request.solver == "pipeline":
+    mixed = _mixed(request)
+    if mixed < len(request.bits):
         notes.append(f"proven among plans whose stages mix at most {mixed} neighbouring widths")
     left_out = [] if request.model.quantization else sorted(set(request.allowed_bits) - set(request.bits))
     if left_out:
