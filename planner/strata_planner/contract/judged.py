@@ -23,7 +23,7 @@ class Stated(Value, frozen=True):
 IN_TIME = "of requests in time"  # a share, 0 to 1
 
 
-class SearchEnded(Value, frozen=True, omit_defaults=True):
+class SearchEnded(Value, frozen=True):
     """Why the search ended; `timeLimit`: the clock cut it or a part of it, and another run may find another plan. `cut_after_seconds`: the limit then.
 
     `bound`: no plan of this question is better than so much, in the unit of the plan's `objective`; None: unknown.

@@ -97,7 +97,7 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quic
         for place in range(len(asked))
     ]
     tried = (_laid_out(each, starts, wished) for each, wished in zip(asked, wishes, strict=True))
-    found = [layout for layout in tried if layout is not None]
+    found = [_of_all(layout, _limit(request, quick=quick)) for layout in tried if layout is not None]
     few = not quick and sum(pool.whole) <= _PROVEN_DEVICES and request.objective.goal == "throughput"
     if request.solver == "auto" and 1 in request.tensor_parallel and (few or not found or _mixes(request)):
         found += _pipeline_as_layout(request)
@@ -112,6 +112,14 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quic
     if best.stats.cut_after_seconds is None and cuts:
         best = replace(best, stats=replace(best.stats, cut_after_seconds=max(cuts)))
     return best
+
+
+def _of_all(layout: Layout, seconds: float) -> Layout:
+    """One that the clock has cut was so by the limit of the whole question, of which it had a part."""
+    stats = layout.stats
+    return (
+        layout if stats.cut_after_seconds is None else replace(layout, stats=replace(stats, cut_after_seconds=seconds))
+    )
 
 
 def _mixes(request: PlanRequest) -> bool:
