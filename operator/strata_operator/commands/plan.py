@@ -19,7 +19,7 @@ from strata_operator.local.planning_line import planning_line
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
 from strata_operator.local.view import FILE_WIDTH, show_plan
 from strata_planner.answer.bounded import with_bound
-from strata_planner.answer.explain import render_plan
+from strata_planner.answer.explain import objective_lines, render_plan
 from strata_planner.answer.picture import picture as draw
 from strata_planner.answer.unused import explained
 from strata_planner.contract.plan import Plan
@@ -70,10 +70,13 @@ def _run(options: PlanOptions) -> None:
     request = studies.request if studies else request
     plan = _show_anew(request, options) if running is None else _show_change(request, running, options)
     found = interruptible(lambda: studies.of(plan)) if studies else None
+    better = found.plan if found and found.plan is not plan else None
+    if found and better:
+        found = replace(found, plan=_forecast(better, request))
     if found is not None and not options.as_json:
         _show_studies(found, plan)
-    if found and running is None and found.plan is not plan:  # one in force is kept as it was decided
-        plan = _forecast(found.plan, request)
+    if found and better and running is None:  # one in force is kept as it was decided
+        plan = found.plan
     if options.picture is not None:
         _draw(options.picture, plan)
     if options.as_json:
@@ -93,8 +96,14 @@ def _show_studies(found: Found, plan: Plan) -> None:
 
 
 def _show_anew(request: PlanRequest, options: PlanOptions) -> Plan:
-    with planning_line(request, Console(stderr=True), quiet=options.as_json) as watch:
-        outcome = interruptible(lambda: explained(request, make_plan(request, watch=watch)))
+    with planning_line(request, Console(stderr=True), quiet=options.as_json) as line:
+
+        def planned() -> PlanOutcome:
+            found = make_plan(request, watch=line.watch)
+            line.say(f"looking at alternatives and idle devices: {', '.join(objective_lines(found.plan))}")
+            return explained(request, found)
+
+        outcome = interruptible(planned)
     outcome = replace(outcome, plan=_forecast(outcome.plan, request))
     if not options.as_json:
         show_plan(outcome, Console())
@@ -107,8 +116,8 @@ def _forecast(plan: Plan, request: PlanRequest) -> Plan:
 
 
 def _show_change(request: PlanRequest, running: Plan, options: PlanOptions) -> Plan:
-    with planning_line(request, Console(stderr=True), quiet=options.as_json) as watch:
-        change = interruptible(lambda: replan(request, running, watch=watch))
+    with planning_line(request, Console(stderr=True), quiet=options.as_json) as line:
+        change = interruptible(lambda: replan(request, running, watch=line.watch))
     plan = change.plan if change.kept else _forecast(change.plan, request)
     if not options.as_json:
         console = Console()

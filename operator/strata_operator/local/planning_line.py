@@ -12,32 +12,41 @@ from rich.status import Status
 
 from strata_planner.question.request import ONE_PIPELINE, PlanRequest
 from strata_planner.search.metric import Metric
-from strata_planner.search.watch import Progress, Watch, unwatched
+from strata_planner.search.watch import Progress
 
 _EVERY_SECONDS = 0.2  # that the line is written anew
 
 
+class PlanningLine:
+    """Written no more often than people can read. Without a `status` nothing is."""
+
+    def __init__(
+        self, request: PlanRequest, status: Status | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._request, self._status, self._clock = request, status, clock
+        self._written = -_EVERY_SECONDS
+
+    def watch(self, progress: Progress) -> None:
+        """What a search tells."""
+        now = self._clock()
+        if self._status is not None and now - self._written >= _EVERY_SECONDS:
+            self._written = now
+            self._status.update(line_of(self._request, progress))
+
+    def say(self, doing: str) -> None:
+        """What comes after the search."""
+        if self._status is not None:
+            self._status.update(doing)
+
+
 @contextmanager
-def planning_line(request: PlanRequest, console: Console, *, quiet: bool = False) -> Iterator[Watch]:
-    """What the search tells it is shown. `quiet`: not even at a terminal."""
+def planning_line(request: PlanRequest, console: Console, *, quiet: bool = False) -> Iterator[PlanningLine]:
+    """`quiet`: not even at a terminal."""
     if quiet or not console.is_terminal:
-        yield unwatched
+        yield PlanningLine(request, None)
         return
     with console.status("planning") as status:
-        yield shown_by(request, status)
-
-
-def shown_by(request: PlanRequest, status: Status, clock: Callable[[], float] = time.monotonic) -> Watch:
-    """Writes no more often than people can read."""
-    written: list[float] = []
-
-    def watch(progress: Progress) -> None:
-        now = clock()
-        if not written or now - written[0] >= _EVERY_SECONDS:
-            written[:] = [now]
-            status.update(line_of(request, progress))
-
-    return watch
+        yield PlanningLine(request, status)
 
 
 def line_of(request: PlanRequest, progress: Progress) -> str:

@@ -128,28 +128,21 @@ def summary_lines(plan: Plan) -> list[str]:
 
 
 def first_token_lines(plan: Plan) -> list[str]:
-    """What the time to the first token is of, where one can wait for another."""
+    """What users see, and of which requests that is."""
     told = plan.prediction.arrivals
     if told is None:
-        several = sum(replica.concurrency for replica in plan.replicas) > 1
-        meant = "first token: of a request that comes as another ends; for requests that come at random give workload.requestsPerSecond"
-        return [meant] * several
-    come = f"at random: {told.requests_per_second:.4g} requests a second"
+        return []
+    rate = told.requests_per_second
+    come = "each as another ends" if rate is None else f"at random, {rate:.4g} requests a second"
     if told.ttft_ms is None or told.ttft_p90_ms is None:
-        return [
-            (
-                f"{come} are too many for the {told.most_requests_per_second:.4g} that are answered: the queue grows, and so does the time to the "
-                "first token; plan with more devices, or for fewer"
-            )
-        ]
-    share = told.requests_per_second / told.most_requests_per_second
+        most = f"{told.most_requests_per_second:.4g} that are answered"
+        grows = "the queue grows, and so does the time to the first token; plan with more devices, or for fewer"
+        return [f"{come}, are too many for the {most}: {grows}"]
+    share = "" if rate is None else f", {rate / told.most_requests_per_second:.0%} of what is answered at most"
     later = "" if told.tpot_ms is None else f", then {told.tpot_ms:.4g} ms per token"
-    return [
-        (
-            f"{come}, {share:.0%} of what is answered at most: first token {told.ttft_ms:.4g} ms in the mean, {told.ttft_p90_ms:.4g} ms or more "
-            f"for one in ten{later} ({told.simulated_requests} requests simulated)"
-        )
-    ]
+    first = f"first token {told.ttft_ms:.4g} ms in the mean, {told.ttft_p90_ms:.4g} ms or more for one in ten"
+    asked = "; for requests that come at random give workload.requestsPerSecond" if rate is None else ""
+    return [f"simulated, {come}{share}: {first}{later} ({told.simulated_requests} requests){asked}"]
 
 
 def objective_lines(plan: Plan) -> list[str]:

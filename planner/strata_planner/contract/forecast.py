@@ -50,11 +50,12 @@ class SpeculationForecast(Value, frozen=True):
 
 
 class ArrivalForecast(Value, frozen=True):
-    """While `requests_per_second` come at random (a Poisson process), of at most `most_requests_per_second` that the plan answers. Means, and what one
-    request in ten waits at least, over `simulated_requests`. All None and 0 where more come than are answered: the queue grows without end.
+    """While `requests_per_second` come at random (a Poisson process; None: each as another has its answer, as many in flight as the plan is for), of at most
+    `most_requests_per_second` that the plan answers, as predicted. Means, and what one request in ten waits at least, over `simulated_requests`. All None
+    and 0 where more come than are answered: the queue grows without end.
     """
 
-    requests_per_second: float
+    requests_per_second: float | None
     most_requests_per_second: float
     ttft_ms: float | None = None
     ttft_p90_ms: float | None = None

@@ -169,7 +169,7 @@ class Prediction(Value, frozen=True, omit_defaults=True):
     bound_by: str
     perplexity_increase: float | None = None  # points of perplexity over 16 bits; None: no losses were measured
     speculation: SpeculationForecast | None = None  # None: not asked for, or nobody worked it out
-    arrivals: ArrivalForecast | None = None  # None: nobody said how often requests come, or worked it out
+    arrivals: ArrivalForecast | None = None  # None: nobody worked it out
 
 
 class Alternative(Value, frozen=True):

@@ -137,7 +137,11 @@ def test_plan_json_has_its_goals_number_how_its_search_ended_and_what_users_see(
     values = [each["value"] for each in told["alternatives"] if each["value"] is not None]
     assert all(value >= told["objective"]["value"] * (1 - 1e-5) for value in values)
     shown = strata("plan", *inputs.arguments).out
-    for words in ("by the goal: ", "at random: 0.5 requests a second", "how far it is from the best plan is unknown"):
+    for words in (
+        "by the goal: ",
+        "simulated, at random, 0.5 requests a second",
+        "how far it is from the best plan is unknown",
+    ):
         assert words in shown
 
 

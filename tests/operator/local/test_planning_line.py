@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from strata_operator.local.planning_line import line_of, planning_line, shown_by
+from strata_operator.local.planning_line import PlanningLine, line_of, planning_line
 from strata_planner.question.request import Objective
 from strata_planner.search.watch import Progress
 from tests.planner.builders import a_request
@@ -25,8 +25,9 @@ def test_a_terminal_shows_it_a_file_does_not() -> None:
     for is_terminal, quiet, shown in ((True, False, True), (False, False, False), (True, True, False)):
         written = io.StringIO()
         console = Console(file=written, force_terminal=is_terminal, width=100)
-        with planning_line(REQUEST, console, quiet=quiet) as watch:
-            watch(Progress(123.44, 0.41))
+        with planning_line(REQUEST, console, quiet=quiet) as line:
+            line.watch(Progress(123.44, 0.41))
+            line.say("looking at alternatives")
         assert bool(written.getvalue()) == shown
 
 
@@ -39,8 +40,8 @@ def test_it_is_written_no_more_often_than_people_read() -> None:
             self.written.append(line)
 
     line, now = Line(), [0.0]
-    watch = shown_by(REQUEST, line, lambda: now[0])  # type: ignore[arg-type]
+    shown = PlanningLine(REQUEST, line, lambda: now[0])  # type: ignore[arg-type]
     for step in range(1000):
         now[0] = step / 1000
-        watch(Progress(float(step), step / 1000))
+        shown.watch(Progress(float(step), step / 1000))
     assert len(line.written) == 5

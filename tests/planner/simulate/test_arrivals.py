@@ -12,7 +12,7 @@ from strata_planner.costs.latency import Latencies
 from strata_planner.question.request import Objective, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.planning import make_plan
-from strata_planner.simulate import fleet, poisson, simulate
+from strata_planner.simulate import fleet, of_clients, poisson, simulate
 from strata_planner.simulate.arrivals import arrivals, with_arrivals
 from tests.planner.builders import a_cluster, a_request
 
@@ -37,11 +37,19 @@ def told(share: float, plan: Plan) -> ArrivalForecast:
     return found
 
 
-def test_nothing_is_told_where_nobody_says_how_often_requests_come(plan: Plan) -> None:
-    assert with_arrivals(plan, BASE) == plan
-    assert first_token_lines(plan) == [
-        "first token: of a request that comes as another ends; for requests that come at random give workload.requestsPerSecond"
-    ]
+def test_where_nobody_says_how_often_requests_come_it_is_the_closed_loop(plan: Plan) -> None:
+    found = arrivals(plan, BASE)
+    assert found is not None
+    assert found.requests_per_second is None
+    clients = sum(replica.concurrency for replica in plan.replicas)
+    replicas = fleet(plan, BASE.model, BASE.cluster, Latencies(()))
+    trace = of_clients(clients, 2000, LOAD.prompt_tokens, LOAD.output_tokens, 7, BASE.max_model_len)
+    long = simulate(replicas, trace, in_flight=clients)
+    assert found.ttft_ms == pytest.approx((long.mean("ttft") or 0) * 1e3, rel=0.15)
+    (line,) = first_token_lines(with_arrivals(plan, BASE))
+    assert line.startswith("simulated, each as another ends: first token ")
+    assert "give workload.requestsPerSecond" in line
+    assert first_token_lines(plan) == []
 
 
 def test_it_is_what_a_long_simulation_tells(plan: Plan) -> None:
