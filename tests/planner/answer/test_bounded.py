@@ -52,7 +52,7 @@ def passes(plan: Plan, bound: float | None) -> bool:
     return plan.objective.value < bound * (1 - 1e-6)
 
 
-@settings(max_examples=share(24, 12), deadline=None)
+@settings(max_examples=share(12, 6), deadline=None)
 @given(seed=st.integers(0, 100_000), goal=st.sampled_from(("throughput", "cost")))
 def test_no_plan_of_replicas_passes_the_bound(seed: int, goal: Any) -> None:
     request = drawn(seed, solver="auto", objective=Objective(goal))
@@ -64,7 +64,7 @@ def test_no_plan_of_replicas_passes_the_bound(seed: int, goal: Any) -> None:
             assert not passes(plan, told.bound)
 
 
-@settings(max_examples=share(16, 8), deadline=None)
+@settings(max_examples=share(12, 6), deadline=None)
 @given(seed=st.integers(0, 100_000))
 def test_no_pipeline_of_any_solver_passes_the_bound_of_another(seed: int) -> None:
     found = [planned(drawn(seed, solver=solver)) for solver in ("pipeline", "exact", "transfer")]
