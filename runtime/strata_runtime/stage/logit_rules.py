@@ -34,6 +34,8 @@ class RuledSequence:
         self._prompt_length = prompt_length
         self._answer = list(tokens[prompt_length:])
         self._counts = Counter(self._answer)
+        self._penalizes = bool(rules.presence_penalty or rules.frequency_penalty or rules.repetition_penalty != 1)
+        self.changes = self._penalizes or bool(rules.bias or rules.min_tokens or rules.bad_words)  # beside a grammar
         grammar = rules.grammar
         self._matched = None if compiled is None or grammar is None else _Matched(compiled, grammar.ends)
 
@@ -57,12 +59,6 @@ class RuledSequence:
     @property
     def has_grammar(self) -> bool:
         return self._matched is not None
-
-    @property
-    def changes(self) -> bool:
-        """Whether there are other rules than a grammar."""
-        rules = self._rules
-        return bool(rules.bias or rules.min_tokens or rules.bad_words) or self._is_penalized
 
     @property
     def pending(self) -> Compiling | None:
@@ -90,14 +86,9 @@ class RuledSequence:
     def _ends_with(self, tokens: tuple[int, ...]) -> bool:
         return not tokens or tuple(self._answer[-len(tokens) :]) == tokens
 
-    @property
-    def _is_penalized(self) -> bool:
-        rules = self._rules
-        return bool(rules.presence_penalty or rules.frequency_penalty or rules.repetition_penalty != 1)
-
     def _penalize(self, logits: torch.Tensor) -> None:
         rules = self._rules
-        if not self._is_penalized:
+        if not self._penalizes:
             return
         counted = [(token, count) for token, count in self._counts.items() if count]
         if rules.repetition_penalty != 1:

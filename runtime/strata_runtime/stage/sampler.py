@@ -145,14 +145,17 @@ class Sampler:
         drawn = self._draw_some(_logits_of(changed, places, allowed), those, range(len(those)), draw)
         tokens = {}
         for each, one, choice, place in zip(those, ruled, allowed, drawn, strict=True):
-            token = NEVER if place == NEVER else int(choice[place])
+            token = int(choice[place]) if choice.size and place != NEVER else NEVER
             tokens[each] = token if token != NEVER and one.append(token) else NEVER
         return tokens
 
     def _draw_some(self, logits: torch.Tensor, rows: list[_Row], places: Sequence[int], draw: int = 0) -> list[int]:
-        """Of the rows in these places; NEVER where no token is left."""
+        """Of the rows in these places; NEVER where rules have left no token."""
         some = logits if len(places) == len(logits) else logits[places]
-        drawn = self._choose(some, [rows[place] for place in places], draw)
+        those = [rows[place] for place in places]
+        drawn = self._choose(some, those, draw)
+        if not any(self._ruled[each.sequence].changes for each in those):
+            return drawn
         nothing = (some.amax(dim=-1) == -torch.inf).tolist()
         return [NEVER if is_nothing else token for token, is_nothing in zip(drawn, nothing, strict=True)]
 
@@ -194,13 +197,18 @@ def _waves(groups: list[list[_Row]]) -> list[list[_Row]]:
 
 def _logits_of(logits: torch.Tensor, rows: list[int], tokens: list[npt.NDArray[np.int64]]) -> torch.Tensor:
     """Of some tokens of each of these rows, behind them -inf. [len(rows), most tokens of a row]"""
-    lengths = [len(those) for those in tokens]
-    index = np.zeros((len(rows), max(1, *lengths)), np.int64)
-    for row, those in enumerate(tokens):
-        index[row, : len(those)] = those
-    some = logits[torch.tensor(rows)[:, None], torch.from_numpy(index).to(logits.device)]
-    for row, length in enumerate(lengths):
-        some[row, length:] = -torch.inf
+    width = max(1, *(those.size for those in tokens))
+    if logits.device.type == "cpu":  # few and small calls: torch's take as long as all of this
+        found = np.full((len(rows), width), -np.inf, np.float32)
+        for place, (row, those) in enumerate(zip(rows, tokens, strict=True)):
+            found[place, : those.size] = logits[row].numpy()[those]
+        return torch.from_numpy(found)
+    index = np.zeros((len(rows), width), np.int64)
+    for place, those in enumerate(tokens):
+        index[place, : those.size] = those
+    some = logits[torch.tensor(rows, device=logits.device)[:, None], torch.from_numpy(index).to(logits.device)]
+    for place, those in enumerate(tokens):
+        some[place, those.size :] = -torch.inf
     return some
 
 

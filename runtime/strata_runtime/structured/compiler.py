@@ -119,9 +119,8 @@ class Text:
         from xgrammar import GrammarMatcher  # noqa: PLC0415 (imported by now)
 
         self._matcher = GrammarMatcher(compiled, override_stop_tokens=list(ends))
-        vocabulary = compiled.tokenizer_info
-        self._rows = vocabulary.vocab_size
-        self._silent = frozenset(vocabulary.special_token_ids).difference(ends)  # tokens without a text
+        # Without a text: no grammar has them, and asked for one xgrammar complains in the log.
+        self._silent = frozenset(compiled.tokenizer_info.special_token_ids).difference(ends)
         self._behind = 0.0  # seconds of a processor
 
     @property
@@ -142,17 +141,12 @@ class Text:
 
     def accept(self, token: int) -> bool:
         """Whether it may come next; then it has."""
-        if token in self._silent and not self._allows(token):  # xgrammar would complain in the log
+        if token in self._silent:
             return False
         started = time.thread_time()
         is_accepted = bool(self._matcher.accept_token(token))
         self._took(started)
         return is_accepted
-
-    def _allows(self, token: int) -> bool:
-        bits = all_allowed(1, self._rows)
-        self.allow(bits)
-        return bool(bits[0, token // 32] >> token % 32 & 1)
 
     def go_back(self, count: int) -> None:
         """The last tokens that were accepted are not there."""
