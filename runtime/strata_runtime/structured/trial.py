@@ -22,6 +22,8 @@ import numpy as np
 
 from strata_planner.contract.frames import Grammar
 from strata_runtime.structured.compiler import Compiler, GrammarError, all_allowed, tokens_of, told
+from strata_runtime.structured.lean_imports import import_xgrammar
+from strata_runtime.structured.tokenizer import has_fast_tokenizer
 
 MOST_SECONDS = 5  # of a processor, to compile it and to begin a text
 MOST_WALL_SECONDS = 15  # where processors have other work
@@ -43,6 +45,8 @@ class Answer(msgspec.Struct, frozen=True):
 def main(arguments: list[str]) -> None:
     """Until its input ends."""
     folder, rows = arguments
+    if has_fast_tokenizer(Path(folder)):  # others are read with torch
+        import_xgrammar()
     compiler = Compiler(Path(folder), int(rows))
     compiler.prepare()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
