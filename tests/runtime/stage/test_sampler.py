@@ -316,6 +316,14 @@ def test_a_form_takes_what_its_mask_allows(grammar: Grammar, seed: int) -> None:
         assert text.accept(chosen.choice(further))
 
 
+def test_on_a_gpu_the_same_tokens_are_left() -> None:
+    logits, tokens = torch.stack([logits_behind([row]) for row in range(3)]), [[1, 5, 23], [], [7]]
+    asked = (logits, [2, 0, 1], [np.array(those, np.int64) for those in tokens])
+    left = module._gathered(*asked, 3)
+    assert torch.equal(left, module._logits_of(*asked))
+    assert left.tolist() == [logits[2, tokens[0]].tolist(), [-INF] * 3, [float(logits[1, 7]), -INF, -INF]]
+
+
 def test_masks_are_made_only_where_the_first_draw_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     masks: list[int] = []
     allow = Text.allow
