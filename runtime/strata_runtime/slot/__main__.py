@@ -5,6 +5,7 @@ Started by the operator or the local supervisor. Reads the command line, readies
 
 import argparse
 import logging
+import math
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS
 from strata_runtime.allocator import set_up_heap
 from strata_runtime.collector import freeze_imports
 from strata_runtime.errors import InputError
@@ -36,6 +38,13 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
         "--ranks", type=int, default=1, help="devices of this slot that may share a stage: ranks, started ahead"
     )
     parser.add_argument(
+        "--step-timeout",
+        type=float,
+        default=os.environ.get("STRATA_STEP_TIMEOUT_SECONDS", STEP_TIMEOUT_SECONDS),
+        metavar="SECONDS",
+        help="how long a step may always be still before it counts as hung; 0: for ever (also STRATA_STEP_TIMEOUT_SECONDS; default: %(default)s)",
+    )
+    parser.add_argument(
         "--no-verify",
         action="store_true",
         help="do not compare planes of any-precision copies with their checks as they are read (also STRATA_NO_VERIFY=1)",
@@ -44,8 +53,12 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
     key = os.environ.get("STRATA_CONTROL_KEY", "")
     if not key:
         parser.error("STRATA_CONTROL_KEY is empty: set it to the secret that the controller uses")
+    if not 0 <= known.step_timeout < math.inf:
+        parser.error(f"--step-timeout {known.step_timeout}: seconds, 0 or more")
     where = (known.name, known.host, known.control_port, key)
-    return SlotOptions(*where, known.threads, verify=not _not_verifying(known), ranks=known.ranks)
+    return SlotOptions(
+        *where, known.threads, verify=not _not_verifying(known), ranks=known.ranks, step_timeout=known.step_timeout
+    )
 
 
 def _not_verifying(known: argparse.Namespace) -> bool:

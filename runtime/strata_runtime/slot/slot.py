@@ -19,8 +19,10 @@ import zmq
 from strata_planner.contract.control import (
     CONTROL_PROTOCOL,
     LARGEST_CONTROL_BYTES,
+    STEP_TIMEOUT_SECONDS,
     Commit,
     GetStatus,
+    HungStep,
     Prepare,
     PrepareState,
     SetBits,
@@ -59,6 +61,7 @@ class SlotOptions:
     threads: int
     verify: bool = True  # planes, as they are read
     ranks: int = 1  # devices that may share a stage here
+    step_timeout: float = STEP_TIMEOUT_SECONDS  # that a step may always be still; 0: for ever
 
 
 class Wakeup:
@@ -108,6 +111,7 @@ class Slot:
         self._running: RunningEpoch | None = None
         self._kept: list[KeptRole] = []  # of roles that have ended, for those of the next epoch
         self._failure = ""
+        self._told: tuple[HungStep, ...] = ()  # of steps that do not get on, as the log has them
         self._watchers: set[bytes] = set()
         self._published: SlotStatus | None = None
         self._wakeup = Wakeup()
@@ -119,7 +123,7 @@ class Slot:
         self._bind = _bindable(options.host)
         endpoint = f"tcp://{self._bind}:{options.control_port}"
         listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
-        self._place = Place(options.name, self._incarnation, self._bind, self._wakeup.ring)
+        self._place = Place(options.name, self._incarnation, self._bind, self._wakeup.ring, options.step_timeout)
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
         self._poller.register(self._wakeup.reader, zmq.POLLIN)
@@ -165,6 +169,8 @@ class Slot:
             failure=self._failure or (self._running.failure if self._running else ""),
             switches=self._switches.states,
             protocol=CONTROL_PROTOCOL,
+            hung=self._running.hung if self._running else (),
+            overdue=self._running.overdue if self._running else (),
         )
 
     def _answer(self) -> None:
@@ -317,6 +323,11 @@ class Slot:
     def _watch_links(self) -> None:
         for link in self._running.watch() if self._running else ():
             log.warning("%s: neighbour %s is lost: %s", self._name, link.neighbour, link.reason)
+        told, self._told = self._told, (*self._running.hung, *self._running.overdue) if self._running else ()
+        for each in self._told:
+            if each not in told:
+                which = (each.replica, each.stage, each.reason)
+                log.warning("%s: replica %d stage %d does not get on: %s", self._name, *which)
 
     def _publish(self) -> None:
         """Send the status to the watchers if more than its counters changed."""
