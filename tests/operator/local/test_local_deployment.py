@@ -147,6 +147,18 @@ async def test_a_slot_that_is_stopped_is_started_anew_once_its_neighbours_have_l
         await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
 
 
+async def test_a_slot_with_a_step_that_hangs_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers as before, and nobody has lost it."""
+    stuck = tmp_path / "stuck"
+    monkeypatch.setenv("FAKE_SLOT_STUCK", str(stuck))
+    async with running(tmp_path) as deployment:
+        before = deployment.pids
+        stuck.write_text("b")
+        await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
+        await deployment.ready()
+        assert {name for name, pid in deployment.pids.items() if before[name] != pid} == {"b"}
+
+
 async def test_a_gateway_that_is_killed_learns_the_same_epoch(tmp_path: Path) -> None:
     async with running(tmp_path) as deployment:
         killed = deployment.pids["gateway"]
