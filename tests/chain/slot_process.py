@@ -273,6 +273,7 @@ class SlotProcess:
     def turn(self) -> None:
         self.slot._answer()
         self.slot._watch_links()
+        self.slot._watch_progress()
         self.slot._publish()
         now = self.loop.time()
         for served in list(self.serving):

@@ -50,7 +50,7 @@ class ChainWorld:
             self._put(module, zmq=virtual)
         for module in (leader_link, dispatcher):
             self._put(module, zmq=virtual)
-        for module in (epoch, dispatcher, generation):
+        for module in (slot, epoch, dispatcher, generation):
             self._put(module, time=time)
         self._put(transport, recv_monitor_message=read_event, _see_to_gatekeeper=lambda _: None)
         self._put(leader_link, recv_monitor_message=await_event)

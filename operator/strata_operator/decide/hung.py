@@ -66,7 +66,7 @@ def stuck(view: View) -> dict[str, str]:
 
 
 def _fell_silent(view: View, stage: Stage, pod: PodView, accused: Collection[str]) -> bool:
-    _, since = progress(view, stage)
+    since = progress(view, stage).since
     patience = timedelta(seconds=view.deployment.spec.replanning.grace_period_seconds)
     started = pod.started_at if pod.is_running else None
     silence = Silence(since, stage.slot in accused, started, view.nodes[stage.node].ready_since)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 TIMES = 5.0  # what was planned or seen
 FIRST_TIMES = 4.0  # before a first step has ended: kernels are made, pages of weights come from a disk
+LOAD_TIMES = 10.0  # as long as a step a load may be still: it waits for disks and networks
 # Of the time between two looks: who was stopped, or waited for a processor, has seen nothing of what lies between.
 MOST_COUNTED_SECONDS = 1.0
 
@@ -56,6 +57,10 @@ class Deadline:
             self._reason = f"has not got on for {self._still.seconds:.1f} s, with {allowed:g} allowed"
         return self._reason
 
+    def left(self, *, is_first: bool) -> float:
+        """Seconds that it may still be still, by what was seen at the last look."""
+        return max(0.0, self.allowed(is_first=is_first) - self._still.seconds)
+
     def allowed(self, *, is_first: bool) -> float:
-        """Seconds."""
+        """Seconds that it may be still in all."""
         return seconds_allowed(self._least, self._planned, self._still.longest, is_first=is_first)

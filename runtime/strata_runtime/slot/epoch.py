@@ -297,8 +297,8 @@ class RunningRole:
             return
         for socket in (*(link.monitor for link in self.links), *self._watched):
             socket.close(linger=0)
-        allowed = self._own.allowed(is_first=not self.worker.executor.work.steps)
-        giving_up = threading.Timer(min(allowed, threading.TIMEOUT_MAX), _give_up, (self._name,))
+        left = self._own.left(is_first=not self.worker.executor.work.steps)
+        giving_up = threading.Timer(min(left, threading.TIMEOUT_MAX), _give_up, (self._name,))
         giving_up.daemon = True
         giving_up.start()
         self._context.term()

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata_planner.contract.control import SlotStatus
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, GetStatus, SlotStatus
 from strata_planner.contract.formats import ComputeType
+from strata_runtime.loading.loader import Loader
 from strata_runtime.loading.stage_model import StageModel
+from strata_runtime.slot.__main__ import parse
 from strata_runtime.slot.deadline import (
     FIRST_TIMES,
     MOST_COUNTED_SECONDS,
@@ -176,3 +178,50 @@ def test_a_step_gets_on_with_each_of_its_layers(tmp_path: Path, name: str, compu
         executor = running.roles[0].worker.executor
         first, last = executor.role.layers
         assert executor.model.layers_begun == executor.work.steps * (last + 1 - first)
+
+
+def test_a_load_that_stands_still_is_told_and_one_beside_what_serves_is_not(
+    shallow_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came, go = threading.Event(), threading.Event()
+    real: Callable[..., None] = Loader.store
+
+    def store(*given: Any) -> None:
+        came.set()
+        go.wait(60)
+        real(*given)
+
+    with PipelineHarness(["s0", "s1"], step_timeout=0.05) as pipeline:
+        pipeline.serve(even_plan(shallow_llama, ["s0"]))
+        monkeypatch.setattr(Loader, "store", store)
+        pipeline.prepare(even_plan(shallow_llama, ["s0", "s1"], bits=8))
+        assert came.wait(30)
+        (hung,) = pipeline.slots["s1"].until(hangs).hung
+        assert (hung.replica, hung.stage) == (0, 1)
+        assert hung.reason.startswith("loading it has not got on for")
+        assert not hangs(pipeline.slots["s0"].ask(GetStatus()))
+        go.set()
+        pipeline.slots["s1"].until(lambda status: status.prepare.phase == "prepared")
+        pipeline.slots["s1"].until(lambda status: not status.hung)
+
+
+@pytest.mark.parametrize("value", ["-1", "inf", "nan", "soon"])
+def test_what_is_no_time_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_CONTROL_KEY", "key")
+    given = ["--name", "a", "--control-port", "1"]
+    with pytest.raises(SystemExit):
+        parse([*given, "--step-timeout", value])
+    monkeypatch.setenv("STRATA_STEP_TIMEOUT_SECONDS", value)
+    with pytest.raises(SystemExit):
+        parse(given)
+
+
+def test_how_long_a_step_may_be_still_comes_from_the_command_line_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STRATA_CONTROL_KEY", "key")
+    given = ["--name", "a", "--control-port", "1"]
+    assert parse(given).step_timeout == STEP_TIMEOUT_SECONDS
+    monkeypatch.setenv("STRATA_STEP_TIMEOUT_SECONDS", "12")
+    assert parse(given).step_timeout == 12
+    assert parse([*given, "--step-timeout", "0"]).step_timeout == 0
