@@ -257,8 +257,9 @@ class RunningRole:
         if self.failure:
             self.hung = self.overdue = ""
             return
-        worker, executor = self.worker, self.worker.executor
-        still = self._own.look(None if executor.work.waits else executor.moved, now, is_first=not executor.work.steps)
+        worker, executor, drafter = self.worker, self.worker.executor, self.loaded.drafter
+        moved = None if executor.work.waits else (*executor.moved, drafter.guesser.layers_begun if drafter else 0)
+        still = self._own.look(moved, now, is_first=not executor.work.steps)
         if still and not self.hung:
             self._tell_hung()
         self.hung = still and f"step {executor.work.steps} {still}"

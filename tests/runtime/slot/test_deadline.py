@@ -14,6 +14,7 @@ from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, GetStatus, Slo
 from strata_planner.contract.formats import ComputeType
 from strata_runtime.loading.loader import Loader
 from strata_runtime.loading.stage_model import StageModel
+from strata_runtime.slot import epoch
 from strata_runtime.slot.__main__ import parse
 from strata_runtime.slot.deadline import (
     FIRST_TIMES,
@@ -225,3 +226,26 @@ def test_how_long_a_step_may_be_still_comes_from_the_command_line_or_the_environ
     monkeypatch.setenv("STRATA_STEP_TIMEOUT_SECONDS", "12")
     assert parse(given).step_timeout == 12
     assert parse([*given, "--step-timeout", "0"]).step_timeout == 0
+
+
+def test_a_process_that_is_to_leave_an_epoch_with_such_a_step_ends(
+    shallow_llama: Path, forward: Forward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever told it to switch would wait for ever; here the step goes on in place of an end."""
+    plan = even_plan(shallow_llama, ["s0", "s1"])
+    ended: list[str] = []
+
+    def gives_up(worker: str) -> None:
+        ended.append(worker)
+        forward.go.set()
+
+    monkeypatch.setattr(epoch, "_give_up", gives_up)
+    with PipelineHarness(["s0", "s1"], step_timeout=0.2) as pipeline:
+        expected = pipeline.serve(plan).generate([greedy("a", range(3, 12), 12, salt="before")])
+        leader = pipeline.serve(plan)
+        forward.first_layer = plan.replicas[0].stages[1].layers[0]
+        leader.send(greedy("a", range(3, 12), 12))
+        assert forward.came.wait(30)
+        leader = pipeline.serve(plan)
+        assert ended == ["s1 replica 0 stage 1"]
+        assert leader.generate([greedy("a", range(3, 12), 12)]) == expected
