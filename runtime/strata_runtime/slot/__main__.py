@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from strata_planner.contract.control import STEP_TIMEOUT_SECONDS
+from strata_planner.contract.processors import Division
 from strata_runtime.allocator import set_up_heap
 from strata_runtime.collector import freeze_imports
 from strata_runtime.errors import InputError
@@ -38,6 +39,12 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
         "--ranks", type=int, default=1, help="devices of this slot that may share a stage: ranks, started ahead"
     )
     parser.add_argument(
+        "--devices",
+        type=_division,
+        metavar="FIRST/ALL",
+        help="into how many devices the processors of this machine are divided, and the number of the node's first, from 0; by default the slot's own are all",
+    )
+    parser.add_argument(
         "--step-timeout",
         type=float,
         default=os.environ.get("STRATA_STEP_TIMEOUT_SECONDS", STEP_TIMEOUT_SECONDS),
@@ -56,9 +63,22 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
     if not 0 <= known.step_timeout < math.inf:
         parser.error(f"--step-timeout {known.step_timeout}: seconds, 0 or more")
     where = (known.name, known.host, known.control_port, key)
+    division = known.devices or Division(devices=known.ranks)
     return SlotOptions(
-        *where, known.threads, verify=not _not_verifying(known), ranks=known.ranks, step_timeout=known.step_timeout
+        *where,
+        known.threads,
+        verify=not _not_verifying(known),
+        ranks=known.ranks,
+        division=division,
+        step_timeout=known.step_timeout,
     )
+
+
+def _division(text: str) -> Division:
+    first, _, devices = text.partition("/")
+    if not (first.isdigit() and devices.isdigit() and int(first) < int(devices)):
+        raise argparse.ArgumentTypeError(f"'{text}': the first device of this node and how many there are, as in 0/2")
+    return Division(int(first), int(devices))
 
 
 def _not_verifying(known: argparse.Namespace) -> bool:

@@ -22,6 +22,7 @@ from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.paged import HeldPages
+from strata_runtime.slot.binding import UNBOUND, Binding
 from strata_runtime.slot.deadline import Deadline
 from strata_runtime.slot.drafter import Drafter
 from strata_runtime.slot.kept_pages import KeptRole, leaving_of, taken_from, why_never
@@ -68,14 +69,15 @@ class PreparedEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where roles run. `bind`: the address that their ports listen at; `wake` is called, from any thread, when one of them fails. `step_timeout`: seconds that a
-    step may always be still, 0: for ever.
+    """Where roles run. `bind`: the address that their ports listen at; `wake` is called, from any thread, when one of them fails; `binding`: to which processors.
+    `step_timeout`: seconds that a step may always be still, 0: for ever.
     """
 
     slot: str
     incarnation: str
     bind: str
     wake: Callable[[], None]
+    binding: Binding = UNBOUND
     step_timeout: float = STEP_TIMEOUT_SECONDS
 
 
@@ -233,7 +235,7 @@ class RunningRole:
             raise
 
     def start(self) -> None:
-        self._thread = serve(self.worker, self._name, self._failure)
+        self._thread = serve(self.worker, self._name, self._failure, self._place.binding.of(self.planned))
 
     @property
     def _name(self) -> str:

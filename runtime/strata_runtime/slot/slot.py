@@ -34,9 +34,11 @@ from strata_planner.contract.control import (
     slot_request_decoder,
 )
 from strata_planner.contract.decoding import decode_message
+from strata_planner.contract.processors import UNDIVIDED, Division
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
+from strata_runtime.slot.binding import Binding
 from strata_runtime.slot.deadline import LOAD_TIMES, Deadline
 from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningEpoch, changed_roles
 from strata_runtime.slot.kept_pages import KeptRole, taken_from
@@ -63,6 +65,7 @@ class SlotOptions:
     threads: int
     verify: bool = True  # planes, as they are read
     ranks: int = 1  # devices that may share a stage here
+    division: Division = UNDIVIDED  # of this machine into devices, where its processors are some
     step_timeout: float = STEP_TIMEOUT_SECONDS  # that a step may always be still; 0: for ever
 
 
@@ -127,7 +130,10 @@ class Slot:
         self._bind = _bindable(options.host)
         endpoint = f"tcp://{self._bind}:{options.control_port}"
         listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
-        self._place = Place(options.name, self._incarnation, self._bind, self._wakeup.ring, options.step_timeout)
+        self._binding = Binding.here(options.division)
+        self._place = Place(
+            options.name, self._incarnation, self._bind, self._wakeup.ring, self._binding, options.step_timeout
+        )
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
         self._poller.register(self._wakeup.reader, zmq.POLLIN)
@@ -225,9 +231,8 @@ class Slot:
         if idle:
             self._shrink_kept(changed.roles)
         giving = (*(each.role for each in self._kept), *(() if idle else (each.role for each in held)))
-        self._loading = Loading(
-            changed, Held(held, before, idle=idle, giving=giving), self._wakeup.ring, verify=self._verify
-        )
+        held_now = Held(held, before, idle=idle, giving=giving)
+        self._loading = Loading(changed, held_now, self._wakeup.ring, verify=self._verify, binding=self._binding)
         self._unused = None
 
     def _can_go_on(self, prepare: Prepare) -> bool:
