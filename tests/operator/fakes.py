@@ -11,6 +11,7 @@ from strata_planner.contract.control import (
     Commit,
     GatewayStatus,
     GetStatus,
+    HungStep,
     LayerSwitch,
     PeerLoss,
     Prepare,
@@ -72,6 +73,8 @@ class FakeSlot:
         self.ever_committed: list[int] = []
         self.lost: tuple[PeerLoss, ...] = ()
         self.failure = ""
+        self.hung: tuple[HungStep, ...] = ()
+        self.overdue: tuple[HungStep, ...] = ()
         self.switches: tuple[SwitchState, ...] = ()
         self.asked: Prepare | None = None
         self.running: dict[int, RunningRole] = {}  # by place
@@ -89,6 +92,8 @@ class FakeSlot:
             failure=self.failure or next((each.failure for each in self.running.values() if each.failure), ""),
             switches=self.switches,
             protocol=self.protocol,
+            hung=self.hung,
+            overdue=self.overdue,
         )
 
     def handle(self, message: Prepare | Commit | SetBits | GetStatus | Watch) -> SlotStatus:
@@ -149,6 +154,11 @@ class FakeSlot:
     def lose(self, peer: str) -> None:
         if self.committed:
             self.lost = (PeerLoss(slot=peer, reason="connection closed"),)
+
+    def hang(self) -> None:
+        """A step of its first role does, and it says so."""
+        role = self.running[0].role
+        self.hung = (HungStep(role.replica, role.stage, "step 7 has not got on for 30.1 s, with 30 allowed"),)
 
     def _has_prepared(self, epoch: int) -> bool:
         return self.prepare.epoch == epoch and self.prepare.phase == "prepared"
