@@ -10,6 +10,7 @@ import msgspec
 
 from strata_planner.contract.forecast import SpeculationForecast
 from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatName
+from strata_planner.contract.shares import Shares, problem_of
 from strata_planner.contract.steps import FEWEST_PROMPTS
 from strata_planner.contract.strategies import StrategyTable
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
@@ -19,12 +20,13 @@ PLAN_VERSION = 2
 Place = tuple[str, str, int]  # node, type and index of a device: what no other device has, and what outlasts a plan
 
 
-class DeviceRef(Value, frozen=True):
-    """One device of a slot. `index` counts the devices of this type on the node, from 0."""
+class DeviceRef(Value, frozen=True, omit_defaults=True):
+    """One device of a slot. `index` counts the devices of this type on the node, from 0. `threads`: that a processor computes with, 0: those of its slot."""
 
     type: str
     index: int
     usable_bytes: int
+    threads: int = 0
 
 
 class StageMemory(Value, frozen=True, omit_defaults=True):
@@ -53,7 +55,9 @@ class StageTimes(Value, frozen=True):
 
 
 class Stage(Value, frozen=True, omit_defaults=True):
-    """One stage of a pipeline: consecutive layers on the devices of one slot."""
+    """One stage of a pipeline: consecutive layers on the devices of one slot. `shares`: how much of each layer each device has, in proportion; none:
+    equal parts. `memory`: of each device, or of the first one where `rank_memory` tells each device's own.
+    """
 
     stage: int
     slot: str
@@ -71,11 +75,24 @@ class Stage(Value, frozen=True, omit_defaults=True):
     memory: StageMemory
     times: StageTimes
     strategies: StrategyTable = ()  # by the tokens of a prefill step, of a stage of several devices; empty: Megatron alone
+    shares: Shares = ()
+    rank_memory: tuple[StageMemory, ...] = ()
+
+    @property
+    def memories(self) -> tuple[StageMemory, ...]:
+        """Of each of its devices."""
+        return self.rank_memory or (self.memory,) * self.tensor_parallel
 
     @property
     def total_bytes(self) -> int:
         """Predicted, of all its devices."""
-        return self.memory.total_bytes * self.tensor_parallel
+        return sum(each.total_bytes for each in self.memories)
+
+    @property
+    def fullest(self) -> tuple[StageMemory, DeviceRef]:
+        """Of its devices the one with least room left, in proportion."""
+        pairs = zip(self.memories, self.devices, strict=True)
+        return max(pairs, key=lambda pair: pair[0].total_bytes / max(1, pair[1].usable_bytes))
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -256,6 +273,12 @@ def _check_replica(replica: Replica, num_layers: int) -> None:
         starts = [tokens for tokens, _ in stage.strategies]
         if starts != sorted(set(starts)) or starts[:1] not in ([], [1]):
             raise ContractError(f"{where}: strategies from {starts} tokens on: ascending, the first from 1; plan again")
+        if problem := problem_of(stage.shares, stage.tensor_parallel):
+            raise ContractError(f"{where}: {problem}; plan again")
+        if stage.rank_memory and (len(stage.rank_memory) != stage.tensor_parallel or not stage.shares):
+            raise ContractError(
+                f"{where}: memory of {len(stage.rank_memory)} devices where {stage.tensor_parallel} have unlike shares; plan again"
+            )
         expected = last + 1
     if expected != num_layers:
         raise ContractError(f"replica {replica.replica}: {expected} layers are placed; the model has {num_layers}")

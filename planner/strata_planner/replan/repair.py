@@ -186,7 +186,7 @@ class _Mending:
         self.kind: RepairKind = "neighbours"
 
     def _group(self, stage: Stage) -> tuple[DeviceGroup, ...]:
-        found = self._request.cluster.group(stage.places)
+        found = self._request.cluster.group(stage.places, stage.shares)
         return () if found is None else (found,)
 
     def run(self) -> tuple[tuple[Replica, ...], Plan]:
@@ -227,8 +227,9 @@ class _Mending:
         links = [cluster.link(a.leader, b.leader) for a, b in zip(groups, [*groups[1:], *groups[:1]], strict=True)]
         inner = [cluster.slowest_link(group) if group.degree > 1 else None for group in groups]
         devices = [
-            (group.leader.type, group.degree, group.usable_bytes, msgspec.json.encode(group.profile))
+            (each.own.type, each.degree, each.shares, each.usable_bytes, msgspec.json.encode(each.profile))
             for group in groups
+            for each in group.ranks
         ]
         bits = [stage.bits for stage in replica.stages]
         return replica.concurrency, replica.micro_batch, tuple(devices), tuple(links), tuple(inner), tuple(bits)

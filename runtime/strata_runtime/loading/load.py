@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,6 +38,7 @@ from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.units import Unit, units_of
 from strata_runtime.loading.verify import Beside, at_once, never
 from strata_runtime.model.adapter import ModelSlice
+from strata_runtime.model.divided import Division
 from strata_runtime.model.experts import use_padded_experts
 from strata_runtime.ranks.collectives import Collectives
 from strata_runtime.ranks.shared_memory import SharedMemory
@@ -106,7 +108,12 @@ def _load(
     watch = Stopwatch()
     with watch.during("model without weights"):
         stage = ModelSlice(
-            config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype, collectives=options.collectives
+            config,
+            role.layers,
+            embedding=role.embedding,
+            head=role.head,
+            dtype=dtype,
+            division=_division(config, role, options),
         )
     use_padded_experts(stage.module)
     checkpoint.transposed = stage.transposed(checkpoint.keys)
@@ -170,6 +177,11 @@ def _share_among_ranks(model: StageModel, stage: ModelSlice, role: Role, collect
 def _store(options: LoadOptions) -> LayerStore:
     """Of ranks each has a part of a layer."""
     return LayerStore() if options.store is None or options.collectives is not None else options.store
+
+
+def _division(config: Any, role: Role, options: LoadOptions) -> Division | None:
+    """None where one rank has all of the role's layers. Raises InputError for a model of which it is not known how ranks share it."""
+    return None if options.collectives is None else Division(config, options.collectives, role.shares)
 
 
 def _check_divisible(role: Role) -> None:

@@ -41,9 +41,10 @@ class StageModel:
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
         self.num_kv_heads, self.head_dim, self.latent = cached_heads(config)
+        self.rank = 0  # of those that share the stage
         if stage.division is not None:
             first, last = stage.division.cut.keys
-            self.num_kv_heads = last - first
+            self.num_kv_heads, self.rank = last - first, stage.division.cut.rank
         self.states = stage.states
         self.keeps_state = keeps_state(config.model_type)
         self.num_layers = num_layers  # of this stage

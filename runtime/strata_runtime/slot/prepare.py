@@ -75,7 +75,7 @@ def differ_in_bits(one: Role, other: Role) -> bool:
 def _place(role: Role) -> tuple[object, ...]:
     drafts_with = (role.speculation.draft_uri, role.speculation.has_head, role.watched) if role.leader else None
     tables = (role.embedding, role.head, role.head_format)
-    return (role.layers, tables, role.model_uri, role.compute_type, role.devices, drafts_with)
+    return (role.layers, tables, role.model_uri, role.compute_type, role.devices, role.shares, drafts_with)
 
 
 def _pool(role: Role) -> tuple[object, ...]:
