@@ -22,6 +22,7 @@ from strata_planner.contract.control import (
 from strata_planner.contract.keys import request_secret, role_keys
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import Role, roles_of
+from strata_planner.contract.shadows import ShadowOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +212,22 @@ def _prepares(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     addresses = {slot: seen.addresses[slot] for slot in sorted(roles)}
     # Neighbours must mean the same port by the same key: beside one slot of 0.1.0 all do without keys of their own.
     with_keys = all(seen.slots[slot].protocol > 0 for slot in set(roles) & set(seen.slots))
+    shadows = epoch.plan.shadow_orders
     return tuple(
-        SendToSlot(slot, _prepare(epoch, roles[slot], addresses, with_keys=with_keys))
+        SendToSlot(slot, _prepare(epoch, roles[slot], addresses, shadows.get(slot), with_keys=with_keys))
         for slot in sorted(set(roles) & set(seen.slots))
         if seen.slots[slot].prepare.epoch < epoch.number and seen.slots[slot].committed_epoch < epoch.number
     )
 
 
-def _prepare(epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAddress], *, with_keys: bool) -> Prepare:
+def _prepare(
+    epoch: Epoch,
+    roles: tuple[Role, ...],
+    addresses: dict[str, SlotAddress],
+    shadow: ShadowOrder | None,
+    *,
+    with_keys: bool,
+) -> Prepare:
     formed = tuple(epoch.formed_in(role.replica) for role in roles)
     return Prepare(
         epoch=epoch.number,
@@ -227,6 +236,7 @@ def _prepare(epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAdd
         slots=addresses,
         role_keys=tuple(role_keys(epoch.key, role) for role in roles) if with_keys else (),
         formed=formed if set(formed) != {epoch.number} else (),
+        shadow=shadow,
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.roles import Role
+from strata_planner.contract.shadows import ShadowOrder, ShadowState
 from strata_planner.contract.values import Value
 
 # Of one control message. The longest are a `Prepare`, which holds the addresses of all slots (some 100 bytes each), and statuses.
@@ -45,6 +46,7 @@ class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
     slots: dict[str, SlotAddress]  # every slot of the plan
     role_keys: tuple[RoleKeys, ...] = ()  # of each role; without any, `key` is the secret of all data ports, too
     formed: tuple[int, ...] = ()  # of each role, the epoch in which its replica was formed; without any, this one
+    shadow: ShadowOrder | None = None  # what the slot keeps of others from the commit on; None: nothing
 
     def formed_in(self, place: int) -> int:
         """Of the role at this place of the list."""
@@ -168,8 +170,10 @@ class RoleStats(Value, frozen=True, omit_defaults=True):
     refilled: int = 0  # tokens x layers that were computed again in blocks that had been kept
 
 
-class SlotStatus(Value, frozen=True, tag="slot"):
-    """The state of a slot. `incarnation` changes when its process is started anew: its roles and KV are gone then."""
+class SlotStatus(Value, frozen=True, tag="slot", omit_defaults=True):
+    """The state of a slot. `incarnation` changes when its process is started anew: its roles and KV are gone then. A field at its default is left out,
+    for controllers of an earlier release.
+    """
 
     slot: str
     incarnation: str
@@ -182,6 +186,7 @@ class SlotStatus(Value, frozen=True, tag="slot"):
     failure: str = ""  # a step failed: the slot needs a new epoch
     switches: tuple[SwitchState, ...] = ()  # the newest requests for other bits, in their order
     protocol: int = 0
+    shadow: ShadowState | None = None  # None: nothing is asked of it
 
 
 class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from strata_runtime.errors import InputError
+from strata_runtime.loading.shadow import Place, Shadow
 from strata_runtime.ranges import Range, Ranges, rows_in
 
 _INDEX = "model.safetensors.index.json"
@@ -69,7 +70,7 @@ class Checkpoint:
     """The tensors under one folder. `keys_read` names every tensor that has been read, in order.
 
     `pinned`: what is read lies in page-locked memory, from which copies to a GPU run beside other work. `transposed`: names of matrices
-    that are turned round as they are read.
+    that are turned round as they are read. `shadow`: whole tensors that are there are taken, not read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,6 +79,7 @@ class Checkpoint:
         self.keys_read: list[str] = []
         self.pinned = False
         self.transposed: frozenset[str] = frozenset()
+        self.shadow: Shadow | None = None
         self._headers: dict[str, dict[str, Entry]] = {}
         self._file_of = _files(folder)
 
@@ -108,7 +110,8 @@ class Checkpoint:
             header = self.header(name)
             with FileIO(self.folder / name) as file:
                 for key in wanted:
-                    read = _read(file, key, header[key], dtype, pinned=self.pinned)
+                    kept = self._kept(name, header[key])
+                    read = _read(file, key, header[key], dtype, pinned=self.pinned, kept=kept)
                     tensors[key] = (read.mT.contiguous() if key in self.transposed else read).to(device)
                     self.keys_read.append(key)
         return tensors
@@ -127,7 +130,8 @@ class Checkpoint:
         self.keys_read.append(key)
         fits = self.size_bytes(key, dtype) <= memory.numel()
         with FileIO(self.folder / name) as file:
-            return _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None)
+            kept = self._kept(name, entry)
+            return _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None, kept=kept)
 
     def read_part(
         self, key: str, dtype: torch.dtype | None, rows: Ranges | None, columns: Range | None = None
@@ -167,12 +171,29 @@ class Checkpoint:
         turned = {place.name in self.transposed for place in places}
         for place, entry, count in zip(places, entries, counts, strict=True):
             with FileIO(self.folder / self._file_of[place.name]) as file:
-                _read(file, place.name, entry, dtype, pinned=False, memory=left)
+                kept = self._kept(self._file_of[place.name], entry)
+                read = _read(file, place.name, entry, dtype, pinned=False, memory=left, kept=kept)
+            if kept is not None:
+                left[: read.nbytes].view(dtype).copy_(read.view(-1))
             self.keys_read.append(place.name)
             left = left[count * dtype.itemsize :]
         read = memory.view(dtype).view(-1, entries[0].shape[-1])
         assert len(turned) == 1, places
         return read.mT.contiguous() if turned == {True} else read
+
+    def places(self, key: str) -> list[Place]:
+        """Where what is read for `key` lies, whole tensors; of a name that is none of a stored tensor nothing. Raises InputError as `header` does."""
+        stored = [name for name in self.stored_names(key) if name in self._file_of]
+        entries = [(self.folder / self._file_of[name], self.header(self._file_of[name])[name]) for name in stored]
+        return [Place(file, entry.begin, entry.end) for file, entry in entries]
+
+    def stored_names(self, key: str) -> Iterable[str]:
+        """The tensors that are read for `key`."""
+        return (key,)
+
+    def _kept(self, name: str, entry: Entry) -> torch.Tensor | None:
+        """The bytes of a tensor, where they need not be read."""
+        return None if self.shadow is None else self.shadow.take(self.folder / name, entry.begin, entry.end)
 
     def _entry_of(self, place: TensorPlace) -> Entry:
         entry = self.header(self._file_of[place.name])[place.name]
@@ -269,8 +290,11 @@ def _read(
     *,
     pinned: bool,
     memory: torch.Tensor | None = None,
+    kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Other types are converted strip by strip: a tensor is never there twice."""
+    """Other types are converted strip by strip: a tensor is never there twice. `kept`: its bytes, which need not be read; it becomes the answer where its type
+    is the wanted one.
+    """
     if entry.type not in _TYPES:
         raise InputError(f"{file.name}: tensor {key} has type {entry.type}; readable are {', '.join(_TYPES)}")
     stored, count = _TYPES[entry.type], prod(entry.shape)
@@ -284,6 +308,9 @@ def _read(
             f"{file.name}: tensor {key} is of type {entry.type}, and nothing says by which scales it is read: config.json needs the "
             "quantization_config that belongs to it"
         )
+    if kept is not None:
+        own = kept.view(stored)
+        return (own if wanted == stored else own.to(wanted)).view(entry.shape)
     if memory is None:
         flat = torch.empty(count, dtype=wanted, pin_memory=pinned)
     else:
