@@ -105,8 +105,8 @@ def _plan(question: Question) -> Answer:
         return Answer(mended.plan, repair=mended.note)
     if question.hurried and question.running is None:
         return Answer(make_plan(request, quick=True).plan)
-    found = _best(request, question.running, deployment.spec.replanning.min_gain)
-    return msgspec.structs.replace(found, plan=_shadowed(request, found.plan, deployment)) if found.plan else found
+    answer = _best(request, question.running, deployment.spec.replanning.min_gain)
+    return msgspec.structs.replace(answer, plan=_shadowed(request, answer.plan, deployment)) if answer.plan else answer
 
 
 def _shadowed(request: PlanRequest, plan: Plan, deployment: LLMDeployment) -> Plan:

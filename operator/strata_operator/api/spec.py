@@ -238,8 +238,9 @@ class PlanningSpec(ApiType):
 
 
 class ShadowSpec(ApiType):
-    """Layers of other nodes that slots keep in host memory, those that they would take over: a takeover then reads memory, not a disk. Which, the
-    planner finds."""
+    """Layers of other nodes that slots keep in host memory, those that they would take over: a takeover then reads memory, not a disk. Which,
+    the planner finds.
+    """
 
     max_memory: Annotated[str, Field(max_length=32, pattern=r"^[1-9][0-9]*([kMGTPE]|[KMGTPE]i)$")]
     """Host memory of each slot that they may take, as 16Gi. Pods of GPU slots ask for it beside the rest, unless `runtime.pod.resources` says how much memory

@@ -122,7 +122,10 @@ def _shadows(view: View) -> tuple[ShadowStatus, ...]:
             node=each.node,
             against=each.against,
             layers=each.layers[:MAX_SHADOWED],
-            bits={str(bits): count for bits, count in sorted(Counter(BITS_OF_FORMAT[name] for name in each.format).items())},
+            bits={
+                str(bits): count
+                for bits, count in sorted(Counter(BITS_OF_FORMAT[name] for name in each.format).items())
+            },
             planned_bytes=each.size_bytes,
             held=(state := states.get(each.slot)) is not None and state.phase == "held",
         )

@@ -279,8 +279,10 @@ def _check_shadow(shadow: Shadow, node: str | None, num_layers: int) -> None:
     ordered = tuple(sorted(set(shadow.layers)))
     if shadow.layers != ordered or not all(0 <= layer < num_layers for layer in ordered):
         raise ContractError(f"{where}: layers {list(shadow.layers)}: each once, ascending, of 0..{num_layers - 1}")
-    if len(shadow.format) != len(ordered):
-        raise ContractError(f"{where}: {len(shadow.format)} formats for {len(ordered)} layers")
+    if not len(shadow.format) == len(shadow.layer_bytes) == len(ordered):
+        raise ContractError(
+            f"{where}: {len(shadow.format)} formats and {len(shadow.layer_bytes)} sizes for {len(ordered)} layers"
+        )
 
 
 def plan_schema() -> dict[str, Any]:

@@ -11,8 +11,8 @@ from strata_planner.contract.values import Value
 
 
 class Shadow(Value, frozen=True, omit_defaults=True):
-    """What one slot keeps against the loss of one other node: what the repair of that loss has it read. `read_bytes`: all that it reads then,
-    `size_bytes`: of that what it keeps, both as predicted.
+    """What one slot keeps against the loss of one other node: what the repair of that loss has it read. `read_bytes`: all that it reads then, as predicted,
+    as are all bytes here.
     """
 
     slot: str
@@ -20,11 +20,24 @@ class Shadow(Value, frozen=True, omit_defaults=True):
     against: str  # the node whose loss it is kept for
     layers: tuple[int, ...]  # ascending
     format: tuple[FormatName, ...]  # of each of them
-    size_bytes: int
+    layer_bytes: tuple[int, ...]  # of each of them
     read_bytes: int
     room_bytes: int  # that the slot may take of host memory, for all that it keeps
-    embedding: bool = False
-    head: bool = False
+    embedding_bytes: int = 0  # 0: it is not kept
+    head_bytes: int = 0
+
+    @property
+    def embedding(self) -> bool:
+        return self.embedding_bytes > 0
+
+    @property
+    def head(self) -> bool:
+        return self.head_bytes > 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all that it keeps."""
+        return sum(self.layer_bytes) + self.embedding_bytes + self.head_bytes
 
     @property
     def parts(self) -> dict[int, FormatName]:
@@ -53,6 +66,17 @@ class ShadowState(Value, frozen=True):
     held_bytes: int
     layers: int  # that are whole
     reason: str = ""  # why there is not more
+
+
+def kept_bytes(shadows: Iterable[Shadow]) -> dict[str, int]:
+    """Slot -> host memory that its shadows take: what several losses have in common counts once."""
+    found: dict[str, dict[tuple[int, str], int]] = {}
+    for each in shadows:
+        mine = found.setdefault(each.slot, {})
+        mine.update(zip(each.parts.items(), each.layer_bytes, strict=True))
+        mine.update({(-1, "embedding"): each.embedding_bytes} if each.embedding else {})
+        mine.update({(-1, "head"): each.head_bytes} if each.head else {})
+    return {slot: sum(parts.values()) for slot, parts in found.items()}
 
 
 def orders_of(shadows: Iterable[Shadow], model_uri: str, compute_type: ComputeType) -> dict[str, ShadowOrder]:

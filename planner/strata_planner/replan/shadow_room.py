@@ -91,11 +91,11 @@ def shadows_of(plan: Plan, slot: str, reads: Mapping[str, Sequence[Read]], room:
                 against=against,
                 layers=tuple(each.layer for each in layers),
                 format=tuple(each.format for each in layers),
-                size_bytes=sum(each.size_bytes for each in mine),
+                layer_bytes=tuple(each.size_bytes for each in layers),
                 read_bytes=sum(each.size_bytes for each in listed),
                 room_bytes=room,
-                embedding=any(each.layer == EMBEDDING for each in mine),
-                head=any(each.layer == HEAD for each in mine),
+                embedding_bytes=sum(each.size_bytes for each in mine if each.layer == EMBEDDING),
+                head_bytes=sum(each.size_bytes for each in mine if each.layer == HEAD),
             )
 
 

@@ -36,7 +36,10 @@ def with_shadows(request: PlanRequest, plan: Plan, wishes: Takeover, most_bytes:
         return Shadowed(plan)
     nodes = sorted({stage.node for stage in plan.stages})
     if len(nodes) == 1:
-        return Shadowed(plan, f"no shadows: every stage is on {nodes[0]}; its loss takes them along, its page cache serves all its slots")
+        return Shadowed(
+            plan,
+            f"no shadows: every stage is on {nodes[0]}; its loss takes them along, its page cache serves all its slots",
+        )
     reads: dict[str, dict[str, tuple[Read, ...]]] = {}
     missing = list[str]()
     for node in nodes:
@@ -50,12 +53,12 @@ def with_shadows(request: PlanRequest, plan: Plan, wishes: Takeover, most_bytes:
     shadows = tuple(each for slot in sorted(reads) for each in shadows_of(plan, slot, reads[slot], rooms[slot]))
     note = _note(missing, reads, shadows=bool(shadows))
     allowed = all(each.room_bytes <= rooms.get(each.slot, 0) for each in before.shadows)
-    if before.shadows and allowed and _kept_bytes(before.shadows) >= _kept_bytes(shadows):
+    if before.shadows and allowed and _all_bytes(before.shadows) >= _all_bytes(shadows):
         return Shadowed(before, note)
     return Shadowed(msgspec.structs.replace(plan, shadows=shadows), note)
 
 
-def _kept_bytes(shadows: Iterable[Shadow]) -> int:
+def _all_bytes(shadows: Iterable[Shadow]) -> int:
     return sum(each.size_bytes for each in shadows)
 
 
@@ -68,7 +71,7 @@ def _note(missing: list[str], reads: dict[str, dict[str, tuple[Read, ...]]], *, 
 
 
 def _repaired(request: PlanRequest, plan: Plan, wishes: Takeover, node: str) -> Repair | None:
-    left = replace(request, cluster=request.cluster.without({node}), min_stages=1)
+    left = replace(request, cluster=request.cluster.without({node}))
     try:
         return repair(left, plan, wishes)
     except PlannerError:

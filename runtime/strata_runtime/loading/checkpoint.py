@@ -110,8 +110,8 @@ class Checkpoint:
             header = self.header(name)
             with FileIO(self.folder / name) as file:
                 for key in wanted:
-                    kept = self._kept(name, header[key])
-                    read = _read(file, key, header[key], dtype, pinned=self.pinned, kept=kept)
+                    read = self._kept(key, dtype)
+                    read = _read(file, key, header[key], dtype, pinned=self.pinned) if read is None else read
                     tensors[key] = (read.mT.contiguous() if key in self.transposed else read).to(device)
                     self.keys_read.append(key)
         return tensors
@@ -130,8 +130,10 @@ class Checkpoint:
         self.keys_read.append(key)
         fits = self.size_bytes(key, dtype) <= memory.numel()
         with FileIO(self.folder / name) as file:
-            kept = self._kept(name, entry)
-            return _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None, kept=kept)
+            kept = self._kept(key, dtype)
+            return (
+                _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None) if kept is None else kept
+            )
 
     def read_part(
         self, key: str, dtype: torch.dtype | None, rows: Ranges | None, columns: Range | None = None
@@ -170,11 +172,12 @@ class Checkpoint:
         left = memory
         turned = {place.name in self.transposed for place in places}
         for place, entry, count in zip(places, entries, counts, strict=True):
-            with FileIO(self.folder / self._file_of[place.name]) as file:
-                kept = self._kept(self._file_of[place.name], entry)
-                read = _read(file, place.name, entry, dtype, pinned=False, memory=left, kept=kept)
+            kept = self._kept(place.name, dtype) if place.index is None else None
             if kept is not None:
-                left[: read.nbytes].view(dtype).copy_(read.view(-1))
+                left[: kept.nbytes].view(dtype).copy_(kept.view(-1))
+            else:
+                with FileIO(self.folder / self._file_of[place.name]) as file:
+                    _read(file, place.name, entry, dtype, pinned=False, memory=left)
             self.keys_read.append(place.name)
             left = left[count * dtype.itemsize :]
         read = memory.view(dtype).view(-1, entries[0].shape[-1])
@@ -191,9 +194,15 @@ class Checkpoint:
         """The tensors that are read for `key`."""
         return (key,)
 
-    def _kept(self, name: str, entry: Entry) -> torch.Tensor | None:
-        """The bytes of a tensor, where they need not be read."""
-        return None if self.shadow is None else self.shadow.take(self.folder / name, entry.begin, entry.end)
+    def _kept(self, key: str, dtype: torch.dtype | None) -> torch.Tensor | None:
+        """A tensor that need not be read, in its stored type's own memory where that is the wanted one."""
+        if self.shadow is None:
+            return None
+        name = self._file_of[key]
+        entry = self.header(name)[key]
+        stored, wanted = _types(self.folder / name, key, entry, dtype)
+        kept = self.shadow.take(self.folder / name, entry.begin, entry.end)
+        return None if kept is None else kept.view(stored).to(wanted).view(entry.shape)
 
     def _entry_of(self, place: TensorPlace) -> Entry:
         entry = self.header(self._file_of[place.name])[place.name]
@@ -290,27 +299,10 @@ def _read(
     *,
     pinned: bool,
     memory: torch.Tensor | None = None,
-    kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Other types are converted strip by strip: a tensor is never there twice. `kept`: its bytes, which need not be read; it becomes the answer where its type
-    is the wanted one.
-    """
-    if entry.type not in _TYPES:
-        raise InputError(f"{file.name}: tensor {key} has type {entry.type}; readable are {', '.join(_TYPES)}")
-    stored, count = _TYPES[entry.type], prod(entry.shape)
-    if count * stored.itemsize != entry.end - entry.begin:
-        raise InputError(
-            f"{file.name}: tensor {key} of {entry.shape} takes {entry.end - entry.begin} bytes: damaged file"
-        )
-    wanted = dtype if dtype and stored.is_floating_point else stored
-    if stored in _SCALED and wanted != stored:
-        raise InputError(
-            f"{file.name}: tensor {key} is of type {entry.type}, and nothing says by which scales it is read: config.json needs the "
-            "quantization_config that belongs to it"
-        )
-    if kept is not None:
-        own = kept.view(stored)
-        return (own if wanted == stored else own.to(wanted)).view(entry.shape)
+    """Other types are converted strip by strip: a tensor is never there twice."""
+    stored, wanted = _types(file.name, key, entry, dtype)
+    count = prod(entry.shape)
     if memory is None:
         flat = torch.empty(count, dtype=wanted, pin_memory=pinned)
     else:
@@ -325,6 +317,22 @@ def _read(
         _fill(file, key, part)
         flat[start : start + _STRIP] = part
     return flat.view(entry.shape)
+
+
+def _types(file: Any, key: str, entry: Entry, dtype: torch.dtype | None) -> tuple[torch.dtype, torch.dtype]:
+    """That a tensor is stored in, and that it is wanted in. Raises InputError for one that nobody can read so."""
+    if entry.type not in _TYPES:
+        raise InputError(f"{file}: tensor {key} has type {entry.type}; readable are {', '.join(_TYPES)}")
+    stored = _TYPES[entry.type]
+    if prod(entry.shape) * stored.itemsize != entry.end - entry.begin:
+        raise InputError(f"{file}: tensor {key} of {entry.shape} takes {entry.end - entry.begin} bytes: damaged file")
+    wanted = dtype if dtype and stored.is_floating_point else stored
+    if stored in _SCALED and wanted != stored:
+        raise InputError(
+            f"{file}: tensor {key} is of type {entry.type}, and nothing says by which scales it is read: config.json needs the "
+            "quantization_config that belongs to it"
+        )
+    return stored, wanted
 
 
 def _fill(file: FileIO, key: str, flat: torch.Tensor) -> None:

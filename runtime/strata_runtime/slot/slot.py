@@ -357,9 +357,7 @@ class Slot:
 
 def _not_held(prepare: Prepare, held: Sequence[LoadedRole]) -> list[Role]:
     """The roles that change and whose weights are not all there."""
-    return [
-        role for role in changed_roles(prepare).roles if not any(same_weights(role, other.role) for other in held)
-    ]
+    return [role for role in changed_roles(prepare).roles if not any(same_weights(role, other.role) for other in held)]
 
 
 def _bytes_beside(prepare: Prepare, held: Sequence[LoadedRole]) -> int:

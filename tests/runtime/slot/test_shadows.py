@@ -78,10 +78,10 @@ def with_shadow(plan: Plan, *, room: int = ROOM) -> Plan:
         against=second.node,
         layers=tuple(range(second.layers[0], second.layers[1] + 1)),
         format=second.format,
-        size_bytes=1,
-        read_bytes=1,
+        layer_bytes=(1, 1, 1),
+        read_bytes=4,
         room_bytes=room,
-        head=True,
+        head_bytes=1,
     )
     return structs.replace(plan, shadows=(kept,))
 
