@@ -78,7 +78,7 @@ class ServedPipeline:
     """A plan in force on slot processes."""
 
     def __init__(self, client: PipelineClient, leader: LeaderClient) -> None:
-        self._client = client
+        self.client = client
         self._leader = leader
         self._run = 0
 
@@ -120,7 +120,7 @@ class ServedPipeline:
         ]
 
     def _stats(self) -> dict[str, RoleStats]:
-        return {name: slot.ask(GetStatus()).roles[0] for name, slot in self._client.slots.items()}
+        return {name: slot.ask(GetStatus()).roles[0] for name, slot in self.client.slots.items()}
 
 
 def _ragged(length: int, number: int) -> int:
