@@ -27,6 +27,7 @@ BENCHMARKS = (
     "repair",
     "steady",
     "elastic",
+    "loss",
     "kills",
     "fleets",
     "costs",

@@ -32,9 +32,11 @@ from strata_planner.contract.control import (
 )
 from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.devices import is_processor
+from strata_planner.contract.processors import UNDIVIDED, Division
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
+from strata_runtime.slot.binding import Binding
 from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningEpoch, changed_roles
 from strata_runtime.slot.kept_pages import KeptRole, taken_from
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
@@ -61,6 +63,7 @@ class SlotOptions:
     threads: int
     verify: bool = True  # planes, as they are read
     ranks: int = 1  # devices that may share a stage here
+    division: Division = UNDIVIDED  # of this machine into devices, where its processors are some
 
 
 class Wakeup:
@@ -122,7 +125,8 @@ class Slot:
         self._bind = _bindable(options.host)
         endpoint = f"tcp://{self._bind}:{options.control_port}"
         listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
-        self._place = Place(options.name, self._incarnation, self._bind, self._wakeup.ring)
+        self._binding = Binding.here(options.division)
+        self._place = Place(options.name, self._incarnation, self._bind, self._wakeup.ring, self._binding)
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
         self._poller.register(self._wakeup.reader, zmq.POLLIN)
@@ -221,8 +225,8 @@ class Slot:
         if idle:
             self._shrink_kept(changed.roles)
         giving = (*(each.role for each in self._kept), *(() if idle else (each.role for each in held)))
-        taken = Held(held, before, idle=idle, giving=giving, shadow=self._shadowing.shadow)
-        self._loading = Loading(changed, taken, self._wakeup.ring, verify=self._verify)
+        held_now = Held(held, before, idle=idle, giving=giving, shadow=self._shadowing.shadow)
+        self._loading = Loading(changed, held_now, self._wakeup.ring, verify=self._verify, binding=self._binding)
         self._unused = None
 
     def _can_go_on(self, prepare: Prepare) -> bool:
