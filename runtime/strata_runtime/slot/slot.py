@@ -31,7 +31,6 @@ from strata_planner.contract.control import (
     slot_request_decoder,
 )
 from strata_planner.contract.decoding import decode_message
-from strata_planner.contract.devices import is_processor
 from strata_planner.contract.processors import UNDIVIDED, Division
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
@@ -41,7 +40,8 @@ from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningE
 from strata_runtime.slot.kept_pages import KeptRole, taken_from
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
 from strata_runtime.slot.other_ranks import held_by_ranks, idle_of_ranks
-from strata_runtime.slot.prepare import Held, Loading, same_weights, store_of
+from strata_runtime.slot.prepare import Held, Loading
+from strata_runtime.slot.room import bytes_beside, is_on_processors, not_held, shadows_beside, usable_bytes
 from strata_runtime.slot.shadowing import Shadowing
 from strata_runtime.slot.switching import Switches
 from strata_runtime.wire.transport import Keys, listen
@@ -218,7 +218,7 @@ class Slot:
             role.keep_bits(f"epoch {prepare.epoch} is being prepared: its plan decides the bits")
         held = tuple(role.held() for role in ending)
         idle = self._make_room(prepare, held)
-        self._shadowing.pause(self._shadowed_beside(prepare, () if idle else held))
+        self._shadowing.pause(shadows_beside(prepare, () if idle else held, self._shadowing.shadow.held_bytes))
         log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
         self._asked = prepare
         changed = changed_roles(prepare)
@@ -249,26 +249,13 @@ class Slot:
         """Stop serving before loading if weights of the roles that are `held`, which end, and what the new ones need beside them do not fit together.
         Whether none of the old serves.
         """
-        new = _not_held(prepare, held)
-        if held and new and _bytes_beside(prepare, held) > _usable_bytes(prepare):
+        if held and not_held(prepare, held) and bytes_beside(prepare, held) > usable_bytes(prepare):
             log.info(
                 "%s: %d role(s) end now: their weights and those of the next do not fit together", self._name, len(held)
             )
             self._end_roles(prepare)
             return True
         return not held
-
-    def _shadowed_beside(self, prepare: Prepare, held: Sequence[LoadedRole]) -> set[int | None]:
-        """Of which layers shadows stay: of those that are loaded now, which take their place, and of those that are to be kept on, unless they lie in memory that
-        is short meanwhile. `held`: what serves on.
-        """
-        loaded = {layer for role in changed_roles(prepare).roles for layer in range(role.layers[0], role.layers[1] + 1)}
-        tables = {None} if any(role.embedding or role.head for role in prepare.roles) else set[None]()
-        beside = _bytes_beside(prepare, held) + self._shadowing.shadow.held_bytes
-        order = prepare.shadow
-        if order is None or (_is_on_processor(prepare) and beside > _usable_bytes(prepare)):
-            return {*loaded, *tables}
-        return {*loaded, *tables, *order.layers, *([None] if order.embedding or order.head else [])}
 
     def _shrink_kept(self, changed: Sequence[Role]) -> None:
         """To what the next roles take of it: they load beside it."""
@@ -295,7 +282,7 @@ class Slot:
             self._fail(str(error) if isinstance(error, InputError) else f"epoch {epoch}: {reason_of(error)}")
         else:
             loading.give()  # the running epoch has it
-            self._shadowing.follow(asked.shadow, pinned=not _is_on_processor(asked))
+            self._shadowing.follow(asked.shadow, pinned=not is_on_processors(asked))
             log.info("%s: epoch %d is in force", self._name, epoch)
 
     def _set_bits(self, request: SetBits) -> None:
@@ -357,28 +344,6 @@ class Slot:
         except zmq.ZMQError as error:
             log.info("%s: a controller is gone: %s", self._name, error)
             self._watchers.discard(identity)
-
-
-def _not_held(prepare: Prepare, held: Sequence[LoadedRole]) -> list[Role]:
-    """The roles that change and whose weights are not all there."""
-    return [role for role in changed_roles(prepare).roles if not any(same_weights(role, other.role) for other in held)]
-
-
-def _bytes_beside(prepare: Prepare, held: Sequence[LoadedRole]) -> int:
-    """Of the roles that end with it and serve until then, the new ones, and those that go on; what the first two share once."""
-    changed, new, store = changed_roles(prepare).roles, _not_held(prepare, held), store_of(held)
-    going_on = [role for role in prepare.roles if role not in changed]
-    shared = sum(store.kept_bytes(role) for role in new)
-    return sum(role.total_bytes for role in (*(each.role for each in held), *new, *going_on)) - shared
-
-
-def _usable_bytes(prepare: Prepare) -> int:
-    return sum(device.usable_bytes for role in prepare.roles for device in role.devices)
-
-
-def _is_on_processor(prepare: Prepare) -> bool:
-    """Whether its weights lie in host memory."""
-    return all(is_processor(device.type) for role in prepare.roles for device in role.devices)
 
 
 def _phase(status: SlotStatus) -> tuple[object, ...]:

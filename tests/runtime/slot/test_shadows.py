@@ -13,13 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from strata_planner.contract.control import Prepare
 from strata_planner.contract.formats import FormatName
-from strata_planner.contract.plan import Plan
+from strata_planner.contract.plan import DeviceRef, Plan
+from strata_planner.contract.roles import roles_of
 from strata_planner.contract.shadows import Shadow as Kept
-from strata_planner.contract.shadows import ShadowState
+from strata_planner.contract.shadows import ShadowOrder, ShadowState
 from strata_runtime.loading import artefact, checkpoint, shadow_places
 from strata_runtime.loading.shadow import Place, Shadow, file_state
 from strata_runtime.slot import shadowing
+from strata_runtime.slot.room import shadows_beside
 from strata_runtime.wire.client import SlotClient, greedy
 from tests.laws import swept
 from tests.runtime.loading.artefacts import write_artefact
@@ -183,6 +186,28 @@ def test_a_takeover_in_the_middle_of_reading_takes_what_is_there(
         assert pipeline.commit(even_plan(copied, ["s0"]), ["s0"]).generate(ASKED) == text
         pipeline.slots["s0"].until(lambda status: status.shadow is None)
         assert pipeline.threads["s0"].slot._shadowing.shadow.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_", "goes_on", "stay"),
+    [
+        ("cpu", 100, False, {0, 1, 2, None, 4, 5}),  # it fits
+        ("cpu", 101, False, {0, 1, 2, None}),  # what is loaded takes its place
+        ("L4", 101, False, {0, 1, 2, None, 4, 5}),  # host memory is not the device's
+        ("cpu", 100, True, {4, 5}),  # nothing is loaded
+        ("cpu", 101, True, set()),
+    ],
+)
+def test_shadows_give_way_where_memory_is_short(
+    shallow_llama: Path, kind: str, bytes_: int, *, goes_on: bool, stay: set[int | None]
+) -> None:
+    (role,) = roles_of(even_plan(shallow_llama, ["s0"]))["s0"]
+    device = DeviceRef(type=kind, index=0, usable_bytes=1000)
+    role = structs.replace(role, devices=(device,), predicted_bytes=900)
+    order = ShadowOrder("m", "float32", (4, 5), (("any4",), ("any4",)), most_bytes=1000)
+    prepare = Prepare(epoch=2, key="k", roles=(role,), slots={}, formed=(1,) if goes_on else (), shadow=order)
+    assert shadows_beside(prepare, (), bytes_) == stay
+    assert shadows_beside(structs.replace(prepare, shadow=None), (), 0) == stay - {4, 5}
 
 
 def test_a_file_that_has_changed_gives_nothing(tmp_path: Path) -> None:
