@@ -47,6 +47,14 @@ class SlotProcess(SlotClient):
         super().close()
 
 
+def await_shadows(plan: Plan, slots: Mapping[str, SlotClient]) -> None:
+    """Until each slot holds what the plan has it keep. Raises SystemExit where one never will."""
+    for name in plan.shadow_orders:
+        state = slots[name].until(lambda status: status.shadow is not None and status.shadow.phase != "reading").shadow
+        if state is None or state.phase != "held" or state.reason:
+            raise SystemExit(f"{name} does not keep all: {state}")
+
+
 @dataclass(frozen=True)
 class Served:
     """One measured run: tokens of all answers per second, and each slot's share of the time spent computing."""

@@ -17,9 +17,8 @@ from rich.console import Console
 
 from benchmarks import pipeline
 from benchmarks.rows import Row, run
-from benchmarks.slots import ServedPipeline, served
+from benchmarks.slots import ServedPipeline, await_shadows, served
 from strata_planner.answer.shadows import shadow_table
-from strata_planner.contract.control import SlotStatus
 from strata_planner.contract.plan import Plan
 from strata_planner.replan.repair import Takeover
 from strata_planner.replan.shadows import with_shadows
@@ -59,8 +58,7 @@ def measure(*, quick: bool) -> list[Row]:
         ready, plain = plans(model)
         Console(width=150).print(shadow_table(ready))
         with served(ready) as one, served(plain) as other:
-            for each in ready.shadow_orders:
-                one.client.slots[each].until(_holds)
+            await_shadows(ready, one.client.slots)
             value, peer = pipeline.alternate(_rate(one, quick=quick), _rate(other, quick=quick), 1 if quick else RUNS)
     row = Row(
         name="steady_cost",
@@ -72,13 +70,6 @@ def measure(*, quick: bool) -> list[Row]:
         goal=GOAL,
     )
     return [row]
-
-
-def _holds(status: SlotStatus) -> bool:
-    """Raises SystemExit where it never will."""
-    if status.shadow is not None and status.shadow.phase == "failed":
-        raise SystemExit(f"{status.slot} keeps nothing: {status.shadow.reason}")
-    return status.shadow is not None and status.shadow.phase == "held"
 
 
 def _rate(served_plan: ServedPipeline, *, quick: bool) -> Callable[[], float]:
