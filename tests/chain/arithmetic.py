@@ -105,6 +105,10 @@ class Stage:
     speculation: object = None
 
 
+class Hangs(BaseException):
+    """In place of a step that never ends: no `except Exception` sees to it."""
+
+
 class Executor:
     """Runs a role's layers on frames, as `StageExecutor` does."""
 
@@ -116,6 +120,7 @@ class Executor:
         self.vocabulary = VOCABULARY
         self.boundary = StepBoundary()
         self.fails = ""  # the next step does, for this reason
+        self.hangs = False  # the next step does
         self._holdings = Holdings(role, weights_by_layer(role, {}), inherited)
         self._cache = cache
         self._next_step = 0
@@ -140,6 +145,8 @@ class Executor:
                     self._sampling.pop(sequence, None)
         if not header.segments:
             return None
+        if self.hangs:
+            raise Hangs
         if self.fails:
             reason, self.fails = self.fails, ""
             raise RuntimeError(reason)
@@ -151,6 +158,10 @@ class Executor:
             return Passed(structs.replace(header, weights=weights, seconds=0.01), rows)
         tokens = self._samples(header, states)
         return Answered(StepResult(header.replica, header.epoch, header.step, tokens, weights, 0.01))
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        return self.work.turns, self._next_step
 
     @property
     def stepped(self) -> bool:

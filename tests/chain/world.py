@@ -50,7 +50,7 @@ class ChainWorld:
             self._put(module, zmq=virtual)
         for module in (leader_link, dispatcher):
             self._put(module, zmq=virtual)
-        for module in (epoch, dispatcher, generation):
+        for module in (slot, epoch, dispatcher, generation):
             self._put(module, time=time)
         self._put(transport, recv_monitor_message=read_event, _see_to_gatekeeper=lambda _: None)
         self._put(leader_link, recv_monitor_message=await_event)
@@ -124,6 +124,11 @@ class ChainWorld:
         if (process := self.cluster.slots().get(pod)) and process.serving:
             process.serving[0].worker.executor.fails = "out of memory"
 
+    def hang_step(self, pod: str) -> None:
+        """The next one never ends; all else of the process goes on."""
+        if (process := self.cluster.slots().get(pod)) and process.serving:
+            process.serving[0].worker.executor.hangs = True
+
     def slow_down(self, pod: str, seconds: float) -> None:
         if process := self.cluster.slots().get(pod):
             process.step_seconds = seconds
@@ -149,7 +154,7 @@ class ChainWorld:
         for process in self.cluster.slots().values():
             process.step_seconds = slot_process.STEP_SECONDS
             for served in process.serving:
-                served.worker.executor.fails = ""
+                served.worker.executor.fails, served.worker.executor.hangs = "", False
         for node in self.cluster.all("nodes"):
             self.node_returns(node["metadata"]["name"])
         self.cluster.network.changed()
@@ -196,11 +201,13 @@ class ChainWorld:
     # What holds at every moment.
 
     def check(self) -> None:
+        for process in self.cluster.slots().values():
+            process.check_hung()
         assert not self.cluster.found, self.cluster.found
         for client in self.clients:
             assert not client.broken, client.broken
             assert not client.error, f"{client.request.id}: {client.error}"
 
 
-def _served(worker: Any, name: str, failed: Callable[[str], None]) -> Served:
+def _served(worker: Any, name: str, failed: Callable[[str], None], _: object) -> Served:
     return Served(worker, failed, name)

@@ -11,6 +11,7 @@ from strata_planner.contract.control import (
     Commit,
     GatewayStatus,
     GetStatus,
+    HungStep,
     LayerSwitch,
     PeerLoss,
     Prepare,
@@ -73,6 +74,8 @@ class FakeSlot:
         self.ever_committed: list[int] = []
         self.lost: tuple[PeerLoss, ...] = ()
         self.failure = ""
+        self.hung: tuple[HungStep, ...] = ()
+        self.overdue: tuple[HungStep, ...] = ()
         self.switches: tuple[SwitchState, ...] = ()
         self.asked: Prepare | None = None
         self.kept: ShadowOrder | None = None
@@ -92,6 +95,8 @@ class FakeSlot:
             switches=self.switches,
             protocol=self.protocol,
             shadow=None if self.kept is None else ShadowState("held", 1 << 20, len(self.kept.layers)),
+            hung=self.hung,
+            overdue=self.overdue,
         )
 
     def handle(self, message: Prepare | Commit | SetBits | GetStatus | Watch) -> SlotStatus:
@@ -153,6 +158,11 @@ class FakeSlot:
     def lose(self, peer: str) -> None:
         if self.committed:
             self.lost = (PeerLoss(slot=peer, reason="connection closed"),)
+
+    def hang(self) -> None:
+        """A step of its first role does, and it says so."""
+        role = self.running[0].role
+        self.hung = (HungStep(role.replica, role.stage, "step 7 has not got on for 30.1 s, with 30 allowed"),)
 
     def _has_prepared(self, epoch: int) -> bool:
         return self.prepare.epoch == epoch and self.prepare.phase == "prepared"

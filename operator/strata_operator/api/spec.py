@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from strata_operator.api.base import ApiType, LabelMap, Name, Rule
 from strata_operator.api.pod import PodOverlay, ResourceAmounts, Toleration
 from strata_operator.api.status import LLMDeploymentStatus
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS
 from strata_planner.contract.origins import LONGEST_ORIGIN, MOST_ORIGINS, ORIGIN_PATTERN, ORIGIN_RULE
 
 GROUP = "strata.dev"
@@ -336,6 +337,9 @@ class RuntimeSpec(ApiType):
     """Each stage but the last keeps what it hands on in host memory, 2 bytes x hidden size for each token of its KV cache: when a slot is lost, its
     neighbours compute its layers again from there, and nobody the layers before."""
     speculation: SpeculationSpec = SpeculationSpec()
+    step_timeout_seconds: Annotated[int, Field(ge=0, le=86_400)] = STEP_TIMEOUT_SECONDS
+    """A step that has not got on for so long at a stage, and for five times what it takes by the plan and ever took there, counts as hung: its slot is ended and
+    started anew. 0: none ever does."""
     pod: PodOverlay = PodOverlay()
 
 

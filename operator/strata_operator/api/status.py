@@ -106,6 +106,8 @@ class StageStatus(StatusType):
     restarts: Annotated[int, Field(ge=0)] = 0
     progress: Annotated[int, Field(ge=0)] = 0
     """The furthest that its slot has come in the newest epoch: 1 for its first answer, 1 more for every layer it has loaded."""
+    loaded: Annotated[int, Field(ge=0)] = 0
+    """Tensors that it has stored and MiB that it has fetched on the way to the next layer, as far as they were counted."""
     progress_at: Moment | None = None
     """Since when it is that far."""
 

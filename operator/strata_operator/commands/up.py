@@ -190,6 +190,7 @@ def local_options(options: UpOptions, question: Question, plan: Plan, logs: Path
         api_keys_file=options.api_keys_file,
         page_flags=page_flags(question.deployment.spec.gateway),
         prepare_timeout_seconds=question.deployment.spec.replanning.prepare_timeout_seconds,
+        step_timeout_seconds=question.deployment.spec.runtime.step_timeout_seconds,
         threads=threads_of_slots(plan, question.cluster),
         divisions=divisions_of_slots(plan, question.cluster),
         verify=options.verify,

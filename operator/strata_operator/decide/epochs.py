@@ -14,6 +14,7 @@ from strata_planner.contract.control import (
     Commit,
     GatewayStatus,
     Leader,
+    PlannedStep,
     Prepare,
     SetRoute,
     SlotAddress,
@@ -22,7 +23,6 @@ from strata_planner.contract.control import (
 from strata_planner.contract.keys import request_secret, role_keys
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import Role, roles_of
-from strata_planner.contract.shadows import ShadowOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +127,33 @@ def why_broken(epoch: Epoch, seen: Observed) -> str:
     return next(filter(None, (_broken(epoch, seen.slots[slot]) for slot in answering)), "")
 
 
+def hung_slots(epoch: Epoch, seen: Observed) -> dict[str, str]:
+    """Slots that answer and say of themselves that a step does not get on, each with why. In whatever epoch: they cannot leave it."""
+    return {
+        slot: f"stage {step.stage} of replica {step.replica}: {step.reason}"
+        for slot in sorted(slots_of(epoch.plan) & set(seen.slots))
+        for step in seen.slots[slot].hung[:1]
+    }
+
+
 def unheard(ledger: Ledger, seen: Observed) -> set[str]:
     """Slots of the epoch in force that do not answer, and whom others of it have lost: a neighbour, or who speaks with its leaders."""
     epoch = ledger.newest
     if epoch is None or ledger.committed < epoch.number:
         return set()
     witnesses = (status for status in seen.slots.values() if status.committed_epoch == epoch.number)
-    accused = {peer.slot for status in witnesses for peer in status.lost_peers}
+    accused = {peer.slot for status in witnesses for peer in status.lost_peers} | _awaited(epoch, seen)
     routed = [each for each in seen.gateways.values() if each.epoch == epoch.number]
     if routed and all(each.leaders_connected < len(epoch.plan.replicas) for each in routed):
         accused |= {stage.slot for stage in epoch.plan.stages if stage.leader}
     return (accused & slots_of(epoch.plan)) - set(seen.slots)
+
+
+def _awaited(epoch: Epoch, seen: Observed) -> set[str]:
+    """Slots of the replicas whose leaders wait too long for what is behind them. Those that answer are none of it: they would say that they hang, or are slow."""
+    told = (status for status in seen.slots.values() if status.committed_epoch == epoch.number)
+    late = {each.replica for status in told for each in status.overdue}
+    return {stage.slot for replica in epoch.plan.replicas if replica.replica in late for stage in replica.stages}
 
 
 def slots_of(plan: Plan) -> set[str]:
@@ -150,7 +166,8 @@ def is_ready(desired: Plan, ledger: Ledger, seen: Observed) -> bool:
     if epoch is None or any(not isinstance(step, SendToGateway) for step in next_steps(desired, ledger, seen)):
         return False
     return all(
-        slot in seen.slots and seen.slots[slot].committed_epoch == epoch.number for slot in slots_of(epoch.plan)
+        slot in seen.slots and seen.slots[slot].committed_epoch == epoch.number and not seen.slots[slot].hung
+        for slot in slots_of(epoch.plan)
     ) and any(reaches_all(gateway, epoch) for gateway in seen.gateways.values())
 
 
@@ -212,23 +229,18 @@ def _prepares(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     addresses = {slot: seen.addresses[slot] for slot in sorted(roles)}
     # Neighbours must mean the same port by the same key: beside one slot of 0.1.0 all do without keys of their own.
     with_keys = all(seen.slots[slot].protocol > 0 for slot in set(roles) & set(seen.slots))
-    shadows = epoch.plan.shadow_orders
     return tuple(
-        SendToSlot(slot, _prepare(epoch, roles[slot], addresses, shadows.get(slot), with_keys=with_keys))
+        SendToSlot(slot, _prepare(epoch, roles[slot], addresses, seen.slots[slot], with_keys=with_keys))
         for slot in sorted(set(roles) & set(seen.slots))
         if seen.slots[slot].prepare.epoch < epoch.number and seen.slots[slot].committed_epoch < epoch.number
     )
 
 
 def _prepare(
-    epoch: Epoch,
-    roles: tuple[Role, ...],
-    addresses: dict[str, SlotAddress],
-    shadow: ShadowOrder | None,
-    *,
-    with_keys: bool,
+    epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAddress], status: SlotStatus, *, with_keys: bool
 ) -> Prepare:
     formed = tuple(epoch.formed_in(role.replica) for role in roles)
+    is_new = status.protocol > 1  # others refuse what they do not know
     return Prepare(
         epoch=epoch.number,
         key=request_secret(epoch.key),
@@ -236,8 +248,19 @@ def _prepare(
         slots=addresses,
         role_keys=tuple(role_keys(epoch.key, role) for role in roles) if with_keys else (),
         formed=formed if set(formed) != {epoch.number} else (),
-        shadow=shadow,
+        steps=tuple(_planned_step(epoch.plan, role) for role in roles) if is_new else (),
+        shadow=epoch.plan.shadow_orders.get(status.slot) if is_new else None,
     )
+
+
+def _planned_step(plan: Plan, role: Role) -> PlannedStep:
+    stages = next(replica.stages for replica in plan.replicas if replica.replica == role.replica)
+    seconds = [
+        max(stage.times.prefill_seconds, stage.times.decode_seconds)
+        + max(stage.times.prefill_transfer_seconds, stage.times.decode_transfer_seconds)
+        for stage in stages
+    ]
+    return PlannedStep(stage_seconds=seconds[role.stage], pipeline_seconds=sum(seconds))
 
 
 def _record(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:

@@ -80,7 +80,7 @@ def status_of(view: View, outcome: Outcome) -> LLMDeploymentStatus:
 def _stage_status(view: View, stage: Stage) -> StageStatus:
     status = view.seen.slots.get(stage.slot)
     pod = view.pod_of(stage.slot)
-    reached, since = progress(view, stage)
+    far = progress(view, stage)
     replica = next(replica.replica for replica in view.plan.replicas if stage in replica.stages) if view.plan else 0
     return StageStatus(
         replica=replica,
@@ -94,8 +94,9 @@ def _stage_status(view: View, stage: Stage) -> StageStatus:
         memory_measured_bytes=_grown(view, stage) if status else None,
         ready=serves(view, stage),
         restarts=pod.restarts if pod else 0,
-        progress=reached,
-        progress_at=stamp(since),
+        progress=far.reached,
+        loaded=far.loaded,
+        progress_at=stamp(far.since),
     )
 
 

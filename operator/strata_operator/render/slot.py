@@ -18,6 +18,7 @@ from strata_operator.render.objects import Object, RenderOptions, metadata
 from strata_operator.render.pods import claim_of, container, downloads, draft_uri, pod_spec, tolerations
 from strata_operator.render.requests import MEMORY, parse_quantity
 from strata_operator.render.slots import Slot, device_requests, encode_asked, encode_device
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 
 # What a slot on GPUs asks of its host; `runtime.pod.resources` replaces it.
@@ -68,6 +69,8 @@ def _template(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> 
         "downloads": downloads(deployment),
         "claim": claim_of(model.uri),
     }
+    if own := _step_timeout(deployment):
+        asked["stepTimeout"] = own
     if (claim := claim_of(draft_uri(deployment))) is not None:
         asked["draftClaim"] = claim
     if (shadow := deployment.spec.replanning.takeover.shadow) is not None and not slot.is_cpu:
@@ -84,7 +87,9 @@ def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Objec
     ]
     listening = {"tcpSocket": {"port": "control"}}
     made = {
-        **container(deployment, SLOT, slot.name, options.image, command, SLOT_ENVIRONMENT),
+        **container(
+            deployment, SLOT, slot.name, options.image, command, {**SLOT_ENVIRONMENT, **_step_timeout(deployment)}
+        ),
         "ports": [
             {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
             {"name": "data", "containerPort": DATA_PORT, "protocol": "TCP"},
@@ -102,6 +107,12 @@ def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Objec
         "tolerations": tolerations(deployment, seconds=None),
         "terminationGracePeriodSeconds": 10,
     }
+
+
+def _step_timeout(deployment: LLMDeployment) -> dict[str, str]:
+    """In the environment: a release that does not know it takes no notice. Nothing at its default, as pods of earlier releases have it."""
+    seconds = deployment.spec.runtime.step_timeout_seconds
+    return {} if seconds == STEP_TIMEOUT_SECONDS else {"STRATA_STEP_TIMEOUT_SECONDS": str(seconds)}
 
 
 def _resources(deployment: LLMDeployment, slot: Slot) -> Object:

@@ -19,9 +19,9 @@ from strata_planner.contract.values import Value
 
 # Of one control message. The longest are a `Prepare`, which holds the addresses of all slots (some 100 bytes each), and statuses.
 LARGEST_CONTROL_BYTES = 4 << 20
-CONTROL_PROTOCOL = (
-    1  # what a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too
-)
+CONTROL_PROTOCOL = 2  # what a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too; 2, planned steps and shadows, too
+
+STEP_TIMEOUT_SECONDS = 30  # that a step may always be still; an object that says nothing else has it
 
 
 class SlotAddress(Value, frozen=True):
@@ -31,6 +31,13 @@ class SlotAddress(Value, frozen=True):
     control_port: int
     data_port: int
     request_port: int
+
+
+class PlannedStep(Value, frozen=True):
+    """Seconds that a step takes by the plan, at most: at the stage of a role, and on its way through all stages of the replica."""
+
+    stage_seconds: float = 0.0
+    pipeline_seconds: float = 0.0
 
 
 class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
@@ -47,6 +54,7 @@ class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
     role_keys: tuple[RoleKeys, ...] = ()  # of each role; without any, `key` is the secret of all data ports, too
     formed: tuple[int, ...] = ()  # of each role, the epoch in which its replica was formed; without any, this one
     shadow: ShadowOrder | None = None  # what the slot keeps of others from the commit on; None: nothing
+    steps: tuple[PlannedStep, ...] = ()  # of each role; what takes far longer counts as hung
 
     def formed_in(self, place: int) -> int:
         """Of the role at this place of the list."""
@@ -151,6 +159,14 @@ class PeerLoss(Value, frozen=True):
     reason: str
 
 
+class HungStep(Value, frozen=True):
+    """What a role of this slot is at, or waits for, a step or what comes before the first, does not get on: for far longer than it ever took."""
+
+    replica: int
+    stage: int
+    reason: str
+
+
 class RoleStats(Value, frozen=True, omit_defaults=True):
     """What one role has done since its replica was formed: for busy shares and for measured beside predicted. Only roles that run have any."""
 
@@ -187,6 +203,8 @@ class SlotStatus(Value, frozen=True, tag="slot", omit_defaults=True):
     switches: tuple[SwitchState, ...] = ()  # the newest requests for other bits, in their order
     protocol: int = 0
     shadow: ShadowState | None = None  # None: nothing is asked of it
+    hung: tuple[HungStep, ...] = ()  # its process is to be ended: nothing else ends such a step
+    overdue: tuple[HungStep, ...] = ()  # of roles that lead: the stages behind have not got on, whichever it is
 
 
 class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):

@@ -61,6 +61,11 @@ class StageModel:
         self._watched = WatchedLayers(())
         self._states: list[torch.Tensor] = []  # [tokens, hidden] of each watched layer
 
+    @property
+    def layers_begun(self) -> int:
+        """So often some layer has been come to, in whatever step: where it grows, a step gets on."""
+        return self._stage.step.layers_begun
+
     def parts(self) -> tuple[HeldLayer | HeldOutside, ...]:
         """All that another stage may take."""
         outside = () if self.held_outside is None else (self.held_outside,)

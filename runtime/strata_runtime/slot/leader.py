@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 import zmq
+from msgspec import structs
 
 from strata_planner.contract.formats import ComputeType
 from strata_planner.contract.frames import (
@@ -132,7 +133,11 @@ class LeaderWorker:
 
     def _receive(self, *, wait: bool) -> None:
         """Take in all that has come: results first, they free the pipeline."""
+        work = self.executor.work
+        work.waits = wait
         ready = dict(self._poller.poll(None if wait else 0))
+        work.waits = False
+        work.turns += 1
         if self._inlet is not None and self._inlet.socket in ready:
             self._take_result(self._inlet)
         if self._gateways.socket in ready:
@@ -274,6 +279,19 @@ class LeaderWorker:
         self._lost = self._lost or slot
         if not self._failed:
             self._gateways.tell(self._hello())
+
+    @property
+    def awaited(self) -> int | None:
+        """The oldest step that has not come back from the stages behind, -1 of what they have kept; None: nothing that could. Read from any thread."""
+        if self._links is None or self._failed or self._lost:
+            return None
+        return -1 if self._asks else self.engine.oldest
+
+    def hang(self, slot: str) -> None:
+        """Of this stage itself: its worker can tell nobody, so the thread that meets gateways does. Called by the slot."""
+        self._lost = self._lost or slot
+        if (hello := self._gateways.hello) is not None:
+            self._gateways.hello = structs.replace(hello, lost=slot)
 
     def _hello(self) -> LeaderHello:
         engine, drafts = self.engine, self.engine.scheduler.speculation.counts

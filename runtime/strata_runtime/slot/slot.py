@@ -9,6 +9,7 @@ import logging
 import secrets
 import socket as sockets
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,10 @@ import zmq
 from strata_planner.contract.control import (
     CONTROL_PROTOCOL,
     LARGEST_CONTROL_BYTES,
+    STEP_TIMEOUT_SECONDS,
     Commit,
     GetStatus,
+    HungStep,
     Prepare,
     PrepareState,
     SetBits,
@@ -36,6 +39,7 @@ from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.slot.binding import Binding
+from strata_runtime.slot.deadline import LOAD_TIMES, Deadline
 from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningEpoch, changed_roles
 from strata_runtime.slot.kept_pages import KeptRole, taken_from
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
@@ -64,6 +68,7 @@ class SlotOptions:
     verify: bool = True  # planes, as they are read
     ranks: int = 1  # devices that may share a stage here
     division: Division = UNDIVIDED  # of this machine into devices, where its processors are some
+    step_timeout: float = STEP_TIMEOUT_SECONDS  # that a step may always be still; 0: for ever
 
 
 class Wakeup:
@@ -113,6 +118,9 @@ class Slot:
         self._running: RunningEpoch | None = None
         self._kept: list[KeptRole] = []  # of roles that have ended, for those of the next epoch
         self._failure = ""
+        self._load = Deadline(LOAD_TIMES * options.step_timeout, 0.0)
+        self._hung_load: tuple[HungStep, ...] = ()
+        self._told: tuple[HungStep, ...] = ()  # of steps that do not get on, as the log has them
         self._watchers: set[bytes] = set()
         self._published: SlotStatus | None = None
         self._wakeup = Wakeup()
@@ -126,7 +134,9 @@ class Slot:
         endpoint = f"tcp://{self._bind}:{options.control_port}"
         listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
         self._binding = Binding.here(options.division)
-        self._place = Place(options.name, self._incarnation, self._bind, self._wakeup.ring, self._binding)
+        self._place = Place(
+            options.name, self._incarnation, self._bind, self._wakeup.ring, self._binding, options.step_timeout
+        )
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
         self._poller.register(self._wakeup.reader, zmq.POLLIN)
@@ -139,6 +149,7 @@ class Slot:
                 self._wakeup.clear()
                 self._answer()
                 self._watch_links()
+                self._watch_progress()
                 self._publish()
         finally:
             self._end_roles()
@@ -175,6 +186,8 @@ class Slot:
             switches=self._switches.states,
             protocol=CONTROL_PROTOCOL,
             shadow=self._shadowing.state(fresh=False),
+            hung=(self._running.hung if self._running else ()) + self._hung_load,
+            overdue=self._running.overdue if self._running else (),
         )
 
     def _answer(self) -> None:
@@ -322,6 +335,21 @@ class Slot:
     def _watch_links(self) -> None:
         for link in self._running.watch() if self._running else ():
             log.warning("%s: neighbour %s is lost: %s", self._name, link.neighbour, link.reason)
+
+    def _watch_progress(self) -> None:
+        """Of a load that nobody is served beside, and what is said in the log of it and of steps. A load beside what serves has the controller's patience."""
+        loading = self._loading
+        state = loading.state if loading and not self._running and loading.state.phase == "loading" else None
+        moved = state and (state.epoch, state.progress, state.layers_loaded)
+        still = self._load.look(moved, time.monotonic(), is_first=False)
+        role = loading.prepare.roles[0] if loading and still else None
+        self._hung_load = (HungStep(role.replica, role.stage, f"loading it {still}"),) if role else ()
+        told, running = self._told, self._running
+        self._told = (*self._hung_load, *((*running.hung, *running.overdue) if running else ()))
+        for each in self._told:
+            if each not in told:
+                which = (each.replica, each.stage, each.reason)
+                log.warning("%s: replica %d stage %d does not get on: %s", self._name, *which)
 
     def _publish(self) -> None:
         """Send the status to the watchers if more than its counters changed."""

@@ -48,6 +48,8 @@ class Work:
     sent_bytes: int = 0  # of hidden states, to the next stage
     shared_bytes: int = 0  # of what came in, to the other ranks of this stage
     refilled: int = 0  # tokens x layers
+    waits: bool = False  # for something to do
+    turns: int = 0  # so often there was something
 
 
 class Passed(NamedTuple):
@@ -207,6 +209,11 @@ class StageExecutor:
     def stepped(self) -> bool:
         """Whether its first step has been."""
         return self._next_step > 0
+
+    @property
+    def moved(self) -> tuple[int, int, int]:
+        """Differs whenever its worker has got on: with what it has to do, with steps, or within one with layers. Read from any thread."""
+        return self.work.turns, self._next_step, self.model.layers_begun
 
     @property
     def pools(self) -> Mapping[int, LayerPool]:

@@ -102,7 +102,11 @@ class Inlet:
 
     def receive(self) -> tuple[DataMessage, list[memoryview]] | None:
         """One message and its tensors' bytes; None for a dropped one. Raises StepError for one that is no frame."""
+        work = self._executor.work
+        work.waits = True
         header, *bodies = (part.buffer for part in self.socket.recv_multipart(copy=False))
+        work.waits = False
+        work.turns += 1
         try:
             message = decode_frame(data_decoder, header, self._bounds.header_bytes)
         except ContractError as error:

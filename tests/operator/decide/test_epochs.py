@@ -416,7 +416,7 @@ def test_beside_a_slot_of_0_1_0_all_are_told_what_it_can_read() -> None:
     world.slots["b"].protocol = 0
     prepares = told(world)
     known = {"type", "epoch", "key", "roles", "slots"}
-    assert [msgspec.json.decode(encode(prepare)).keys() for prepare in prepares.values()] == [known, known]
+    assert [msgspec.json.decode(encode(prepare)).keys() for prepare in prepares.values()] == [known | {"steps"}, known]
 
 
 def test_a_leader_is_reached_at_its_slots_request_port_and_place() -> None:

@@ -258,6 +258,10 @@ def test_slots_start_with_the_environment_that_memory_is_predicted_for_unless_th
     for deployment, expected in (
         (a_deployment().build(), SLOT_ENVIRONMENT),
         (changed, {**SLOT_ENVIRONMENT, "MKL_DISABLE_FAST_MM": "0"}),
+        (
+            a_deployment().with_spec(runtime={"stepTimeoutSeconds": 0}).build(),
+            {**SLOT_ENVIRONMENT, "STRATA_STEP_TIMEOUT_SECONDS": "0"},
+        ),
     ):
         for each in of_kind(render(deployment, SLOTS, OPTIONS), "StatefulSet"):
             (box,) = each["spec"]["template"]["spec"]["containers"]

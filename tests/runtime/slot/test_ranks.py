@@ -152,15 +152,23 @@ def test_a_rank_that_ends_is_named_and_the_next_epoch_has_a_new_one(tiny_llama: 
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_named(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_hangs_is_named_and_the_next_epoch_has_a_new_one(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = shared(even_plan(tiny_llama, ["s0"]), [2])
     monkeypatch.setattr(shared_memory, "PATIENCE_SECONDS", 0.2)
     with PipelineHarness(["s0"]) as pipeline:
-        leader = pipeline.serve(shared(even_plan(tiny_llama, ["s0"]), [2]))
+        expected = pipeline.serve(plan).generate(penalized())
+        leader = pipeline.serve(plan)
         (hanging,) = ranks_of(pipeline, "s0")
         os.kill(hanging.pid, signal.SIGSTOP)
         leader.send(greedy("r", range(9, 14), 5))
         status = pipeline.slots["s0"].until(lambda status: bool(status.failure))
         assert "rank 1 of 2 did not come to a collective within 0.2 s" in status.failure
+        monkeypatch.undo()
+        leader = pipeline.serve(plan)
+        assert hanging.wait(20) is not None
+        assert leader.generate(penalized()) == expected
 
 
 def test_what_no_rank_can_share_is_refused_by_name(tmp_path: Path) -> None:
