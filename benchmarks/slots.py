@@ -47,6 +47,14 @@ class SlotProcess(SlotClient):
         super().close()
 
 
+def await_shadows(plan: Plan, slots: Mapping[str, SlotClient]) -> None:
+    """Until each slot holds what the plan has it keep. Raises SystemExit where one never will."""
+    for name in plan.shadow_orders:
+        state = slots[name].until(lambda status: status.shadow is not None and status.shadow.phase != "reading").shadow
+        if state is None or state.phase != "held" or state.reason:
+            raise SystemExit(f"{name} does not keep all: {state}")
+
+
 @dataclass(frozen=True)
 class Served:
     """One measured run: tokens of all answers per second, and each slot's share of the time spent computing."""
@@ -78,7 +86,7 @@ class ServedPipeline:
     """A plan in force on slot processes."""
 
     def __init__(self, client: PipelineClient, leader: LeaderClient) -> None:
-        self._client = client
+        self.client = client
         self._leader = leader
         self._run = 0
 
@@ -120,7 +128,7 @@ class ServedPipeline:
         ]
 
     def _stats(self) -> dict[str, RoleStats]:
-        return {name: slot.ask(GetStatus()).roles[0] for name, slot in self._client.slots.items()}
+        return {name: slot.ask(GetStatus()).roles[0] for name, slot in self.client.slots.items()}
 
 
 def _ragged(length: int, number: int) -> int:

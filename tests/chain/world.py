@@ -10,7 +10,7 @@ from unittest import mock
 
 from strata_planner.contract.control import Commit
 from strata_runtime.gateway.routing import dispatcher, generation, leader_link
-from strata_runtime.slot import epoch, leader, reception, slot
+from strata_runtime.slot import epoch, leader, reception, room, slot
 from strata_runtime.wire import transport
 from tests.chain import slot_process
 from tests.chain.arithmetic import Executor
@@ -54,7 +54,8 @@ class ChainWorld:
             self._put(module, time=time)
         self._put(transport, recv_monitor_message=read_event, _see_to_gatekeeper=lambda _: None)
         self._put(leader_link, recv_monitor_message=await_event)
-        self._put(slot, Loading=Loading, Wakeup=Wakeup, store_of=slot_process.store_of, private_bytes=lambda: 0)
+        self._put(slot, Loading=Loading, Wakeup=Wakeup, private_bytes=lambda: 0)
+        self._put(room, store_of=slot_process.store_of)
         self._put(epoch, StageExecutor=Executor, serve=_served)
         self._put(reception.Gateways, open=lambda gateways, hello: setattr(gateways, "hello", hello))
 

@@ -37,6 +37,7 @@ from strata_planner.contract.plan import (
     StageTimes,
 )
 from strata_planner.contract.roles import Role
+from strata_planner.contract.shadows import ShadowOrder, ShadowState
 from strata_planner.question.cluster import CUDA_OVERHEAD_BYTES
 
 _INCARNATIONS = itertools.count(1)
@@ -77,6 +78,7 @@ class FakeSlot:
         self.overdue: tuple[HungStep, ...] = ()
         self.switches: tuple[SwitchState, ...] = ()
         self.asked: Prepare | None = None
+        self.kept: ShadowOrder | None = None
         self.running: dict[int, RunningRole] = {}  # by place
 
     def status(self) -> SlotStatus:
@@ -92,6 +94,7 @@ class FakeSlot:
             failure=self.failure or next((each.failure for each in self.running.values() if each.failure), ""),
             switches=self.switches,
             protocol=self.protocol,
+            shadow=None if self.kept is None else ShadowState("held", 1 << 20, len(self.kept.layers)),
             hung=self.hung,
             overdue=self.overdue,
         )
@@ -132,6 +135,7 @@ class FakeSlot:
         formed = {place: RunningRole(role, self.asked.epoch) for place, role in enumerate(self.asked.roles)}
         self.running = {**formed, **kept}
         self.committed, self.failure = self.asked.epoch, ""
+        self.kept = self.asked.shadow
         members = {each.role.next.slot for each in kept.values()} | {each.role.previous.slot for each in kept.values()}
         self.lost = tuple(peer for peer in self.lost if peer.slot in members)
 

@@ -238,6 +238,16 @@ class PlanningSpec(ApiType):
     overrides: PlanningOverrides = PlanningOverrides()
 
 
+class ShadowSpec(ApiType):
+    """Layers of other nodes that slots keep in host memory, those that they would take over: a takeover then reads memory, not a disk. Which,
+    the planner finds.
+    """
+
+    max_memory: Annotated[str, Field(max_length=32, pattern=r"^[1-9][0-9]*([kMGTPE]|[KMGTPE]i)$")]
+    """Host memory of each slot that they may take, as 16Gi. Pods of GPU slots ask for it beside the rest, unless `runtime.pod.resources` says how much memory
+    they ask for; a slot on a processor keeps them in what the plan leaves of its memory."""
+
+
 class TakeoverSpec(ApiType):
     """What the plan that a loss is repaired by may cost in quality, while it serves: neighbours make room for lost layers by fewer bits."""
 
@@ -247,6 +257,8 @@ class TakeoverSpec(ApiType):
     """Points of perplexity over 16 bits, at most; by default those of the objective. Needs the model's calibration (`strata sensitivity`)."""
     exact: bool = False
     """Lower no bits at all: answers go on as they would have. Where that leaves no room, fewer requests run at once, or a new plan is made."""
+    shadow: ShadowSpec | None = None
+    """By default none are kept: they take memory that nothing else uses, and where a node has the model's files in its page cache they bring little."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -230,19 +230,17 @@ def _prepares(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     # Neighbours must mean the same port by the same key: beside one slot of 0.1.0 all do without keys of their own.
     with_keys = all(seen.slots[slot].protocol > 0 for slot in set(roles) & set(seen.slots))
     return tuple(
-        SendToSlot(
-            slot,
-            _prepare(epoch, roles[slot], addresses, with_keys=with_keys, knows_steps=seen.slots[slot].protocol > 1),
-        )
+        SendToSlot(slot, _prepare(epoch, roles[slot], addresses, seen.slots[slot], with_keys=with_keys))
         for slot in sorted(set(roles) & set(seen.slots))
         if seen.slots[slot].prepare.epoch < epoch.number and seen.slots[slot].committed_epoch < epoch.number
     )
 
 
 def _prepare(
-    epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAddress], *, with_keys: bool, knows_steps: bool
+    epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAddress], status: SlotStatus, *, with_keys: bool
 ) -> Prepare:
     formed = tuple(epoch.formed_in(role.replica) for role in roles)
+    is_new = status.protocol > 1  # others refuse what they do not know
     return Prepare(
         epoch=epoch.number,
         key=request_secret(epoch.key),
@@ -250,7 +248,8 @@ def _prepare(
         slots=addresses,
         role_keys=tuple(role_keys(epoch.key, role) for role in roles) if with_keys else (),
         formed=formed if set(formed) != {epoch.number} else (),
-        steps=tuple(_planned_step(epoch.plan, role) for role in roles) if knows_steps else (),
+        steps=tuple(_planned_step(epoch.plan, role) for role in roles) if is_new else (),
+        shadow=epoch.plan.shadow_orders.get(status.slot) if is_new else None,
     )
 
 

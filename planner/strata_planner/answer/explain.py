@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from strata_planner.answer.shadows import shadow_table
 from strata_planner.answer.speculation import forecast_lines
 from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.plan import Plan, Replica, Stage
@@ -25,6 +26,8 @@ def render_plan(plan: Plan, outcome: PlanOutcome | None = None) -> RenderableTyp
     parts: list[RenderableType] = [stage_table(plan), *map(Text, [*summary_lines(plan), *forecast_lines(plan)])]
     if outcome is not None:
         parts += [Text(search_line(outcome.stats)), *(Text(f"note: {note}") for note in outcome.notes)]
+    if plan.shadows:
+        parts.append(shadow_table(plan))
     parts += map(Text, unused_lines(plan))
     if plan.alternatives:
         parts.append(alternatives_table(plan))

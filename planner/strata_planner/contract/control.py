@@ -14,11 +14,12 @@ import msgspec
 from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.roles import Role
+from strata_planner.contract.shadows import ShadowOrder, ShadowState
 from strata_planner.contract.values import Value
 
 # Of one control message. The longest are a `Prepare`, which holds the addresses of all slots (some 100 bytes each), and statuses.
 LARGEST_CONTROL_BYTES = 4 << 20
-CONTROL_PROTOCOL = 2  # what a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too; 2, planned steps, too
+CONTROL_PROTOCOL = 2  # what a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too; 2, planned steps and shadows, too
 
 STEP_TIMEOUT_SECONDS = 30  # that a step may always be still; an object that says nothing else has it
 
@@ -52,6 +53,7 @@ class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
     slots: dict[str, SlotAddress]  # every slot of the plan
     role_keys: tuple[RoleKeys, ...] = ()  # of each role; without any, `key` is the secret of all data ports, too
     formed: tuple[int, ...] = ()  # of each role, the epoch in which its replica was formed; without any, this one
+    shadow: ShadowOrder | None = None  # what the slot keeps of others from the commit on; None: nothing
     steps: tuple[PlannedStep, ...] = ()  # of each role; what takes far longer counts as hung
 
     def formed_in(self, place: int) -> int:
@@ -184,8 +186,10 @@ class RoleStats(Value, frozen=True, omit_defaults=True):
     refilled: int = 0  # tokens x layers that were computed again in blocks that had been kept
 
 
-class SlotStatus(Value, frozen=True, tag="slot"):
-    """The state of a slot. `incarnation` changes when its process is started anew: its roles and KV are gone then."""
+class SlotStatus(Value, frozen=True, tag="slot", omit_defaults=True):
+    """The state of a slot. `incarnation` changes when its process is started anew: its roles and KV are gone then. A field at its default is left out,
+    for controllers of an earlier release.
+    """
 
     slot: str
     incarnation: str
@@ -198,6 +202,7 @@ class SlotStatus(Value, frozen=True, tag="slot"):
     failure: str = ""  # a step failed: the slot needs a new epoch
     switches: tuple[SwitchState, ...] = ()  # the newest requests for other bits, in their order
     protocol: int = 0
+    shadow: ShadowState | None = None  # None: nothing is asked of it
     hung: tuple[HungStep, ...] = ()  # its process is to be ended: nothing else ends such a step
     overdue: tuple[HungStep, ...] = ()  # of roles that lead: the stages behind have not got on, whichever it is
 

@@ -10,6 +10,7 @@ import msgspec
 
 from strata_planner.contract.forecast import SpeculationForecast
 from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatName
+from strata_planner.contract.shadows import Shadow, ShadowOrder, orders_of
 from strata_planner.contract.shares import Shares, problem_of
 from strata_planner.contract.steps import FEWEST_PROMPTS
 from strata_planner.contract.strategies import StrategyTable
@@ -222,6 +223,7 @@ class Plan(Value, frozen=True):
     boundary_log: bool = False  # stages keep what they hand on, in host memory
     speculation: Speculation = NO_SPECULATION
     head_format: FormatName = "dense"  # of the table that logits are made with
+    shadows: tuple[Shadow, ...] = ()  # what slots keep in host memory of layers that they would take over
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -232,6 +234,11 @@ class Plan(Value, frozen=True):
     def places(self) -> frozenset[Place]:
         """Of all devices that it uses."""
         return frozenset(place for stage in self.stages for place in stage.places)
+
+    @property
+    def shadow_orders(self) -> dict[str, ShadowOrder]:
+        """Slot name -> what it is to keep; no slot that keeps nothing."""
+        return orders_of(self.shadows, self.model_uri, self.compute_type)
 
     def encode(self) -> bytes:
         return to_json(self)
@@ -254,6 +261,9 @@ class Plan(Value, frozen=True):
             )
         for replica in self.replicas:
             _check_replica(replica, self.num_layers)
+        nodes = {stage.slot: stage.node for stage in self.stages}
+        for shadow in self.shadows:
+            _check_shadow(shadow, nodes.get(shadow.slot), self.num_layers)
 
 
 def _check_replica(replica: Replica, num_layers: int) -> None:
@@ -282,6 +292,20 @@ def _check_replica(replica: Replica, num_layers: int) -> None:
         expected = last + 1
     if expected != num_layers:
         raise ContractError(f"replica {replica.replica}: {expected} layers are placed; the model has {num_layers}")
+
+
+def _check_shadow(shadow: Shadow, node: str | None, num_layers: int) -> None:
+    """`node`: of the slot, None where the plan has none of that name."""
+    where = f"shadow on {shadow.slot} against the loss of {shadow.against}"
+    if node != shadow.node or shadow.against == node:
+        raise ContractError(f"{where}: it has to lie on a slot of the plan, on another node; plan again")
+    ordered = tuple(sorted(set(shadow.layers)))
+    if shadow.layers != ordered or not all(0 <= layer < num_layers for layer in ordered):
+        raise ContractError(f"{where}: layers {list(shadow.layers)}: each once, ascending, of 0..{num_layers - 1}")
+    if not len(shadow.format) == len(shadow.layer_bytes) == len(ordered):
+        raise ContractError(
+            f"{where}: {len(shadow.format)} formats and {len(shadow.layer_bytes)} sizes for {len(ordered)} layers"
+        )
 
 
 def plan_schema() -> dict[str, Any]:

@@ -33,6 +33,7 @@ from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.load_cache import LoadCache
 from strata_runtime.loading.loader import Loader
 from strata_runtime.loading.quantized import quantized_checkpoint, read_model_config
+from strata_runtime.loading.shadow import Shadow
 from strata_runtime.loading.shared_layers import share_layers
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.units import Unit, units_of
@@ -55,6 +56,7 @@ class LoadOptions:
     verify: planes and tables are compared with the checks of their copy as they are read, all of them before the load ends. Of what the node keeps, a layer
     that is damaged is quantized anew.
     collectives: where several ranks share the stage: the part of this one alone is loaded, and only its bytes are read where a format allows.
+    shadow: what it keeps of files for takeovers; what of it is wanted is taken, and read no more.
     store: what this process holds already; what the role has too is taken from there. Not for what ranks share.
     """
 
@@ -62,6 +64,7 @@ class LoadOptions:
     verify: bool = True
     collectives: Collectives | None = None
     store: LayerStore | None = None
+    shadow: Shadow | None = None
 
 
 def load_stage(
@@ -142,6 +145,7 @@ def _load(
         _forgetting(cache),
         cache or contextlib.nullcontext(),
         _checking(artefact, verify=options.verify),
+        _taking(options.shadow, checkpoint, artefact),
     ):
         loader.fill(
             difference,
@@ -209,6 +213,19 @@ def _checking(artefact: Artefact | None, *, verify: bool) -> Iterator[None]:
                 yield
         finally:
             artefact.checked = at_once
+
+
+@contextlib.contextmanager
+def _taking(shadow: Shadow | None, checkpoint: Checkpoint, artefact: Artefact | None) -> Iterator[None]:
+    """While the stage is loaded: what reads its files later holds no shadow."""
+    readers: list[Checkpoint | Artefact] = [checkpoint, *([artefact] if artefact is not None else [])]
+    for each in readers:
+        each.shadow = shadow if shadow is not None and shadow.held_bytes else None
+    try:
+        yield
+    finally:
+        for each in readers:
+            each.shadow = None
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from strata_runtime.loading.drafts import check_drafts
 from strata_runtime.loading.layer_store import LayerStore
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import formats_after, read_change, role_after
+from strata_runtime.loading.shadow import Shadow
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.model.kv import PagedKvCache
@@ -91,13 +92,14 @@ class Held:
     """What a prepare may take over: the roles that run or ran last, and what the prepare `before` it has loaded until it ends.
 
     `idle`: nothing runs that `roles` belongs to, so that it may be changed in place; what no role can use of it is let go first. `giving`: roles whose pages the
-    new ones take at the commit.
+    new ones take at the commit. `shadow`: what the slot keeps of files, which the new roles may take.
     """
 
     roles: tuple[LoadedRole, ...] = ()
     before: "Loading | None" = None
     idle: bool = True
     giving: tuple[Role, ...] = ()
+    shadow: Shadow | None = None
 
 
 class Loading:
@@ -132,6 +134,7 @@ class Loading:
         self._store = store_of(held.roles)
         self._store.keep(prepare.roles)
         self._before = held.before
+        self._shadow = held.shadow
         self._changed = changed
         self._verify, self._binding = verify, binding
         self._done = 0
@@ -250,6 +253,7 @@ class Loading:
                 verify=self._verify,
                 collectives=others.collectives if others else None,
                 store=self._store,
+                shadow=self._shadow,
             ),
         )
         if others is not None:

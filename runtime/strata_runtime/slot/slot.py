@@ -44,7 +44,9 @@ from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningE
 from strata_runtime.slot.kept_pages import KeptRole, taken_from
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
 from strata_runtime.slot.other_ranks import held_by_ranks, idle_of_ranks
-from strata_runtime.slot.prepare import Held, Loading, same_weights, store_of
+from strata_runtime.slot.prepare import Held, Loading
+from strata_runtime.slot.room import bytes_beside, is_on_processors, not_held, shadows_beside, usable_bytes
+from strata_runtime.slot.shadowing import Shadowing
 from strata_runtime.slot.switching import Switches
 from strata_runtime.wire.transport import Keys, listen
 
@@ -123,6 +125,7 @@ class Slot:
         self._published: SlotStatus | None = None
         self._wakeup = Wakeup()
         self._switches = Switches(self._wakeup.ring)
+        self._shadowing = Shadowing(self._wakeup.ring)
         self._stopping = False
         self._context: zmq.Context[Any] = zmq.Context()
         self._control = self._context.socket(zmq.ROUTER)
@@ -150,6 +153,7 @@ class Slot:
                 self._publish()
         finally:
             self._end_roles()
+            self._shadowing.close()
             self._switches.close()
             self._context.destroy(linger=0)
             self._wakeup.close()
@@ -164,7 +168,8 @@ class Slot:
 
     def _with_memory(self, status: SlotStatus, *, fresh: bool) -> SlotStatus:
         roles = self._running.stats() if self._running else ()
-        return msgspec.structs.replace(status, private_bytes=self._memory.value(fresh=fresh), roles=roles)
+        memory, shadow = self._memory.value(fresh=fresh), self._shadowing.state()
+        return msgspec.structs.replace(status, private_bytes=memory, roles=roles, shadow=shadow)
 
     def _essence(self) -> SlotStatus:
         """All of the status but its counters."""
@@ -180,6 +185,7 @@ class Slot:
             failure=self._failure or (self._running.failure if self._running else ""),
             switches=self._switches.states,
             protocol=CONTROL_PROTOCOL,
+            shadow=self._shadowing.state(fresh=False),
             hung=(self._running.hung if self._running else ()) + self._hung_load,
             overdue=self._running.overdue if self._running else (),
         )
@@ -225,13 +231,14 @@ class Slot:
             role.keep_bits(f"epoch {prepare.epoch} is being prepared: its plan decides the bits")
         held = tuple(role.held() for role in ending)
         idle = self._make_room(prepare, held)
+        self._shadowing.pause(shadows_beside(prepare, () if idle else held, self._shadowing.shadow.held_bytes))
         log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
         self._asked = prepare
         changed = changed_roles(prepare)
         if idle:
             self._shrink_kept(changed.roles)
         giving = (*(each.role for each in self._kept), *(() if idle else (each.role for each in held)))
-        held_now = Held(held, before, idle=idle, giving=giving)
+        held_now = Held(held, before, idle=idle, giving=giving, shadow=self._shadowing.shadow)
         self._loading = Loading(changed, held_now, self._wakeup.ring, verify=self._verify, binding=self._binding)
         self._unused = None
 
@@ -255,19 +262,13 @@ class Slot:
         """Stop serving before loading if weights of the roles that are `held`, which end, and what the new ones need beside them do not fit together.
         Whether none of the old serves.
         """
-        old, store = [each.role for each in held], store_of(held)
-        changed = changed_roles(prepare).roles
-        new = [role for role in changed if not any(same_weights(role, other) for other in old)]
-        going_on = [role for role in prepare.roles if role not in changed]
-        usable = sum(device.usable_bytes for role in prepare.roles for device in role.devices)
-        shared = sum(store.kept_bytes(role) for role in new)
-        if old and new and sum(role.total_bytes for role in (*old, *new, *going_on)) - shared > usable:
+        if held and not_held(prepare, held) and bytes_beside(prepare, held) > usable_bytes(prepare):
             log.info(
-                "%s: %d role(s) end now: their weights and those of the next do not fit together", self._name, len(old)
+                "%s: %d role(s) end now: their weights and those of the next do not fit together", self._name, len(held)
             )
             self._end_roles(prepare)
             return True
-        return not old
+        return not held
 
     def _shrink_kept(self, changed: Sequence[Role]) -> None:
         """To what the next roles take of it: they load beside it."""
@@ -294,6 +295,7 @@ class Slot:
             self._fail(str(error) if isinstance(error, InputError) else f"epoch {epoch}: {reason_of(error)}")
         else:
             loading.give()  # the running epoch has it
+            self._shadowing.follow(asked.shadow, pinned=not is_on_processors(asked))
             log.info("%s: epoch %d is in force", self._name, epoch)
 
     def _set_bits(self, request: SetBits) -> None:

@@ -150,6 +150,7 @@ class PipelineClient:
         root = f"epoch {self.epoch}"
         self.key = request_secret(root)
         addresses = {name: slot.address for name, slot in self.slots.items()}
+        shadows = plan.shadow_orders
         messages = {
             name: Prepare(
                 epoch=self.epoch,
@@ -157,6 +158,7 @@ class PipelineClient:
                 roles=roles,
                 slots=addresses,
                 role_keys=tuple(role_keys(root, role) for role in roles),
+                shadow=shadows.get(name),
             )
             for name, roles in roles_of(plan).items()
         }

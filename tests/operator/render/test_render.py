@@ -161,6 +161,17 @@ def test_a_slot_is_bound_to_its_node_and_holds_its_gpus() -> None:
     assert resources["requests"] == {"nvidia.com/gpu": "2", "cpu": "1", "memory": "2Gi"}
 
 
+def test_shadows_are_counted_in_the_memory_that_a_gpu_slot_asks_for_and_on_processors_are_not() -> None:
+    wish = {"takeover": {"shadow": {"maxMemory": "16Gi"}}}
+    pod = slot_pod(a_deployment().with_spec(replanning=wish).build())
+    assert pod["containers"][0]["resources"]["requests"]["memory"] == str(18 * GIB)
+    without, with_them = a_deployment().build(), a_deployment().with_spec(replanning=wish).build()
+    assert slot_pod(with_them, CPU_SLOT) == slot_pod(without, CPU_SLOT)
+    own = {"pod": {"resources": {"requests": {"memory": "64Gi"}}}}
+    pod = slot_pod(a_deployment().with_spec(replanning=wish, runtime=own).build())
+    assert pod["containers"][0]["resources"]["requests"]["memory"] == "64Gi"
+
+
 def test_a_slot_on_processors_asks_for_its_device_and_its_process() -> None:
     pod = slot_pod(a_deployment().with_spec(**FULL).build(), CPU_SLOT)
     memory = str(3 * GIB + SLOT_IDLE_BYTES)
