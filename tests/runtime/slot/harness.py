@@ -24,9 +24,9 @@ class SlotThread(SlotClient):
     """One slot, with its controller's connection."""
 
     def __init__(self, name: str, address: SlotAddress | None = None) -> None:
-        ports = free_ports(3)
+        ports = free_ports(4)
         address = address or SlotAddress(
-            host="127.0.0.1", control_port=ports[0], data_port=ports[1], request_port=ports[2]
+            host="127.0.0.1", control_port=ports[0], data_port=ports[1], request_port=ports[2], pages_port=ports[3]
         )
         self.slot = Slot(SlotOptions(name, "127.0.0.1", address.control_port, CONTROL_KEY, 1))
         idle = self.slot._idle_bytes
