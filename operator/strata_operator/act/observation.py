@@ -186,15 +186,15 @@ def _is_away(node: NodeView | None) -> bool:
 
 
 def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:
-    """Follow the pods of the plan's slots and of every gateway, and hand over what they have said last. Slots find each other by name."""
-    addresses = {slot: slot_address(deployment, slot) for slot in slots_in(plan)} if plan else {}
+    """Follow the pods of the plan's slots, of those that leave and of every gateway, and hand over what they have said last. Slots find each other by name."""
+    hosts = slot_hosts(deployment, snapshot.pods)
+    addresses = {slot: slot_address(deployment, slot) for slot in {*slots_in(plan), *hosts}} if plan else {}
     earlier = given_the_control_key(deployment, snapshot.pods)
     stored = _keys_of(deployment, snapshot)
 
     def key_of(who: str, process: str, derived: str) -> str:
         return key if who in earlier else stored.get(process_secret(process), derived)
 
-    hosts = slot_hosts(deployment, snapshot.pods)
     endpoints = {
         slot: Endpoint(hosts[slot], address.control_port, key_of(slot, slot, slot_secret(key, slot)))
         for slot, address in addresses.items()
