@@ -96,7 +96,15 @@ class Look:
         deployment = deployment.model_copy(update={"status": recorded})
         newest = records[-1] if records else None
         plan = newest.epoch.plan if newest else None
-        options = RenderOptions(image, key, self.options.operator_namespace, plan.model_uri if plan else "")
+        nodes = self.stock.node_views()
+        lets_go = (
+            kept.has_no_plan_for("Drain") and any(_is_cordoned(nodes.get(each.node)) for each in plan.stages)
+            if plan
+            else False
+        )
+        options = RenderOptions(
+            image, key, self.options.operator_namespace, plan.model_uri if plan else "", lets_go=lets_go
+        )
         manifests = self.readings.manifests(deployment, newest, options) if newest else ()
         number = newest.epoch.number if newest else 0
         seen = _observe(deployment, plan, key, snapshot, kept.links)
@@ -106,7 +114,7 @@ class Look:
             now=self.clock.now(),
             deployment=deployment,
             records=records,
-            nodes=self.stock.node_views(),
+            nodes=nodes,
             pods=pod_views(deployment, snapshot.pods),
             stateful_sets=snapshot.stateful_sets_of(deployment),
             templates=snapshot.templates(),
@@ -179,6 +187,10 @@ class Look:
     def _apply_again_seconds(self) -> float:
         """Those of all deployments together are applied at a pace that the API server does not notice."""
         return max(APPLY_AGAIN_SECONDS, APPLY_EACH_SECONDS * len(self.stock.deployments))
+
+
+def _is_cordoned(node: NodeView | None) -> bool:
+    return node is not None and node.cordoned
 
 
 def _is_away(node: NodeView | None) -> bool:

@@ -130,8 +130,8 @@ class LeaderWorker:
 
     def _receive(self, *, wait: bool) -> None:
         """Take in all that has come: results first, they free the pipeline."""
-        if self._gathering.awaits:
-            self._say()
+        if self._gathering.awaits and self._say():
+            wait = False  # what came meanwhile can be computed now
         ready = dict(self._poller.poll((GLANCE_MILLISECONDS if self._gathering.awaits else None) if wait else 0))
         if self._inlet is not None and self._inlet.socket in ready:
             self._take_result(self._inlet)
@@ -222,14 +222,15 @@ class LeaderWorker:
         self._gathering.asked(Survey(self.executor.role.replica, self._epoch))
         self._say()
 
-    def _say(self) -> None:
-        """What this stage has kept, once all pages are there that others have for it."""
+    def _say(self) -> bool:
+        """What this stage has kept, once all pages are there that others have for it. Whether they are."""
         if (survey := self._gathering.answer()) is None:
-            return
+            return False
         if self._outlet is None:
             self._inherit(survey)
         else:
             self._outlet.survey(survey)
+        return True
 
     def _inherit(self, survey: Survey) -> None:
         if not self._asks:

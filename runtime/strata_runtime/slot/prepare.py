@@ -147,6 +147,12 @@ class Loading:
         given, self._loaded = self._loaded, []
         return given
 
+    def leave(self) -> None:
+        """Nobody wants it any more, and nobody waits for it."""
+        self._wanted = ()
+        if not self._thread.is_alive():
+            self._end_fetches()
+
     def give_layers(self) -> LayerStore:
         """What is held of roles that are not whole, once the thread has ended; nobody has it but the caller then."""
         self._thread.join()

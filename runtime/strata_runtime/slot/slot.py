@@ -109,6 +109,9 @@ class Slot:
                 self._publish()
         finally:
             self._end_roles()
+            for loading in (self._loading, self._unused):
+                if loading is not None:
+                    loading.leave()
             if self._giver is not None:
                 self._giver.close(gives=True)
             self._switches.close()

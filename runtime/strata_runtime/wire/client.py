@@ -207,8 +207,7 @@ class PipelineClient:
         names = list(names)
         for name in names:
             self.slots[name].send(Commit(epoch=self.epoch))
-        for name in names:
-            status = self.slots[name].answer()
+        for name, status in [(name, self.slots[name].answer()) for name in names]:
             if status.committed_epoch != self.epoch:
                 raise RuntimeFaultError(f"slot {name} did not commit epoch {self.epoch}: {status.failure}")
         self._in_force = plan

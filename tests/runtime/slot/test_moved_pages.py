@@ -92,24 +92,27 @@ def test_pages_move_with_their_layers(tiny_llama: Path, expected: dict[str, list
     assert again == [(0, 0)]
 
 
-def cuts() -> st.SearchStrategy[tuple[int, ...]]:
-    """Last layers of three stages."""
-    firsts = st.lists(st.integers(0, LAST - 1), min_size=2, max_size=2, unique=True)
-    return firsts.map(lambda ends: (*sorted(ends), LAST))
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[str, tuple[int, ...]]:
+    """Slots in any order, some of them left out, and the last layer of each."""
+    slots = draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True))
+    count = len(slots) - 1
+    firsts = draw(st.lists(st.integers(0, LAST - 1), min_size=count, max_size=count, unique=True))
+    return "".join(slots), (*sorted(firsts), LAST)
 
 
-@settings(max_examples=share(24), deadline=None)
-@given(shapes=st.lists(cuts(), min_size=2, max_size=3), pages=st.sampled_from([40, 64]))
-def test_the_text_stays_over_any_moves(
-    tiny_llama: Path, expected: dict[str, list[int]], shapes: list[tuple[int, ...]], pages: int
+@settings(max_examples=share(32), deadline=None)
+@given(chain=st.lists(shapes(), min_size=2, max_size=3), pages=st.sampled_from([40, 64]))
+def test_the_text_stays_over_any_moves_and_drains_and_nothing_is_computed_again(
+    tiny_llama: Path, expected: dict[str, list[int]], chain: list[tuple[str, tuple[int, ...]]], pages: int
 ) -> None:
-    """Also where a layer moves past a neighbour."""
-    plans = [plan_with(tiny_llama, "abc", ends, pages if number else 64) for number, ends in enumerate(shapes)]
+    """Also where a layer moves past a neighbour, all move, or the leader is drained."""
+    plans = [plan_with(tiny_llama, *each, pages if number else 64) for number, each in enumerate(chain)]
     with PipelineHarness("abc") as pipeline:
         streams, again = moved(pipeline, plans)
     assert streams.tokens == expected
     if pages == 64:
-        assert again == [(0, 0)] * (len(shapes) - 1)
+        assert again == [(0, 0)] * (len(chain) - 1)
 
 
 def test_what_other_weights_computed_is_not_taken(tiny_llama: Path) -> None:
