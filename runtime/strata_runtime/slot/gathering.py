@@ -36,6 +36,7 @@ from strata_runtime.wire.transport import Keys, Link, connect
 log = logging.getLogger(__name__)
 
 AHEAD_SECONDS = 10.0  # the longest that pages are fetched while the old epoch serves
+REST_SECONDS = 5.0  # and behind the commit, while nothing is served
 CONNECT_SECONDS = 2.0  # the giver's prepare may be behind
 SILENT_SECONDS = 5.0  # of a giver that is asked: slots commit one after the other
 CREDIT_AHEAD, CREDIT = 1, 8  # messages asked for at once: ahead steps are not to be held up
@@ -55,6 +56,7 @@ class Fetch:
         self.whole = False  # all that there was has come once
         self.is_taken = False  # by a role, which ends it
         self.over = False  # nothing comes any more
+        self._messages = self._bytes = 0
         self._epoch, self._layers, self._page_tokens = epoch, sorted(pools), page_tokens
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -73,6 +75,7 @@ class Fetch:
         try:
             while time.monotonic() < until and self._round(step, until, rest=False) > len(self._layers):
                 pass
+            self._told("before the commit")
         except (GoneError, StepError, ContractError) as error:
             self._give_up(error)
 
@@ -91,7 +94,8 @@ class Fetch:
 
     def _rest(self) -> None:
         try:
-            self._round(lambda: None, float("inf"), rest=True)
+            self._round(lambda: None, time.monotonic() + REST_SECONDS, rest=True)
+            self._told("with those behind the commit")
         except (GoneError, StepError, ContractError) as error:
             self._give_up(error)
         except Exception:  # whatever it is: the stage computes what has not come
@@ -131,6 +135,8 @@ class Fetch:
             )
         if isinstance(message, KvPages):
             check_pages(message, [len(body) for body in bodies], self._page_tokens)
+            self._messages += 1
+            self._bytes += sum(map(len, bodies))
             self.arriving.take(message, bodies)
         return message
 
@@ -142,6 +148,14 @@ class Fetch:
                 *(source.slot, source.replica, source.stage, self._layers[0], self._layers[-1], error),
             )
         self._end()
+
+    def _told(self, when: str) -> None:
+        source = self.source
+        log.info(
+            "pages of replica %d stage %d from slot %s, %s: %d messages, %d bytes, %s",
+            *(source.replica, source.stage, source.slot, when, self._messages, self._bytes),
+            "whole" if self.whole else "not whole",
+        )
 
     def _end(self) -> None:
         self._link.monitor.close(linger=0)

@@ -23,7 +23,7 @@ from strata_runtime.wire.transport import Keys, listen
 
 log = logging.getLogger(__name__)
 
-KEPT_SECONDS = 10.0  # behind the commit, for takers that do not ask
+KEPT_SECONDS = 8.0  # behind the commit, for takers that do not ask
 MOST_CREDIT = 8  # messages that may wait in a taker's memory
 MOST_TAKERS = 64  # connections whose state is kept: who connects anew begins anew
 LARGEST_WANT_BYTES = 1 << 16
