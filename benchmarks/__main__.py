@@ -26,6 +26,7 @@ BENCHMARKS = (
     "planner",
     "repair",
     "elastic",
+    "loss",
     "kills",
     "fleets",
     "costs",

@@ -8,6 +8,7 @@ that comes back and one that is drained (`benchmarks.moves`).
 """
 
 import argparse
+import math
 import random
 import statistics
 import sys
@@ -101,6 +102,8 @@ class Local:
         self._request, self._plan, self._slots = request, plan, slots
         self._client = PipelineClient(slots)
         self._leader = self._client.serve(plan)
+        self.serving = plan
+        self.killed = math.inf  # when, by the clock of `time.perf_counter`
 
     def answered(self, prompts: Mapping[str, list[int]]) -> Streams:
         """All of it, undisturbed."""
@@ -116,7 +119,7 @@ class Local:
         stage = self._plan.replicas[0].stages[victim]
         lost = self._slots[stage.slot]
         lost.process.kill()
-        begun = time.perf_counter()
+        self.killed = begun = time.perf_counter()
         alive = {name: slot for name, slot in self._slots.items() if slot is not lost}
         self._await_notice(alive)
         noticed = time.perf_counter() - begun
@@ -126,7 +129,7 @@ class Local:
         left = self._request.cluster.without({stage.node})
         mended = repair(replace(self._request, cluster=left, min_stages=1), self._plan)
         planned = time.perf_counter() - begun
-        self._leader = self._client.serve(mended.plan)
+        self._leader, self.serving = self._client.serve(mended.plan), mended.plan
         prepared = time.perf_counter() - begun
         running = {name: len(got) for name, got in streams.tokens.items() if len(got) < ANSWER}
         self._send(streams)

@@ -37,6 +37,7 @@ LISTED: dict[str, tuple[str, ...]] = {
     ),
     "replicas": ("layout_loss", "routing_planned_simulated", "routing"),
     "hexgen_run": ("hexgen_case_run_decode", "hexgen_case_run_prompts"),
+    "loss": ("loss_next_token", "loss_every_stream", "loss_requests", "loss_doubled", "perplexity_after"),
     "strategies": ("strategy_choice", "strategy_gain"),
     "start": ("slot_memory", "slot_resident", "deployment_memory", "ready_seconds"),
     "pipeline": (

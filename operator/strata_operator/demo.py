@@ -15,7 +15,7 @@ from strata_operator.commands.inputs import Question, read_question
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.client import drive, stream_chat
 from strata_operator.local.deployment import LocalDeployment, LocalOptions
-from strata_operator.local.machine import threads_of_slots
+from strata_operator.local.machine import divisions_of_slots, threads_of_slots
 from strata_operator.local.ports import free_port
 from strata_operator.local.run import (
     Progress,
@@ -84,6 +84,7 @@ def options_of(question: Question, plan: Plan, logs: Path) -> LocalOptions:
         host=HOST,
         port=free_port(HOST),
         threads=threads_of_slots(plan, question.cluster),
+        divisions=divisions_of_slots(plan, question.cluster),
     )
 
 

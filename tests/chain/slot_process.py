@@ -88,7 +88,7 @@ def store_of(held: Iterable[LoadedRole]) -> Store:
 class Loading:
     """As the real one, layer after layer, by timers. What is there already is shared and takes no time."""
 
-    def __init__(self, prepare: Prepare, held: Held, changed: Callable[[], None], *, verify: bool = True) -> None:
+    def __init__(self, prepare: Prepare, held: Held, changed: Callable[[], None], **_: object) -> None:
         self.prepare, self.result = prepare, None
         self._process = SlotProcess.current()
         total = sum(role.layers[1] - role.layers[0] + 1 for role in prepare.roles)
@@ -111,6 +111,8 @@ class Loading:
     def supersede(self, prepare: Prepare) -> None:
         if self.state.phase == "loading":
             self._change("refused", "superseded by a higher epoch")
+
+    def leave(self) -> None: ...
 
     def give(self) -> list[LoadedRole]:
         self.result, self._given = None, True

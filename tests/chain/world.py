@@ -204,5 +204,5 @@ class ChainWorld:
             assert not client.error, f"{client.request.id}: {client.error}"
 
 
-def _served(worker: Any, name: str, failed: Callable[[str], None]) -> Served:
+def _served(worker: Any, name: str, failed: Callable[[str], None], *_: object) -> Served:
     return Served(worker, failed, name)

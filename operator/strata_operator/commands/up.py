@@ -19,7 +19,13 @@ from strata_operator.errors import InvalidInputError
 from strata_operator.local import launcher as launching
 from strata_operator.local.acceptance import acceptance_kept, kept_acceptance
 from strata_operator.local.deployment import Begun, LocalDeployment, LocalOptions, Programs
-from strata_operator.local.machine import check_threads, free_memory_bytes, gpu_count, threads_of_slots
+from strata_operator.local.machine import (
+    check_threads,
+    divisions_of_slots,
+    free_memory_bytes,
+    gpu_count,
+    threads_of_slots,
+)
 from strata_operator.local.mending import Mender
 from strata_operator.local.phases import Phases, age_seconds, phases_of_processes, phases_table
 from strata_operator.local.ports import check_port, free_port
@@ -184,6 +190,7 @@ def local_options(options: UpOptions, question: Question, plan: Plan, logs: Path
         page_flags=page_flags(question.deployment.spec.gateway),
         prepare_timeout_seconds=question.deployment.spec.replanning.prepare_timeout_seconds,
         threads=threads_of_slots(plan, question.cluster),
+        divisions=divisions_of_slots(plan, question.cluster),
         verify=options.verify,
         programs=options.programs,
     )

@@ -43,6 +43,7 @@ from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import Commit, GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, new_secret, slot_secret
 from strata_planner.contract.plan import Plan
+from strata_planner.contract.processors import Division
 from strata_planner.contract.roles import roles_of
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class LocalOptions:
     api_keys_file: Path | None = None
     page_flags: Sequence[str] = ()  # of the gateway, for web pages
     threads: Mapping[str, int] = field(default_factory=dict)  # by slot; absent: one
+    divisions: Mapping[str, Division] = field(default_factory=dict)  # of the machine, by slot; absent: not divided
     prepare_timeout_seconds: float = 1800.0  # so long a slot may load without getting any further
     programs: Programs = Programs()
     verify: bool = True  # what slots read of any-precision copies
@@ -344,7 +346,9 @@ def _make_services(
 
 def _slot_flags(options: LocalOptions, slot: str, ranks: int) -> list[str]:
     sizes = ["--threads", str(options.threads.get(slot, 1)), *(("--ranks", str(ranks)) if ranks > 1 else ())]
-    return sizes + ["--no-verify"] * (not options.verify)
+    division = options.divisions.get(slot)
+    devices = [] if division is None else ["--devices", f"{division.first}/{division.devices}"]
+    return [*sizes, *devices] + ["--no-verify"] * (not options.verify)
 
 
 def _gateway_arguments(plan: Plan, options: LocalOptions) -> list[str]:

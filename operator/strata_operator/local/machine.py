@@ -1,15 +1,16 @@
-"""This machine as the planner's Cluster: its GPUs if it has any, else its processor cut into as many devices as stages.
+"""This machine as the planner's Cluster: its GPUs if it has any, else its processors cut into as many devices as stages, or as it has memories (NUMA).
 
 Called by `strata up` where no cluster file is given; fills in what a cluster file leaves open (threads, measured rates).
 Measuring runs in a process of its own: it needs torch, which this package never imports.
 """
 
 import csv
+import itertools
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from strata_operator.local.errors import LocalError
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.plan import Plan
+from strata_planner.contract.processors import Division, Processors, memories
 from strata_planner.contract.values import from_json
 from strata_planner.errors import ClusterError
 from strata_planner.question.catalogue import CPU
@@ -33,10 +35,15 @@ _MIB = 1 << 20
 
 
 def this_machine(min_stages: int) -> Cluster:
-    """GPUs on one node; without GPUs, `min_stages` nodes that share cores and free memory evenly."""
+    """GPUs on one node; without GPUs, `min_stages` nodes that share cores and free memory evenly; where processors lie beside several memories, one node
+    with as many devices beside each.
+    """
     gpus = _gpus()
     if gpus:
         return Cluster(nodes=(Node(name="local", devices=tuple(gpus)),))
+    beside = memories()
+    if len(beside) > 1:
+        return Cluster(nodes=(Node(name="local", devices=(_beside_memories(beside, min_stages),)),))
     threads = max(1, cores() // min_stages)
     share = int(free_memory_bytes() * FREE_MEMORY_SHARE) // min_stages
     return Cluster(
@@ -45,6 +52,14 @@ def this_machine(min_stages: int) -> Cluster:
             for number in range(min_stages)
         )
     )
+
+
+def _beside_memories(beside: Sequence[Processors], min_stages: int) -> Device:
+    """Equal devices, none of which lies across two memories."""
+    each = -(-min_stages // len(beside))
+    count = each * len(beside)
+    memory = int(free_memory_bytes() * FREE_MEMORY_SHARE) // count
+    return Device(type=CPU, count=count, memory_bytes=memory, threads=max(1, min(map(len, beside)) // each))
 
 
 def with_threads(cluster: Cluster) -> Cluster:
@@ -101,6 +116,17 @@ def threads_of_slots(plan: Plan, cluster: Cluster) -> dict[str, int]:
     threads = {(node.name, device.type): max(1, device.threads) for node in cluster.nodes for device in node.devices}
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     return {stage.slot: max(threads.get((stage.node, device.type), 1) for device in stage.devices) for stage in stages}
+
+
+def divisions_of_slots(plan: Plan, cluster: Cluster) -> dict[str, Division]:
+    """Of each slot on processors: which of all devices that the cluster cuts this machine into is its node's first."""
+    counts = {node.name: sum(each.count for each in node.devices if each.type == CPU) for node in cluster.nodes}
+    total, first = (
+        sum(counts.values()),
+        dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False)),
+    )
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    return {stage.slot: Division(first[stage.node], total) for stage in stages if counts[stage.node]}
 
 
 def cores() -> int:

@@ -13,7 +13,7 @@ from strata_planner.units import human_bytes
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 1120.0, 230.0, 170.0, 26.0, 34.0
 _FONT = "font-family:system-ui,sans-serif"
 # Dark is fine, light is coarse; readable without colour vision (from Wong, Nature Methods 8, 2011).
-_OF_BITS = {
+OF_BITS = {
     16: "#0b3c5d", 8: "#0072b2", 7: "#3a93bf", 6: "#6fb1a0", 5: "#b3b45a", 4: "#e69f00", 3: "#f0e442", 2: "#f7f3b0",
 }  # fmt: skip
 _OF_BATCH = ("#0072b2", "#56b4e9", "#009e73", "#8fd1bd", "#cc79a7", "#e3b5d0", "#d55e00", "#eea475")
@@ -71,7 +71,7 @@ class _Drawing:
             self._label(stage)
             self._box(_LEFT, self._span(), _IDLE)
             for layer, bits in enumerate(stage.bits, stage.layers[0]):
-                box = self._box(_LEFT + layer * width, max(width - 0.8, 0.5), _OF_BITS.get(bits, _QUIET))
+                box = self._box(_LEFT + layer * width, max(width - 0.8, 0.5), OF_BITS.get(bits, _QUIET))
                 SubElement(box, "title").text = f"layer {layer}: {bits} bits ({stage.format[layer - stage.layers[0]]})"
             self._fullness(stage)
             self._y += _ROW
@@ -117,7 +117,7 @@ class _Drawing:
         left = _WIDTH - _RIGHT - 70.0 * len(bits)
         for each in sorted(bits, reverse=True):
             attributes = {"x": f"{left:g}", "y": f"{self._y - 26:g}", "width": "14", "height": "14"}
-            SubElement(self._svg, "rect", attributes, fill=_OF_BITS.get(each, _QUIET))
+            SubElement(self._svg, "rect", attributes, fill=OF_BITS.get(each, _QUIET))
             self._write(left + 19, f"{each} bits", 12, below=-14)
             left += 70
 

@@ -23,6 +23,7 @@ import msgspec
 
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import ComputeType
+from strata_planner.contract.processors import ANYWHERE, bind, memories
 from strata_planner.contract.store import cache_folder, write_whole
 from strata_planner.contract.values import ContractError, from_builtins, to_json
 from strata_runtime.command_line import positive
@@ -73,6 +74,8 @@ def store_of(device: str, threads: int, compute_type: ComputeType) -> Store:
         "threads": threads,
         "computeType": compute_type,
     }
+    if device == "cpu" and len(beside := memories()) > 1:
+        key["memories"] = [len(each) for each in beside]
     key |= {"gpus": gpu_names()} | gpu_libraries() if device == "cuda" else {"library": build.digest()}
     digest = hashlib.sha256(f"{name} {device} {compute_type}".encode()).hexdigest()[:12]
     return Store(cache_folder() / f"profile-{digest}-{threads}.json", key)
@@ -92,6 +95,9 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
     from strata_runtime.measuring import overheads, served, timing  # noqa: PLC0415
     from strata_runtime.measuring.profiling.company import in_company  # noqa: PLC0415
 
+    nodes = memories()
+    own = nodes[0] if device == "cpu" and len(nodes) > 1 and threads <= len(nodes[0]) else ANYWHERE
+    bind(own)  # as a slot is; so is what computes in company
     torch.set_num_threads(threads)
     memory, capability = memory_limit_bytes(), ""
     if device == "cuda":
@@ -113,6 +119,7 @@ def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> 
     with in_company(beside, overheads.FIELDS | larger, "dense", compute_type):
         timings = timing.take(torch.device(device), compute_type, taken, lambda what: _say(f"measuring: {what}"))
     together = timing.read_together(cores()) if beside else 0.0  # of one device alone its own rates say it all
+    together *= len(nodes) if own else 1  # whoever computes beside another memory reads from that one
     count = threads if device == "cpu" else 0
     packed = packed_rows(COMPUTE_DTYPES[compute_type], threads) if device == "cpu" else {}
     profile = profile_of(Subject(name, memory, count, compute_type, capability, packed), timings)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from strata_planner.contract.processors import Division
 from strata_runtime.allocator import set_up_heap
 from strata_runtime.collector import freeze_imports
 from strata_runtime.errors import InputError
@@ -36,6 +37,12 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
         "--ranks", type=int, default=1, help="devices of this slot that may share a stage: ranks, started ahead"
     )
     parser.add_argument(
+        "--devices",
+        type=_division,
+        metavar="FIRST/ALL",
+        help="into how many devices the processors of this machine are divided, and the number of the node's first, from 0; by default the slot's own are all",
+    )
+    parser.add_argument(
         "--no-verify",
         action="store_true",
         help="do not compare planes of any-precision copies with their checks as they are read (also STRATA_NO_VERIFY=1)",
@@ -45,7 +52,15 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
     if not key:
         parser.error("STRATA_CONTROL_KEY is empty: set it to the secret that the controller uses")
     where = (known.name, known.host, known.control_port, key)
-    return SlotOptions(*where, known.threads, verify=not _not_verifying(known), ranks=known.ranks)
+    division = known.devices or Division(devices=known.ranks)
+    return SlotOptions(*where, known.threads, verify=not _not_verifying(known), ranks=known.ranks, division=division)
+
+
+def _division(text: str) -> Division:
+    first, _, devices = text.partition("/")
+    if not (first.isdigit() and devices.isdigit() and int(first) < int(devices)):
+        raise argparse.ArgumentTypeError(f"'{text}': the first device of this node and how many there are, as in 0/2")
+    return Division(int(first), int(devices))
 
 
 def _not_verifying(known: argparse.Namespace) -> bool:

@@ -22,6 +22,7 @@ from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.paged import HeldPages
+from strata_runtime.slot.binding import UNBOUND, Binding
 from strata_runtime.slot.drafter import Drafter
 from strata_runtime.slot.gathering import Fetch, Gathered
 from strata_runtime.slot.kept_pages import KeptRole
@@ -68,12 +69,13 @@ class PreparedEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where roles run. `bind`: the address that their ports listen at; `wake` is called, from any thread, when one of them fails."""
+    """Where roles run. `bind`: the address that their ports listen at; `wake` is called, from any thread, when one of them fails; `binding`: to which processors."""
 
     slot: str
     incarnation: str
     bind: str
     wake: Callable[[], None]
+    binding: Binding = UNBOUND
 
 
 def changed_roles(prepare: Prepare) -> Prepare:
@@ -219,9 +221,8 @@ class RunningRole:
         role = self.planned
         for fetch in self._fetches:
             fetch.go()
-        self._thread = serve(
-            self.worker, f"{self._place.slot} replica {role.replica} stage {role.stage}", self._failure
-        )
+        name = f"{self._place.slot} replica {role.replica} stage {role.stage}"
+        self._thread = serve(self.worker, name, self._failure, self._place.binding.of(role))
 
     @property
     def failure(self) -> str:

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,11 +18,13 @@ import torch
 
 from strata_planner.contract.devices import is_processor
 from strata_planner.contract.frames import FrameHeader
+from strata_planner.contract.processors import Processors
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import InputError
 from strata_runtime.loading.precision_switch import Growth
 from strata_runtime.ranks.collectives import RankLostError
 from strata_runtime.ranks.shared_memory import SharedMemory, make_segment, runs
+from strata_runtime.slot.binding import UNBOUND, Binding
 from strata_runtime.slot.memory import private_bytes
 from strata_runtime.slot.nursery import RankHandle, the_nursery
 from strata_runtime.slot.rank_process import (
@@ -83,7 +85,7 @@ def idle_of_ranks() -> int:
 class OtherRanks:
     """Ranks 1, 2, ... of a stage. They end with the last reference to this."""
 
-    def __init__(self, role: Role, folder: Path, *, verify: bool) -> None:
+    def __init__(self, role: Role, folder: Path, *, verify: bool, binding: Binding = UNBOUND) -> None:
         """Starts them; each loads its part of `role` from `folder`."""
         ranks = role.tensor_parallel
         segment = make_segment(ranks)
@@ -103,7 +105,8 @@ class OtherRanks:
                 ours, theirs = socket.socketpair()
                 self._connections.append(Connection(ours.detach()))
                 with theirs:
-                    self.processes.append(_start(rank, ranks, theirs.fileno(), segment))
+                    arguments = _arguments(rank, ranks, binding.of(role, rank))
+                    self.processes.append(_start(arguments, theirs.fileno(), segment))
                 send_order(self._connections[-1], LoadPart(role, str(folder), verify))
         finally:
             os.close(segment)
@@ -216,9 +219,14 @@ class OtherRanks:
             self._failed(self._lost)
 
 
-def _start(rank: int, ranks: int, connection: int, segment: int) -> RankHandle:
-    values = {"rank": rank, "ranks": ranks, "threads": torch.get_num_threads()}
-    arguments = [text for name, value in values.items() for text in (f"--{name}", str(value))]
+def _arguments(rank: int, ranks: int, processors: Processors) -> list[str]:
+    values: dict[str, object] = {"rank": rank, "ranks": ranks, "threads": torch.get_num_threads()}
+    if processors:
+        values["processors"] = ",".join(map(str, sorted(processors)))
+    return [text for name, value in values.items() for text in (f"--{name}", str(value))]
+
+
+def _start(arguments: Sequence[str], connection: int, segment: int) -> RankHandle:
     nursery = the_nursery()
     try:
         return nursery.start(arguments, connection, segment)

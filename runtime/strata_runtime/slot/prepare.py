@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 from weakref import WeakSet
 
@@ -21,6 +22,7 @@ from strata_planner.contract.control import Prepare, PrepareState
 from strata_planner.contract.devices import is_processor
 from strata_planner.contract.draft_weights import draft_wish, has_draft
 from strata_planner.contract.moves import layers_in_common, taken_from, why_never
+from strata_planner.contract.processors import bound
 from strata_planner.contract.roles import Role
 from strata_planner.contract.strategies import switches
 from strata_runtime.errors import InputError, RuntimeFaultError, reason_of
@@ -31,6 +33,7 @@ from strata_runtime.loading.precision_switch import formats_after, read_change, 
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.model.kv import PagedKvCache
+from strata_runtime.slot.binding import UNBOUND, Binding
 from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
 from strata_runtime.slot.gathering import Fetch
@@ -104,7 +107,15 @@ class Loading:
     Whatever is raised while it loads ends as `refused`. It starts when the one before it has ended, so that never two hold memory.
     """
 
-    def __init__(self, prepare: Prepare, held: Held, changed: Callable[[], None], *, verify: bool = True) -> None:
+    def __init__(
+        self,
+        prepare: Prepare,
+        held: Held,
+        changed: Callable[[], None],
+        *,
+        verify: bool = True,
+        binding: Binding = UNBOUND,
+    ) -> None:
         self.prepare = prepare
         self.result: PreparedEpoch | None = None
         total = sum(role.layers[1] - role.layers[0] + 1 for role in prepare.roles)
@@ -123,7 +134,7 @@ class Loading:
         self._store.keep(prepare.roles)
         self._before = held.before
         self._changed = changed
-        self._verify = verify
+        self._verify, self._binding = verify, binding
         self._done = 0
         self._counting = threading.Lock()  # files are fetched by several threads
         self._loaded: list[LoadedRole] = []
@@ -164,7 +175,7 @@ class Loading:
             self._take_over()
             for role in self.prepare.roles:
                 self._step(role)
-                self._loaded.append(self._load(role))
+                self._loaded.append(bound(self._binding.of(role), partial(self._load, role)))
             self._fetch_ahead()
         except SupersededError as error:
             self._end_fetches()
@@ -265,7 +276,7 @@ class Loading:
         others = None
         if role.tensor_parallel > 1:
             check_ranks(role)
-            others = OtherRanks(role, folder, verify=self._verify)
+            others = OtherRanks(role, folder, verify=self._verify, binding=self._binding)
         model = load_stage(
             role,
             folder,

@@ -1,4 +1,4 @@
-"""The process of a rank other than the first: `main` with `--socket FD --segment FD --rank R --ranks N --threads T`, in a fork of `slot.nursery`.
+"""The process of a rank other than the first: `main` with `--socket FD --segment FD --rank R --ranks N --threads T [--processors 0,1]`, in a fork of `slot.nursery`.
 
 Asked for by `slot.other_ranks` of the slot whose stage it shares. It loads its part, then computes every step that the first rank is given, whose
 sampling, sockets and requests it knows nothing of. Layers change their bits where the first rank's do: the order lies between two steps, and
@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from strata_planner.contract.frames import FrameHeader, data_decoder, encode
+from strata_planner.contract.processors import ANYWHERE, bind, listed_processors
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import Value
 from strata_runtime.allocator import set_up_heap
@@ -212,7 +213,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="strata-rank", description="One of several ranks that share a stage.")
     for name in ("socket", "segment", "rank", "ranks", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--processors", type=listed_processors, default=ANYWHERE)
     known = parser.parse_args(arguments)
+    bind(known.processors)
     set_up_logs()
     set_up_heap()
     torch.set_num_threads(known.threads)

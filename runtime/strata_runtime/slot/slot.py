@@ -31,9 +31,11 @@ from strata_planner.contract.control import (
 )
 from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.moves import taken_from
+from strata_planner.contract.processors import UNDIVIDED, Division
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
+from strata_runtime.slot.binding import Binding
 from strata_runtime.slot.epoch import LoadedRole, Place, RunningEpoch, changed_roles
 from strata_runtime.slot.giver import Giver
 from strata_runtime.slot.kept_pages import KeptRole, leaving
@@ -62,6 +64,7 @@ class SlotOptions:
     threads: int
     verify: bool = True  # planes, as they are read
     ranks: int = 1  # devices that may share a stage here
+    division: Division = UNDIVIDED  # of this machine into devices, where its processors are some
 
 
 class Slot:
@@ -79,6 +82,7 @@ class Slot:
         )
         self._asked: Prepare | None = None  # what is being prepared, with the roles that go on
         self._running: RunningEpoch | None = None
+        self._ended: RunningEpoch | None = None  # its weights are let go of when the next one runs: that takes a while
         self._kept: list[KeptRole] = []  # of roles that have ended, for those of the next epoch
         self._giver: Giver | None = None  # of pages, to other slots
         self._failure = ""
@@ -93,7 +97,8 @@ class Slot:
         self._bind = _bindable(options.host)
         endpoint = f"tcp://{self._bind}:{options.control_port}"
         listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
-        self._place = Place(options.name, self._incarnation, self._bind, self._wakeup.ring)
+        self._binding = Binding.here(options.division)
+        self._place = Place(options.name, self._incarnation, self._bind, self._wakeup.ring, self._binding)
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
         self._poller.register(self._wakeup.reader, zmq.POLLIN)
@@ -105,6 +110,7 @@ class Slot:
                 self._poller.poll(LOOP_MILLISECONDS)
                 self._wakeup.clear()
                 self._answer()
+                self._ended = None
                 self._watch_links()
                 self._publish()
         finally:
@@ -179,6 +185,7 @@ class Slot:
         known = max(self._loading.prepare.epoch if self._loading else 0, self._running.epoch if self._running else 0)
         if prepare.epoch <= known or not self._can_go_on(prepare):
             return
+        self._ended = None
         before = self._loading or self._unused
         if before is not None:
             before.supersede(changed_roles(prepare))
@@ -194,9 +201,8 @@ class Slot:
             self._shrink_kept(changed.roles)
         self._give(prepare, [] if idle else [role.pages() for role in ending if not role.failure])
         giving = (*(each.role for each in self._kept), *(() if idle else (each.role for each in held)))
-        self._loading = Loading(
-            changed, Held(held, before, idle=idle, giving=giving), self._wakeup.ring, verify=self._verify
-        )
+        held_now = Held(held, before, idle=idle, giving=giving)
+        self._loading = Loading(changed, held_now, self._wakeup.ring, verify=self._verify, binding=self._binding)
         self._unused = None
 
     def _give(self, prepare: Prepare, pages: Sequence[Pages]) -> None:
@@ -257,6 +263,7 @@ class Slot:
         current = self._running.epoch if self._running else 0
         if loading is None or prepared is None or asked is None or asked.epoch != epoch or epoch <= current:
             return
+        self._ended = self._running
         self._end_roles(asked)
         self._failure = ""
         kept, self._kept = self._kept, []

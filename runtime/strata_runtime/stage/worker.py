@@ -22,6 +22,7 @@ from strata_planner.contract.frames import (
     data_decoder,
     encode,
 )
+from strata_planner.contract.processors import ANYWHERE, Processors, bind
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import StepError
 from strata_runtime.stage.bounds import FrameBounds
@@ -193,10 +194,13 @@ def _words(error: Exception) -> str:
     return text if len(text) <= MOST_WORDS else text[: MOST_WORDS - 3] + "..."
 
 
-def serve(worker: Worker, name: str, failed: Callable[[str], None]) -> threading.Thread:
-    """Start the worker's thread; `failed` hears why it ended unless its epoch was."""
+def serve(
+    worker: Worker, name: str, failed: Callable[[str], None], processors: Processors = ANYWHERE
+) -> threading.Thread:
+    """Start the worker's thread, on these processors; `failed` hears why it ended unless its epoch was."""
 
     def body() -> None:
+        bind(processors)
         try:
             worker.run()
         except zmq.ContextTerminated:

@@ -24,6 +24,7 @@ from strata_operator.render.epoch import Epoch
 from strata_planner.contract.control import PrepareState, SlotStatus
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.plan import Plan
+from strata_planner.contract.processors import Division
 from strata_planner.question.cluster import Cluster, Device, Node
 from strata_planner.question.model import Model
 from strata_planner.question.request import PlanRequest
@@ -285,9 +286,9 @@ async def test_the_loss_of_the_launcher_ends_it_with_a_reason(tmp_path: Path) ->
 
 def test_slots_verify_what_they_read_unless_told_not_to(tmp_path: Path) -> None:
     for verify in (True, False):
-        local = replace(options(tmp_path), verify=verify, threads={"a": 3})
+        local = replace(options(tmp_path), verify=verify, threads={"a": 3}, divisions={"a": Division(1, 4)})
         slots = LocalDeployment(a_plan("a", "b"), local)._slots
-        assert slots["a"]._flags == ["--threads", "3", *["--no-verify"] * (not verify)]
+        assert slots["a"]._flags == ["--threads", "3", "--devices", "1/4", *["--no-verify"] * (not verify)]
 
 
 def test_slots_are_told_of_how_many_ranks_a_stage_of_theirs_has(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from strata_operator.local import machine
 from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.processors import Division
 from strata_planner.question.catalogue import catalogue
 from strata_planner.question.cluster import Cluster, Device, Node
 from tests.operator.fakes import a_plan
@@ -36,6 +37,29 @@ def test_without_gpus_the_processor_is_cut_into_as_many_devices_as_stages(
     cluster = machine.this_machine(stages)
     assert [device.threads for node in cluster.nodes for device in node.devices] == [threads] * stages
     assert {device.memory_bytes for node in cluster.nodes for device in node.devices} == {800 // stages}
+
+
+@pytest.mark.parametrize(
+    ("stages", "count", "threads"), [(1, 2, 32), (2, 2, 32), (3, 4, 16), (5, 6, 10)], ids=["1", "2", "3", "5"]
+)
+def test_no_device_lies_across_two_memories(
+    monkeypatch: pytest.MonkeyPatch, stages: int, count: int, threads: int
+) -> None:
+    """Two sockets of 32 cores, of which one may not be used."""
+    monkeypatch.setattr(machine, "_gpus", list)
+    monkeypatch.setattr(machine, "memories", lambda: (frozenset(range(32)), frozenset(range(32, 65))))
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda: 1000)
+    (node,) = machine.this_machine(stages).nodes
+    assert node.devices == (Device(type="cpu", count=count, memory_bytes=800 // count, threads=threads),)
+
+
+def test_each_slot_knows_which_of_the_machines_devices_are_its_own() -> None:
+    nodes = (Node("a", (Device("cpu", count=2, threads=3),)), Node("b", (Device("cpu", threads=1),)))
+    assert machine.divisions_of_slots(a_plan("a", "b"), Cluster(nodes=nodes)) == {
+        "a": Division(0, 3),
+        "b": Division(2, 3),
+    }
+    assert machine.divisions_of_slots(a_plan("a"), Cluster(nodes=(Node("a", (Device("T4"),)),))) == {}
 
 
 def test_threads_that_a_file_leaves_open_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
