@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from strata_planner.contract.control import PageSource
+from strata_planner.contract.control import PageSource, Prepare
 from strata_planner.contract.decoding import decode_frame
 from strata_planner.contract.frames import (
     LARGEST_PART_BYTES,
@@ -23,6 +23,7 @@ from strata_planner.contract.frames import (
     encode,
     pages_decoder,
 )
+from strata_planner.contract.moves import why_never
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import RuntimeFaultError, StepError
@@ -161,6 +162,16 @@ class Fetch:
         self._link.monitor.close(linger=0)
         self._context.destroy(linger=0)
         self.over = True
+
+
+def fetches_for(role: Role, prepare: Prepare, pools: Mapping[int, LayerPool]) -> list[Fetch]:
+    """Of all slots that have pages of this role. `pools`: of its layers, but for those whose pages are its own slot's."""
+    found = []
+    for source in prepare.sources if not why_never(role) else ():
+        wanted = {layer: pool for layer, pool in pools.items() if layer in source.layers}
+        if (source.replica, source.stage) == (role.replica, role.stage) and wanted:
+            found.append(Fetch(source, prepare.epoch, wanted, role.page_tokens))
+    return found
 
 
 class Gathered:

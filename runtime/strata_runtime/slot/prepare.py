@@ -21,7 +21,7 @@ import torch
 from strata_planner.contract.control import Prepare, PrepareState
 from strata_planner.contract.devices import is_processor
 from strata_planner.contract.draft_weights import draft_wish, has_draft
-from strata_planner.contract.moves import layers_in_common, taken_from, why_never
+from strata_planner.contract.moves import layers_in_common, taken_from
 from strata_planner.contract.processors import bound
 from strata_planner.contract.roles import Role
 from strata_planner.contract.strategies import switches
@@ -36,7 +36,7 @@ from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.slot.binding import UNBOUND, Binding
 from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
-from strata_runtime.slot.gathering import Fetch
+from strata_runtime.slot.gathering import Fetch, fetches_for
 from strata_runtime.slot.other_ranks import OtherRanks, check_ranks
 from strata_runtime.slot.role_cache import cache_of, keeps_log
 from strata_runtime.slot.switching import moves_within, reading_beside
@@ -199,13 +199,8 @@ class Loading:
     def _fetch_ahead(self) -> None:
         """Pages that other slots have for these roles, as far as they are full, while the old ones serve."""
         for loaded in self._loaded:
-            role = loaded.role
-            if why_never(role) or any(loaded.cache is each for each in self._serving):
-                continue
-            for source in self.prepare.sources:
-                pools = {layer: pool for layer, pool in loaded.cache.pools.items() if layer in source.layers}
-                if (source.replica, source.stage) == (role.replica, role.stage) and pools:
-                    self._fetches.append(Fetch(source, self.prepare.epoch, pools, role.page_tokens))
+            if not any(loaded.cache is each for each in self._serving):
+                self._fetches += fetches_for(loaded.role, self.prepare, loaded.cache.pools)
         for fetch in self._fetches:
             fetch.ahead(self._still_wanted)
 
