@@ -21,11 +21,11 @@ _VOCABULARY = 1000  # prompts use the first tokens of any vocabulary
 
 
 def free_address() -> SlotAddress:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    control, data, request = (one.getsockname()[1] for one in held)
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
+    control, data, request, pages = (one.getsockname()[1] for one in held)
     for one in held:
         one.close()
-    return SlotAddress(host="127.0.0.1", control_port=control, data_port=data, request_port=request)
+    return SlotAddress(host="127.0.0.1", control_port=control, data_port=data, request_port=request, pages_port=pages)
 
 
 class SlotProcess(SlotClient):

@@ -43,6 +43,16 @@ class Wakeup:
     def close(self) -> None: ...
 
 
+class NoGiver:
+    """In place of who gives pages: nobody gets any here."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def ended(self, _: object) -> None: ...
+
+    def close(self, *, gives: bool = False) -> None: ...
+
+
 def weights_of(role: Role) -> frozenset[tuple[int, int]]:
     """(layer, bits)"""
     return frozenset(zip(range(role.layers[0], role.layers[1] + 1), role.bits, strict=True))
@@ -101,6 +111,8 @@ class Loading:
     def supersede(self, prepare: Prepare) -> None:
         if self.state.phase == "loading":
             self._change("refused", "superseded by a higher epoch")
+
+    def leave(self) -> None: ...
 
     def give(self) -> list[LoadedRole]:
         self.result, self._given = None, True

@@ -16,7 +16,7 @@ from tests.chain import slot_process
 from tests.chain.arithmetic import Executor
 from tests.chain.cluster import NAME, Chain, ChainPlanner
 from tests.chain.gateway_process import Client, a_client
-from tests.chain.slot_process import Loading, Served, Wakeup
+from tests.chain.slot_process import Loading, NoGiver, Served, Wakeup
 from tests.chain.virtual_zmq import VirtualZmq, await_event, read_event
 from tests.operator.virtual_operator import ApiFaults, ModelControl, VirtualOperator
 
@@ -54,7 +54,7 @@ class ChainWorld:
             self._put(module, time=time)
         self._put(transport, recv_monitor_message=read_event, _see_to_gatekeeper=lambda _: None)
         self._put(leader_link, recv_monitor_message=await_event)
-        self._put(slot, Loading=Loading, Wakeup=Wakeup, private_bytes=lambda: 0)
+        self._put(slot, Loading=Loading, Wakeup=Wakeup, Giver=NoGiver, private_bytes=lambda: 0)
         self._put(room, store_of=slot_process.store_of)
         self._put(epoch, StageExecutor=Executor, serve=_served)
         self._put(reception.Gateways, open=lambda gateways, hello: setattr(gateways, "hello", hello))
@@ -210,5 +210,5 @@ class ChainWorld:
             assert not client.error, f"{client.request.id}: {client.error}"
 
 
-def _served(worker: Any, name: str, failed: Callable[[str], None], _: object) -> Served:
+def _served(worker: Any, name: str, failed: Callable[[str], None], *_: object) -> Served:
     return Served(worker, failed, name)

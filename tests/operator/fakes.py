@@ -227,7 +227,10 @@ def replicas_of(*plans: Plan) -> Plan:
 
 
 def addresses_of(*slots: str) -> dict[str, SlotAddress]:
-    return {slot: SlotAddress(host=slot, control_port=7000, data_port=7100, request_port=7200) for slot in slots}
+    return {
+        slot: SlotAddress(host=slot, control_port=7000, data_port=7100, request_port=7200, pages_port=7300)
+        for slot in slots
+    }
 
 
 def _stage(place: int, slots: tuple[str, ...], layers: tuple[int, int], bits: int) -> Stage:

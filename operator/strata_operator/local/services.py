@@ -118,6 +118,7 @@ class SlotService(Service):
             control_port=self._control_port,
             data_port=free_ports(HOST, self._roles),
             request_port=free_ports(HOST, self._roles),
+            pages_port=free_port(HOST),
         )
 
     def _arguments(self) -> list[str]:

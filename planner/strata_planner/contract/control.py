@@ -19,18 +19,39 @@ from strata_planner.contract.values import Value
 
 # Of one control message. The longest are a `Prepare`, which holds the addresses of all slots (some 100 bytes each), and statuses.
 LARGEST_CONTROL_BYTES = 4 << 20
-CONTROL_PROTOCOL = 2  # what a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too; 2, planned steps and shadows, too
+# What a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too; 2, planned steps, shadows and orders for pages, too
+CONTROL_PROTOCOL = 2
 
 STEP_TIMEOUT_SECONDS = 30  # that a step may always be still; an object that says nothing else has it
 
 
-class SlotAddress(Value, frozen=True):
+class SlotAddress(Value, frozen=True, omit_defaults=True):
     """Where a slot listens. Role i takes its frames at `data_port + i`, requests (when it leads) at `request_port + i`."""
 
     host: str
     control_port: int
     data_port: int
     request_port: int
+    pages_port: int = 0  # where it gives KV pages while they move; 0: nowhere
+
+
+class PageSource(Value, frozen=True):
+    """A slot that has pages of layers which a role gets: where it gives them from its own prepare until it has given all behind the commit."""
+
+    replica: int
+    stage: int
+    layers: tuple[int, ...]
+    slot: str
+    endpoint: str
+    key: str  # secret of that port
+
+
+class PageGiving(Value, frozen=True):
+    """A slot that has pages for others: at which port it gives them, by which secret, to how many roles."""
+
+    port: int
+    key: str
+    takers: int
 
 
 class PlannedStep(Value, frozen=True):
@@ -44,6 +65,7 @@ class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
     """Load what these roles need, keep serving the epoch in force. Idempotent; a higher epoch supersedes.
 
     Roles of a replica that was formed in an earlier epoch go on as they run: nothing of them is loaded, their connections keep that epoch's keys.
+    A slot without a part in the next epoch that has pages for it is told so with no role: it serves until the commit, then gives what is left and is idle.
     A field at its default is left out, so that slots of an earlier release, which do not know it, take the rest.
     """
 
@@ -55,6 +77,8 @@ class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
     formed: tuple[int, ...] = ()  # of each role, the epoch in which its replica was formed; without any, this one
     shadow: ShadowOrder | None = None  # what the slot keeps of others from the commit on; None: nothing
     steps: tuple[PlannedStep, ...] = ()  # of each role; what takes far longer counts as hung
+    sources: tuple[PageSource, ...] = ()  # of pages that other slots have for these roles
+    giving: PageGiving | None = None  # what this slot has for others
 
     def formed_in(self, place: int) -> int:
         """Of the role at this place of the list."""

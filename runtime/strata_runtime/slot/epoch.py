@@ -18,6 +18,7 @@ import zmq
 from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, HungStep, PeerLoss, PlannedStep, Prepare, RoleStats
 from strata_planner.contract.frames import StageLost, encode
 from strata_planner.contract.keys import RoleKeys
+from strata_planner.contract.moves import taken_from
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
@@ -25,15 +26,16 @@ from strata_runtime.model.kv.paged import HeldPages
 from strata_runtime.slot.binding import UNBOUND, Binding
 from strata_runtime.slot.deadline import Deadline
 from strata_runtime.slot.drafter import Drafter
-from strata_runtime.slot.kept_pages import KeptRole, leaving_of, taken_from, why_never
+from strata_runtime.slot.gathering import Fetch, Gathered
+from strata_runtime.slot.kept_pages import KeptRole
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.other_ranks import OtherRanks
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
 from strata_runtime.stage.executor import StageExecutor
-from strata_runtime.stage.handover import Mover
+from strata_runtime.stage.handover import LivePages
 from strata_runtime.stage.inheritance import Inheritance
-from strata_runtime.stage.worker import Follower, Inlet, Links, Outlet, Ways, Worker, serve
+from strata_runtime.stage.worker import Follower, Inlet, Links, Outlet, Worker, serve
 from strata_runtime.wire.transport import Keys, Link, connect, listen
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class PreparedEpoch:
 
     prepare: Prepare
     loaded: tuple[LoadedRole, ...]
+    fetches: tuple[Fetch, ...] = ()  # of pages that other slots have
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,8 @@ class RunningEpoch:
                 if index not in going_on:
                     source = sources.get(len(begun))
                     taken = None if source is None else kept[source]
-                    begun.append(RunningRole(place, prepare, index, next(loaded), taken))
+                    fetches = [each for each in prepared.fetches if each.of(prepare.roles[index])]
+                    begun.append(RunningRole(place, prepare, index, next(loaded), Pages(taken, fetches)))
                 roles.append(going_on[index] if index in going_on else begun[-1])
         except Exception:
             for role in begun:
@@ -182,6 +186,14 @@ class RunningEpoch:
         return next((each for each in executors if (each.role.replica, each.role.stage) == (replica, stage)), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What a role begins with: the pages of one that has ended, and those that others have."""
+
+    kept: KeptRole | None = None
+    fetches: Sequence[Fetch] = ()
+
+
 def _give_up(worker: str) -> None:
     log.critical("%s does not end: this process does", worker)
     os._exit(HUNG_EXIT_CODE)
@@ -202,10 +214,8 @@ class Failure:
 class RunningRole:
     """The worker of one role and the links to its neighbours, in a ZeroMQ context of its own. It runs from `start` to `end`."""
 
-    def __init__(
-        self, place: Place, prepare: Prepare, index: int, loaded: LoadedRole, kept: KeptRole | None = None
-    ) -> None:
-        """`index`: its place in the slot's list, and so of its ports. `kept`: whose pages it takes."""
+    def __init__(self, place: Place, prepare: Prepare, index: int, loaded: LoadedRole, pages: Pages = Pages()) -> None:
+        """`index`: its place in the slot's list, and so of its ports."""
         self.index = index
         self.formed = prepare.epoch
         self.planned = prepare.roles[index]
@@ -228,13 +238,20 @@ class RunningRole:
         # The stage itself is to be named first.
         self._pipeline = Deadline(2 * place.step_timeout, 2 * planned.pipeline_seconds)
         self._thread: threading.Thread | None = None
+        self._fetches = pages.fetches
+        for fetch in self._fetches:
+            fetch.is_taken = True
         try:
-            self.worker: Worker = self._worker(loaded, kept)
+            self.worker: Worker = self._worker(loaded, pages.kept)
         except Exception:
+            for fetch in self._fetches:
+                fetch.close()
             self._context.destroy(linger=0)
             raise
 
     def start(self) -> None:
+        for fetch in self._fetches:
+            fetch.go()
         self._thread = serve(self.worker, self._name, self._failure, self._place.binding.of(self.planned))
 
     @property
@@ -295,6 +312,8 @@ class RunningRole:
     def end(self) -> None:
         """Stop the worker after the step it is in; its ports are free when this returns. A process whose worker stays in it ends: nothing else stops a thread."""
         self.keep_bits(f"the replica that was formed in epoch {self.formed} has ended")
+        for fetch in self._fetches:
+            fetch.close()
         if self._thread is None:
             self._context.destroy(linger=0)
             return
@@ -314,6 +333,10 @@ class RunningRole:
             return None
         executor = self.worker.executor
         return KeptRole(executor.role, self.loaded.cache.held(), executor.left(self.formed))
+
+    def pages(self) -> LivePages:
+        """What its pages hold while it runs, for other slots."""
+        return LivePages(self.worker.executor, self.formed)
 
     def stats(self) -> RoleStats:
         executor = self.worker.executor
@@ -338,7 +361,6 @@ class RunningRole:
     def _worker(self, loaded: LoadedRole, kept: KeptRole | None) -> Worker:
         role = loaded.role
         inherited = None
-        leaving = leaving_of(kept, role)
         taken = loaded.cache.take(kept.pages if kept else HeldPages())
         if kept is not None:
             inherited = kept.inherited.of(taken, role.kv_page_budget)
@@ -348,21 +370,21 @@ class RunningRole:
             loaded.others.begin(role, self._failure)
         executor = StageExecutor(role, loaded.model, loaded.cache, loaded.others, inherited)
         bounds = FrameBounds(role, loaded.model.hidden_size, loaded.model.vocab_size)
-        mover = None if why_never(role) else Mover(executor, self.formed, leaving, inherited or Inheritance())
-        links = self._links(executor, bounds, mover) if role.stages > 1 else None
+        gathered = Gathered(executor, inherited or Inheritance(), self._fetches)
+        links = self._links(executor, bounds) if role.stages > 1 else None
         if role.leader:
             socket = self._context.socket(zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             endpoint = f"tcp://{self._place.bind}:{self._slots[self._place.slot].request_port + self.index}"
             listen(socket, endpoint, Keys.of(self.request_key), largest_request(role.max_model_len))
             gateways = Gateways(socket, self.formed, self._place.incarnation)
-            return LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
+            return LeaderWorker(executor, self.formed, gateways, links, gathered, loaded.drafter)
         assert links is not None
-        return Follower(executor, links)
+        return Follower(executor, links, gathered)
 
-    def _links(self, executor: StageExecutor, bounds: FrameBounds, mover: Mover | None) -> Links:
+    def _links(self, executor: StageExecutor, bounds: FrameBounds) -> Links:
         """A ring: frames come in at a port that anyone may knock at, so its end of a connection tells nothing of the neighbour
-        who sends them. What tells is a connection of our own to that neighbour's port, on which pages alone are sent, before the first step.
+        who sends them. What tells is a connection of our own to that neighbour's port, on which nothing is sent.
         """
         role, keys = bounds.role, self.keys
         inward = self._context.socket(zmq.PULL)
@@ -371,15 +393,9 @@ class RunningRole:
         inward.bind(_OWN_WORD)
         self._word.connect(_OWN_WORD)
         outward = self._connect(role.next, keys.next)
-        outlet, back = Outlet(outward, executor.work), None
         if role.previous != role.next:
-            socket = self._connect(role.previous, keys.previous)
-            if mover is None:
-                self._watched.append(socket)
-            else:
-                back = Outlet(socket, executor.work)
-        ways = None if mover is None else Ways(mover, outlet, back)
-        return Links(Inlet(inward, self.formed, executor, bounds), outlet, ways)
+            self._watched.append(self._connect(role.previous, keys.previous))
+        return Links(Inlet(inward, self.formed, executor, bounds), Outlet(outward, executor.work))
 
     def _connect(self, neighbour: Neighbour, secret: str) -> zmq.Socket[Any]:
         """To the data port of a role, whose loss is seen from now on."""

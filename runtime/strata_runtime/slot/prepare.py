@@ -21,6 +21,7 @@ import torch
 from strata_planner.contract.control import Prepare, PrepareState
 from strata_planner.contract.devices import is_processor
 from strata_planner.contract.draft_weights import draft_wish, has_draft
+from strata_planner.contract.moves import layers_in_common, taken_from
 from strata_planner.contract.processors import bound
 from strata_planner.contract.roles import Role
 from strata_planner.contract.strategies import switches
@@ -36,7 +37,7 @@ from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.slot.binding import UNBOUND, Binding
 from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
-from strata_runtime.slot.kept_pages import layers_in_common, taken_from
+from strata_runtime.slot.gathering import Fetch, fetches_for
 from strata_runtime.slot.other_ranks import OtherRanks, check_ranks
 from strata_runtime.slot.role_cache import cache_of, keeps_log
 from strata_runtime.slot.switching import moves_within, reading_beside
@@ -140,6 +141,8 @@ class Loading:
         self._done = 0
         self._counting = threading.Lock()  # files are fetched by several threads
         self._loaded: list[LoadedRole] = []
+        self._fetches: list[Fetch] = []
+        self._serving = [each.cache for each in held.roles]
         self._thread = threading.Thread(target=self._run, name=f"prepare {prepare.epoch}", daemon=True)
         self._thread.start()
 
@@ -154,8 +157,15 @@ class Loading:
         """What is whole, once the thread has ended; nobody has it but the caller then."""
         self._thread.join()
         self.result = None
+        self._end_fetches()
         given, self._loaded = self._loaded, []
         return given
+
+    def leave(self) -> None:
+        """Nobody wants it any more, and nobody waits for it."""
+        self._wanted = ()
+        if not self._thread.is_alive():
+            self._end_fetches()
 
     def give_layers(self) -> LayerStore:
         """What is held of roles that are not whole, once the thread has ended; nobody has it but the caller then."""
@@ -169,15 +179,18 @@ class Loading:
             for role in self.prepare.roles:
                 self._step(role)
                 self._loaded.append(bound(self._binding.of(role), partial(self._load, role)))
+            self._fetch_ahead()
         except SupersededError as error:
+            self._end_fetches()
             self._change("refused", str(error))
         except BaseException as error:  # whatever it is, and whoever raised it: the controller has to hear of it
             self._loaded.clear()
             self._held.clear()
+            self._end_fetches()
             log.exception("prepare of epoch %d is refused", self.prepare.epoch)
             self._change("refused", reason_of(error))
         else:
-            self.result = PreparedEpoch(self.prepare, tuple(self._loaded))
+            self.result = PreparedEpoch(self.prepare, tuple(self._loaded), tuple(self._fetches))
             self._change("prepared")
         finally:
             if self._wanted is not None:
@@ -185,6 +198,25 @@ class Loading:
             else:
                 self._store.clear()
             self._held.clear()
+
+    def _fetch_ahead(self) -> None:
+        """Pages that other slots have for these roles, as far as they are full, while the old ones serve."""
+        for loaded in self._loaded:
+            if not any(loaded.cache is each for each in self._serving):
+                self._fetches += fetches_for(loaded.role, self.prepare, loaded.cache.pools)
+        for fetch in self._fetches:
+            fetch.ahead(self._still_wanted)
+
+    def _still_wanted(self) -> None:
+        if self._wanted is not None:
+            raise SupersededError("superseded by a higher epoch")
+        self._tell(1)
+
+    def _end_fetches(self) -> None:
+        for fetch in self._fetches:
+            if not fetch.is_taken:
+                fetch.close()
+        self._fetches.clear()
 
     def _take_over(self) -> None:
         """Waits for the prepare before, and keeps of it what is wanted again."""

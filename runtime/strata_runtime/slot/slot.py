@@ -8,10 +8,9 @@ is the control loop; each role's worker computes in a thread of its own. Knows n
 import logging
 import secrets
 import socket as sockets
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -34,20 +33,24 @@ from strata_planner.contract.control import (
     slot_request_decoder,
 )
 from strata_planner.contract.decoding import decode_message
+from strata_planner.contract.moves import taken_from
 from strata_planner.contract.processors import UNDIVIDED, Division
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.slot.binding import Binding
 from strata_runtime.slot.deadline import LOAD_TIMES, Deadline
-from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningEpoch, changed_roles
-from strata_runtime.slot.kept_pages import KeptRole, taken_from
+from strata_runtime.slot.epoch import LoadedRole, Place, RunningEpoch, changed_roles
+from strata_runtime.slot.giver import Giver
+from strata_runtime.slot.kept_pages import KeptRole, leaving
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
 from strata_runtime.slot.other_ranks import held_by_ranks, idle_of_ranks
 from strata_runtime.slot.prepare import Held, Loading
 from strata_runtime.slot.room import bytes_beside, is_on_processors, not_held, shadows_beside, usable_bytes
 from strata_runtime.slot.shadowing import Shadowing
 from strata_runtime.slot.switching import Switches
+from strata_runtime.slot.wakeup import Wakeup
+from strata_runtime.stage.handover import Pages
 from strata_runtime.wire.transport import Keys, listen
 
 log = logging.getLogger(__name__)
@@ -71,36 +74,6 @@ class SlotOptions:
     step_timeout: float = STEP_TIMEOUT_SECONDS  # that a step may always be still; 0: for ever
 
 
-class Wakeup:
-    """Lets any thread wake the control loop, also one that outlives it."""
-
-    def __init__(self) -> None:
-        self.reader, self._writer = sockets.socketpair()
-        self.reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._open = threading.Lock()  # held while the writer is used or closed
-
-    def ring(self) -> None:
-        with self._open:
-            if self._writer.fileno() < 0:
-                return  # closed: nobody is to be woken
-            try:
-                self._writer.send(b"\0")
-            except BlockingIOError:
-                return  # it is ringing already
-
-    def clear(self) -> None:
-        try:
-            self.reader.recv(4096)
-        except BlockingIOError:
-            return
-
-    def close(self) -> None:
-        with self._open:
-            self.reader.close()
-            self._writer.close()
-
-
 class Slot:
     """Roles by prepare, service by commit, whole statuses to whoever watches."""
 
@@ -116,7 +89,9 @@ class Slot:
         )
         self._asked: Prepare | None = None  # what is being prepared, with the roles that go on
         self._running: RunningEpoch | None = None
+        self._ended: RunningEpoch | None = None  # its weights are let go of when the next one runs: that takes a while
         self._kept: list[KeptRole] = []  # of roles that have ended, for those of the next epoch
+        self._giver: Giver | None = None  # of pages, to other slots
         self._failure = ""
         self._load = Deadline(LOAD_TIMES * options.step_timeout, 0.0)
         self._hung_load: tuple[HungStep, ...] = ()
@@ -148,12 +123,18 @@ class Slot:
                 self._poller.poll(LOOP_MILLISECONDS)
                 self._wakeup.clear()
                 self._answer()
+                self._ended = None
                 self._watch_links()
                 self._watch_progress()
                 self._publish()
         finally:
             self._end_roles()
             self._shadowing.close()
+            for loading in (self._loading, self._unused):
+                if loading is not None:
+                    loading.leave()
+            if self._giver is not None:
+                self._giver.close(gives=True)
             self._switches.close()
             self._context.destroy(linger=0)
             self._wakeup.close()
@@ -223,6 +204,7 @@ class Slot:
         known = max(self._loading.prepare.epoch if self._loading else 0, self._running.epoch if self._running else 0)
         if prepare.epoch <= known or not self._can_go_on(prepare):
             return
+        self._ended = None
         before = self._loading or self._unused
         if before is not None:
             before.supersede(changed_roles(prepare))
@@ -237,10 +219,23 @@ class Slot:
         changed = changed_roles(prepare)
         if idle:
             self._shrink_kept(changed.roles)
+        self._give(prepare, [] if idle else [role.pages() for role in ending if not role.failure])
         giving = (*(each.role for each in self._kept), *(() if idle else (each.role for each in held)))
         held_now = Held(held, before, idle=idle, giving=giving, shadow=self._shadowing.shadow)
         self._loading = Loading(changed, held_now, self._wakeup.ring, verify=self._verify, binding=self._binding)
         self._unused = None
+
+    def _give(self, prepare: Prepare, pages: Sequence[Pages]) -> None:
+        """To other slots, from now on, where they are told to ask for pages."""
+        if self._giver is not None:
+            self._giver.close()
+            self._giver = None
+        if prepare.giving is None:
+            return
+        try:
+            self._giver = Giver(self._bind, prepare.giving, prepare.epoch, pages)
+        except InputError as error:  # others compute again what they would have got
+            log.warning("%s: no pages are given in epoch %d: %s", self._name, prepare.epoch, error)
 
     def _can_go_on(self, prepare: Prepare) -> bool:
         """Whether all that is to run on from earlier epochs runs here. If not, the status shows it, and the controller makes another epoch."""
@@ -282,11 +277,15 @@ class Slot:
         current = self._running.epoch if self._running else 0
         if loading is None or prepared is None or asked is None or asked.epoch != epoch or epoch <= current:
             return
+        self._ended = self._running
         self._end_roles(asked)
         self._failure = ""
         kept, self._kept = self._kept, []
+        if self._giver is not None:
+            self._giver.ended(leaving(kept, [each.role for each in prepared.loaded]))
         try:
-            self._running = RunningEpoch.begin(self._place, PreparedEpoch(asked, prepared.loaded), self._running, kept)
+            ready = replace(prepared, prepare=asked)
+            self._running = RunningEpoch.begin(self._place, ready, self._running, kept)
         except (
             Exception
         ) as error:  # a port is taken, or the epoch's addresses are none: the controller makes another epoch

@@ -345,12 +345,16 @@ def test_the_gateway_is_told_which_pages_may_ask() -> None:
 
 
 @everywhere
-def test_slots_and_gateways_are_drained_one_by_one_and_the_unhealthy_block_nobody(deployment: LLMDeployment) -> None:
-    budgets = of_kind(render(deployment, SLOTS, OPTIONS), "PodDisruptionBudget")
+@pytest.mark.parametrize("lets_go", [False, True])
+def test_a_drain_waits_for_slots_to_leave_unless_no_plan_does_without_them(
+    deployment: LLMDeployment, *, lets_go: bool
+) -> None:
+    options = dataclasses.replace(OPTIONS, lets_go=lets_go)
+    budgets = of_kind(render(deployment, SLOTS, options), "PodDisruptionBudget")
     chosen = [each["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] for each in budgets]
     assert chosen == ["slot", "gateway"]
-    for each in budgets:
-        assert (each["spec"]["maxUnavailable"], each["spec"]["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    assert [each["spec"]["maxUnavailable"] for each in budgets] == [int(lets_go), 1]
+    assert {each["spec"]["unhealthyPodEvictionPolicy"] for each in budgets} == {"AlwaysAllow"}
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

@@ -26,9 +26,9 @@ class SlotThread(SlotClient):
     def __init__(
         self, name: str, address: SlotAddress | None = None, step_timeout: float = STEP_TIMEOUT_SECONDS
     ) -> None:
-        ports = free_ports(3)
+        ports = free_ports(4)
         address = address or SlotAddress(
-            host="127.0.0.1", control_port=ports[0], data_port=ports[1], request_port=ports[2]
+            host="127.0.0.1", control_port=ports[0], data_port=ports[1], request_port=ports[2], pages_port=ports[3]
         )
         self.slot = Slot(
             SlotOptions(name, "127.0.0.1", address.control_port, CONTROL_KEY, 1, step_timeout=step_timeout)
