@@ -109,6 +109,35 @@ def test_a_slot_that_is_stopped_after_it_has_served_is_started_anew(world: Chain
     assert all(client.got == client.wanted for client in world.clients)
 
 
+@pytest.mark.parametrize("pod", ["chat-a-0", "chat-b-0"])
+def test_a_step_that_hangs_is_noticed_and_its_slot_started_anew(world: ChainWorld, pod: str) -> None:
+    """The leader, and the stage behind it. The process answers everybody as before."""
+    before = world.cluster.slots()
+    world.hang_step(pod)
+    world.passes(20)
+    assert world.cluster.slots()[pod] is before[pod], "it may only be slow"
+    world.settle()
+    after = world.cluster.slots()
+    assert {name for name in before if after[name] is not before[name]} == {pod}
+    assert {planned.reason for planned in world.planner.plans} == {"Created"}
+    assert all(client.got == client.wanted for client in world.clients)
+
+
+def test_gateways_are_told_of_a_stage_that_hangs(world: ChainWorld) -> None:
+    """The operator is away: what is new goes to the other replica."""
+    for pod in ("chat-b-0", "chat-d-0"):
+        world.hang_step(pod)
+    world.cluster.time.passes(45)
+    assert {
+        served.worker._lost
+        for slot in world.cluster.slots().values()
+        for served in slot.serving
+        if hasattr(served.worker, "_lost")
+    } == {"chat-b", "chat-d"}
+    world.settle()
+    assert all(client.got == client.wanted for client in world.clients)
+
+
 def test_nobody_hears_a_slot_that_goes_on_after_others_took_its_place(world: ChainWorld) -> None:
     """Its kubelet cannot end it, and lets it go on at last."""
     world.stop("chat-a-0", stopped=True)

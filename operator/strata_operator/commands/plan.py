@@ -8,11 +8,13 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from strata_operator.api import LLMDeployment
 from strata_operator.api.load import read_text
 from strata_operator.commands.costs import latency_sources
 from strata_operator.commands.inputs import read_question
 from strata_operator.commands.profile import profiles_for
 from strata_operator.commands.studies import Found, Studies, StudyOptions
+from strata_operator.decide.planning import shadowed_outcome
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.acceptance import kept_acceptance
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
@@ -65,7 +67,8 @@ def _run(options: PlanOptions) -> None:
     request = replace(question.request, latency_sources=(*profiles, *sources))
     studies = Studies(options.studies, question, request) if asked_more and options.studies else None
     request = studies.request if studies else request
-    plan = _show_anew(request, options) if running is None else _show_change(request, running, options)
+    wished = question.deployment
+    plan = _show_anew(request, wished, options) if running is None else _show_change(request, running, wished, options)
     found = interruptible(lambda: studies.of(plan)) if studies else None
     if found is not None and not options.as_json:
         _show_studies(found, plan)
@@ -89,8 +92,8 @@ def _show_studies(found: Found, plan: Plan) -> None:
         console.print(table, highlight=False)
 
 
-def _show_anew(request: PlanRequest, options: PlanOptions) -> Plan:
-    outcome = interruptible(lambda: explained(request, make_plan(request)))
+def _show_anew(request: PlanRequest, wished: LLMDeployment, options: PlanOptions) -> Plan:
+    outcome = interruptible(lambda: shadowed_outcome(wished, request, explained(request, make_plan(request))))
     outcome = replace(outcome, plan=_forecast(outcome.plan, request))
     if not options.as_json:
         show_plan(outcome, Console())
@@ -101,13 +104,14 @@ def _forecast(plan: Plan, request: PlanRequest) -> Plan:
     return with_forecast(plan, request, kept_acceptance(request.model_uri, plan.speculation))
 
 
-def _show_change(request: PlanRequest, running: Plan, options: PlanOptions) -> Plan:
+def _show_change(request: PlanRequest, running: Plan, wished: LLMDeployment, options: PlanOptions) -> Plan:
     change = interruptible(lambda: replan(request, running))
+    outcome = shadowed_outcome(wished, request, PlanOutcome(change.plan, change.stats, ()))
     if not options.as_json:
         console = Console()
-        show_plan(PlanOutcome(change.plan, change.stats, ()), console)
+        show_plan(outcome, console)
         console.print(render_replan(change), highlight=False)
-    return change.plan
+    return outcome.plan
 
 
 def _read_plan(file: Path) -> Plan:

@@ -42,7 +42,7 @@ class _Share:
 
 
 def most_tokens_per_second(request: PlanRequest) -> float:
-    """No layout has a higher predicted rate: nothing is counted of hops, heads, steps, idle stages, layers that do not come out
+    """No layout of groups of equal devices has a higher predicted rate (a fleet's nodes hold no others): nothing is counted of hops, heads, steps, idle stages, layers that do not come out
     even, and of memory only the KV of one layer. Exact where a layer's seconds per sequence never rise with the sequences and a step's are
     convex in its tokens, as a roofline's; a processor's are so but for the rows that its steps are padded by.
     """
