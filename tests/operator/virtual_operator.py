@@ -185,6 +185,7 @@ class PretendedPlanner:
         self.breaks = False
         self.repairs = False  # a loss is repaired by the devices that are left of the plan
         self.gain = 0.5  # of every better plan
+        self.says: Callable[[Plan], Plan] = lambda plan: plan  # what a plan says of itself
         self.plans: list[Planned] = []
         self.on_question: Callable[[Question], None] = lambda _: None
         self.under_way = 0
@@ -214,7 +215,7 @@ class PretendedPlanner:
             return Answer(question.running, gain=self.gain)
         plan = plan_of(deployment, question.cluster)
         gain = None if question.running is None else self.gain
-        return Answer(plan, gain=gain) if plan else Answer(None, "Infeasible", "there are too few nodes")
+        return Answer(self.says(plan), gain=gain) if plan else Answer(None, "Infeasible", "there are too few nodes")
 
 
 def plan_of(deployment: LLMDeployment, cluster: Cluster) -> Plan | None:

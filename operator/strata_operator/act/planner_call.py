@@ -14,6 +14,7 @@ from strata_operator.decide.planning import request_for, shadowed, takeover_of, 
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.observe.model_files import check_shards, read_beside, read_model
 from strata_planner.answer.alternatives import with_alternatives
+from strata_planner.answer.bounded import with_bound
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.values import Value
@@ -129,6 +130,6 @@ def _repaired(request: PlanRequest, running: Plan, deployment: LLMDeployment) ->
 def _best(request: PlanRequest, running: Plan | None, min_gain: float) -> Answer:
     """The running one where no other is enough better."""
     if running is None:
-        return Answer(with_alternatives(request, make_plan(request)).plan)
+        return Answer(with_bound(request, with_alternatives(request, make_plan(request)).plan))
     found = replan(request, running, ReplanWishes(min_gain=min_gain))
     return Answer(found.plan, gain=found.gained)

@@ -68,6 +68,8 @@ class AlternativeStatus(StatusType):
     """A plan that was not chosen."""
 
     summary: Text
+    objective: Text = ""
+    """How good it is by the goal's number, in the unit of the plan's own."""
     predicted: Performance | None = None
     rejected_because: Text
     """What it is worse in, or by how much it does not fit."""
@@ -81,6 +83,10 @@ class PlanStatus(StatusType):
     """Of the cluster that the plan was made for: another one leads to a new plan."""
     bound_by: Text = ""
     """What keeps the plan from being faster."""
+    objective: Text = ""
+    """How good it is by the goal's number, with its unit: what plans are compared by."""
+    search_ended: Text = ""
+    """Why the search for it ended: proved, settled, workLimit, orderLimit, or timeLimit where the clock cut it. Empty for a repair."""
     predicted: Performance | None = None
     measured: Performance | None = None
     alternatives: Annotated[tuple[AlternativeStatus, ...], Field(max_length=3)] = ()

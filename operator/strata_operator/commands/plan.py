@@ -17,9 +17,11 @@ from strata_operator.commands.studies import Found, Studies, StudyOptions
 from strata_operator.decide.planning import shadowed_outcome
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.acceptance import kept_acceptance
+from strata_operator.local.planning_line import planning_line
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
 from strata_operator.local.view import FILE_WIDTH, show_plan
-from strata_planner.answer.explain import render_plan
+from strata_planner.answer.bounded import with_bound
+from strata_planner.answer.explain import objective_lines, render_plan
 from strata_planner.answer.picture import picture as draw
 from strata_planner.answer.unused import explained
 from strata_planner.contract.plan import Plan
@@ -27,6 +29,7 @@ from strata_planner.contract.values import ContractError
 from strata_planner.replan.decision import replan
 from strata_planner.replan.table import render_replan
 from strata_planner.search.planning import PlanOutcome, PlanRequest, make_plan
+from strata_planner.simulate.arrivals import with_arrivals
 from strata_planner.simulate.speculation import with_forecast
 
 
@@ -70,10 +73,13 @@ def _run(options: PlanOptions) -> None:
     wished = question.deployment
     plan = _show_anew(request, wished, options) if running is None else _show_change(request, running, wished, options)
     found = interruptible(lambda: studies.of(plan)) if studies else None
+    better = found.plan if found and found.plan is not plan else None
+    if found and better:
+        found = replace(found, plan=_forecast(better, request))
     if found is not None and not options.as_json:
         _show_studies(found, plan)
-    if found and running is None and found.plan is not plan:  # one in force is kept as it was decided
-        plan = _forecast(found.plan, request)
+    if found and better and running is None:  # one in force is kept as it was decided
+        plan = found.plan
     if options.picture is not None:
         _draw(options.picture, plan)
     if options.as_json:
@@ -93,7 +99,14 @@ def _show_studies(found: Found, plan: Plan) -> None:
 
 
 def _show_anew(request: PlanRequest, wished: LLMDeployment, options: PlanOptions) -> Plan:
-    outcome = interruptible(lambda: shadowed_outcome(wished, request, explained(request, make_plan(request))))
+    with planning_line(request, Console(stderr=True), quiet=options.as_json) as line:
+
+        def planned() -> PlanOutcome:
+            found = make_plan(request, watch=line.watch)
+            line.say(f"looking at alternatives and idle devices: {', '.join(objective_lines(found.plan))}")
+            return shadowed_outcome(wished, request, explained(request, found))
+
+        outcome = interruptible(planned)
     outcome = replace(outcome, plan=_forecast(outcome.plan, request))
     if not options.as_json:
         show_plan(outcome, Console())
@@ -101,12 +114,16 @@ def _show_anew(request: PlanRequest, wished: LLMDeployment, options: PlanOptions
 
 
 def _forecast(plan: Plan, request: PlanRequest) -> Plan:
+    plan = with_arrivals(with_bound(request, plan), request)
     return with_forecast(plan, request, kept_acceptance(request.model_uri, plan.speculation))
 
 
 def _show_change(request: PlanRequest, running: Plan, wished: LLMDeployment, options: PlanOptions) -> Plan:
-    change = interruptible(lambda: replan(request, running))
-    outcome = shadowed_outcome(wished, request, PlanOutcome(change.plan, change.stats, ()))
+    with planning_line(request, Console(stderr=True), quiet=options.as_json) as line:
+        change = interruptible(lambda: replan(request, running, watch=line.watch))
+    plan = change.plan if change.kept else _forecast(change.plan, request)
+    notes = (change.search.warning,) if change.search and change.search.was_cut else ()
+    outcome = shadowed_outcome(wished, request, PlanOutcome(plan, change.stats, notes))
     if not options.as_json:
         console = Console()
         show_plan(outcome, console)

@@ -28,6 +28,7 @@ from strata_operator.local.machine import (
 )
 from strata_operator.local.mending import Mender
 from strata_operator.local.phases import Phases, age_seconds, phases_of_processes, phases_table
+from strata_operator.local.planning_line import planning_line
 from strata_operator.local.ports import check_port, free_port
 from strata_operator.local.preflight import (
     Check,
@@ -52,8 +53,10 @@ from strata_operator.local.run import (
 from strata_operator.local.view import show_plan
 from strata_operator.observe.model_files import local_folder
 from strata_operator.render.gateway import page_flags
+from strata_planner.answer.bounded import with_bound
 from strata_planner.contract.plan import Plan
-from strata_planner.search.planning import make_plan
+from strata_planner.search.planning import PlanRequest, make_plan
+from strata_planner.simulate.arrivals import with_arrivals
 from strata_planner.simulate.speculation import with_forecast
 
 
@@ -123,9 +126,9 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
         launcher = held.enter_context(launching.begun(logs / launching.LAUNCHER_LOG, options.programs.launcher))
     course.phases.enter("planning")
     progress.enter(f"planning, {request.time_limit_seconds:g} s at most")
-    outcome = interruptible(lambda: make_plan(request))
-    measured_drafts = kept_acceptance(request.model_uri, outcome.plan.speculation)
-    outcome = replace(outcome, plan=with_forecast(outcome.plan, request, measured_drafts))
+    with planning_line(request, console) as line:
+        outcome = interruptible(lambda: make_plan(request, watch=line.watch))
+    outcome = replace(outcome, plan=_told(outcome.plan, request))
     outcome = shadowed_outcome(question.deployment, request, outcome)
     show_plan(outcome, Console())
     course.phases.enter("tokenizer and memory")
@@ -146,6 +149,16 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
             console.print(phases_table(course.phases.ended, phases_of_processes(logs)))
 
     _serve(partial(serve, outcome.plan, local, console, Begun(launcher, course.phases)), progress, tell)
+
+
+def _told(plan: Plan, request: PlanRequest) -> Plan:
+    """With what is known of better plans, of its users and of speculation."""
+    plan = with_bound(request, plan)
+    if (
+        request.objective.requests_per_second is not None
+    ):  # the simulation takes a second, which nobody waits for who asked for nothing
+        plan = with_arrivals(plan, request)
+    return with_forecast(plan, request, kept_acceptance(request.model_uri, plan.speculation))
 
 
 def _serve(

@@ -117,7 +117,9 @@ def _planned(view: View, outcome: Outcome) -> Told:
     if view.newest.cause.spec_digest != view.spec_digest:
         return "Unknown", "Planning", f"the spec has no plan yet; epoch {outcome.committed} goes on"
     epoch = view.newest.epoch
-    return "True", view.newest.cause.reason or "Planned", f"epoch {epoch.number}: {summary(epoch.plan)}"
+    search = epoch.plan.search
+    cut = f"; {search.warning}" if search is not None and search.was_cut else ""
+    return "True", view.newest.cause.reason or "Planned", f"epoch {epoch.number}: {summary(epoch.plan)}{cut}"
 
 
 def _not_planned(view: View, outcome: Outcome, message: str, reason: str) -> str:

@@ -140,10 +140,13 @@ def _plan_status(record: EpochRecord) -> PlanStatus:
         epoch=record.epoch.number,
         inventory_hash=record.cause.inventory_digest,
         bound_by=plan.prediction.bound_by,
+        objective=plan.objective.said() if plan.objective else "",
+        search_ended=plan.search.ended if plan.search else "",
         predicted=_performance(plan.prediction),
         alternatives=tuple(
             AlternativeStatus(
                 summary=each.summary,
+                objective="" if each.value is None or plan.objective is None else plan.objective.said(each.value),
                 predicted=_performance(each.prediction) if each.prediction else None,
                 rejected_because=each.rejected_because,
             )

@@ -75,7 +75,8 @@ def _compared(request: PlanRequest, plan: Plan, summary: str, other: PlanOutcome
     if isinstance(other, InfeasibleError):
         return Alternative(summary, None, None, f"does not fit: {other.reasons[0]}")
     value = value_of_plan(request, other.plan)
-    return Alternative(summary, other.plan.prediction, value, why(request, plan, other.plan))
+    stated = Metric.for_request(request).stated(value)
+    return Alternative(summary, other.plan.prediction, value, why(request, plan, other.plan), stated.value)
 
 
 def why(request: PlanRequest, plan: Plan, other: Plan) -> str:
@@ -86,7 +87,9 @@ def why(request: PlanRequest, plan: Plan, other: Plan) -> str:
     quality = request.theta * (theirs.quality_penalty - mine.quality_penalty)
     parts = []
     if abs(worse) >= 0.0005:
-        said = Metric.for_request(request).said(value)
+        said = (
+            Metric.for_request(request).said(value).partition(", ")[0]
+        )  # what is to be known of the unit stands in the table
         parts.append(
             f"{worse:.1%} worse ({said}), bound by {theirs.bound_by}" if worse > 0 else f"{-worse:.1%} better ({said})"
         )

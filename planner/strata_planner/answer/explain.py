@@ -12,7 +12,8 @@ from rich.text import Text
 from strata_planner.answer.shadows import shadow_table
 from strata_planner.answer.speculation import forecast_lines
 from strata_planner.contract.formats import BITS_OF_FORMAT
-from strata_planner.contract.plan import Plan, Replica, Stage
+from strata_planner.contract.judged import Stated
+from strata_planner.contract.plan import Plan, Prediction, Replica, Stage
 from strata_planner.contract.shares import told
 from strata_planner.search.exact.search import SearchStats
 from strata_planner.search.planning import PlanOutcome
@@ -53,17 +54,28 @@ def stage_table(plan: Plan) -> Table:
 
 
 def alternatives_table(plan: Plan) -> Table:
-    """What else was possible, and why it was not taken."""
+    """What else was possible, and why it was not taken, beside the plan: all by the goal's own number, in one unit."""
     table = Table(title="alternatives", title_justify="left")
+    mine = plan.objective
     table.add_column("plan")
-    table.add_column("tokens/s", justify="right")
+    table.add_column("by the goal" if mine is None else mine.unit.partition(", ")[0], justify="right")
     table.add_column("first token", justify="right")
     table.add_column("not taken because", overflow="fold")
+    if mine is not None:
+        table.add_row("this plan", _number(mine, mine.value), _first_token(plan.prediction), "")
+        table.caption, table.caption_justify = f"{mine.unit}: {mine.better} is better", "left"
     for each in plan.alternatives:
-        told = each.prediction
-        rate = "-" if told is None else f"{told.tokens_per_second:.4g}"
-        table.add_row(each.summary, rate, "-" if told is None else f"{told.ttft_ms:.4g} ms", each.rejected_because)
+        table.add_row(each.summary, _number(mine, each.value), _first_token(each.prediction), each.rejected_because)
     return table
+
+
+def _number(stated: Stated | None, value: float | None) -> str:
+    """Without the unit, which stands above it."""
+    return "-" if stated is None or value is None else stated.said(value).removesuffix(f" {stated.unit}")
+
+
+def _first_token(told: Prediction | None) -> str:
+    return "-" if told is None else f"{told.ttft_ms:.4g} ms"
 
 
 def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
@@ -113,9 +125,48 @@ def summary_lines(plan: Plan) -> list[str]:
             f"whole batch: {predicted.latency_seconds:.4g} s (LLM-PQ's objective); "
             f"quality penalty {predicted.quality_penalty:.4g}{_in_perplexity(plan)}"
         ),
+        *first_token_lines(plan),
+        *objective_lines(plan),
+        *bound_lines(plan),
         *(_micro_batches(plan, replica) for replica in plan.replicas),
         f"bound by: {predicted.bound_by}",
     ]
+
+
+def first_token_lines(plan: Plan) -> list[str]:
+    """What users see, and of which requests that is."""
+    told = plan.prediction.arrivals
+    if told is None:
+        return []
+    rate = told.requests_per_second
+    come = "each as another ends" if rate is None else f"at random, {rate:.4g} requests a second"
+    if told.ttft_ms is None or told.ttft_p90_ms is None:
+        most = f"{told.most_requests_per_second:.4g} that are answered"
+        grows = "the queue grows, and so does the time to the first token; plan with more devices, or for fewer"
+        return [f"{come}, are too many for the {most}: {grows}"]
+    share = "" if rate is None else f", {rate / told.most_requests_per_second:.0%} of what is answered at most"
+    later = "" if told.tpot_ms is None else f", then {told.tpot_ms:.4g} ms per token"
+    first = f"first token {told.ttft_ms:.4g} ms in the mean, {told.ttft_p90_ms:.4g} ms or more for one in ten"
+    asked = "; for requests that come at random give workload.requestsPerSecond" if rate is None else ""
+    return [f"simulated, {come}{share}: {first}{later} ({told.simulated_requests} requests){asked}"]
+
+
+def objective_lines(plan: Plan) -> list[str]:
+    """The number that plans are compared by."""
+    return (
+        [] if plan.objective is None else [f"by the goal: {plan.objective.said()}, {plan.objective.better} is better"]
+    )
+
+
+def bound_lines(plan: Plan) -> list[str]:
+    """How far it is from the best, of what a search has found."""
+    if plan.search is None or plan.objective is None:
+        return []
+    mine, bound = plan.objective, plan.search.bound
+    if bound is None:
+        return ["how far it is from the best plan is unknown"]
+    apart = abs(bound - mine.value) / mine.value if mine.value else 0.0
+    return [f"no plan is better than {mine.said(bound).partition(', ')[0]}: the best is better by {apart:.1%} at most"]
 
 
 def _in_flight(plan: Plan) -> str:

@@ -48,13 +48,13 @@ class _Drawing:
 
     def title(self) -> None:
         plan, predicted = self._plan, self._plan.prediction
-        self._write(
-            16, f"{plan.architecture}, {plan.num_layers} layers: {predicted.tokens_per_second:.4g} tokens/s", 17
-        )
+        rate = f"{predicted.tokens_per_second:.4g} tokens/s"
+        goal = rate if plan.objective is None else plan.objective.said()
+        self._write(16, f"{plan.architecture}, {plan.num_layers} layers: {goal}", 17)
         self._y += 20
         self._write(
             16,
-            f"first token {predicted.ttft_ms:.4g} ms, then {predicted.tpot_ms:.4g} ms per token (predicted); bound by "
+            f"{f'{rate}, ' * (goal != rate)}first token {predicted.ttft_ms:.4g} ms, then {predicted.tpot_ms:.4g} ms per token (predicted); bound by "
             f"{predicted.bound_by}",
             12,
             _QUIET,

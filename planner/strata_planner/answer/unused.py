@@ -21,7 +21,7 @@ from strata_planner.search.layouts.goals import goal_of
 from strata_planner.search.layouts.pipelines import Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool, plus
 from strata_planner.search.layouts.search import Layout, Wish, laid, layout_plan
-from strata_planner.search.metric import Metric, gain, value_of_plan
+from strata_planner.search.metric import Metric, gain, value_of_plan, with_objective
 from strata_planner.search.planning import IDLE, PlanOutcome
 
 _ROUNDS = 8  # times that the plan may turn out to be better with an idle device
@@ -60,7 +60,8 @@ def with_unused(request: PlanRequest, outcome: PlanOutcome) -> PlanOutcome:
         found = _Idle(request, outcome.plan).reasons()
         if not isinstance(found, Layout):
             return replace(outcome, plan=msgspec.structs.replace(outcome.plan, unused=found))
-        outcome = replace(outcome, plan=layout_plan(found), replicas=found.replicas)
+        plan = msgspec.structs.replace(layout_plan(found), search=outcome.plan.search)
+        outcome = replace(outcome, plan=with_objective(request, plan), replicas=found.replicas)
     return outcome
 
 

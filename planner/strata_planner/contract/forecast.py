@@ -1,6 +1,6 @@
-"""What speculation should bring a plan: seconds of a round's steps, tokens a second with it and without, and how that is known.
+"""What a plan's prediction says beside its own figures: what speculation should bring it, and what users see while requests come at random.
 
-Worked out by `simulate.speculation`, part of a plan's prediction, told by `answer.speculation`. Knows no costs.
+Worked out by `simulate.speculation` and `simulate.arrivals`, told by `answer.speculation` and `answer.explain`. Knows no costs.
 """
 
 from strata_planner.contract.values import Value
@@ -47,3 +47,17 @@ class SpeculationForecast(Value, frozen=True):
     source: str
     guessed: float
     cases: tuple[AtAcceptance, ...]
+
+
+class ArrivalForecast(Value, frozen=True):
+    """While `requests_per_second` come at random (a Poisson process; None: each as another has its answer, as many in flight as the plan is for), of at most
+    `most_requests_per_second` that the plan answers, as predicted. Means, and what one request in ten waits at least, over `simulated_requests`. All None
+    and 0 where more come than are answered: the queue grows without end.
+    """
+
+    requests_per_second: float | None
+    most_requests_per_second: float
+    ttft_ms: float | None = None
+    ttft_p90_ms: float | None = None
+    tpot_ms: float | None = None
+    simulated_requests: int = 0

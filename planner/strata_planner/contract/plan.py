@@ -8,8 +8,9 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from strata_planner.contract.forecast import SpeculationForecast
+from strata_planner.contract.forecast import ArrivalForecast, SpeculationForecast
 from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatName
+from strata_planner.contract.judged import SearchEnded, Stated
 from strata_planner.contract.shadows import Shadow, ShadowOrder, orders_of
 from strata_planner.contract.shares import Shares, problem_of
 from strata_planner.contract.steps import FEWEST_PROMPTS
@@ -173,7 +174,8 @@ class Replica(Value, frozen=True):
 
 class Prediction(Value, frozen=True, omit_defaults=True):
     """What the whole plan should give for the workload it was made for, while as many requests as its replicas' `concurrency` are in
-    flight and each is followed by the next as soon as it has its answer. Without speculation: what that brings is told apart.
+    flight and each is followed by the next as soon as it has its answer. Without speculation: what that brings is told apart, and what users see where
+    requests come at random.
     """
 
     tokens_per_second: float
@@ -185,6 +187,7 @@ class Prediction(Value, frozen=True, omit_defaults=True):
     bound_by: str
     perplexity_increase: float | None = None  # points of perplexity over 16 bits; None: no losses were measured
     speculation: SpeculationForecast | None = None  # None: not asked for, or nobody worked it out
+    arrivals: ArrivalForecast | None = None  # None: nobody worked it out
 
 
 class Alternative(Value, frozen=True):
@@ -192,8 +195,9 @@ class Alternative(Value, frozen=True):
 
     summary: str
     prediction: Prediction | None
-    objective: float | None  # by the question's metric, more is better: seconds are below 0
+    objective: float | None  # by the question's metric, more is better: seconds and costs are below 0
     rejected_because: str
+    value: float | None = None  # the same in the unit of the plan's `objective`
 
 
 class UnusedDevices(Value, frozen=True):
@@ -219,6 +223,8 @@ class Plan(Value, frozen=True):
     prediction: Prediction
     alternatives: tuple[Alternative, ...] = ()
     unused: tuple[UnusedDevices, ...] = ()
+    objective: Stated | None = None  # None: nobody compared it, or a release that did not say
+    search: SearchEnded | None = None  # None: no search found it, as a repair
     prefix_caching: bool = True  # KV of equal prefixes is computed once and shared
     boundary_log: bool = False  # stages keep what they hand on, in host memory
     speculation: Speculation = NO_SPECULATION

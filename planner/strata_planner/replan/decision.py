@@ -10,6 +10,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import msgspec
+
+from strata_planner.contract.judged import SearchEnded
 from strata_planner.contract.plan import Plan
 from strata_planner.errors import InfeasibleError, WorkloadError
 from strata_planner.question.cluster import DeviceGroup
@@ -24,9 +27,10 @@ from strata_planner.search.exact.orders import Order, fleet_of
 from strata_planner.search.layouts.goals import goal_of
 from strata_planner.search.layouts.search import Layout, LayoutStats, Wish, replan_layout, value_of
 from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved
-from strata_planner.search.metric import gain, value_of_plan
+from strata_planner.search.metric import gain, value_of_plan, with_objective
 from strata_planner.search.planning import make_plan
 from strata_planner.search.strategies import with_strategies
+from strata_planner.search.watch import Watch, unwatched
 
 _SCRATCH_SHARE = 0.6  # of the time; the rest is for repairs
 _REPAIR = Wish(seconds=2.0, stall=300)  # of what is left beside the replicas that stay
@@ -64,6 +68,7 @@ class Replanned:
     steps: tuple[Step, ...]
     stats: SearchStats
     seconds: float
+    search: SearchEnded | None = None  # for the best plan
     gained: float | None = None  # by the best plan found, over the running one as it is; None: that cannot go on
 
 
@@ -77,19 +82,22 @@ class _Choice:
     slack: float
 
 
-def replan(request: PlanRequest, running: Plan, wishes: ReplanWishes | None = None) -> Replanned:
-    """Raises InputError for a wrong request and InfeasibleError where nothing fits any more."""
+def replan(
+    request: PlanRequest, running: Plan, wishes: ReplanWishes | None = None, watch: Watch = unwatched
+) -> Replanned:
+    """`watch` is told how far the search from scratch is. Raises InputError for a wrong request and InfeasibleError where nothing fits any more."""
     wishes = wishes or ReplanWishes()
     request.check()
     started = time.monotonic()
     limit = max(0.5, _SCRATCH_SHARE * request.time_limit_seconds)
-    scratch = make_plan(replace(request, time_limit_seconds=limit), (running,))
+    scratch = make_plan(replace(request, time_limit_seconds=limit), (running,), watch=watch)
     whole = running_replicas(request, running)
     choices = _choices(request, running, whole, scratch.replicas, wishes)
     best = max(each.value for each in choices)
     near = [each for each in choices if gain(each.value, best) >= -each.slack]
     chosen = min(near, key=lambda each: (weight(each.movement), -each.value))
     plan = staying(request, with_strategies(request, chosen.plan)[0], running)
+    plan = with_objective(request, msgspec.structs.replace(plan, search=scratch.plan.search))
     outcome = Replanned(
         plan=plan,
         kept=False,
@@ -100,6 +108,7 @@ def replan(request: PlanRequest, running: Plan, wishes: ReplanWishes | None = No
         scratch_movement=movement(holdings(running), scratch.plan, request.model),
         steps=steps(running, plan, request.model, serving=_serves(request, running)),
         stats=scratch.stats,
+        search=scratch.plan.search,
         seconds=time.monotonic() - started,
     )
     if len(whole) < len(running.replicas):

@@ -28,7 +28,7 @@ from strata_planner.replan.spares import with_spares
 from strata_planner.replan.steps import Step, steps
 from strata_planner.search.assembly import together
 from strata_planner.search.layouts.stages import with_concurrency
-from strata_planner.search.metric import Metric, gain, value_of_plan
+from strata_planner.search.metric import Metric, gain, value_of_plan, with_objective
 from strata_planner.sensitivity import penalty_bound, prior
 from strata_planner.units import human_bytes
 
@@ -157,7 +157,7 @@ def repair(request: PlanRequest, running: Plan, wishes: Takeover | None = None) 
     plan = msgspec.structs.replace(plan, shadows=still_kept(running, plan, request.model))
     moves = steps(before, after, request.model, serving=False)
     return Repair(
-        plan=plan,
+        plan=with_objective(request, plan),
         kind=mending.kind,
         lost=mending.lost,
         lowered=tuple(_lowered(before, after)),
@@ -218,7 +218,7 @@ class _Mending:
             raise InfeasibleError(self._reasons)
         prediction = together(predictions, [each.concurrency for each in replicas], [each.replica for each in replicas])
         plan = msgspec.structs.replace(
-            self._running, replicas=tuple(replicas), prediction=prediction, alternatives=(), unused=()
+            self._running, replicas=tuple(replicas), prediction=prediction, alternatives=(), unused=(), search=None
         )
         return tuple(mended), plan
 

@@ -4,18 +4,21 @@ Called by the searches, by replanning and by the table of alternatives, so that 
 
 throughput  tokens a second; what `qualityWeight` takes for bits is taken from them
 latency     seconds of a request, from its prompt to its last token, all of the load there at once: what finds no place waits its turn
-cost        tokens for a unit of money
-slo         the share of requests that are in time, and a little for what could be served beside them
+cost        money for a million tokens
+slo         the share of requests that are in time; of plans that are in time for all or for none, what could be served decides
 
 Where one pipeline is asked for (the solvers `pipeline`, `exact` and `transfer`) it is LLM-PQ's objective, in seconds of the batch.
 """
 
 from dataclasses import dataclass
 
+import msgspec
+
+from strata_planner.contract.judged import IN_TIME, Stated
 from strata_planner.contract.plan import Plan, Prediction
 from strata_planner.question.request import ONE_PIPELINE, Objective, PlanRequest
 
-SPARE = 0.02  # what a load less of the capacity is worth, for bursts
+SPARE = 0.02  # what a load less of the capacity is worth, for bursts, where all are in time
 SPREAD = 0.2  # how far requests differ in their seconds, as a share
 
 
@@ -51,23 +54,28 @@ class Metric:
             case "slo":
                 return self._in_time(prediction)
             case "cost" if hourly_cost:
-                return self._tokens_per_second(prediction, sequences) * 3600 / hourly_cost
+                return -hourly_cost / 3600 / self._tokens_per_second(prediction, sequences) * 1e6
             case _:
                 return self._tokens_per_second(prediction, sequences)
 
-    def said(self, value: float) -> str:
-        """With its unit, for people."""
+    def stated(self, value: float) -> Stated:
+        """For people, in the goal's own unit."""
+        off, on = (f", what its bits cost {how}" if self.theta else "" for how in ("taken off", "added"))
         if self.of_the_batch:
-            return f"{-value:.4g} s for the batch"
+            return Stated(-value, f"s for the batch{on}", "less")
         match self.objective.goal:
             case "latency":
-                return f"{-value:.4g} s a request"
+                return Stated(-value, f"s a request{on}", "less")
             case "cost":
-                return f"{value:.4g} tokens per hourlyCost 1"
+                return Stated(-value, f"for 1M tokens{on}", "less")
             case "slo":
-                return f"{min(1.0, value):.1%} in time"
+                return Stated(min(1.0, max(0.0, value)), IN_TIME, "more")
             case _:
-                return f"{value:.4g} tokens/s" + (", what its bits cost taken off" if self.theta else "")
+                return Stated(value, f"tokens/s{off}", "more")
+
+    def said(self, value: float) -> str:
+        """With its unit."""
+        return self.stated(value).said()
 
     def _request_seconds(self, prediction: Prediction) -> float:
         return (prediction.ttft_ms + (self.output_tokens - 1) * prediction.tpot_ms) / 1e3
@@ -82,8 +90,11 @@ class Metric:
         assert deadline is not None, "the request is checked"
         assert asked is not None, "the request is checked"
         capacity = prediction.tokens_per_second / self.output_tokens
-        share = min(1.0, capacity / asked) * share_in_time(deadline, self._request_seconds(prediction))
-        return share + SPARE * max(0.0, 1 - asked / capacity)
+        seconds, served = self._request_seconds(prediction), min(1.0, capacity / asked)
+        share = served * share_in_time(deadline, seconds)
+        if share >= 1:
+            return 1 + SPARE * max(0.0, 1 - asked / capacity)
+        return share or SPARE * (served * min(1.0, deadline / seconds) - 1)
 
 
 def value_of_plan(request: PlanRequest, plan: Plan) -> float:
@@ -91,6 +102,11 @@ def value_of_plan(request: PlanRequest, plan: Plan) -> float:
     used = plan.places
     cost = sum(each.hourly_cost or 0.0 for each in request.cluster.accelerators() if each.place in used)
     return Metric.for_request(request).of(plan.prediction, sum(each.concurrency for each in plan.replicas), cost)
+
+
+def with_objective(request: PlanRequest, plan: Plan) -> Plan:
+    """The plan that says how good it is."""
+    return msgspec.structs.replace(plan, objective=Metric.for_request(request).stated(value_of_plan(request, plan)))
 
 
 def gain(new: float, old: float) -> float:

@@ -4,9 +4,13 @@ check the request -> search -> assemble the Plan, or say why nothing fits. Pure:
 limit's.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
+from strata_planner.contract.judged import SearchEnd, SearchEnded
 from strata_planner.contract.plan import Plan
 from strata_planner.costs.prompts import most_prompts
 from strata_planner.errors import InfeasibleError, PlannerError
@@ -25,8 +29,10 @@ from strata_planner.search.layouts.goals import goal_of
 from strata_planner.search.layouts.pool import Pool
 from strata_planner.search.layouts.search import Layout, LayoutStats, Wish, best_layout, layout_plan
 from strata_planner.search.layouts.solved import SolvedReplica
+from strata_planner.search.metric import with_objective
 from strata_planner.search.prediction import predict
 from strata_planner.search.strategies import with_strategies
+from strata_planner.search.watch import Watch, best_of_all, part_of, unwatched
 
 __all__ = ["PlanOutcome", "PlanRequest", "make_plan"]
 
@@ -34,6 +40,13 @@ IDLE = "devices stay idle: they would not help this goal"
 _PROVEN_GAP = 1e-5  # what is left between a plan and its bound when nothing better is to be found
 _PROVEN_DEVICES = 6  # with so many, one pipeline of them is proven within a second or two
 _PROOF_SECONDS = 10.0
+_ENDS: dict[StopReason, SearchEnd] = {
+    StopReason.PROVED: "proved",
+    StopReason.TIME_LIMIT: "timeLimit",
+    StopReason.SETTLED: "settled",
+    StopReason.WORK_LIMIT: "workLimit",
+    StopReason.ORDER_LIMIT: "orderLimit",
+}
 _QUICK_SECONDS, _QUICK_STALL = 5.0, 100
 
 
@@ -48,25 +61,29 @@ class PlanOutcome:
     improvements: tuple[tuple[float, float], ...] = ()  # seconds since the start, the value by the request's metric
 
 
-def make_plan(request: PlanRequest, hints: Sequence[Plan] = (), *, quick: bool = False) -> PlanOutcome:
+def make_plan(
+    request: PlanRequest, hints: Sequence[Plan] = (), *, quick: bool = False, watch: Watch = unwatched
+) -> PlanOutcome:
     """The best plan by the request's metric that is found; `hints`: plans whose grouping of devices is tried too, a running one say.
-    `quick`: after one short search that proves little, for plans that are only compared.
+    `quick`: after one short search that proves little, for plans that are only compared. `watch` is told how far it is.
 
     Raises InputError for a wrong request and InfeasibleError, with reasons, where nothing fits.
     """
     request.check()
     request = replace(request, cluster=canonical(request.cluster))
     if request.solver in ONE_PIPELINE:
-        return _pipeline(replace(request, time_limit_seconds=_limit(request, quick=quick)))
-    return _outcome(request, _searched(request, hints, quick=quick))
+        return _pipeline(replace(request, time_limit_seconds=_limit(request, quick=quick)), watch)
+    return _outcome(request, _searched(request, hints, best_of_all(watch), quick=quick))
 
 
 def _limit(request: PlanRequest, *, quick: bool) -> float:
     return min(_QUICK_SECONDS, request.time_limit_seconds) if quick else request.time_limit_seconds
 
 
-def _searched(request: PlanRequest, hints: Sequence[Plan], *, quick: bool) -> Layout:
-    """Replicas; and beside them, where the devices are few, the pipeline that is proven to be the least by LLM-PQ's objective."""
+def _searched(request: PlanRequest, hints: Sequence[Plan], watch: Watch, *, quick: bool) -> Layout:
+    """Replicas; and beside them, where the devices are few, the pipeline that is proven to be the least by LLM-PQ's objective. Cut by the clock if any
+    part of it was.
+    """
     pool = Pool(request.cluster)
     alone = replace(request, solver="pipeline", objective=Objective(), tensor_parallel=(1,))
     if not pool.classes:
@@ -75,9 +92,12 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], *, quick: bool) -> La
     asked = narrowings(request)
     seconds = _limit(request, quick=quick) / len(asked)
     wish = Wish(seconds=seconds, thorough=not quick, stall=_QUICK_STALL if quick else None)
-    wishes = (wish, *(replace(wish, thorough=False) for _ in asked[1:]))  # of fewer widths one population is enough
+    wishes = [
+        replace(wish, watch=part_of(watch, place, len(asked)), thorough=not (quick or place))
+        for place in range(len(asked))
+    ]
     tried = (_laid_out(each, starts, wished) for each, wished in zip(asked, wishes, strict=True))
-    found = [layout for layout in tried if layout is not None]
+    found = [_of_all(layout, _limit(request, quick=quick)) for layout in tried if layout is not None]
     few = not quick and sum(pool.whole) <= _PROVEN_DEVICES and request.objective.goal == "throughput"
     if request.solver == "auto" and 1 in request.tensor_parallel and (few or not found or _mixes(request)):
         found += _pipeline_as_layout(request)
@@ -87,7 +107,19 @@ def _searched(request: PlanRequest, hints: Sequence[Plan], *, quick: bool) -> La
         raise InfeasibleError([f"tensorParallel [{degrees}]: {held} {request.model_uri}; allow 1 too"])
     if not found:
         raise InfeasibleError(reasons(alone))
-    return max(found, key=lambda each: each.value(request))
+    best = max(found, key=lambda each: each.value(request))
+    cuts = [each.stats.cut_after_seconds for each in found if each.stats.cut_after_seconds is not None]
+    if best.stats.cut_after_seconds is None and cuts:
+        best = replace(best, stats=replace(best.stats, cut_after_seconds=max(cuts)))
+    return best
+
+
+def _of_all(layout: Layout, seconds: float) -> Layout:
+    """One that the clock has cut was so by the limit of the whole question, of which it had a part."""
+    stats = layout.stats
+    return (
+        layout if stats.cut_after_seconds is None else replace(layout, stats=replace(stats, cut_after_seconds=seconds))
+    )
 
 
 def _mixes(request: PlanRequest) -> bool:
@@ -109,7 +141,8 @@ def _pipeline_as_layout(request: PlanRequest) -> list[Layout]:
     if one is None:
         return []
     replica = _never_empty(_replica(search, one), request)
-    told = LayoutStats(stats.orders, stats.candidates, stats.seconds, 0.0)
+    cut = limit if stats.stop is StopReason.TIME_LIMIT else None
+    told = LayoutStats(stats.orders, stats.candidates, stats.seconds, 0.0, cut)
     return [Layout(goal_of(request), (replica,), len(request.cluster.accelerators()) - len(replica.order), told)]
 
 
@@ -133,8 +166,8 @@ def _start(pool: Pool, plan: Plan) -> Genome | None:
     return tuple(part for part in (*parts, rest) if any(part)) if min(rest, default=0) >= 0 else None
 
 
-def _pipeline(request: PlanRequest) -> PlanOutcome:
-    search = Search(request)
+def _pipeline(request: PlanRequest, watch: Watch) -> PlanOutcome:
+    search = Search(request, watch)
     found, stats = search.run()
     if found is None and stats.stop is StopReason.PROVED:
         raise InfeasibleError(reasons(request))
@@ -143,7 +176,7 @@ def _pipeline(request: PlanRequest) -> PlanOutcome:
             f"no plan within {request.time_limit_seconds:g} s ({stats.orders} device orders looked at): raise "
             "planning.timeLimitSeconds, or lower placement.maxStages"
         )
-    plan = assemble(request, found, search.pricer)
+    plan = with_objective(request, assemble(request, found, search.pricer))
     notes = _notes(request, plan)
     if search.narrower:
         notes.append(
@@ -152,6 +185,10 @@ def _pipeline(request: PlanRequest) -> PlanOutcome:
     groups = {run.layers_per_unit for run in search.pricer.layer_runs}
     if groups != {1}:
         notes.append(f"layers decided in groups of {max(groups)}: one by one they are too many for the solver")
+    restricted = search.narrower or groups != {1} or _mixed(request) < len(request.bits)
+    known = 0 < stats.bound < math.inf and not restricted  # of a part of all plans it is no bound
+    ended_by = _ended(stats, request.time_limit_seconds)
+    plan = msgspec.structs.replace(plan, search=msgspec.structs.replace(ended_by, bound=stats.bound if known else None))
     if stats.stop is not StopReason.PROVED or stats.gap > _PROVEN_GAP:
         ended = f"the search ended at its {stats.stop.value}: " if stats.stop is not StopReason.PROVED else ""
         notes.append(f"{ended}a better plan may exist, at most {stats.gap:.2%} better by the objective")
@@ -175,23 +212,34 @@ def _outcome(request: PlanRequest, found: Layout) -> PlanOutcome:
         status=SolutionStatus.FEASIBLE,
     )
     plan, of_strategies = with_strategies(request, layout_plan(found))
+    ended = _ended(stats, found.stats.cut_after_seconds)
+    plan = msgspec.structs.replace(with_objective(request, plan), search=ended)
     notes = [*_notes(request, plan), *of_strategies]
     notes.append(
         "layers and bits are proven for each replica's devices; which devices form one is searched, not proven"
     )
-    if found.stats.was_cut:
-        notes.append(
-            f"the search was cut at planning.timeLimitSeconds, {request.time_limit_seconds:g} s: another run may find another plan"
-        )
+    if ended.was_cut:
+        notes.append(ended.warning)
     if found.idle:
         notes.append(f"{found.idle} {IDLE}")
     return PlanOutcome(plan, stats, tuple(notes), found.replicas, found.stats.improvements)
 
 
+def _ended(stats: SearchStats, cut_after_seconds: float | None) -> SearchEnded:
+    cut = stats.stop is StopReason.TIME_LIMIT
+    return SearchEnded(_ENDS[stats.stop], cut_after_seconds if cut else None)
+
+
 def _stop(stats: LayoutStats) -> StopReason:
-    if stats.was_cut:
+    if stats.cut_after_seconds is not None:
         return StopReason.TIME_LIMIT
     return StopReason.WORK_LIMIT if stats.ended_by_work else StopReason.SETTLED
+
+
+def _mixed(request: PlanRequest) -> int:
+    """Neighbouring widths that a stage of a proven pipeline mixes at most."""
+    most = len(request.bits)
+    return mixed_widths(request.model.num_layers, most) if request.solver == "pipeline" else most
 
 
 def _notes(request: PlanRequest, plan: Plan) -> list[str]:
@@ -201,8 +249,8 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     assumed = sorted({stage.devices[0].type for stage in plan.stages if "assumed" in stage.times.source})
     if assumed:
         notes.append(f"rates or efficiencies of {', '.join(assumed)} are assumed: measure them for a better prediction")
-    mixed = mixed_widths(request.model.num_layers, len(request.bits))
-    if mixed < len(request.bits) and request.solver == "pipeline":
+    mixed = _mixed(request)
+    if mixed < len(request.bits):
         notes.append(f"proven among plans whose stages mix at most {mixed} neighbouring widths")
     left_out = [] if request.model.quantization else sorted(set(request.allowed_bits) - set(request.bits))
     if left_out:

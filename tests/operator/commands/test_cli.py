@@ -122,6 +122,29 @@ def test_plan_for_people_shows_stages_and_prediction(strata: Strata, inputs: Inp
         assert part in ended.out
 
 
+def test_plan_json_has_its_goals_number_how_its_search_ended_and_what_users_see(strata: Strata, inputs: Inputs) -> None:
+    inputs.write(more=f"{SPLIT}\n  objective: {{goal: latency}}")
+    text = inputs.deployment.read_text()
+    inputs.deployment.write_text(text.replace("concurrency: 4", "concurrency: 4, requestsPerSecond: 0.5"))
+    ended = strata("plan", *inputs.arguments, "--json")
+    assert not ended.err
+    told = json.loads(ended.out)
+    assert told["objective"]["unit"].startswith("s a request")
+    assert told["objective"]["better"] == "less"
+    assert told["search"] == {"ended": "settled", "cutAfterSeconds": None, "bound": None}
+    assert told["prediction"]["arrivals"]["requestsPerSecond"] == 0.5
+    assert told["prediction"]["arrivals"]["ttftMs"] > 0
+    values = [each["value"] for each in told["alternatives"] if each["value"] is not None]
+    assert all(value >= told["objective"]["value"] * (1 - 1e-5) for value in values)
+    shown = strata("plan", *inputs.arguments).out
+    for words in (
+        "by the goal: ",
+        "simulated, at random, 0.5 requests a second",
+        "how far it is from the best plan is unknown",
+    ):
+        assert words in shown
+
+
 GUESSES = f"{SPLIT}\n  runtime: {{speculation: {{mode: suffix, tokens: 3}}}}"
 
 
@@ -207,6 +230,7 @@ def test_a_running_plan_is_changed_no_more_than_pays(strata: Strata, inputs: Inp
     running.write_text(strata("plan", *inputs.arguments, "--json").out)
     same = strata("plan", *inputs.arguments, "--running", str(running))
     assert "keep the running plan: the best plan gains 0.0%" in same.out
+    assert "cut by the clock" not in same.out
     inputs.cluster.write_text(inputs.cluster.read_text().replace("name: b", "name: c"))
     changed = strata("plan", *inputs.arguments, "--running", str(running))
     assert "change the plan: devices of the running plan are gone" in changed.out

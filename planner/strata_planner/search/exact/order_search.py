@@ -15,7 +15,7 @@ from strata_planner.search.exact.feasibility import at_fewest_bits
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.lattice import alike, lattice_of
 from strata_planner.search.exact.orders import Fleet, orders
-from strata_planner.search.exact.pool_search import ENUMERATION_SHARE, ORDER_LIMIT
+from strata_planner.search.exact.pool_search import ENUMERATION_SHARE, ORDER_LIMIT, Step
 from strata_planner.search.exact.problem import Counts, Problem, Solution, SolutionStatus, StopReason
 
 Solve = Callable[[Problem, float, float], Solution]  # of a candidate, below a cutoff, within seconds
@@ -31,6 +31,7 @@ class OrderSearch:
     fleet: Fleet
     deadline: float
     solve: Solve
+    step: Step | None = None
     stop: StopReason = StopReason.PROVED
     bound: float = math.inf
     orders: int = 0
@@ -54,6 +55,8 @@ class OrderSearch:
                 self._unsolved += [each[0] for each in ranked[at:]]
                 break
             self._improve(candidate, bound, remaining)
+            if self.step is not None:
+                self.step(self._best.solution.objective if self._best else math.inf)
         held = self._best.solution.objective * (1 - _IMPROVEMENT) if self._best else math.inf
         self.bound = min([held, *self._unsolved])
         return self._best

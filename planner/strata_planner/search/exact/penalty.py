@@ -15,7 +15,7 @@ from strata_planner.search.exact.candidates import Pricer
 from strata_planner.search.exact.exact import RELATIVE_GAP
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import Fleet, fleet_of
-from strata_planner.search.exact.pool_search import PoolSearch
+from strata_planner.search.exact.pool_search import PoolSearch, Step
 from strata_planner.search.exact.pools import joined, pools
 from strata_planner.search.exact.problem import SolutionStatus, StopReason
 
@@ -45,12 +45,13 @@ def least_penalty(request: PlanRequest) -> float | None:
 class PenaltySearch:
     """`run` returns the best plan found, `bound` and `stop` say what is known of it."""
 
-    def __init__(self, pricer: Pricer, fleet: Fleet, deadline: float) -> None:
+    def __init__(self, pricer: Pricer, fleet: Fleet, deadline: float, step: Step | None = None) -> None:
         self.stop = StopReason.PROVED
         self.bound = -math.inf
         self.orders = self.candidates = self.solved = 0
         self._pricer, self._fleet, self._deadline = pricer, joined(fleet), deadline
         self._best: Found | None = None
+        self._step = step
 
     def run(self, stages: Sequence[int]) -> Found | None:
         limit = self._pricer.request.penalty_bound
@@ -103,7 +104,9 @@ class PenaltySearch:
             self._best = replace(found, solution=solution)
 
     def _searched(self, stages: Sequence[int], theta: float) -> tuple[Found | None, float]:
-        search = PoolSearch(self._pricer, self._fleet, theta, RELATIVE_GAP, self._deadline)
+        bounded = self._pricer.request.penalty_bound is not None  # what a price finds may lie beyond it
+        step = None if bounded else self._step
+        search = PoolSearch(self._pricer, self._fleet, theta, RELATIVE_GAP, self._deadline, step)
         found = search.run(pools(self._fleet, stages))
         if search.stop is not StopReason.PROVED:
             self.stop = search.stop

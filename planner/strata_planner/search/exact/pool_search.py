@@ -8,7 +8,7 @@ every candidate.
 import heapq
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,7 @@ from strata_planner.search.exact.problem import Solution, SolutionStatus, StopRe
 
 ORDER_LIMIT = 5000  # different device orders looked at; only large fleets of unlike devices have more
 _DIVING_SHARE = 0.25
+Step = Callable[[float], None]  # is called now and then with the objective of the best plan so far
 ENUMERATION_SHARE = 0.3  # of the time that there is
 
 
@@ -49,6 +50,7 @@ class PoolSearch:
     theta: float
     tolerance: float
     deadline: float
+    step: Step | None = None
     stop: StopReason = StopReason.PROVED
     bound: float = math.inf
     jobs: list[_Job] = field(default_factory=list)
@@ -132,6 +134,8 @@ class PoolSearch:
         job.bound = max(job.bound, job.solver.bound)
         if job.solver.best is not None and job.solver.objective < self.objective:
             self._best = (job, job.solver.best)
+        if self.step is not None:
+            self.step(self.objective)
 
     def _dive(self, job: _Job) -> None:
         """Solve the most promising job at once: the better the first plan, the sooner the others are ruled out."""

@@ -16,6 +16,7 @@ from strata_planner.search.exact.order_search import OrderSearch, Solve
 from strata_planner.search.exact.orders import Fleet, fleet_of
 from strata_planner.search.exact.penalty import PenaltySearch
 from strata_planner.search.exact.widths import narrowings
+from strata_planner.search.watch import Progress, Watch, best_of_all, unwatched
 
 __all__ = ["Found", "Search", "SearchStats", "lengths"]
 
@@ -28,10 +29,12 @@ class Search:
     `narrower`: the requests with fewer widths that are searched beside it.
     """
 
-    def __init__(self, request: PlanRequest) -> None:
+    def __init__(self, request: PlanRequest, watch: Watch = unwatched) -> None:
         self.pricer = Pricer(request)
         self.narrower = narrowings(request)[1:]
-        self._deadline = time.monotonic() + request.time_limit_seconds
+        self._limit = request.time_limit_seconds
+        self._deadline = time.monotonic() + self._limit
+        self._watch = best_of_all(watch)
 
     def run(self) -> tuple[Found | None, SearchStats]:
         best, stats = self._searched(self.pricer)
@@ -50,10 +53,16 @@ class Search:
         fleet = fleet_of(request.cluster)
         stages = lengths(request, fleet, pricer.least_weight_bytes)
         if request.solver not in _SOLVERS and pricer.alike:
-            pooled = PenaltySearch(pricer, fleet, self._deadline)
+            pooled = PenaltySearch(pricer, fleet, self._deadline, self._step)
             return _told(pooled.run(stages), pooled, started)
-        single = OrderSearch(pricer, fleet, self._deadline, _SOLVERS.get(request.solver, exact.solve))
+        single = OrderSearch(pricer, fleet, self._deadline, _SOLVERS.get(request.solver, exact.solve), self._step)
         return _told(single.run(stages), single, started)
+
+    def _step(self, objective: float) -> None:
+        """The best so far, infinite before the first."""
+        left = self._deadline - time.monotonic()
+        done = min(1.0, 1 - left / self._limit) if self._limit else 1.0
+        self._watch(Progress(-objective if math.isfinite(objective) else None, done))
 
 
 def _told(found: Found | None, by: PenaltySearch | OrderSearch, started: float) -> tuple[Found | None, SearchStats]:

@@ -1,18 +1,23 @@
-"""Tokens a second that no layout of a cluster passes: the other side of a layout's gap. Called by `fleet`.
+"""Tokens a second that no layout of a cluster passes: the other side of a layout's gap. Called by `fleet` and, for what plans say, by `answer.bounded`.
 
-A linear programme over stages instead of replicas. Of a replica with S stages, B sequences in flight and decode micro-batches of
-xi = ceil(B / S), every stage j takes at least what a request needs of it: n - 1 steps shared by xi sequences, and its prompt of s
-tokens. Where seconds are convex in a step's tokens that is least when all steps carry equally much of prompts:
+A linear programme over stages instead of replicas. Of a replica that decodes b sequences in each of c micro-batches, a round of which takes T seconds,
+let y_j be the share of the time that stage j is busy: with x_j layers of t_j(b) seconds a step, y_j = c x_j t_j(b) / T, at most 1. Its rate is
+n / (n - 1) times c b / T tokens a second. As the layers x_j add up to L, that is the sum over the stages of
 
-    x_j w_j(xi) <= n / R    w = (n - 1) / xi x (a step with xi sequences and xi s / (n - 1) tokens of prompts), seconds of a layer
+    y_j n b / ((n - 1) L t_j(b))
 
-and over the stages, whose layers x_j add up to L, R <= sum_j n / (L w_j(xi)). Each stage's share of the
-rate depends on its devices and xi alone. Devices are counted per kind; S (xi - 1) < B ties the micro-batches to the sequences in flight.
+each of which depends on the stage's own devices and b alone. A step has, in the mean, b s / (n - 1) tokens of prompts of s tokens beside; where seconds
+are convex in a step's tokens that is least when all steps carry equally much. Devices are counted per kind, at most all of them busy. Little's law
+ties the sequences: those that stages hold, the sum of y_j b, and those on their way to the next stage, together are no more than there are. A
+stage that cannot hold the whole model has another, a hop of h seconds away: for each that it holds, h / (x_j t_j(b)) are on their way, x_j no
+more than its memory takes. And all of them together have KV in every layer: no more than memory takes beside one copy of the weights.
 """
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import highspy  # noqa: F401  before pulp, whose own import of it would swallow a Ctrl-C that comes meanwhile
 import pulp
@@ -33,35 +38,91 @@ _STEP = 1.04  # between neighbouring micro-batches; those between count as the l
 
 @dataclass(frozen=True)
 class _Share:
-    """A stage's: of `degree` devices of a kind, with a micro-batch of more than `beyond` sequences."""
+    """A stage's while it is busy: of `degree` devices of a kind, with a micro-batch of `beyond` sequences or more, for each of which there are
+    `and_hopping` in all, with those on their way.
+    """
 
     kind: int
     degree: int
     beyond: int
     tokens_per_second: float
+    and_hopping: float = 1.0
 
 
 def most_tokens_per_second(request: PlanRequest) -> float:
-    """No layout of groups of equal devices has a higher predicted rate (a fleet's nodes hold no others): nothing is counted of hops, heads, steps, idle stages, layers that do not come out
-    even, and of memory only the KV of one layer. Exact where a layer's seconds per sequence never rise with the sequences and a step's are
-    convex in its tokens, as a roofline's; a processor's are so but for the rows that its steps are padded by.
+    """No layout of groups of equal devices has a higher predicted rate: nothing is counted of heads, of a step's own time, of what hops send, and of layers that do not come
+    out even. Exact where a layer's seconds per sequence never rise with the sequences and a step's are convex in its tokens, as a roofline's; a
+    processor's are so but for the rows that its steps are padded by.
     """
-    length = min(request.max_model_len, request.workload.held_tokens)
-    pricer = Pricer(replace(with_concurrency(request, 1), max_model_len=length))
+    shares, counts, sequences = _asked(request)
+    return _most(shares, counts, sequences)
+
+
+def most_tokens_for(request: PlanRequest) -> float:
+    """Tokens of an hour for `hourlyCost` 1, of which no layout has more: the best stage's. Raises ValueError where a device has no price."""
+    shares, _, _ = _asked(request)
+    least: dict[int, float] = {}
+    for kind, (each, _) in enumerate(_kinds(request).values()):
+        costs = [
+            device.hourly_cost or 0.0
+            for one in Pool(request.cluster).classes
+            for device in one.devices
+            if one.kind == each.kind
+        ]
+        if min(costs) <= 0:
+            raise ValueError(f"{each.devices[0].type} has no hourlyCost")
+        least[kind] = min(costs)
+    return max((each.tokens_per_second * 3600 / each.degree / least[each.kind] for each in shares), default=0.0)
+
+
+def _kinds(request: PlanRequest) -> dict[tuple[int, int], tuple[DeviceClass, int]]:
+    """One class of each kind and size, with how many devices there are of it."""
     kinds: dict[tuple[int, int], tuple[DeviceClass, int]] = {}
     for each in Pool(request.cluster).classes:
         key = (each.kind, len(each.devices))
         kinds[key] = (each, kinds.get(key, (each, 0))[1] + len(each.devices))
+    return kinds
+
+
+def _asked(request: PlanRequest) -> tuple[list[_Share], list[int], int]:
+    """What stages bring, devices of each kind, and sequences in flight."""
+    length = min(request.max_model_len, request.workload.held_tokens)
+    pricer = Pricer(replace(with_concurrency(request, 1), max_model_len=length))
+    kinds = _kinds(request)
     counts = [count for _, count in kinds.values()]
-    sequences = request.workload.concurrency
-    shares = [
-        share for kind, (each, _) in enumerate(kinds.values()) for share in _shares(pricer, each, kind, sequences)
+    classes = [each for each, _ in kinds.values()]
+    memory = sum(count * each.devices[0].usable_bytes for each, count in kinds.values())
+    sequences = min(request.workload.concurrency, _held(pricer, classes, memory))
+    hop = _least_hop(request)
+    shares = [share for kind, each in enumerate(classes) for share in _shares(pricer, each, kind, sequences, hop)]
+    return shares, counts, sequences
+
+
+def _held(pricer: Pricer, classes: Sequence[DeviceClass], memory: int) -> int:
+    """Sequences whose KV so much memory takes beside the weights, each layer's at the fewest bits that any device has; at least 1."""
+    stages = [
+        pricer.stage(DeviceGroup(each.devices[:1]), _spread(pricer, 1), first=False, head=False) for each in classes
     ]
-    return _most(shares, counts, sequences)
+    weights = kv = 0
+    for r, run in enumerate(pricer.layer_runs):
+        sizes = [size for stage in stages for size in stage.weight_bytes[r].values()]
+        weights += run.units * min(sizes, default=0)
+        kv += run.units * min(
+            (both - stage.weight_bytes[r][bits] for stage in stages for bits, both in stage.bytes[r].items()), default=0
+        )
+    return max(1, (memory - weights) // kv) if kv > 0 else sys.maxsize
 
 
-def _shares(pricer: Pricer, each: DeviceClass, kind: int, sequences: int) -> Iterator[_Share]:
-    """`pricer`: of one sequence in flight."""
+def _least_hop(request: PlanRequest) -> float:
+    """Seconds of latency that no hop between two devices is below; infinite where there is one device."""
+    cluster, classes = request.cluster, Pool(request.cluster).classes
+    pairs = [(each.devices[0], each.devices[1]) for each in classes if len(each.devices) > 1]
+    pairs += permutations((each.devices[0] for each in classes), 2)
+    return min((cluster.link(*pair).latency_seconds for pair in pairs), default=math.inf)
+
+
+def _shares(pricer: Pricer, each: DeviceClass, kind: int, sequences: int, hop: float) -> Iterator[_Share]:
+    """`pricer`: of one sequence in flight. `hop`: the least seconds to another stage."""
     model = pricer.request.model
     for degree in DEGREES:
         if degree not in pricer.request.tensor_parallel or degree > len(each.devices) or not divisible(model, degree):
@@ -72,12 +133,18 @@ def _shares(pricer: Pricer, each: DeviceClass, kind: int, sequences: int) -> Ite
             if any(bits not in runnable for runnable in one.seconds):
                 continue
             kv = min(both[bits] - own[bits] for both, own in zip(one.bytes, one.weight_bytes, strict=True))
+            layer = min(
+                own[bits] / run.layers_per_unit for own, run in zip(one.weight_bytes, pricer.layer_runs, strict=True)
+            )
+            most_layers = group.usable_bytes // max(layer, 1)
+            away = 0.0 if most_layers >= model.num_layers or math.isinf(hop) else hop / max(most_layers, 1)
             sizes = _sizes(max(1, min(group.usable_bytes // max(kv, 1), sequences)))
             for low, high in sizes:
                 costs = pricer.stage(group, _spread(pricer, high), first=False, head=False)
                 steps = max(1, pricer.request.workload.output_tokens - 1) / high
-                seconds = model.num_layers * _layer_seconds(pricer, costs, bits) * steps
-                yield _Share(kind, degree, low - 1, pricer.request.workload.output_tokens / seconds)
+                step = _layer_seconds(pricer, costs, bits)
+                seconds, hopping = model.num_layers * step * steps, 1 + away / max(step, 1e-12)
+                yield _Share(kind, degree, max(1, low - 1), pricer.request.workload.output_tokens / seconds, hopping)
 
 
 def _spread(pricer: Pricer, decoding: int) -> Pair:
@@ -114,6 +181,7 @@ def _most(shares: list[_Share], counts: list[int], sequences: int) -> float:
     for kind, count in enumerate(counts):
         used = [(each, share.degree) for each, share in pairs if share.kind == kind]
         model += pulp.LpAffineExpression(used) <= count, f"devices_{kind}"
-    model += pulp.LpAffineExpression([(each, share.beyond) for each, share in pairs]) <= sequences, "sequences"
+    held = [(each, share.beyond * share.and_hopping) for each, share in pairs]
+    model += pulp.LpAffineExpression(held) <= sequences, "sequences"
     optimise(model)
     return float(model.objective.value() or 0.0)

@@ -8,7 +8,7 @@ kept, as idle devices, for later merges.
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from strata_planner.search.layouts.clusters import grouped
@@ -31,6 +31,7 @@ class Limits:
     mutations: int = 40_000
     stall: int = 4_000
     work: float = math.inf
+    step: Callable[[], None] | None = None  # is called with every mutation
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Genetic:
             if mutations >= shown:
                 shown *= 4
                 yield people
+            if limits.step is not None:
+                limits.step()
             self.mutations += 1
             mutations += 1
             stalled += 1

@@ -19,9 +19,10 @@ from strata_planner.search.layouts.goals import Goal, goal_of
 from strata_planner.search.layouts.groups import Groups
 from strata_planner.search.layouts.pipelines import Pipeline, Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
-from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved, plan_of, solved
+from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved, plan_of, solved_in_time
 from strata_planner.search.layouts.stages import Split, with_concurrency
 from strata_planner.search.metric import Metric
+from strata_planner.search.watch import Progress, Watch, unwatched
 
 _SEARCH_SHARE = 0.8  # of the time; the rest is for solving the replicas exactly
 _LEAST_STALL, _STALL_OF_EACH, _MOST_STALL = 150, 60, 2400  # of each device
@@ -43,7 +44,7 @@ class LayoutStats:
     mutations: int
     seconds: float
     score: float
-    was_cut: bool = False  # by the clock
+    cut_after_seconds: float | None = None  # by the clock; None: it was not
     ended_by_work: bool = False
     improvements: tuple[tuple[float, float], ...] = ()  # seconds since the start, the value by the request's metric
 
@@ -80,6 +81,7 @@ class Wish:
     stall: int | None = None
     work: float = _MOST_WORK
     thorough: bool = True
+    watch: Watch = unwatched
 
 
 DEFAULT = Wish()
@@ -165,13 +167,17 @@ def _finished(
     work = wish.work * min(1.0, wish.seconds / _SECONDS_OF_WORK)
     solver = _Solver(request, wish.goal or goal_of(request), genetic, kept, started)
     bests: list[Genome] = []
+
+    def step() -> None:
+        wish.watch(Progress(solver.value, min(1.0, genetic.pipelines.work / work)))
+
     islands = _ISLANDS if wish.thorough and sum(genetic.pool.whole) <= _MANY_DEVICES else 0
     few = _SOLVED_OF_EACH if wish.thorough else _SOLVED_OF_FEW
     for island in range(islands + 1):
         begin = starts if island < islands else [*starts, *bests]  # the last one goes on from what the others found
         people: list[Individual] = []
         done = genetic.pipelines.work
-        limits = Limits(latest, stall=stall, work=done + (work - done) / (islands + 1 - island))
+        limits = Limits(latest, stall=stall, work=done + (work - done) / (islands + 1 - island), step=step)
         for people in genetic.run(wish.seed + island, limits, begin):
             solver.offer(people[0].genome)
         bests += [each.genome for each in people[:few]]
@@ -220,6 +226,11 @@ class _Solver:
         self._found: list[_Found] = []  # best first
         self._improvements: list[tuple[float, float]] = []
 
+    @property
+    def value(self) -> float | None:
+        """Of the best so far."""
+        return self._found[0].value if self._found else None
+
     def offer(self, genome: Genome) -> None:
         if genome in self._seen:
             return
@@ -256,7 +267,7 @@ class _Solver:
             genetic.mutations,
             seconds,
             score,
-            genetic.was_cut,
+            round(latest - self._started, 3) if genetic.was_cut else None,
             genetic.ended_by_work,
             tuple(self._improvements),
         )
@@ -306,7 +317,8 @@ class _Solver:
         for key, replica in dealt:
             if key not in self._exactly:
                 left = max(_LEAST_SECONDS, (latest - time.monotonic()) / len(dealt))
-                self._exactly[key] = solved(replace(self._request, time_limit_seconds=left), replica)
+                self._exactly[key], in_time = solved_in_time(replace(self._request, time_limit_seconds=left), replica)
+                self._genetic.was_cut |= not in_time
         return (*self._kept, *(self._exactly[key].on(replica.order) for key, replica in dealt))
 
     def _replica(

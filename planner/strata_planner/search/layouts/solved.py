@@ -15,7 +15,7 @@ from strata_planner.search.exact.exact import solve
 from strata_planner.search.exact.found import Found
 from strata_planner.search.exact.orders import Order
 from strata_planner.search.exact.phases import Pair
-from strata_planner.search.exact.problem import Problem, Solution
+from strata_planner.search.exact.problem import Problem, Solution, StopReason
 from strata_planner.search.layouts.rounded import rounded
 from strata_planner.search.layouts.stages import CHUNKS, EVENLY, Split, near_chunks, pair_of, with_concurrency
 from strata_planner.search.metric import Metric
@@ -72,13 +72,22 @@ def nearly_solved(
 
 def solved(request: PlanRequest, near: SolvedReplica) -> SolvedReplica:
     """These micro-batches with the split that is proven to be best by LLM-PQ's objective, where that is better by the metric too."""
+    return solved_in_time(request, near)[0]
+
+
+def solved_in_time(request: PlanRequest, near: SolvedReplica) -> tuple[SolvedReplica, bool]:
+    """The same, and whether the proof ended within the request's time."""
+    stops: list[StopReason] = []
     share = with_concurrency(request, near.concurrency)
 
     def proven(problem: Problem) -> Solution:
-        return solve(problem, time_limit_seconds=request.time_limit_seconds)
+        solution = solve(problem, time_limit_seconds=request.time_limit_seconds)
+        stops.append(solution.stop)
+        return solution
 
     climb = _Climb(share, near.order, proven)
-    return climb.better(near, [near.found.candidate.pair]) or near
+    better = climb.better(near, [near.found.candidate.pair]) or near
+    return better, StopReason.TIME_LIMIT not in stops
 
 
 class _Climb:

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_planner.errors import InfeasibleError
+from strata_planner.question.cluster import LinkRate, Node
 from strata_planner.question.request import PlanRequest
 from strata_planner.search.layouts.bound import _sizes, most_tokens_per_second
 from strata_planner.search.layouts.pool import Pool
 from strata_planner.search.layouts.search import laid
 from tests.laws import share
-from tests.planner.search.layouts.layouts import a_pool, a_pool_request
+from tests.planner.search.layouts.layouts import a_device, a_pool, a_pool_request
 
 
 def with_sequences(request: PlanRequest, count: int) -> PlanRequest:
@@ -35,9 +36,12 @@ def dealt(pool: Pool, draw: random.Random) -> tuple[tuple[int, ...], ...]:
     counts=st.lists(st.integers(1, 6), min_size=1, max_size=3).filter(lambda each: sum(each) > 1),
     sequences=st.integers(1, 40),
     seed=st.integers(0, 1000),
+    latency=st.sampled_from((0.01, 1.0, 30.0)),
 )
-def test_no_layout_passes_it(counts: list[int], sequences: int, seed: int) -> None:
+def test_no_layout_passes_it(counts: list[int], sequences: int, seed: int, latency: float) -> None:
     cluster = a_pool(**dict(zip("abc", counts, strict=False)))
+    slow = LinkRate(gbps=1, latency_ms=latency)
+    cluster = msgspec.structs.replace(cluster, default_link=slow, intra_node=slow)
     request = with_sequences(a_pool_request(cluster, theta=0.0, allowed_bits=(4, 16)), sequences)
     try:
         layout = laid(request, dealt(Pool(cluster), random.Random(seed)))
@@ -55,6 +59,22 @@ def test_more_to_work_with_never_lowers_it(sequences: int, more: int) -> None:
     # Ranges of micro-batches are cut anew where the largest changes, by a step at most.
     assert most_tokens_per_second(with_sequences(small, sequences + more)) >= base / 1.04
     assert most_tokens_per_second(with_sequences(large, sequences)) >= base * (1 - 1e-9)
+
+
+def test_hops_and_the_memory_of_kv_lower_it() -> None:
+    """Where a device alone holds the model no hop is needed, and none counts."""
+    cluster = a_pool(a=4)
+    near, far = (
+        msgspec.structs.replace(cluster, intra_node=LinkRate(gbps=100, latency_ms=latency)) for latency in (0.01, 30.0)
+    )
+    few = with_sequences(a_pool_request(near, theta=0.0, tensor_parallel=(1,)), 4)
+    bounds = [most_tokens_per_second(dataclasses.replace(few, cluster=each)) for each in (near, far)]
+    assert bounds[1] < 0.5 * bounds[0]
+    alone = [most_tokens_per_second(dataclasses.replace(few, cluster=each, allowed_bits=(4,))) for each in (near, far)]
+    assert alone[0] == alone[1]
+    many = with_sequences(a_pool_request(near, theta=0.0), 10_000)
+    roomy = msgspec.structs.replace(cluster, nodes=(Node("a", (a_device(4, memory_mib=64.0),)),))
+    assert most_tokens_per_second(many) < most_tokens_per_second(dataclasses.replace(many, cluster=roomy))
 
 
 def test_longer_sequences_allowed_do_not_change_it() -> None:
