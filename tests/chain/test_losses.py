@@ -48,6 +48,7 @@ def test_every_client_gets_its_text(world: ChainWorld, befalls: Callable[[ChainW
     assert client.got == client.wanted
 
 
+@pytest.mark.slow  # the machine meets it too
 def test_what_later_stages_hold_outlives_their_leaders(world: ChainWorld) -> None:
     """They are started anew: their layers are computed again, those of the later stages are not."""
     for pod in ("chat-a-0", "chat-c-0"):

@@ -143,6 +143,7 @@ def test_a_takeover_is_shadowed_where_the_object_wants_it(folder: Path) -> None:
     assert answer.repair.shadowed_bytes > 0
 
 
+@pytest.mark.slow  # replan/test_repair.py says what cannot
 def test_what_cannot_be_repaired_is_searched_for(folder: Path) -> None:
     running = asked(folder, *NAMES).plan
     assert running is not None

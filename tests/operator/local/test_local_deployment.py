@@ -82,6 +82,7 @@ async def test_slots_have_the_environment_that_memory_is_predicted_for(
             assert {**SLOT_ENVIRONMENT, "MKL_DISABLE_FAST_MM": "0"}.items() <= process.environ().items()
 
 
+@pytest.mark.slow  # gateway/test_metrics.py counts
 async def test_what_its_gateway_counts_of_drafts_can_be_asked(tmp_path: Path) -> None:
     async with running(tmp_path) as deployment:
         status = deployment.gateway_status

@@ -13,7 +13,7 @@ from strata_planner.contract.plan import Plan
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.slot import Slot
 from strata_runtime.wire.client import LeaderClient
-from tests.laws import share
+from tests.laws import share, swept
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import PipelineHarness
 from tests.runtime.slot.test_kept_pages import Streams, asked, computed_again, drained, plan_of, with_layers
@@ -84,7 +84,7 @@ MOVES: dict[str, tuple[tuple[str, Sequence[int]], tuple[str, Sequence[int]]]] = 
 }
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", swept(MOVES, ["to the one behind", "to one that leads now"]))
 def test_pages_move_with_their_layers(tiny_llama: Path, expected: dict[str, list[int]], name: str) -> None:
     with PipelineHarness("abc") as pipeline:
         streams, again = moved(pipeline, [plan_with(tiny_llama, *each) for each in MOVES[name]])
@@ -101,7 +101,7 @@ def shapes(draw: st.DrawFn) -> tuple[str, tuple[int, ...]]:
     return "".join(slots), (*sorted(firsts), LAST)
 
 
-@settings(max_examples=share(32), deadline=None)
+@settings(max_examples=share(32, 16), deadline=None)
 @given(chain=st.lists(shapes(), min_size=2, max_size=3), pages=st.sampled_from([40, 64]))
 def test_the_text_stays_over_any_moves_and_drains_and_nothing_is_computed_again(
     tiny_llama: Path, expected: dict[str, list[int]], chain: list[tuple[str, tuple[int, ...]]], pages: int
@@ -127,7 +127,7 @@ def test_what_other_weights_computed_is_not_taken(tiny_llama: Path) -> None:
         assert pipeline.serve(other).generate(submits) == wanted
 
 
-@pytest.mark.parametrize("dies", ["a", "b"])
+@pytest.mark.parametrize("dies", swept(["a", "b"], ["b"]))
 def test_who_dies_in_the_middle_is_replaced(
     tiny_llama: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:

@@ -135,6 +135,7 @@ def test_what_a_slot_is_expected_to_take_is_the_sum_of_its_unlike_ranks(tiny_lla
 TOKEN_BYTES = 8  # of an id, as stage 0 gets them
 
 
+@pytest.mark.slow  # costs/test_communication.py counts
 @pytest.mark.parametrize("ranks", swept([(2, 1), (1, 2), (2, 3)], [(1, 2)]))
 def test_one_rank_sends_and_one_receives_between_unequal_groups_as_the_planner_counts(
     tiny_llama: Path, ranks: tuple[int, int]
