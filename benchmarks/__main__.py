@@ -25,6 +25,7 @@ BENCHMARKS = (
     "eight_bits",
     "planner",
     "repair",
+    "steady",
     "elastic",
     "loss",
     "kills",

@@ -1,9 +1,10 @@
 """A stage is gone for good, and its neighbours take over: seconds from the kill to the next token, and what they go to.
 
-`python -m benchmarks.elastic [--kills 12] [--moves 6] [--no-log] [--json FILE]`. The 246M model of `benchmarks.pipeline` over three slots of one thread each, 16 streams of mixed prompts.
+`python -m benchmarks.elastic [--kills 12] [--moves 6] [--no-log] [--shadows] [--json FILE]`. The 246M model of `benchmarks.pipeline` over three slots of one thread each, 16 streams of mixed prompts.
 At a random moment one of the slots, the leader too, is killed with SIGKILL and does not come back. The survivors say so, the planner repairs the
 plan, they prepare the difference, commit, and every stream that was running is replayed. The benchmark is the controller, without a gateway. Slots count what
-they compute again: tokens x layers, over all that were cached of the streams which ran. `--no-log`: stages do not keep what they hand on. `--moves`: changes without a loss, a slot
+they compute again: tokens x layers, over all that were cached of the streams which ran. `--no-log`: stages do not keep what they hand on. `--shadows`: they keep what they
+would take over, and hold it before a slot is killed. `--moves`: changes without a loss, a slot
 that comes back and one that is drained (`benchmarks.moves`).
 """
 
@@ -26,17 +27,20 @@ from rich.table import Table
 from benchmarks import pipeline
 from benchmarks.moves import Change, Kind, changed, rows_of_changes, shown_changes
 from benchmarks.rows import Row, run
-from benchmarks.slots import SlotProcess, slot_processes
+from benchmarks.slots import SlotProcess, await_shadows, slot_processes
 from strata_planner.contract.control import GetStatus
 from strata_planner.contract.frames import Submit
 from strata_planner.contract.plan import Plan
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
+from strata_planner.replan.repair import Takeover as Wishes
 from strata_planner.replan.repair import repair
+from strata_planner.replan.shadows import with_shadows
 from strata_planner.search.planning import make_plan
 from strata_runtime.wire.client import LeaderClient, PipelineClient, greedy
 
 KILLS, MOVES, STAGES, STREAMS, ANSWER = 12, 6, 3, 16, 96
+SHADOW_BYTES = 1 << 30  # of each slot
 PROMPTS = (16, 48, 96, 128)
 MAX_MODEL_LEN = 256
 SEED = 16
@@ -102,6 +106,7 @@ class Local:
         self._request, self._plan, self._slots = request, plan, slots
         self._client = PipelineClient(slots)
         self._leader = self._client.serve(plan)
+        await_shadows(plan, slots)
         self.serving = plan
         self.killed = math.inf  # when, by the clock of `time.perf_counter`
 
@@ -181,12 +186,14 @@ def local(request: PlanRequest, plan: Plan) -> Iterator[Local]:
             here.close()
 
 
-def measure(kills: int, moves: int, *, log: bool = True) -> list[Row]:
+def measure(kills: int, moves: int, *, log: bool = True, shadows: bool = False) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = pipeline.make_model(Path(folder))
         load = Workload(max(PROMPTS), ANSWER, STREAMS)
         request = replace(pipeline.question(model, STAGES, load, MAX_MODEL_LEN), boundary_log=log)
         plan = make_plan(request).plan
+        if shadows:
+            plan = with_shadows(replace(request, min_stages=1), plan, Wishes(), SHADOW_BYTES).plan
         draw = random.Random(SEED)
         prompts = {
             f"s{number}": [draw.randrange(1000) for _ in range(PROMPTS[number % len(PROMPTS)])]
@@ -295,8 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--moves", type=int, default=MOVES)
     parser.add_argument("--no-log", action="store_true")
+    parser.add_argument("--shadows", action="store_true")
     chosen, rest = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
-    run("elastic", lambda: measure(chosen.kills, chosen.moves, log=not chosen.no_log), rest)
+    run("elastic", lambda: measure(chosen.kills, chosen.moves, log=not chosen.no_log, shadows=chosen.shadows), rest)
 
 
 if __name__ == "__main__":

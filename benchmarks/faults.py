@@ -15,10 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from benchmarks import hanging_slot
 from benchmarks.load.answers import Answer
 from strata_operator.local.deployment import LocalDeployment
 
-FaultKind = Literal["kill", "two at once", "during the repair", "hung", "gone"]
+FaultKind = Literal["kill", "two at once", "during the repair", "hung", "stuck", "deaf", "gone"]
+# A process that is stopped whole; one whose step never ends; one that answers nothing meanwhile but heartbeats.
+_HANGS: dict[FaultKind, signal.Signals] = {
+    "hung": signal.SIGSTOP,
+    "stuck": hanging_slot.WAITS,
+    "deaf": hanging_slot.KEEPS_THE_LOCK,
+}
 _DURING_SECONDS = 0.4  # the second loss comes so much later at most
 _PATIENCE_SECONDS = 90.0
 _SILENT_TIMES = 4.0  # a stream's usual pause between two tokens
@@ -103,11 +110,11 @@ class Injector:
         fault = Fault(kind, victims, time.monotonic(), not leaders.isdisjoint(victims))
         self.faults.append(fault)
         self._now, self._more = fault, kind == "during the repair"
-        hits = {"kill": 1, "two at once": 2, "during the repair": 1, "hung": 0, "gone": 1}[kind]
+        hits = {"kill": 1, "two at once": 2, "during the repair": 1, "gone": 1}.get(kind, 0)
         for victim in victims[:hits]:
             _send(self._pids[victim], signal.SIGKILL)
-        if kind == "hung":
-            _send(self._pids[victims[0]], signal.SIGSTOP)
+        if kind in _HANGS:
+            _send(self._pids[victims[0]], _HANGS[kind])
         async with asyncio.timeout(_PATIENCE_SECONDS):
             if kind == "during the repair":
                 await asyncio.sleep(later)
@@ -130,6 +137,7 @@ class Injector:
     def _is_noticed(self, deployment: LocalDeployment, fault: Fault) -> bool:
         statuses = deployment.slot_statuses
         accused = {peer.slot for status in statuses.values() for peer in status.lost_peers}
+        accused |= {name for name, status in statuses.items() if status.hung}
         gone = {name for name in fault.victims if name not in statuses or deployment.pids.get(name) != self._pids[name]}
         return bool(gone or accused & set(fault.victims))
 

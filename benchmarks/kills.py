@@ -1,6 +1,6 @@
 """Faults at random moments under `strata up` with 16 streams running: what is lost, what is doubled, and how long clients wait.
 
-`python -m benchmarks.kills [--kills 100] [--seed 16] [--scenes kill,hung,replica,gone,bf16] [--json FILE]`. The whole local chain: the supervisor
+`python -m benchmarks.kills [--kills 100] [--seed 16] [--scenes kill,hung,stuck,replica,gone,bf16] [--json FILE]`. The whole local chain: the supervisor
 (in this process), slots and gateway as processes, HTTP clients in a process of their own, strata-tiny. Every text is compared with what the same
 request got before anything went wrong. A seed gives the same faults in the same order; when the machine meets them it alone decides.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import hanging_slot
 from benchmarks.deployment import NAME, Wishes
 from benchmarks.faults import Fault, FaultKind, Injector
 from benchmarks.load.answers import Answer, Kind, kinds, load, undisturbed
@@ -28,7 +29,7 @@ from benchmarks.rows import Row, run
 from strata_operator.commands.inputs import measured, read_question
 from strata_operator.commands.up import UpOptions, local_options
 from strata_operator.decide.planning import takeover_of
-from strata_operator.local.deployment import LocalDeployment
+from strata_operator.local.deployment import LocalDeployment, Programs
 from strata_operator.local.mending import Mender
 from strata_operator.local.run import log_to
 from strata_planner.search.planning import make_plan
@@ -47,6 +48,7 @@ class Scene:
     faults: dict[FaultKind, int]
     share: float
     max_replicas: int = 1
+    step_timeout: int | None = None  # seconds that a step may be still; None: by default
     losses: int = 0  # slots that it can lose for good before it is started anew; 0: none is
 
     @property
@@ -64,6 +66,7 @@ def _wishes(stages: int, compute_type: str = "float32") -> Wishes:
 SCENES = (
     Scene("kill", _wishes(3), {"kill": 8, "two at once": 1, "during the repair": 1}, 1.0),
     Scene("hung", _wishes(3), {"hung": 1}, 0.1),
+    Scene("stuck", _wishes(3), {"stuck": 2, "deaf": 1}, 0.1, step_timeout=3),
     Scene("replica", _wishes(2), {"kill": 1}, 0.2, max_replicas=2),
     Scene("gone", _wishes(3), {"gone": 1}, 0.12, losses=2),
     Scene("bf16", _wishes(3, "bfloat16"), {"kill": 8, "two at once": 1, "during the repair": 1}, 0.2),
@@ -119,6 +122,8 @@ async def deployed(scene: Scene, folder: Path) -> AsyncIterator[tuple[LocalDeplo
     files = [folder / "deployment.json", folder / "cluster.json"]
     described = json.loads(json.dumps(scene.wishes.deployment()))
     described["spec"]["placement"] |= {"maxStages": scene.wishes.stages, "maxReplicas": scene.max_replicas}
+    if scene.step_timeout is not None:
+        described["spec"]["runtime"]["stepTimeoutSeconds"] = scene.step_timeout
     cluster = replace(scene.wishes, stages=scene.wishes.stages * scene.max_replicas).cluster()
     for file, content in zip(files, (described, cluster), strict=True):
         file.write_text(json.dumps(content))
@@ -126,7 +131,9 @@ async def deployed(scene: Scene, folder: Path) -> AsyncIterator[tuple[LocalDeplo
     plan = make_plan(question.request).plan
     logs = folder / "logs"
     logs.mkdir()
-    options = local_options(UpOptions(files[0], files[1], "127.0.0.1", 0, None, logs), question, plan, logs)
+    programs = Programs(slot=hanging_slot.__name__)
+    up = UpOptions(files[0], files[1], "127.0.0.1", 0, None, logs, programs=programs)
+    options = local_options(up, question, plan, logs)
     free = replace(question.request, min_stages=1)
     mender = Mender(free, takeover_of(question.deployment), question.deployment.spec.replanning.min_gain)
     injector = Injector()

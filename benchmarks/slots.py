@@ -21,11 +21,11 @@ _VOCABULARY = 1000  # prompts use the first tokens of any vocabulary
 
 
 def free_address() -> SlotAddress:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    control, data, request = (one.getsockname()[1] for one in held)
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
+    control, data, request, pages = (one.getsockname()[1] for one in held)
     for one in held:
         one.close()
-    return SlotAddress(host="127.0.0.1", control_port=control, data_port=data, request_port=request)
+    return SlotAddress(host="127.0.0.1", control_port=control, data_port=data, request_port=request, pages_port=pages)
 
 
 class SlotProcess(SlotClient):
@@ -45,6 +45,14 @@ class SlotProcess(SlotClient):
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(30)
         super().close()
+
+
+def await_shadows(plan: Plan, slots: Mapping[str, SlotClient]) -> None:
+    """Until each slot holds what the plan has it keep. Raises SystemExit where one never will."""
+    for name in plan.shadow_orders:
+        state = slots[name].until(lambda status: status.shadow is not None and status.shadow.phase != "reading").shadow
+        if state is None or state.phase != "held" or state.reason:
+            raise SystemExit(f"{name} does not keep all: {state}")
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class ServedPipeline:
     """A plan in force on slot processes."""
 
     def __init__(self, client: PipelineClient, leader: LeaderClient) -> None:
-        self._client = client
+        self.client = client
         self._leader = leader
         self._run = 0
 
@@ -120,7 +128,7 @@ class ServedPipeline:
         ]
 
     def _stats(self) -> dict[str, RoleStats]:
-        return {name: slot.ask(GetStatus()).roles[0] for name, slot in self._client.slots.items()}
+        return {name: slot.ask(GetStatus()).roles[0] for name, slot in self.client.slots.items()}
 
 
 def _ragged(length: int, number: int) -> int:

@@ -64,7 +64,7 @@ class Verdict:
 def assignment_of(plan: Plan, request: PlanRequest) -> Assignment:
     """Of a plan with one replica, on the request's cluster."""
     replica = plan.replicas[0]
-    order = tuple(group for stage in replica.stages if (group := request.cluster.group(stage.places)))
+    order = tuple(group for stage in replica.stages if (group := request.cluster.group(stage.places, stage.shares)))
     assert len(order) == len(replica.stages), "the plan was made for this cluster"
     batch = replica.micro_batch
     bits = tuple(stage.bits for stage in replica.stages)

@@ -7,7 +7,6 @@ and not on who has them, nor on what runs beside it: it is the same after every 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from strata_planner.contract.roles import Role
 from strata_runtime.errors import StepError
 from strata_runtime.stage.boundary import StepBoundary
 from strata_runtime.stage.executor import Answered, Passed, Work
-from strata_runtime.stage.handover import MOST_BYTES
 from strata_runtime.stage.holdings import Holdings
 from strata_runtime.stage.inheritance import Inheritance, Refill, weights_by_layer
 
@@ -60,11 +58,7 @@ def text_of(prompt: Sequence[int], most: int, sampling: Sampling) -> list[int]:
 
 
 class Rows(dict[tuple[int, int], bytes]):
-    """By block and place in it. More than is ever handed to a neighbour."""
-
-    shape = SimpleNamespace(pages=1)
-    storage: tuple[torch.Tensor, ...] = ()
-    bytes = MOST_BYTES + 1
+    """By block and place in it."""
 
 
 @dataclass
@@ -105,6 +99,10 @@ class Stage:
     speculation: object = None
 
 
+class Hangs(BaseException):
+    """In place of a step that never ends: no `except Exception` sees to it."""
+
+
 class Executor:
     """Runs a role's layers on frames, as `StageExecutor` does."""
 
@@ -114,12 +112,13 @@ class Executor:
         self.role, self.model, self.others = role, model, others
         self.work = Work()
         self.vocabulary = VOCABULARY
+        self.hidden = HIDDEN
         self.boundary = StepBoundary()
         self.fails = ""  # the next step does, for this reason
+        self.hangs = False  # the next step does
         self._holdings = Holdings(role, weights_by_layer(role, {}), inherited)
         self._cache = cache
         self._next_step = 0
-        self.pools: dict[int, Rows] = {}  # none is written by others
         self._tables: dict[int, list[int]] = {}
         self._sampling: dict[int, Sampling] = {}
 
@@ -140,6 +139,8 @@ class Executor:
                     self._sampling.pop(sequence, None)
         if not header.segments:
             return None
+        if self.hangs:
+            raise Hangs
         if self.fails:
             reason, self.fails = self.fails, ""
             raise RuntimeError(reason)
@@ -153,8 +154,8 @@ class Executor:
         return Answered(StepResult(header.replica, header.epoch, header.step, tokens, weights, 0.01))
 
     @property
-    def stepped(self) -> bool:
-        return self._next_step > 0
+    def moved(self) -> tuple[int, int]:
+        return self.work.turns, self._next_step
 
     def inherit(self, inherited: Inheritance) -> None:
         self._holdings.inherit(inherited)

@@ -87,7 +87,7 @@ class Chain(Kubernetes):
         host = self.hosts[name] = Host(name)
         if isinstance(fake, FakeSlot):
             process = SlotProcess(self.time, host, fake.name, 7070)
-            process.told, process.broken = self.told, self.found
+            process.told, process.broken, process.exits = self.told, self.found, lambda: self._exits(host, pod)
             real: FakeSlot | FakeGateway = ChainSlot(fake.name, process)
         else:
             real = ChainGateway(GatewayProcess(self.time, host, self.told))
@@ -104,6 +104,10 @@ class Chain(Kubernetes):
         if host is not None:
             self.network.dies(host)
         self.told()
+
+    def _exits(self, host: Host, pod: Object) -> None:
+        if self.hosts.get(host.name) is host:
+            self.stop(pod)
 
     def is_stopped(self, pod: Object) -> bool:
         host = self.hosts.get(pod["metadata"]["name"])

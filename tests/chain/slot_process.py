@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from strata_planner.contract.control import Prepare, PrepareState, SlotRequest, SlotStatus
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, Prepare, PrepareState, SlotRequest, SlotStatus
 from strata_planner.contract.roles import Role
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.prepare import Held, same_weights
 from strata_runtime.slot.slot import Slot, SlotOptions
 from strata_runtime.stage.worker import Follower
-from tests.chain.arithmetic import Cache, Stage
+from tests.chain.arithmetic import Cache, Hangs, Stage
 from tests.chain.virtual_network import Host, here
 
 STEP_SECONDS = 0.05  # an answer takes some seconds: most of what goes wrong meets some
@@ -41,6 +41,16 @@ class Wakeup:
     def clear(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class NoGiver:
+    """In place of who gives pages: nobody gets any here."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def ended(self, _: object) -> None: ...
+
+    def close(self, *, gives: bool = False) -> None: ...
 
 
 def weights_of(role: Role) -> frozenset[tuple[int, int]]:
@@ -78,7 +88,7 @@ def store_of(held: Iterable[LoadedRole]) -> Store:
 class Loading:
     """As the real one, layer after layer, by timers. What is there already is shared and takes no time."""
 
-    def __init__(self, prepare: Prepare, held: Held, changed: Callable[[], None], *, verify: bool = True) -> None:
+    def __init__(self, prepare: Prepare, held: Held, changed: Callable[[], None], **_: object) -> None:
         self.prepare, self.result = prepare, None
         self._process = SlotProcess.current()
         total = sum(role.layers[1] - role.layers[0] + 1 for role in prepare.roles)
@@ -101,6 +111,8 @@ class Loading:
     def supersede(self, prepare: Prepare) -> None:
         if self.state.phase == "loading":
             self._change("refused", "superseded by a higher epoch")
+
+    def leave(self) -> None: ...
 
     def give(self) -> list[LoadedRole]:
         self.result, self._given = None, True
@@ -150,6 +162,7 @@ class Served:
         self.worker, self._failed, self._name = worker, failed, name
         self.busy_until = 0.0
         self.over = False
+        self.hangs = False  # in a step, for ever
         self.process = SlotProcess.current()
         self.process.serving.append(self)
         if isinstance(worker, LeaderWorker):
@@ -159,21 +172,29 @@ class Served:
     def join(self) -> None:
         self.over = True
         self.process.serving.remove(self)
+        if self.hangs:  # the control loop waits for it, until the process gives up
+            self.process.host.frozen = True
+            self.process.loop.call_later(STEP_TIMEOUT_SECONDS, self.process.exits)
 
     def turn(self, now: float) -> bool:
         """Whether it has computed something."""
         if isinstance(self.worker, LeaderWorker):
             self._receives()
-        if self.over or now < self.busy_until:
+        if self.over or self.hangs or now < self.busy_until:
             return False
-        steps = self.worker.executor.work.steps
+        work = self.worker.executor.work
+        steps, work.waits = work.steps, False
         try:
             self._works()
+        except Hangs:
+            self.hangs = True
+            return False
         except Exception as error:  # noqa: BLE001  as `serve` does
             self.over = True
             self._failed(f"{self._name}: {error}")
         self._receives()
-        if self.worker.executor.work.steps == steps:
+        work.waits = work.steps == steps
+        if work.waits:
             return False
         self.busy_until = now + self.process.step_seconds
         return True
@@ -214,6 +235,7 @@ class SlotProcess:
         self.loadings: list[Loading] = []
         self.broken: list[str] = []
         self.told: Callable[[], None] = lambda: None
+        self.exits: Callable[[], None] = lambda: None
         self._scheduled = False
         self.loop = loop
         host.wake = self.wakes
@@ -263,6 +285,7 @@ class SlotProcess:
     def turn(self) -> None:
         self.slot._answer()
         self.slot._watch_links()
+        self.slot._watch_progress()
         self.slot._publish()
         now = self.loop.time()
         for served in list(self.serving):
@@ -285,6 +308,15 @@ class SlotProcess:
         return status
 
     # Laws.
+
+    def check_hung(self) -> None:
+        """Nobody hangs who only takes long, was stopped or waits."""
+        hanging = {
+            (each.worker.executor.role.replica, each.worker.executor.role.stage) for each in self.serving if each.hangs
+        }
+        told = {(each.replica, each.stage) for each in self.slot._essence().hung}
+        if told - hanging:
+            self.broken.append(f"{self.name} says that {told} of replica and stage hang, of which {hanging} do")
 
     def check_memory(self) -> None:
         """What it holds, against what its devices have."""

@@ -77,6 +77,10 @@ class ChainMachine(RuleBasedStateMachine):
     def a_step_fails(self, pod: str) -> None:
         self.world.fail_step(pod)
 
+    @rule(pod=pods)
+    def a_step_hangs(self, pod: str) -> None:
+        self.world.hang_step(pod)
+
     @rule(pod=pods, seconds=st.sampled_from([0.01, 0.05, 0.3, 2.0]))
     def steps_take_long(self, pod: str, seconds: float) -> None:
         self.world.slow_down(pod, seconds)

@@ -48,6 +48,7 @@ def test_every_client_gets_its_text(world: ChainWorld, befalls: Callable[[ChainW
     assert client.got == client.wanted
 
 
+@pytest.mark.slow  # the machine meets it too
 def test_what_later_stages_hold_outlives_their_leaders(world: ChainWorld) -> None:
     """They are started anew: their layers are computed again, those of the later stages are not."""
     for pod in ("chat-a-0", "chat-c-0"):
@@ -106,6 +107,35 @@ def test_a_slot_that_is_stopped_after_it_has_served_is_started_anew(world: Chain
     world.settle()
     assert world.cluster.slots()["chat-b-0"] is not before
     assert {planned.reason for planned in world.planner.plans} == {"Created"}
+    assert all(client.got == client.wanted for client in world.clients)
+
+
+@pytest.mark.parametrize("pod", ["chat-a-0", "chat-b-0"])
+def test_a_step_that_hangs_is_noticed_and_its_slot_started_anew(world: ChainWorld, pod: str) -> None:
+    """The leader, and the stage behind it. The process answers everybody as before."""
+    before = world.cluster.slots()
+    world.hang_step(pod)
+    world.passes(20)
+    assert world.cluster.slots()[pod] is before[pod], "it may only be slow"
+    world.settle()
+    after = world.cluster.slots()
+    assert {name for name in before if after[name] is not before[name]} == {pod}
+    assert {planned.reason for planned in world.planner.plans} == {"Created"}
+    assert all(client.got == client.wanted for client in world.clients)
+
+
+def test_gateways_are_told_of_a_stage_that_hangs(world: ChainWorld) -> None:
+    """The operator is away: what is new goes to the other replica."""
+    for pod in ("chat-b-0", "chat-d-0"):
+        world.hang_step(pod)
+    world.cluster.time.passes(45)
+    assert {
+        served.worker._lost
+        for slot in world.cluster.slots().values()
+        for served in slot.serving
+        if hasattr(served.worker, "_lost")
+    } == {"chat-b", "chat-d"}
+    world.settle()
     assert all(client.got == client.wanted for client in world.clients)
 
 

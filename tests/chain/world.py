@@ -10,13 +10,13 @@ from unittest import mock
 
 from strata_planner.contract.control import Commit
 from strata_runtime.gateway.routing import dispatcher, generation, leader_link
-from strata_runtime.slot import epoch, leader, reception, slot
+from strata_runtime.slot import epoch, leader, reception, room, slot
 from strata_runtime.wire import transport
 from tests.chain import slot_process
 from tests.chain.arithmetic import Executor
 from tests.chain.cluster import NAME, Chain, ChainPlanner
 from tests.chain.gateway_process import Client, a_client
-from tests.chain.slot_process import Loading, Served, Wakeup
+from tests.chain.slot_process import Loading, NoGiver, Served, Wakeup
 from tests.chain.virtual_zmq import VirtualZmq, await_event, read_event
 from tests.operator.virtual_operator import ApiFaults, ModelControl, VirtualOperator
 
@@ -50,11 +50,12 @@ class ChainWorld:
             self._put(module, zmq=virtual)
         for module in (leader_link, dispatcher):
             self._put(module, zmq=virtual)
-        for module in (epoch, dispatcher, generation):
+        for module in (slot, epoch, dispatcher, generation):
             self._put(module, time=time)
         self._put(transport, recv_monitor_message=read_event, _see_to_gatekeeper=lambda _: None)
         self._put(leader_link, recv_monitor_message=await_event)
-        self._put(slot, Loading=Loading, Wakeup=Wakeup, store_of=slot_process.store_of, private_bytes=lambda: 0)
+        self._put(slot, Loading=Loading, Wakeup=Wakeup, Giver=NoGiver, private_bytes=lambda: 0)
+        self._put(room, store_of=slot_process.store_of)
         self._put(epoch, StageExecutor=Executor, serve=_served)
         self._put(reception.Gateways, open=lambda gateways, hello: setattr(gateways, "hello", hello))
 
@@ -124,6 +125,11 @@ class ChainWorld:
         if (process := self.cluster.slots().get(pod)) and process.serving:
             process.serving[0].worker.executor.fails = "out of memory"
 
+    def hang_step(self, pod: str) -> None:
+        """The next one never ends; all else of the process goes on."""
+        if (process := self.cluster.slots().get(pod)) and process.serving:
+            process.serving[0].worker.executor.hangs = True
+
     def slow_down(self, pod: str, seconds: float) -> None:
         if process := self.cluster.slots().get(pod):
             process.step_seconds = seconds
@@ -149,7 +155,7 @@ class ChainWorld:
         for process in self.cluster.slots().values():
             process.step_seconds = slot_process.STEP_SECONDS
             for served in process.serving:
-                served.worker.executor.fails = ""
+                served.worker.executor.fails, served.worker.executor.hangs = "", False
         for node in self.cluster.all("nodes"):
             self.node_returns(node["metadata"]["name"])
         self.cluster.network.changed()
@@ -196,11 +202,13 @@ class ChainWorld:
     # What holds at every moment.
 
     def check(self) -> None:
+        for process in self.cluster.slots().values():
+            process.check_hung()
         assert not self.cluster.found, self.cluster.found
         for client in self.clients:
             assert not client.broken, client.broken
             assert not client.error, f"{client.request.id}: {client.error}"
 
 
-def _served(worker: Any, name: str, failed: Callable[[str], None]) -> Served:
+def _served(worker: Any, name: str, failed: Callable[[str], None], *_: object) -> Served:
     return Served(worker, failed, name)

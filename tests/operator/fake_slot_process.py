@@ -1,7 +1,7 @@
 """A slot process that loads nothing. FAKE_SLOT_REFUSES="b: reason" makes slot b refuse, FAKE_SLOT_CRASHES=b makes it end.
 
 FAKE_SLOT_HANGS=b makes it load for ever. FAKE_SLOT_GONE=FILE ends every slot whose name the file has, once there is one.
-FAKE_SLOT_ACCUSES=FILE makes every slot lose the one that the file names, once there is one.
+FAKE_SLOT_ACCUSES=FILE makes every slot lose the one that the file names, once there is one. FAKE_SLOT_STUCK=FILE: a step of the slot that the file names hangs.
 """
 
 import os
@@ -26,9 +26,14 @@ def main(arguments: Sequence[str]) -> int:
     name, _, reason = os.environ.get("FAKE_SLOT_REFUSES", "").partition(": ")
     slot.refuses = reason if name == options.name else ""
 
+    stuck = Path(os.environ.get("FAKE_SLOT_STUCK", "/nowhere"))
     accused = Path(os.environ.get("FAKE_SLOT_ACCUSES", "/nowhere"))
 
     def settle() -> SlotStatus | None:
+        if slot.running and not slot.hung and stuck.is_file() and stuck.read_text() == slot.name:
+            stuck.unlink()
+            slot.hang()
+            return slot.status()
         if not slot.lost and accused.is_file():
             slot.lose(accused.read_text())
             return slot.status()

@@ -11,6 +11,7 @@ from strata_planner.contract.control import (
     Commit,
     GatewayStatus,
     GetStatus,
+    HungStep,
     LayerSwitch,
     PeerLoss,
     Prepare,
@@ -36,6 +37,7 @@ from strata_planner.contract.plan import (
     StageTimes,
 )
 from strata_planner.contract.roles import Role
+from strata_planner.contract.shadows import ShadowOrder, ShadowState
 from strata_planner.question.cluster import CUDA_OVERHEAD_BYTES
 
 _INCARNATIONS = itertools.count(1)
@@ -72,8 +74,11 @@ class FakeSlot:
         self.ever_committed: list[int] = []
         self.lost: tuple[PeerLoss, ...] = ()
         self.failure = ""
+        self.hung: tuple[HungStep, ...] = ()
+        self.overdue: tuple[HungStep, ...] = ()
         self.switches: tuple[SwitchState, ...] = ()
         self.asked: Prepare | None = None
+        self.kept: ShadowOrder | None = None
         self.running: dict[int, RunningRole] = {}  # by place
 
     def status(self) -> SlotStatus:
@@ -89,6 +94,9 @@ class FakeSlot:
             failure=self.failure or next((each.failure for each in self.running.values() if each.failure), ""),
             switches=self.switches,
             protocol=self.protocol,
+            shadow=None if self.kept is None else ShadowState("held", 1 << 20, len(self.kept.layers)),
+            hung=self.hung,
+            overdue=self.overdue,
         )
 
     def handle(self, message: Prepare | Commit | SetBits | GetStatus | Watch) -> SlotStatus:
@@ -127,6 +135,7 @@ class FakeSlot:
         formed = {place: RunningRole(role, self.asked.epoch) for place, role in enumerate(self.asked.roles)}
         self.running = {**formed, **kept}
         self.committed, self.failure = self.asked.epoch, ""
+        self.kept = self.asked.shadow
         members = {each.role.next.slot for each in kept.values()} | {each.role.previous.slot for each in kept.values()}
         self.lost = tuple(peer for peer in self.lost if peer.slot in members)
 
@@ -149,6 +158,11 @@ class FakeSlot:
     def lose(self, peer: str) -> None:
         if self.committed:
             self.lost = (PeerLoss(slot=peer, reason="connection closed"),)
+
+    def hang(self) -> None:
+        """A step of its first role does, and it says so."""
+        role = self.running[0].role
+        self.hung = (HungStep(role.replica, role.stage, "step 7 has not got on for 30.1 s, with 30 allowed"),)
 
     def _has_prepared(self, epoch: int) -> bool:
         return self.prepare.epoch == epoch and self.prepare.phase == "prepared"
@@ -213,7 +227,10 @@ def replicas_of(*plans: Plan) -> Plan:
 
 
 def addresses_of(*slots: str) -> dict[str, SlotAddress]:
-    return {slot: SlotAddress(host=slot, control_port=7000, data_port=7100, request_port=7200) for slot in slots}
+    return {
+        slot: SlotAddress(host=slot, control_port=7000, data_port=7100, request_port=7200, pages_port=7300)
+        for slot in slots
+    }
 
 
 def _stage(place: int, slots: tuple[str, ...], layers: tuple[int, int], bits: int) -> Stage:

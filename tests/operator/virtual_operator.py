@@ -23,7 +23,8 @@ from strata_operator.errors import NotReadyError
 from strata_operator.observe.kube import REQUEST_SECONDS, Kube
 from strata_operator.observe.kube import Request as Sent
 from strata_planner.contract.control import GetStatus, Status, Watch
-from strata_planner.contract.plan import DeviceRef, Plan, Speculation
+from strata_planner.contract.plan import DeviceRef, Plan, Speculation, Stage
+from strata_planner.contract.shadows import Shadow
 from strata_planner.question.cluster import Cluster
 from strata_planner.replan.repair import RepairNote
 from tests.operator.cluster_model import Kubernetes
@@ -235,8 +236,27 @@ def plan_of(deployment: LLMDeployment, cluster: Cluster) -> Plan | None:
     wish = deployment.spec.runtime.speculation
     return msgspec.structs.replace(
         plan,
+        shadows=_shadows(stages) if deployment.spec.replanning.takeover.shadow else (),
         replicas=(msgspec.structs.replace(plan.replicas[0], stages=stages),),
         speculation=Speculation(wish.mode, wish.tokens, wish.draft_bits),
+    )
+
+
+def _shadows(stages: tuple[Stage, ...]) -> tuple[Shadow, ...]:
+    """The first slot keeps the first layer of each other one."""
+    first, *others = stages
+    return tuple(
+        Shadow(
+            slot=first.slot,
+            node=first.node,
+            against=each.node,
+            layers=each.layers[:1],
+            format=each.format[:1],
+            layer_bytes=(1 << 20,),
+            read_bytes=1 << 20,
+            room_bytes=1 << 30,
+        )
+        for each in others
     )
 
 

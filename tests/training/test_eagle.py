@@ -62,6 +62,7 @@ def test_an_exported_head_drafts_what_it_was_trained_to(model: Model, tmp_path: 
     assert found == drafted
 
 
+@pytest.mark.slow  # its pieces are tested above
 def test_a_few_steps_go_down_the_loss_and_up_with_agreement(model: Model) -> None:
     head = a_head(model)
     head.start_from(model.whole)

@@ -140,6 +140,10 @@ class Kept:
     def postponed(self, now: float) -> frozenset[str]:
         return frozenset(each.digest for each in self.refusals.values() if each.digest and each.backoff.waits(now))
 
+    def has_no_plan_for(self, wish: str) -> bool:
+        """Whether one was looked for, and there is none."""
+        return any(each.wish == wish and not each.passing for each in self.failures.values())
+
     def note_failure(self, failure: PlanFailure) -> None:
         self.failures.pop(failure.key, None)
         self.failures[failure.key] = failure

@@ -96,7 +96,15 @@ class Look:
         deployment = deployment.model_copy(update={"status": recorded})
         newest = records[-1] if records else None
         plan = newest.epoch.plan if newest else None
-        options = RenderOptions(image, key, self.options.operator_namespace, plan.model_uri if plan else "")
+        nodes = self.stock.node_views()
+        lets_go = (
+            kept.has_no_plan_for("Drain") and any(_is_cordoned(nodes.get(each.node)) for each in plan.stages)
+            if plan
+            else False
+        )
+        options = RenderOptions(
+            image, key, self.options.operator_namespace, plan.model_uri if plan else "", lets_go=lets_go
+        )
         manifests = self.readings.manifests(deployment, newest, options) if newest else ()
         number = newest.epoch.number if newest else 0
         seen = _observe(deployment, plan, key, snapshot, kept.links)
@@ -106,7 +114,7 @@ class Look:
             now=self.clock.now(),
             deployment=deployment,
             records=records,
-            nodes=self.stock.node_views(),
+            nodes=nodes,
             pods=pod_views(deployment, snapshot.pods),
             stateful_sets=snapshot.stateful_sets_of(deployment),
             templates=snapshot.templates(),
@@ -181,20 +189,24 @@ class Look:
         return max(APPLY_AGAIN_SECONDS, APPLY_EACH_SECONDS * len(self.stock.deployments))
 
 
+def _is_cordoned(node: NodeView | None) -> bool:
+    return node is not None and node.cordoned
+
+
 def _is_away(node: NodeView | None) -> bool:
     return node is None or node.away_since is not None
 
 
 def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:
-    """Follow the pods of the plan's slots and of every gateway, and hand over what they have said last. Slots find each other by name."""
-    addresses = {slot: slot_address(deployment, slot) for slot in slots_in(plan)} if plan else {}
+    """Follow the pods of the plan's slots, of those that leave and of every gateway, and hand over what they have said last. Slots find each other by name."""
+    hosts = slot_hosts(deployment, snapshot.pods)
+    addresses = {slot: slot_address(deployment, slot) for slot in {*slots_in(plan), *hosts}} if plan else {}
     earlier = given_the_control_key(deployment, snapshot.pods)
     stored = _keys_of(deployment, snapshot)
 
     def key_of(who: str, process: str, derived: str) -> str:
         return key if who in earlier else stored.get(process_secret(process), derived)
 
-    hosts = slot_hosts(deployment, snapshot.pods)
     endpoints = {
         slot: Endpoint(hosts[slot], address.control_port, key_of(slot, slot, slot_secret(key, slot)))
         for slot, address in addresses.items()

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from strata_operator.api.base import ApiType, LabelMap, Name, Rule
 from strata_operator.api.pod import PodOverlay, ResourceAmounts, Toleration
 from strata_operator.api.status import LLMDeploymentStatus
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS
 from strata_planner.contract.origins import LONGEST_ORIGIN, MOST_ORIGINS, ORIGIN_PATTERN, ORIGIN_RULE
 
 GROUP = "strata.dev"
@@ -237,6 +238,16 @@ class PlanningSpec(ApiType):
     overrides: PlanningOverrides = PlanningOverrides()
 
 
+class ShadowSpec(ApiType):
+    """Layers of other nodes that slots keep in host memory, those that they would take over: a takeover then reads memory, not a disk. Which,
+    the planner finds.
+    """
+
+    max_memory: Annotated[str, Field(max_length=32, pattern=r"^[1-9][0-9]*([kMGTPE]|[KMGTPE]i)$")]
+    """Host memory of each slot that they may take, as 16Gi. Pods of GPU slots ask for it beside the rest, unless `runtime.pod.resources` says how much memory
+    they ask for; a slot on a processor keeps them in what the plan leaves of its memory."""
+
+
 class TakeoverSpec(ApiType):
     """What the plan that a loss is repaired by may cost in quality, while it serves: neighbours make room for lost layers by fewer bits."""
 
@@ -246,6 +257,8 @@ class TakeoverSpec(ApiType):
     """Points of perplexity over 16 bits, at most; by default those of the objective. Needs the model's calibration (`strata sensitivity`)."""
     exact: bool = False
     """Lower no bits at all: answers go on as they would have. Where that leaves no room, fewer requests run at once, or a new plan is made."""
+    shadow: ShadowSpec | None = None
+    """By default none are kept: they take memory that nothing else uses, and where a node has the model's files in its page cache they bring little."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -324,6 +337,9 @@ class RuntimeSpec(ApiType):
     """Each stage but the last keeps what it hands on in host memory, 2 bytes x hidden size for each token of its KV cache: when a slot is lost, its
     neighbours compute its layers again from there, and nobody the layers before."""
     speculation: SpeculationSpec = SpeculationSpec()
+    step_timeout_seconds: Annotated[int, Field(ge=0, le=86_400)] = STEP_TIMEOUT_SECONDS
+    """A step that has not got on for so long at a stage, and for five times what it takes by the plan and ever took there, counts as hung: its slot is ended and
+    started anew. 0: none ever does."""
     pod: PodOverlay = PodOverlay()
 
 

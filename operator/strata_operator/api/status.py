@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from strata_operator.api.base import ApiType
 
 MAX_STAGES = 64
+MAX_SHADOWED = 512  # layers
 MAX_REPLANS = 10
 RECONCILE_ERROR = "ReconcileError"  # a condition that is there only while something was not foreseen
 MAX_EXCLUSIONS = 32
@@ -111,8 +112,26 @@ class StageStatus(StatusType):
     restarts: Annotated[int, Field(ge=0)] = 0
     progress: Annotated[int, Field(ge=0)] = 0
     """The furthest that its slot has come in the newest epoch: 1 for its first answer, 1 more for every layer it has loaded."""
+    loaded: Annotated[int, Field(ge=0)] = 0
+    """Tensors that it has stored and MiB that it has fetched on the way to the next layer, as far as they were counted."""
     progress_at: Moment | None = None
     """Since when it is that far."""
+
+
+class ShadowStatus(StatusType):
+    """What a slot keeps in host memory of layers that it would take over after the loss of another node."""
+
+    slot: Text
+    node: Text
+    """Of the slot."""
+    against: Text
+    """The node whose loss it is kept for."""
+    layers: Annotated[tuple[int, ...], Field(max_length=MAX_SHADOWED)]
+    bits: Annotated[dict[str, int], Field(max_length=8)]
+    """How many of these layers at how many bits."""
+    planned_bytes: Annotated[int, Field(ge=0)]
+    held: bool = False
+    """Whether the slot says that it has read all that it keeps."""
 
 
 class RepairStatus(StatusType):
@@ -125,6 +144,8 @@ class RepairStatus(StatusType):
     bits_lowered: Annotated[int, Field(ge=0)]
     """Layers that have fewer bits than before."""
     loaded_bytes: Annotated[int, Field(ge=0)]
+    shadowed_bytes: Annotated[int, Field(ge=0)] = 0
+    """Of these, what the slots that load them had in host memory, as planned."""
     kept_share: Annotated[float, Field(ge=0)]
     """Of what the plan gave before the loss, as predicted, by the objective."""
     milliseconds: Annotated[float, Field(ge=0)]
@@ -217,6 +238,8 @@ class LLMDeploymentStatus(StatusType):
     ] = ()
     plan: PlanStatus | None = None
     stages: Annotated[tuple[StageStatus, ...], Field(max_length=MAX_STAGES)] = ()
+    shadows: Annotated[tuple[ShadowStatus, ...], Field(max_length=MAX_STAGES)] = ()
+    """By `replanning.takeover.shadow`, the largest first."""
     replans: Annotated[tuple[Replan, ...], Field(max_length=MAX_REPLANS)] = ()
     """The last ten."""
     exclusions: Annotated[tuple[Exclusion, ...], Field(max_length=MAX_EXCLUSIONS)] = ()

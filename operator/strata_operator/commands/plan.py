@@ -8,11 +8,13 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from strata_operator.api import LLMDeployment
 from strata_operator.api.load import read_text
 from strata_operator.commands.costs import latency_sources
 from strata_operator.commands.inputs import read_question
 from strata_operator.commands.profile import profiles_for
 from strata_operator.commands.studies import Found, Studies, StudyOptions
+from strata_operator.decide.planning import shadowed_outcome
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.acceptance import kept_acceptance
 from strata_operator.local.planning_line import planning_line
@@ -68,7 +70,8 @@ def _run(options: PlanOptions) -> None:
     request = replace(question.request, latency_sources=(*profiles, *sources))
     studies = Studies(options.studies, question, request) if asked_more and options.studies else None
     request = studies.request if studies else request
-    plan = _show_anew(request, options) if running is None else _show_change(request, running, options)
+    wished = question.deployment
+    plan = _show_anew(request, wished, options) if running is None else _show_change(request, running, wished, options)
     found = interruptible(lambda: studies.of(plan)) if studies else None
     better = found.plan if found and found.plan is not plan else None
     if found and better:
@@ -95,13 +98,13 @@ def _show_studies(found: Found, plan: Plan) -> None:
         console.print(table, highlight=False)
 
 
-def _show_anew(request: PlanRequest, options: PlanOptions) -> Plan:
+def _show_anew(request: PlanRequest, wished: LLMDeployment, options: PlanOptions) -> Plan:
     with planning_line(request, Console(stderr=True), quiet=options.as_json) as line:
 
         def planned() -> PlanOutcome:
             found = make_plan(request, watch=line.watch)
             line.say(f"looking at alternatives and idle devices: {', '.join(objective_lines(found.plan))}")
-            return explained(request, found)
+            return shadowed_outcome(wished, request, explained(request, found))
 
         outcome = interruptible(planned)
     outcome = replace(outcome, plan=_forecast(outcome.plan, request))
@@ -115,16 +118,17 @@ def _forecast(plan: Plan, request: PlanRequest) -> Plan:
     return with_forecast(plan, request, kept_acceptance(request.model_uri, plan.speculation))
 
 
-def _show_change(request: PlanRequest, running: Plan, options: PlanOptions) -> Plan:
+def _show_change(request: PlanRequest, running: Plan, wished: LLMDeployment, options: PlanOptions) -> Plan:
     with planning_line(request, Console(stderr=True), quiet=options.as_json) as line:
         change = interruptible(lambda: replan(request, running, watch=line.watch))
     plan = change.plan if change.kept else _forecast(change.plan, request)
+    notes = (change.search.warning,) if change.search and change.search.was_cut else ()
+    outcome = shadowed_outcome(wished, request, PlanOutcome(plan, change.stats, notes))
     if not options.as_json:
         console = Console()
-        notes = (change.search.warning,) if change.search and change.search.was_cut else ()
-        show_plan(PlanOutcome(plan, change.stats, notes), console)
+        show_plan(outcome, console)
         console.print(render_replan(change), highlight=False)
-    return plan
+    return outcome.plan
 
 
 def _read_plan(file: Path) -> Plan:

@@ -14,7 +14,7 @@ from strata_operator.api import LLMDeployment
 from strata_operator.api.load import read_text
 from strata_operator.commands.inputs import Question, measured, read_question
 from strata_operator.commands.profile import profiles_for
-from strata_operator.decide.planning import takeover_of
+from strata_operator.decide.planning import shadow_bytes_of, shadowed_outcome, takeover_of
 from strata_operator.errors import InvalidInputError
 from strata_operator.local import launcher as launching
 from strata_operator.local.acceptance import acceptance_kept, kept_acceptance
@@ -129,6 +129,7 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
     with planning_line(request, console) as line:
         outcome = interruptible(lambda: make_plan(request, watch=line.watch))
     outcome = replace(outcome, plan=_told(outcome.plan, request))
+    outcome = shadowed_outcome(question.deployment, request, outcome)
     show_plan(outcome, Console())
     course.phases.enter("tokenizer and memory")
     progress.enter("looking at the tokenizer and at free memory")
@@ -139,9 +140,9 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
         sys.stdout.write("checked: everything that can be told before loading is in order\n")
         return
     local = local_options(options, question, outcome.plan, logs)
-    local = replace(
-        local, mender=Mender(request, takeover_of(question.deployment), question.deployment.spec.replanning.min_gain)
-    )
+    wished = question.deployment
+    mender = Mender(request, takeover_of(wished), wished.spec.replanning.min_gain, shadow_bytes_of(wished))
+    local = replace(local, mender=mender)
 
     def tell() -> None:
         if options.verbose:
@@ -202,6 +203,7 @@ def local_options(options: UpOptions, question: Question, plan: Plan, logs: Path
         api_keys_file=options.api_keys_file,
         page_flags=page_flags(question.deployment.spec.gateway),
         prepare_timeout_seconds=question.deployment.spec.replanning.prepare_timeout_seconds,
+        step_timeout_seconds=question.deployment.spec.runtime.step_timeout_seconds,
         threads=threads_of_slots(plan, question.cluster),
         divisions=divisions_of_slots(plan, question.cluster),
         verify=options.verify,

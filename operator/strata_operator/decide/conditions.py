@@ -183,7 +183,7 @@ def _stage_state(view: View, stage: Stage) -> str:
         return f"{stage.slot}: {pod.trouble.message}"
     if status is not None:
         prepare = status.prepare
-        why = status.failure or prepare.reason
+        why = status.failure or next((f"it hangs: {each.reason}" for each in status.hung), "") or prepare.reason
         done = f"{prepare.phase} epoch {prepare.epoch}, {prepare.layers_loaded}/{prepare.layers_total} layers"
         return f"{stage.slot}: {why or done}"
     if pod is None:
@@ -255,4 +255,6 @@ def _degraded(view: View, outcome: Outcome, *, ready: bool) -> Told:
 
 def serves(view: View, stage: Stage) -> bool:
     status = view.seen.slots.get(stage.slot)
-    return status is not None and view.newest is not None and status.committed_epoch == view.newest.epoch.number
+    if status is None or view.newest is None or status.hung:
+        return False
+    return status.committed_epoch == view.newest.epoch.number

@@ -8,18 +8,22 @@ anew goes on where the last one stopped. Knows nothing of sockets, processes or 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from strata_operator.decide.formation import replicas_going_on, why_not_going_on
 from strata_operator.render.epoch import Epoch, Formation
 from strata_planner.contract.control import (
     Commit,
     GatewayStatus,
     Leader,
+    PlannedStep,
     Prepare,
     SetRoute,
     SlotAddress,
     SlotStatus,
 )
 from strata_planner.contract.keys import request_secret, role_keys
+from strata_planner.contract.moves import PageOrders, moves_between, page_orders
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.roles import Role, roles_of
 
@@ -85,6 +89,8 @@ class PlanWithout:
     reason: str
 
 
+_TAKES_ORDERS = 2  # the protocol of slots that know of planned steps, shadows and pages
+
 Step = CreateEpoch | RecordCommit | SendToSlot | SendToGateway | PlanWithout
 
 
@@ -95,8 +101,9 @@ def next_steps(desired: Plan, ledger: Ledger, seen: Observed) -> tuple[Step, ...
         return (CreateEpoch(1 + highest_epoch(ledger, seen), desired, reason, going_on(desired, ledger, seen)),)
     epoch = ledger.newest
     if ledger.committed < epoch.number:
-        return _refusals(epoch, seen) or _prepares(epoch, seen) or _record(epoch, seen)
-    return _commits(epoch, seen) or _routes(epoch, seen)
+        return _refusals(epoch, seen) or _prepares(epoch, ledger.in_force, seen) or _record(epoch, seen)
+    commits, leaves = _commits(epoch, seen), _leaves(epoch, seen)
+    return (*commits, *leaves) if commits else (*leaves, *_routes(epoch, seen))
 
 
 def going_on(desired: Plan, ledger: Ledger, seen: Observed) -> tuple[Formation, ...]:
@@ -126,17 +133,33 @@ def why_broken(epoch: Epoch, seen: Observed) -> str:
     return next(filter(None, (_broken(epoch, seen.slots[slot]) for slot in answering)), "")
 
 
+def hung_slots(epoch: Epoch, seen: Observed) -> dict[str, str]:
+    """Slots that answer and say of themselves that a step does not get on, each with why. In whatever epoch: they cannot leave it."""
+    return {
+        slot: f"stage {step.stage} of replica {step.replica}: {step.reason}"
+        for slot in sorted(slots_of(epoch.plan) & set(seen.slots))
+        for step in seen.slots[slot].hung[:1]
+    }
+
+
 def unheard(ledger: Ledger, seen: Observed) -> set[str]:
     """Slots of the epoch in force that do not answer, and whom others of it have lost: a neighbour, or who speaks with its leaders."""
     epoch = ledger.newest
     if epoch is None or ledger.committed < epoch.number:
         return set()
     witnesses = (status for status in seen.slots.values() if status.committed_epoch == epoch.number)
-    accused = {peer.slot for status in witnesses for peer in status.lost_peers}
+    accused = {peer.slot for status in witnesses for peer in status.lost_peers} | _awaited(epoch, seen)
     routed = [each for each in seen.gateways.values() if each.epoch == epoch.number]
     if routed and all(each.leaders_connected < len(epoch.plan.replicas) for each in routed):
         accused |= {stage.slot for stage in epoch.plan.stages if stage.leader}
     return (accused & slots_of(epoch.plan)) - set(seen.slots)
+
+
+def _awaited(epoch: Epoch, seen: Observed) -> set[str]:
+    """Slots of the replicas whose leaders wait too long for what is behind them. Those that answer are none of it: they would say that they hang, or are slow."""
+    told = (status for status in seen.slots.values() if status.committed_epoch == epoch.number)
+    late = {each.replica for status in told for each in status.overdue}
+    return {stage.slot for replica in epoch.plan.replicas if replica.replica in late for stage in replica.stages}
 
 
 def slots_of(plan: Plan) -> set[str]:
@@ -149,7 +172,8 @@ def is_ready(desired: Plan, ledger: Ledger, seen: Observed) -> bool:
     if epoch is None or any(not isinstance(step, SendToGateway) for step in next_steps(desired, ledger, seen)):
         return False
     return all(
-        slot in seen.slots and seen.slots[slot].committed_epoch == epoch.number for slot in slots_of(epoch.plan)
+        slot in seen.slots and seen.slots[slot].committed_epoch == epoch.number and not seen.slots[slot].hung
+        for slot in slots_of(epoch.plan)
     ) and any(reaches_all(gateway, epoch) for gateway in seen.gateways.values())
 
 
@@ -203,23 +227,49 @@ def _refusals(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     )
 
 
-def _prepares(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
-    """To every slot that answers and lacks it, once the addresses of all are known."""
+def _prepares(epoch: Epoch, in_force: Epoch | None, seen: Observed) -> tuple[Step, ...]:
+    """To every slot that answers and lacks it, once the addresses of all are known; those that leave are told what to give."""
     roles = roles_of(epoch.plan)
     if not set(roles) <= set(seen.addresses):
         return ()
-    addresses = {slot: seen.addresses[slot] for slot in sorted(roles)}
     # Neighbours must mean the same port by the same key: beside one slot of 0.1.0 all do without keys of their own.
-    with_keys = all(seen.slots[slot].protocol > 0 for slot in set(roles) & set(seen.slots))
+    oldest = min((seen.slots[slot].protocol for slot in set(roles) & set(seen.slots)), default=0)
+    addresses = {slot: structs.replace(seen.addresses[slot], pages_port=0) for slot in sorted(roles)}
+    orders = _orders(epoch, in_force, seen) if oldest >= _TAKES_ORDERS else PageOrders()
+    prepares = {
+        slot: _prepare(epoch, roles.get(slot, ()), addresses, seen.slots[slot], with_keys=oldest > 0)
+        for slot in sorted((set(roles) | set(orders.giving)) & set(seen.slots))
+    }
     return tuple(
-        SendToSlot(slot, _prepare(epoch, roles[slot], addresses, with_keys=with_keys))
-        for slot in sorted(set(roles) & set(seen.slots))
+        SendToSlot(slot, structs.replace(each, sources=orders.sources.get(slot, ()), giving=orders.giving.get(slot)))
+        for slot, each in prepares.items()
         if seen.slots[slot].prepare.epoch < epoch.number and seen.slots[slot].committed_epoch < epoch.number
     )
 
 
-def _prepare(epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAddress], *, with_keys: bool) -> Prepare:
+def _orders(epoch: Epoch, in_force: Epoch | None, seen: Observed) -> PageOrders:
+    """Of slots that serve the epoch in force, to all others."""
+    if in_force is None or in_force.number == epoch.number:
+        return PageOrders()
+    serving = {
+        slot: each
+        for slot, each in roles_of(in_force.plan).items()
+        if slot in seen.slots
+        and seen.slots[slot].committed_epoch == in_force.number
+        and seen.slots[slot].protocol >= _TAKES_ORDERS
+    }
+    formed_now = {
+        slot: tuple(role for role in each if epoch.formed_in(role.replica) == epoch.number)
+        for slot, each in roles_of(epoch.plan).items()
+    }
+    return page_orders(moves_between(serving, formed_now), seen.addresses, epoch.key)
+
+
+def _prepare(
+    epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAddress], status: SlotStatus, *, with_keys: bool
+) -> Prepare:
     formed = tuple(epoch.formed_in(role.replica) for role in roles)
+    is_new = status.protocol >= _TAKES_ORDERS  # others refuse what they do not know
     return Prepare(
         epoch=epoch.number,
         key=request_secret(epoch.key),
@@ -227,7 +277,19 @@ def _prepare(epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAdd
         slots=addresses,
         role_keys=tuple(role_keys(epoch.key, role) for role in roles) if with_keys else (),
         formed=formed if set(formed) != {epoch.number} else (),
+        steps=tuple(_planned_step(epoch.plan, role) for role in roles) if is_new else (),
+        shadow=epoch.plan.shadow_orders.get(status.slot) if is_new else None,
     )
+
+
+def _planned_step(plan: Plan, role: Role) -> PlannedStep:
+    stages = next(replica.stages for replica in plan.replicas if replica.replica == role.replica)
+    seconds = [
+        max(stage.times.prefill_seconds, stage.times.decode_seconds)
+        + max(stage.times.prefill_transfer_seconds, stage.times.decode_transfer_seconds)
+        for stage in stages
+    ]
+    return PlannedStep(stage_seconds=seconds[role.stage], pipeline_seconds=sum(seconds))
 
 
 def _record(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
@@ -240,6 +302,17 @@ def _commits(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
         SendToSlot(slot, Commit(epoch=epoch.number))
         for slot in sorted(slots_of(epoch.plan) & set(seen.slots))
         if holds(epoch, seen.slots[slot]) and seen.slots[slot].committed_epoch != epoch.number
+    )
+
+
+def _leaves(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
+    """To those without a part in it that were told to give pages: they end what they served. Nobody waits for them."""
+    return tuple(
+        SendToSlot(slot, Commit(epoch=epoch.number))
+        for slot in sorted(set(seen.slots) - slots_of(epoch.plan))
+        if seen.slots[slot].prepare.epoch == epoch.number
+        and holds(epoch, seen.slots[slot])
+        and seen.slots[slot].committed_epoch != epoch.number
     )
 
 

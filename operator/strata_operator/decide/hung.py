@@ -1,4 +1,5 @@
-"""Slots whose process is there and does not answer: stopped, or stuck in a driver. Kubernetes sees nothing of it; a new process may do better.
+"""Slots whose process is there and is of no use: it does not answer, stopped or stuck in a driver, or says that a step does not get on. Kubernetes sees
+nothing of it; a new process may do better.
 
 Called by reconcile, which ends their pods. Pure.
 """
@@ -7,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from strata_operator.decide.epochs import unheard
+from strata_operator.decide.epochs import hung_slots, unheard
 from strata_operator.decide.troubles import STALLED, Trouble, progress
 from strata_operator.decide.view import PodView, View
 from strata_planner.contract.plan import Stage
@@ -39,23 +40,33 @@ def is_hung(silence: Silence, now: datetime, patience: timedelta) -> bool:
 
 
 def hung(view: View, found: Iterable[Trouble]) -> tuple[PodView, ...]:
-    """Pods to be ended: of slots that served and are heard by nobody any more, or that got no further and no plan does without. What is on a
-    node that is away is the brake's.
+    """Pods to be ended: of slots that served and are heard by nobody any more, that got no further and no plan does without, or that say of themselves that a
+    step hangs. What is on a node that is away is the brake's.
     """
+    told = stuck(view)
     accused, stalled = unheard(view.ledger, view.seen), _nodes_without_another_plan(view, found)
-    silent = {stage.slot: stage for stage in view.stages() if not view.answers(stage.slot)}
-    pods = ((stage, view.pod_of(slot)) for slot, stage in silent.items() if _is_there(view, stage.node))
+    useless = {stage.slot: stage for stage in view.stages() if stage.slot in told or not view.answers(stage.slot)}
+    pods = ((stage, view.pod_of(slot)) for slot, stage in useless.items() if _is_there(view, stage.node))
     return tuple(
         pod
         for stage, pod in pods
         if pod is not None
         and not pod.is_ending
-        and (_fell_silent(view, stage, pod, accused) or (stage.node in stalled and _had_its_time(view, pod)))
+        and (
+            stage.slot in told
+            or _fell_silent(view, stage, pod, accused)
+            or (stage.node in stalled and _had_its_time(view, pod))
+        )
     )
 
 
+def stuck(view: View) -> dict[str, str]:
+    """Slots with a step that does not get on, each with why. They have waited for longer than it could take: no grace is added."""
+    return hung_slots(view.newest.epoch, view.seen) if view.newest else {}
+
+
 def _fell_silent(view: View, stage: Stage, pod: PodView, accused: Collection[str]) -> bool:
-    _, since = progress(view, stage)
+    since = progress(view, stage).since
     patience = timedelta(seconds=view.deployment.spec.replanning.grace_period_seconds)
     started = pod.started_at if pod.is_running else None
     silence = Silence(since, stage.slot in accused, started, view.nodes[stage.node].ready_since)

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 
 from strata_operator.api import LLMDeployment
+from strata_operator.render.requests import parse_quantity
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import Calibration
 from strata_planner.contract.divided import DIVIDED_FORMATS, check_divided, check_groups
 from strata_planner.contract.draft_head import DraftHead, is_draft_head
 from strata_planner.contract.formats import ComputeType, FormatName, Method
-from strata_planner.contract.plan import Speculation
+from strata_planner.contract.plan import Plan, Speculation
 from strata_planner.contract.quantization import CONFIG_FIELD
 from strata_planner.errors import ClusterError, WorkloadError
 from strata_planner.question.catalogue import CPU
@@ -25,6 +26,8 @@ from strata_planner.question.model import Model
 from strata_planner.question.request import MOST_PADDED_ROWS, ONE_PIPELINE, Objective, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.replan.repair import Takeover
+from strata_planner.replan.shadows import Shadowed, with_shadows
+from strata_planner.search.planning import PlanOutcome
 from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
 
 
@@ -233,6 +236,23 @@ def takeover_of(deployment: LLMDeployment) -> Takeover:
     """What `spec.replanning.takeover` lets a repair cost."""
     wish = deployment.spec.replanning.takeover
     return Takeover(wish.min_bits, wish.max_perplexity_increase, wish.exact)
+
+
+def shadow_bytes_of(deployment: LLMDeployment) -> int:
+    """Host memory that each slot may keep shadows in; 0: none are wanted."""
+    wish = deployment.spec.replanning.takeover.shadow
+    return 0 if wish is None else int(parse_quantity(wish.max_memory))
+
+
+def shadowed(deployment: LLMDeployment, request: PlanRequest, plan: Plan) -> Shadowed:
+    """The plan with what its slots keep for takeovers, as `spec.replanning.takeover` wants it."""
+    return with_shadows(request, plan, takeover_of(deployment), shadow_bytes_of(deployment))
+
+
+def shadowed_outcome(deployment: LLMDeployment, request: PlanRequest, outcome: PlanOutcome) -> PlanOutcome:
+    """The same of a plan with what is said about it."""
+    found = shadowed(deployment, request, outcome.plan)
+    return replace(outcome, plan=found.plan, notes=(*outcome.notes, *([found.note] if found.note else [])))
 
 
 def corrected(deployment: LLMDeployment, cluster: Cluster) -> Cluster:

@@ -24,11 +24,11 @@ from strata_operator.decide.brake import is_overdue, losses
 from strata_operator.decide.conditions import Outcome, is_serving
 from strata_operator.decide.epochs import CreateEpoch, PlanWithout, RecordCommit, Step, next_steps
 from strata_operator.decide.exclusions import PEACE, Memory, delay, remember
-from strata_operator.decide.hung import HUNG_GRACE_SECONDS, hung
+from strata_operator.decide.hung import HUNG_GRACE_SECONDS, hung, stuck
 from strata_operator.decide.report import report
 from strata_operator.decide.rollout import outdated, replaced, speakable
 from strata_operator.decide.troubles import Trouble, troubles
-from strata_operator.decide.view import View
+from strata_operator.decide.view import PodView, View
 from strata_operator.decide.wishes import Wanted, wanted
 from strata_operator.once import once_of_each
 
@@ -171,14 +171,17 @@ def _freed(view: View) -> tuple[DeletePod, ...]:
 
 def _ended(view: View, found: tuple[Trouble, ...]) -> tuple[Action, ...]:
     """Slots that hang, as a liveness probe would see to it: the kubelet knows nothing of epochs."""
+    told = stuck(view)
+
+    def why(pod: PodView) -> str:
+        return f"hangs ({told[pod.stateful_set]})" if pod.stateful_set in told else "runs and answers nobody"
+
     return tuple(
         action
         for pod in hung(view, found)
         for action in (
             DeletePod(pod.name, pod.uid, grace_seconds=HUNG_GRACE_SECONDS),
-            Emit(
-                "Warning", "SlotHung", f"slot {pod.stateful_set} runs and answers nobody: its pod {pod.name} is ended"
-            ),
+            Emit("Warning", "SlotHung", f"slot {pod.stateful_set} {why(pod)}: its pod {pod.name} is ended"),
         )
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from strata_operator.api import Condition, LLMDeploymentStatus
 from strata_operator.api.status import (
     MAX_REPLANS,
+    MAX_SHADOWED,
     MAX_STAGES,
     RECONCILE_ERROR,
     AlternativeStatus,
@@ -16,6 +17,7 @@ from strata_operator.api.status import (
     PlanStatus,
     RepairStatus,
     Replan,
+    ShadowStatus,
     SpeculationStatus,
     StageStatus,
 )
@@ -26,6 +28,7 @@ from strata_operator.decide.view import View
 from strata_operator.render.names import gateway_url
 from strata_operator.render.records import EpochRecord, exact_stamp, stamp
 from strata_planner.contract.draft_weights import draft_wish
+from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.plan import NO_SPECULATION, Prediction, Stage
 from strata_planner.replan.repair import RepairNote
 
@@ -66,6 +69,7 @@ def status_of(view: View, outcome: Outcome) -> LLMDeploymentStatus:
         conditions=conditions_of(view, outcome, ready=ready),
         plan=_plan_status(newest) if newest else None,
         stages=stages,
+        shadows=_shadows(view),
         replans=_replans(view, outcome.committed, ready=ready),
         exclusions=outcome.memory.exclusions,
         backoff=outcome.memory.backoff,
@@ -76,7 +80,7 @@ def status_of(view: View, outcome: Outcome) -> LLMDeploymentStatus:
 def _stage_status(view: View, stage: Stage) -> StageStatus:
     status = view.seen.slots.get(stage.slot)
     pod = view.pod_of(stage.slot)
-    reached, since = progress(view, stage)
+    far = progress(view, stage)
     replica = next(replica.replica for replica in view.plan.replicas if stage in replica.stages) if view.plan else 0
     return StageStatus(
         replica=replica,
@@ -90,8 +94,9 @@ def _stage_status(view: View, stage: Stage) -> StageStatus:
         memory_measured_bytes=_grown(view, stage) if status else None,
         ready=serves(view, stage),
         restarts=pod.restarts if pod else 0,
-        progress=reached,
-        progress_at=stamp(since),
+        progress=far.reached,
+        loaded=far.loaded,
+        progress_at=stamp(far.since),
     )
 
 
@@ -101,7 +106,32 @@ def _grown(view: View, stage: Stage) -> int | None:
     if before and before.ready and before.memory_measured_bytes:
         return before.memory_measured_bytes
     status = view.seen.slots[stage.slot]
-    return max(0, status.private_bytes - status.idle_bytes) if serves(view, stage) else None
+    shadows = status.shadow.held_bytes if status.shadow else 0
+    return max(0, status.private_bytes - status.idle_bytes - shadows) if serves(view, stage) else None
+
+
+def _shadows(view: View) -> tuple[ShadowStatus, ...]:
+    """Bytes that a slot has read by now would write at every look: that it is done is told once."""
+    plan = view.plan
+    if plan is None or not plan.shadows:
+        return ()
+    largest = sorted(plan.shadows, key=lambda each: (-each.size_bytes, each.slot, each.against))
+    states = {slot: status.shadow for slot, status in view.seen.slots.items()}
+    return tuple(
+        ShadowStatus(
+            slot=each.slot,
+            node=each.node,
+            against=each.against,
+            layers=each.layers[:MAX_SHADOWED],
+            bits={
+                str(bits): count
+                for bits, count in sorted(Counter(BITS_OF_FORMAT[name] for name in each.format).items())
+            },
+            planned_bytes=each.size_bytes,
+            held=(state := states.get(each.slot)) is not None and state.phase == "held",
+        )
+        for each in largest[:MAX_STAGES]
+    )
 
 
 def _plan_status(record: EpochRecord) -> PlanStatus:
@@ -221,6 +251,7 @@ def _repair(note: RepairNote) -> RepairStatus:
         layers_moved=note.layers_moved,
         bits_lowered=note.bits_lowered,
         loaded_bytes=note.loaded_bytes,
+        shadowed_bytes=note.shadowed_bytes,
         kept_share=note.kept_share,
         milliseconds=note.milliseconds,
     )

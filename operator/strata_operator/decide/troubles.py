@@ -15,6 +15,7 @@ from strata_planner.contract.plan import Stage
 # So long a slot may wait for a place, for its pod, for its image, or for the end of the pod before.
 UNSCHEDULABLE = timedelta(seconds=60)
 STALLED = "PrepareStalled"
+TOLD_TIMES = 10  # so often at most within the time that it may make no progress, that of a download is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,29 @@ def troubles(view: View, steps: Iterable[Step]) -> tuple[Trouble, ...]:
     return tuple(found.values())
 
 
-def progress(view: View, stage: Stage) -> tuple[int, datetime]:
-    """The furthest that its slot has come with the newest epoch, and since when: as status keeps it, brought up to date."""
-    before, reached = _kept(view, stage), 0
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a slot is: `reached` as `progress_of` tells, `loaded` of tensors and MiB within it, and since when."""
+
+    reached: int
+    loaded: int
+    since: datetime
+
+
+def progress(view: View, stage: Stage) -> Progress:
+    """The furthest that its slot has come with the newest epoch: as status keeps it, brought up to date. A download is told now and then: each is written."""
+    before, reached, loaded = _kept(view, stage), 0, 0
     everything = 2 + stage.layers[1] - stage.layers[0]
     if view.newest is not None:
         epoch, status = view.newest.epoch, view.seen.slots.get(stage.slot)
         reached = max(progress_of(epoch.number, status), everything if holds(epoch, status) else 0)
-    if before is None or reached > before[0] or before[0] >= everything > reached:
-        return reached, view.now  # who had everything and was started anew begins anew
+        loaded = status.prepare.progress if status and 0 < reached < everything else 0
+        loaded = loaded if status and status.prepare.epoch == epoch.number else 0
+    if before is None or reached > before.reached or before.reached >= everything > reached:
+        return Progress(reached, loaded, view.now)  # who had everything and was started anew begins anew
+    every = view.deployment.spec.replanning.prepare_timeout_seconds / TOLD_TIMES
+    if reached == before.reached and loaded > before.loaded and (view.now - before.since).total_seconds() >= every:
+        return Progress(reached, loaded, view.now)
     return before
 
 
@@ -122,20 +137,20 @@ def _stalled(view: View, stage: Stage) -> str:
     ):
         return ""
     seconds = view.deployment.spec.replanning.prepare_timeout_seconds
-    reached, since = progress(view, stage)
-    if view.now - since < timedelta(seconds=seconds):
+    far = progress(view, stage)
+    if view.now - far.since < timedelta(seconds=seconds):
         return ""
-    where = f"{reached - 1} layers are loaded" if reached else "it does not answer"
+    where = f"{far.reached - 1} layers are loaded" if far.reached else "it does not answer"
     return (
         f"slot {stage.slot} made no progress with epoch {newest.epoch.number} for {seconds} s "
         f"(replanning.prepareTimeoutSeconds): {where}; see its log"
     )
 
 
-def _kept(view: View, stage: Stage) -> tuple[int, datetime] | None:
+def _kept(view: View, stage: Stage) -> Progress | None:
     status = view.deployment.status
     if view.newest is None or status.plan is None or status.plan.epoch != view.newest.epoch.number:
         return None
     place = (stage.slot, stage.stage)
     kept = next((each for each in status.stages if (each.slot, each.stage) == place and each.progress_at), None)
-    return (kept.progress, moment(kept.progress_at)) if kept and kept.progress_at else None
+    return Progress(kept.progress, kept.loaded, moment(kept.progress_at)) if kept and kept.progress_at else None

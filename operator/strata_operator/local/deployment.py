@@ -26,6 +26,7 @@ from strata_operator.decide.epochs import (
     SendToGateway,
     SendToSlot,
     Step,
+    hung_slots,
     is_ready,
     next_steps,
     slots_of,
@@ -40,7 +41,7 @@ from strata_operator.local.ports import check_port
 from strata_operator.local.progress import Progress
 from strata_operator.local.services import GatewayService, Service, SlotService
 from strata_operator.render.epoch import Epoch
-from strata_planner.contract.control import Commit, GatewayStatus, SlotStatus
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, Commit, GatewayStatus, SlotStatus
 from strata_planner.contract.keys import gateway_secret, new_secret, slot_secret
 from strata_planner.contract.plan import Plan
 from strata_planner.contract.processors import Division
@@ -76,6 +77,7 @@ class LocalOptions:
     threads: Mapping[str, int] = field(default_factory=dict)  # by slot; absent: one
     divisions: Mapping[str, Division] = field(default_factory=dict)  # of the machine, by slot; absent: not divided
     prepare_timeout_seconds: float = 1800.0  # so long a slot may load without getting any further
+    step_timeout_seconds: float = STEP_TIMEOUT_SECONDS  # so long a step may always be still
     programs: Programs = Programs()
     verify: bool = True  # what slots read of any-precision copies
     mender: Mender | None = None  # None: a slot that is gone for good ends the deployment
@@ -301,8 +303,12 @@ class LocalDeployment:
 
     def _end_hung(self) -> None:
         """A slot that served, whose process lives and whom nobody hears any more, neither this process nor its neighbours in the epoch in force:
-        it is stopped or stuck, and is started anew. Whoever only computes for long is heard by its neighbours.
+        it is stopped or stuck, and is started anew. Whoever only computes for long is heard by its neighbours. And one that says itself that a step hangs.
         """
+        epoch = self._ledger.newest
+        for name, why in (hung_slots(epoch, self._observed()) if epoch else {}).items():
+            if self._slots[name].kill_once(self.slot_statuses[name].incarnation):
+                log.warning("slot %s hangs, and is started anew: %s", name, why)
         for name in unheard(self._ledger, self._observed()) & set(self._slots):
             if self._slots[name].has_served:
                 log.warning("slot %s lives and does not answer; it is started anew", name)
@@ -346,6 +352,8 @@ def _make_services(
 
 def _slot_flags(options: LocalOptions, slot: str, ranks: int) -> list[str]:
     sizes = ["--threads", str(options.threads.get(slot, 1)), *(("--ranks", str(ranks)) if ranks > 1 else ())]
+    if options.step_timeout_seconds != STEP_TIMEOUT_SECONDS:
+        sizes += ["--step-timeout", f"{options.step_timeout_seconds:g}"]
     division = options.divisions.get(slot)
     devices = [] if division is None else ["--devices", f"{division.first}/{division.devices}"]
     return [*sizes, *devices] + ["--no-verify"] * (not options.verify)

@@ -112,21 +112,28 @@ def check_threads(cluster: Cluster) -> None:
 
 
 def threads_of_slots(plan: Plan, cluster: Cluster) -> dict[str, int]:
-    """CPU threads that each slot of the plan computes with: those of its node's CPU devices that it holds."""
-    threads = {(node.name, device.type): max(1, device.threads) for node in cluster.nodes for device in node.devices}
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    return {stage.slot: max(threads.get((stage.node, device.type), 1) for device in stage.devices) for stage in stages}
+    """CPU threads that each slot of the plan computes with: those of the first devices of its stages; other ranks are told theirs."""
+    threads = {each.place: max(1, each.profile.threads) for each in cluster.accelerators()}
+    found: dict[str, int] = {}
+    for stage in plan.stages:
+        found[stage.slot] = max(found.get(stage.slot, 1), threads.get(stage.places[0], 1))
+    return found
 
 
 def divisions_of_slots(plan: Plan, cluster: Cluster) -> dict[str, Division]:
-    """Of each slot on processors: which of all devices that the cluster cuts this machine into is its node's first."""
+    """Of each slot on processors: which of all devices that the cluster cuts this machine into is its node's first. None of a node whose
+    devices have unlike numbers of threads: parts of a machine are alike.
+    """
     counts = {node.name: sum(each.count for each in node.devices if each.type == CPU) for node in cluster.nodes}
     total, first = (
         sum(counts.values()),
         dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False)),
     )
     stages = [stage for replica in plan.replicas for stage in replica.stages]
-    return {stage.slot: Division(first[stage.node], total) for stage in stages if counts[stage.node]}
+    alike = {
+        node.name for node in cluster.nodes if len({each.threads for each in node.devices if each.type == CPU}) == 1
+    }
+    return {stage.slot: Division(first[stage.node], total) for stage in stages if stage.node in alike}
 
 
 def cores() -> int:

@@ -14,15 +14,17 @@ from strata_planner.question.cluster import Cluster
 from strata_planner.question.request import PlanRequest
 from strata_planner.replan.decision import ReplanWishes, replan
 from strata_planner.replan.repair import Takeover, repair
+from strata_planner.replan.shadows import with_shadows
 
 log = logging.getLogger(__name__)
 
 
 class Mender:
-    """`request`: what the deployment was planned for; it shrinks with every loss."""
+    """`request`: what the deployment was planned for; it shrinks with every loss. `shadow_bytes`: of host memory on each slot."""
 
-    def __init__(self, request: PlanRequest, takeover: Takeover, min_gain: float) -> None:
+    def __init__(self, request: PlanRequest, takeover: Takeover, min_gain: float, shadow_bytes: int = 0) -> None:
         self._request, self._takeover, self._min_gain = request, takeover, min_gain
+        self._shadow_bytes = shadow_bytes
 
     def repaired(self, plan: Plan, slot: str) -> Plan | None:
         """Without this slot; None where its layers find no place, which the log says."""
@@ -34,13 +36,15 @@ class Mender:
             log.warning("%s is gone, and its layers find no place: %s", slot, error)
             return None
         log.warning(
-            "%s is gone: its layers are taken over by the others (%s, %d layers moved, %d of fewer bits), found in %.1f ms; %.0f %% is kept",
+            "%s is gone: its layers are taken over by the others (%s, %d layers moved, %d of fewer bits), found in %.1f ms; %.0f %% is kept; %d of %d MiB are shadowed",
             slot,
             found.kind,
             found.movement.moved_layers,
             len(found.lowered),
             1e3 * found.seconds,
             100 * found.note.kept_share,
+            found.shadowed_bytes >> 20,
+            found.movement.loaded_bytes >> 20,
         )
         return found.plan
 
@@ -52,7 +56,7 @@ class Mender:
             log.warning("no better plan than the repair: %s", error)
             return plan
         log.info("the repair %s: %s", "stays" if found.kept else "is replaced", found.reason)
-        return found.plan
+        return with_shadows(self._request, found.plan, self._takeover, self._shadow_bytes).plan
 
 
 def only(cluster: Cluster, places: frozenset[Place]) -> Cluster:

@@ -53,7 +53,7 @@ def phase_of(plan: Plan, ledger: Ledger, seen: Observed, *, forks: bool) -> str:
         return "processes and warm-up"
     if ledger.committed < epoch.number:
         return "reading and packing"
-    if any(status.committed_epoch < epoch.number for status in seen.slots.values()):
+    if any(seen.slots[slot].committed_epoch < epoch.number for slot in slots_of(epoch.plan)):
         return "connecting"
     return READY if is_ready(plan, ledger, seen) else "first route"
 

@@ -17,7 +17,7 @@ class Progress:
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
         self._epoch = 0
-        self._reached: dict[str, tuple[int, float]] = {}
+        self._reached: dict[str, tuple[tuple[int, int], float]] = {}  # with what is loaded on the way to the next layer
 
     def stalled(self, epoch: Epoch | None, slots: Mapping[str, SlotStatus], now: float) -> str:
         """A sentence about the first slot that got no further for too long; empty while all do. `epoch`: not committed yet."""
@@ -26,11 +26,13 @@ class Progress:
         if epoch.number != self._epoch:
             self._epoch, self._reached = epoch.number, {}
         for slot in sorted(slots_of(epoch.plan)):
-            reached, since = self._reached.get(slot, (-1, now))
-            here = progress_of(epoch.number, slots.get(slot))
+            (reached, loaded), since = self._reached.get(slot, ((-1, 0), now))
+            here, status = progress_of(epoch.number, slots.get(slot)), slots.get(slot)
+            more = status.prepare.progress if status and status.prepare.epoch == epoch.number else 0
             everything = 1 + sum(last - first + 1 for first, last in layers_of(epoch.plan, slot))
-            if here > reached or reached >= everything > here:  # who had everything and was started anew begins anew
-                self._reached[slot] = (here, now)
+            # Who had everything and was started anew begins anew.
+            if (here, more) > (reached, loaded) or reached >= everything > here:
+                self._reached[slot] = ((here, more), now)
             elif now - since >= self._timeout_seconds and not _has_prepared(epoch, slots.get(slot)):
                 where = f"{reached - 1} layers are loaded" if reached else "it does not answer"
                 return (

@@ -39,6 +39,7 @@ class Service(ABC):
         self._module = module
         self._log_file = logs / f"{name}.log"
         self._secret = secret
+        self._killed = ""  # the last life that was ended as hung
 
     @property
     def pid(self) -> int:
@@ -67,6 +68,14 @@ class Service(ABC):
         """End the process at once; it is started again."""
         if self._child is not None:
             self._child.kill()
+
+    def kill_once(self, incarnation: str) -> bool:
+        """The same of one life, whatever is still told of it until its end is. Whether it was not done yet."""
+        if incarnation == self._killed:
+            return False
+        self._killed = incarnation
+        self.kill()
+        return True
 
     def last_lines(self) -> str:
         if not self._log_file.exists():
@@ -109,6 +118,7 @@ class SlotService(Service):
             control_port=self._control_port,
             data_port=free_ports(HOST, self._roles),
             request_port=free_ports(HOST, self._roles),
+            pages_port=free_port(HOST),
         )
 
     def _arguments(self) -> list[str]:

@@ -68,7 +68,8 @@ def _measured_cells(stage: Stage, status: SlotStatus | None) -> tuple[str, ...]:
     if status is None or role is None:
         return (str(stage.stage), stage.slot, "-", "-", predicted, "-")
     busy = f"{role.busy_seconds / max(role.wall_seconds, 1e-9):.0%}"
-    grown = f"{(status.private_bytes - status.idle_bytes) / _MIB:.1f} MiB"
+    shadows = status.shadow.held_bytes if status.shadow else 0
+    grown = f"{(status.private_bytes - status.idle_bytes - shadows) / _MIB:.1f} MiB"
     return (str(stage.stage), stage.slot, busy, str(role.steps), predicted, grown)
 
 

@@ -11,6 +11,7 @@ CONTROL_PORT = 7070
 DATA_PORT = 7071
 REQUEST_PORT = 7171
 MOST_ROLES = 100  # data and request ports of a slot are this many, from the first on
+PAGES_PORT = 7170  # the last of the data ports: who may reach these may reach it
 HTTP_PORT = 8000
 JOURNAL_PORT = 7072  # of a gateway, for the other ones
 
@@ -81,6 +82,7 @@ def slot_address(deployment: LLMDeployment, slot: str) -> SlotAddress:
         control_port=CONTROL_PORT,
         data_port=DATA_PORT,
         request_port=REQUEST_PORT,
+        pages_port=PAGES_PORT,
     )
 
 

@@ -35,8 +35,8 @@ def network_objects(deployment: LLMDeployment, options: RenderOptions) -> list[O
         _headless_service(deployment),
         _slot_policy(deployment, options),
         _gateway_policy(deployment, options),
-        _disruption_budget(deployment, SLOT, slots_service(deployment)),
-        _disruption_budget(deployment, GATEWAY, gateway_name(deployment)),
+        _disruption_budget(deployment, SLOT, slots_service(deployment), most=1 if options.lets_go else 0),
+        _disruption_budget(deployment, GATEWAY, gateway_name(deployment), most=1),
     ]
 
 
@@ -109,14 +109,16 @@ def _common_egress(deployment: LLMDeployment) -> list[Object]:
     return [_DNS, _HUB] if downloads(deployment) else [_DNS]
 
 
-def _disruption_budget(deployment: LLMDeployment, component: str, name: str) -> Object:
-    """A drain takes slots one by one, each a planned loss, and gateways likewise; those that are not healthy never stand in its way."""
+def _disruption_budget(deployment: LLMDeployment, component: str, name: str, most: int) -> Object:
+    """A drain waits for the plan that does without the node's slots, which then end by themselves, and takes gateways one by one; those that are not
+    healthy never stand in its way.
+    """
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(deployment, name, labels(deployment, component)),
         "spec": {
-            "maxUnavailable": 1,
+            "maxUnavailable": most,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": _selector(deployment, component)},
         },

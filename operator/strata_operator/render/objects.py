@@ -28,13 +28,14 @@ Object = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
     """What the operator knows beside the object. `image`: see `image_for`. `model_uri`: the plan's, which names a commit
-    where the object's does not; empty: the object's.
+    where the object's does not; empty: the object's. `lets_go`: slots of a cordoned node may be evicted, since no plan does without them.
     """
 
     image: str
     control_key: str
     operator_namespace: str
     model_uri: str = ""
+    lets_go: bool = False
 
 
 def image_for(deployment: LLMDeployment, default: str) -> str:

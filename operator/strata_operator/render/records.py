@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from strata_operator.api import LLMDeployment, LLMDeploymentSpec
-from strata_operator.api.spec import RuntimeSpec
+from strata_operator.api.spec import ReplanningSpec, RuntimeSpec, ShadowSpec
 from strata_operator.render import epoch_objects, read_epoch
 from strata_operator.render.digest import PLANNED_OF_RUNTIME, PLANNED_PARTS, same_spec
 from strata_operator.render.epoch import Epoch
@@ -93,6 +93,7 @@ def as_planned(deployment: LLMDeployment, record: EpochRecord | None) -> LLMDepl
     old, now = record.spec, deployment.spec
     parts: dict[str, Any] = {name: getattr(old, name) for name in PLANNED_PARTS}
     parts["runtime"] = now.runtime.model_copy(update=_planned_of(old.runtime))
+    parts["replanning"] = _with_shadow(now.replanning, old.replanning.takeover.shadow)
     return deployment.model_copy(update={"spec": now.model_copy(update=parts)})
 
 
@@ -168,7 +169,15 @@ def _read(secret: Object, config_map: Object) -> EpochRecord:
 def _planned_spec(spec: LLMDeploymentSpec) -> LLMDeploymentSpec:
     """Only what plans are made from."""
     parts: dict[str, Any] = {name: getattr(spec, name) for name in PLANNED_PARTS}
-    return LLMDeploymentSpec(**parts, runtime=RuntimeSpec(**_planned_of(spec.runtime)))
+    replanning = _with_shadow(ReplanningSpec(), spec.replanning.takeover.shadow)
+    return LLMDeploymentSpec(**parts, runtime=RuntimeSpec(**_planned_of(spec.runtime)), replanning=replanning)
+
+
+def _with_shadow(replanning: ReplanningSpec, shadow: ShadowSpec | None) -> ReplanningSpec:
+    """The one wish of replanning that plans are made from."""
+    if replanning.takeover.shadow == shadow:
+        return replanning
+    return replanning.model_copy(update={"takeover": replanning.takeover.model_copy(update={"shadow": shadow})})
 
 
 def _planned_of(runtime: RuntimeSpec) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from strata_operator.render.names import (
 )
 from strata_operator.render.objects import Object, RenderOptions, metadata
 from strata_operator.render.pods import claim_of, container, downloads, draft_uri, pod_spec, tolerations
-from strata_operator.render.requests import MEMORY
+from strata_operator.render.requests import MEMORY, parse_quantity
 from strata_operator.render.slots import Slot, device_requests, encode_asked, encode_device
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 
 # What a slot on GPUs asks of its host; `runtime.pod.resources` replaces it.
@@ -68,8 +69,12 @@ def _template(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> 
         "downloads": downloads(deployment),
         "claim": claim_of(model.uri),
     }
+    if own := _step_timeout(deployment):
+        asked["stepTimeout"] = own
     if (claim := claim_of(draft_uri(deployment))) is not None:
         asked["draftClaim"] = claim
+    if (shadow := deployment.spec.replanning.takeover.shadow) is not None and not slot.is_cpu:
+        asked["shadow"] = shadow.max_memory
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -82,7 +87,9 @@ def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Objec
     ]
     listening = {"tcpSocket": {"port": "control"}}
     made = {
-        **container(deployment, SLOT, slot.name, options.image, command, SLOT_ENVIRONMENT),
+        **container(
+            deployment, SLOT, slot.name, options.image, command, {**SLOT_ENVIRONMENT, **_step_timeout(deployment)}
+        ),
         "ports": [
             {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
             {"name": "data", "containerPort": DATA_PORT, "protocol": "TCP"},
@@ -102,6 +109,12 @@ def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Objec
     }
 
 
+def _step_timeout(deployment: LLMDeployment) -> dict[str, str]:
+    """In the environment: a release that does not know it takes no notice. Nothing at its default, as pods of earlier releases have it."""
+    seconds = deployment.spec.runtime.step_timeout_seconds
+    return {} if seconds == STEP_TIMEOUT_SECONDS else {"STRATA_STEP_TIMEOUT_SECONDS": str(seconds)}
+
+
 def _resources(deployment: LLMDeployment, slot: Slot) -> Object:
     """Devices are the plan's and win; the rest is the user's, or a default for the host side of GPUs."""
     overlay = deployment.spec.runtime.pod.resources
@@ -110,9 +123,18 @@ def _resources(deployment: LLMDeployment, slot: Slot) -> Object:
         limits = {**overlay.limits, MEMORY: devices[MEMORY]}
         return {"requests": {**overlay.requests, **devices}, "limits": limits}
     return {
-        "requests": {**_HOST_REQUESTS, **overlay.requests, **devices},
+        "requests": {**_host_requests(deployment), **overlay.requests, **devices},
         "limits": {**overlay.limits, **devices},
     }
+
+
+def _host_requests(deployment: LLMDeployment) -> Object:
+    """With the memory that shadows may take beside the rest."""
+    shadow = deployment.spec.replanning.takeover.shadow
+    if shadow is None:
+        return _HOST_REQUESTS
+    memory = parse_quantity(_HOST_REQUESTS[MEMORY]) + parse_quantity(shadow.max_memory)
+    return {**_HOST_REQUESTS, MEMORY: str(int(memory))}
 
 
 def _only_on(node: str) -> Object:

@@ -1,8 +1,9 @@
 """How far a plan is from the best: a bound that no plan of the question passes, where one is proven; else that it is unknown.
 
 Called by `strata plan` and `strata up`. The bound over stages (`search/layouts/bound.py`) is one of tokens a second and of their cost; of latency and of
-requests in time none is known. It is proven for seconds like a roofline's: not for processors, whose steps are padded, for models of many
-experts, whose steps read more the more tokens they carry, and for measured tables. One pipeline's bound is its search's own.
+requests in time none is known. It is proven for groups of equal devices and seconds like a roofline's: not where a node has unlike ones that may share a stage,
+for processors, whose steps are padded, for models of many experts, whose steps read more the more tokens they carry, and for measured tables. One pipeline's
+bound is its search's own.
 """
 
 import msgspec
@@ -26,7 +27,9 @@ def with_bound(request: PlanRequest, plan: Plan) -> Plan:
 
 
 def is_proven(request: PlanRequest) -> bool:
-    """Whether the seconds of a step are as the bound's proof wants them."""
+    """Whether groups and the seconds of a step are as the bound's proof wants them."""
+    if max(request.tensor_parallel) > 1 and any(len(node.devices) > 1 for node in request.cluster.nodes):
+        return False
     processors = any(each.type == CPU for each in request.cluster.accelerators())
     measured, experts = bool(request.latency_sources), request.model.has_experts
     return not (processors or measured or experts) and request.workload.output_tokens > 1

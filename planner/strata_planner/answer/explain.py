@@ -9,10 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from strata_planner.answer.shadows import shadow_table
 from strata_planner.answer.speculation import forecast_lines
 from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.judged import Stated
 from strata_planner.contract.plan import Plan, Prediction, Replica, Stage
+from strata_planner.contract.shares import told
 from strata_planner.search.exact.search import SearchStats
 from strata_planner.search.planning import PlanOutcome
 from strata_planner.units import human_bytes
@@ -25,6 +27,8 @@ def render_plan(plan: Plan, outcome: PlanOutcome | None = None) -> RenderableTyp
     parts: list[RenderableType] = [stage_table(plan), *map(Text, [*summary_lines(plan), *forecast_lines(plan)])]
     if outcome is not None:
         parts += [Text(search_line(outcome.stats)), *(Text(f"note: {note}") for note in outcome.notes)]
+    if plan.shadows:
+        parts.append(shadow_table(plan))
     parts += map(Text, unused_lines(plan))
     if plan.alternatives:
         parts.append(alternatives_table(plan))
@@ -76,14 +80,16 @@ def _first_token(told: Prediction | None) -> str:
 
 def _cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     parts = "".join(f" + {name}" for name, here in (("embedding", stage.embedding), ("head", stage.head)) if here)
-    usable = min(device.usable_bytes for device in stage.devices)
+    memory, device = stage.fullest
+    types = "+".join(dict.fromkeys(device.type for device in stage.devices))
     indices = ",".join(str(device.index) for device in stage.devices)
+    shares = f" ({told(stage.shares)})" if stage.shares else ""
     return (
-        f"{f'{stage.tensor_parallel} x ' * (stage.tensor_parallel > 1)}{stage.devices[0].type} #{indices}",
+        f"{f'{stage.tensor_parallel} x ' * (stage.tensor_parallel > 1)}{types} #{indices}{shares}",
         stage.node,
         f"{stage.layers[0]}-{stage.layers[1]} ({len(stage.bits)}){parts}",
         bits_summary(stage.bits),
-        f"{human_bytes(stage.memory.total_bytes)} of {human_bytes(usable)} ({stage.memory.total_bytes / usable:.0%})",
+        f"{human_bytes(memory.total_bytes)} of {human_bytes(device.usable_bytes)} ({memory.total_bytes / device.usable_bytes:.0%})",
         f"{stage.kv_page_budget * plan.page_tokens:,}",
         f"{stage.times.prefill_seconds * 1e3:.4g}",
         f"{stage.times.decode_seconds * 1e3:.4g}",

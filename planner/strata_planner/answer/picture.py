@@ -8,6 +8,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from strata_planner.answer.timeline import Work, busy_share, decode_timeline, prefill_timeline
 from strata_planner.contract.plan import Plan, Replica, Stage
+from strata_planner.contract.shares import told
 from strata_planner.units import human_bytes
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 1120.0, 230.0, 170.0, 26.0, 34.0
@@ -107,11 +108,11 @@ class _Drawing:
 
     def _fullness(self, stage: Stage) -> None:
         """A small bar: predicted memory of usable."""
-        usable = min(device.usable_bytes for device in stage.devices)
-        share, left, width = stage.memory.total_bytes / usable, _LEFT + self._span() + 10, 46.0
+        memory, device = stage.fullest
+        share, left, width = memory.total_bytes / device.usable_bytes, _LEFT + self._span() + 10, 46.0
         self._box(left, width, _IDLE)
         self._box(left, width * min(share, 1.0), _QUIET)
-        self._write(left + width + 6, f"{share:.0%} of {human_bytes(usable)}", 11, _QUIET, below=17)
+        self._write(left + width + 6, f"{share:.0%} of {human_bytes(device.usable_bytes)}", 11, _QUIET, below=17)
 
     def _legend(self, bits: set[int]) -> None:
         left = _WIDTH - _RIGHT - 70.0 * len(bits)
@@ -124,6 +125,7 @@ class _Drawing:
     def _label(self, stage: Stage) -> None:
         first = stage.devices[0]
         device = f"{len(stage.devices)} x {first.type}" if len(stage.devices) > 1 else f"{first.type} #{first.index}"
+        device += f" ({told(stage.shares)})" if stage.shares else ""
         self._write(16, _short(f"{stage.stage}  {device} on {stage.node}"), 12, below=17)
 
     def _heading(self, what: str) -> None:

@@ -134,7 +134,7 @@ class _Idle:
         """By the layouts' own table: the fewest bits, one sequence in flight, in the middle of a pipeline."""
         each = self._pool.classes[c]
         stages, group = self._pipelines.stages, DeviceGroup(each.devices[:1])
-        table = stages.table(each.kind, group, 1, first=False, head=False)
+        table = stages.table(((each.kind,), ()), group, 1, first=False, head=False)
         return bool(table.most_layers[stages.columns(1).rung == 0].max() >= 1)
 
     def _places(self, one: Composition, idle: Composition) -> Iterator[_Place]:

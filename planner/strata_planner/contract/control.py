@@ -14,28 +14,58 @@ import msgspec
 from strata_planner.contract.acceptance import DraftCounts
 from strata_planner.contract.keys import RoleKeys
 from strata_planner.contract.roles import Role
+from strata_planner.contract.shadows import ShadowOrder, ShadowState
 from strata_planner.contract.values import Value
 
 # Of one control message. The longest are a `Prepare`, which holds the addresses of all slots (some 100 bytes each), and statuses.
 LARGEST_CONTROL_BYTES = 4 << 20
-CONTROL_PROTOCOL = (
-    1  # what a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too
-)
+# What a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too; 2, planned steps, shadows and orders for pages, too
+CONTROL_PROTOCOL = 2
+
+STEP_TIMEOUT_SECONDS = 30  # that a step may always be still; an object that says nothing else has it
 
 
-class SlotAddress(Value, frozen=True):
+class SlotAddress(Value, frozen=True, omit_defaults=True):
     """Where a slot listens. Role i takes its frames at `data_port + i`, requests (when it leads) at `request_port + i`."""
 
     host: str
     control_port: int
     data_port: int
     request_port: int
+    pages_port: int = 0  # where it gives KV pages while they move; 0: nowhere
+
+
+class PageSource(Value, frozen=True):
+    """A slot that has pages of layers which a role gets: where it gives them from its own prepare until it has given all behind the commit."""
+
+    replica: int
+    stage: int
+    layers: tuple[int, ...]
+    slot: str
+    endpoint: str
+    key: str  # secret of that port
+
+
+class PageGiving(Value, frozen=True):
+    """A slot that has pages for others: at which port it gives them, by which secret, to how many roles."""
+
+    port: int
+    key: str
+    takers: int
+
+
+class PlannedStep(Value, frozen=True):
+    """Seconds that a step takes by the plan, at most: at the stage of a role, and on its way through all stages of the replica."""
+
+    stage_seconds: float = 0.0
+    pipeline_seconds: float = 0.0
 
 
 class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
     """Load what these roles need, keep serving the epoch in force. Idempotent; a higher epoch supersedes.
 
     Roles of a replica that was formed in an earlier epoch go on as they run: nothing of them is loaded, their connections keep that epoch's keys.
+    A slot without a part in the next epoch that has pages for it is told so with no role: it serves until the commit, then gives what is left and is idle.
     A field at its default is left out, so that slots of an earlier release, which do not know it, take the rest.
     """
 
@@ -45,6 +75,10 @@ class Prepare(Value, frozen=True, tag="prepare", omit_defaults=True):
     slots: dict[str, SlotAddress]  # every slot of the plan
     role_keys: tuple[RoleKeys, ...] = ()  # of each role; without any, `key` is the secret of all data ports, too
     formed: tuple[int, ...] = ()  # of each role, the epoch in which its replica was formed; without any, this one
+    shadow: ShadowOrder | None = None  # what the slot keeps of others from the commit on; None: nothing
+    steps: tuple[PlannedStep, ...] = ()  # of each role; what takes far longer counts as hung
+    sources: tuple[PageSource, ...] = ()  # of pages that other slots have for these roles
+    giving: PageGiving | None = None  # what this slot has for others
 
     def formed_in(self, place: int) -> int:
         """Of the role at this place of the list."""
@@ -149,6 +183,14 @@ class PeerLoss(Value, frozen=True):
     reason: str
 
 
+class HungStep(Value, frozen=True):
+    """What a role of this slot is at, or waits for, a step or what comes before the first, does not get on: for far longer than it ever took."""
+
+    replica: int
+    stage: int
+    reason: str
+
+
 class RoleStats(Value, frozen=True, omit_defaults=True):
     """What one role has done since its replica was formed: for busy shares and for measured beside predicted. Only roles that run have any."""
 
@@ -168,8 +210,10 @@ class RoleStats(Value, frozen=True, omit_defaults=True):
     refilled: int = 0  # tokens x layers that were computed again in blocks that had been kept
 
 
-class SlotStatus(Value, frozen=True, tag="slot"):
-    """The state of a slot. `incarnation` changes when its process is started anew: its roles and KV are gone then."""
+class SlotStatus(Value, frozen=True, tag="slot", omit_defaults=True):
+    """The state of a slot. `incarnation` changes when its process is started anew: its roles and KV are gone then. A field at its default is left out,
+    for controllers of an earlier release.
+    """
 
     slot: str
     incarnation: str
@@ -182,6 +226,9 @@ class SlotStatus(Value, frozen=True, tag="slot"):
     failure: str = ""  # a step failed: the slot needs a new epoch
     switches: tuple[SwitchState, ...] = ()  # the newest requests for other bits, in their order
     protocol: int = 0
+    shadow: ShadowState | None = None  # None: nothing is asked of it
+    hung: tuple[HungStep, ...] = ()  # its process is to be ended: nothing else ends such a step
+    overdue: tuple[HungStep, ...] = ()  # of roles that lead: the stages behind have not got on, whichever it is
 
 
 class GatewayStatus(Value, frozen=True, tag="gateway", omit_defaults=True):

@@ -185,27 +185,29 @@ class HeldBlock(Message, frozen=True):
     tokens: bytes = b""
 
 
-class Handover(Message, frozen=True, tag="handover/1"):
-    """Before the survey goes round: each stage gives its neighbours the pages of layers that were its own and are theirs, and passes this on. `given`: to which stage how
-    many messages went; the survey brings it, so that each stage waits for them.
-    """
-
-    replica: int
-    epoch: int
-    given: list[tuple[int, int]] = []
-
-
 MOST_HANDED_BLOCKS: Final = 512  # in one message
 LARGEST_PART_BYTES: Final = 4 << 20  # of one of its frames
 
 
-class KvPages(Message, frozen=True, tag="pages/1"):
-    """Pages of one layer, by their blocks, for the stage that has it now; frames of bytes follow, as its pool has them: [2, kv_heads, blocks, page_tokens, ...].
+class WantPages(Message, frozen=True, tag="want/1"):
+    """Whoever gets layers asks who has them: up to `credit` messages with pages that it has not had as they are now, then a `PagesGiven`.
+
+    `rest`: also of blocks that are not full, once the giver has ended its role; before it gives full ones alone, between its steps.
+    """
+
+    epoch: int
+    replica: int
+    layers: list[int]
+    credit: int
+    rest: bool
+
+
+class KvPages(Message, frozen=True, tag="pages/2"):
+    """Pages of one layer, by their blocks, for the stage that has it next; frames of bytes follow, as its pool has them: [2, kv_heads, blocks, page_tokens, ...].
 
     They were computed in the epoch `formed` of the replica `before`, by these `weights` of all layers up to it. `blocks`: what each holds, by its tokens.
     """
 
-    replica: int
     epoch: int
     layer: int
     kv_bits: int
@@ -215,7 +217,17 @@ class KvPages(Message, frozen=True, tag="pages/1"):
     blocks: list[HeldBlock]
 
 
-class Survey(Message, frozen=True, tag="survey/3"):
+class PagesGiven(Message, frozen=True, tag="given/1"):
+    """The end of what was asked for. `done`: there was no more of this round."""
+
+    epoch: int
+    done: bool
+
+
+PagesMessage = WantPages | KvPages | PagesGiven
+
+
+class Survey(Message, frozen=True, tag="survey/4"):
     """The leader of a replica that was formed anew asks what its stages have kept: each works in what it still holds, the last one sends it back.
 
     `blocks`: what all those that hold any layer hold in them, computed in the epoch `formed` of the replica `before`; None: nobody has, so far. `lacking`: first
@@ -232,7 +244,6 @@ class Survey(Message, frozen=True, tag="survey/3"):
     formed: int = 0
     before: int = -1
     blocks: list[HeldBlock] | None = None
-    given: list[tuple[int, int]] = []  # as the handover says
 
     @property
     def refill(self) -> tuple[int, int]:
@@ -270,7 +281,7 @@ class StageLost(Message, frozen=True, tag="lost"):
     slot: str  # that is not reached
 
 
-DataMessage = FrameHeader | StepResult | StepFailed | Survey | StageLost | Handover | KvPages
+DataMessage = FrameHeader | StepResult | StepFailed | Survey | StageLost
 FinishReason = Literal["stop", "length", "abort", "error", "never"]
 FAILURES: Final = frozenset({"abort", "error", "never"})  # without a token; the last where nothing can be drawn
 
@@ -380,5 +391,6 @@ LeaderMessage = LeaderHello | Tokens | Rejected | StepFailure
 
 encode = msgspec.msgpack.encode
 data_decoder: msgspec.msgpack.Decoder[DataMessage] = msgspec.msgpack.Decoder(DataMessage)
+pages_decoder: msgspec.msgpack.Decoder[PagesMessage] = msgspec.msgpack.Decoder(PagesMessage)
 gateway_message_decoder: msgspec.msgpack.Decoder[GatewayMessage] = msgspec.msgpack.Decoder(GatewayMessage)
 leader_message_decoder: msgspec.msgpack.Decoder[LeaderMessage] = msgspec.msgpack.Decoder(LeaderMessage)

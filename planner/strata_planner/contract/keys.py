@@ -12,6 +12,7 @@ slot as the controller does, nor a gateway as a slot; a zombie of an old epoch l
 | position_secret | (signs places in streams)| gateways                                            |
 | request_secret  | leaders' request ports   | gateways and slots                                  |
 | RoleKeys        | the data port of a role  | the role, the one before it and the one behind it   |
+| pages_secret    | a slot's port for pages  | that slot and those that get pages of it            |
 """
 
 import base64
@@ -56,6 +57,10 @@ def position_secret(gateway_secret: str) -> str:
 
 def request_secret(epoch_key: str) -> str:
     return _derived(epoch_key, "requests")
+
+
+def pages_secret(epoch_key: str, slot: str) -> str:
+    return _derived(epoch_key, f"pages/{slot}")
 
 
 def role_keys(epoch_key: str, role: Role) -> RoleKeys:

@@ -11,6 +11,8 @@ import msgspec
 from strata_planner.contract.forecast import ArrivalForecast, SpeculationForecast
 from strata_planner.contract.formats import BITS_OF_FORMAT, ComputeType, FormatName
 from strata_planner.contract.judged import SearchEnded, Stated
+from strata_planner.contract.shadows import Shadow, ShadowOrder, orders_of
+from strata_planner.contract.shares import Shares, problem_of
 from strata_planner.contract.steps import FEWEST_PROMPTS
 from strata_planner.contract.strategies import StrategyTable
 from strata_planner.contract.values import ContractError, Value, from_json, to_json
@@ -20,12 +22,13 @@ PLAN_VERSION = 2
 Place = tuple[str, str, int]  # node, type and index of a device: what no other device has, and what outlasts a plan
 
 
-class DeviceRef(Value, frozen=True):
-    """One device of a slot. `index` counts the devices of this type on the node, from 0."""
+class DeviceRef(Value, frozen=True, omit_defaults=True):
+    """One device of a slot. `index` counts the devices of this type on the node, from 0. `threads`: that a processor computes with, 0: those of its slot."""
 
     type: str
     index: int
     usable_bytes: int
+    threads: int = 0
 
 
 class StageMemory(Value, frozen=True, omit_defaults=True):
@@ -54,7 +57,9 @@ class StageTimes(Value, frozen=True):
 
 
 class Stage(Value, frozen=True, omit_defaults=True):
-    """One stage of a pipeline: consecutive layers on the devices of one slot."""
+    """One stage of a pipeline: consecutive layers on the devices of one slot. `shares`: how much of each layer each device has, in proportion; none:
+    equal parts. `memory`: of each device, or of the first one where `rank_memory` tells each device's own.
+    """
 
     stage: int
     slot: str
@@ -72,11 +77,24 @@ class Stage(Value, frozen=True, omit_defaults=True):
     memory: StageMemory
     times: StageTimes
     strategies: StrategyTable = ()  # by the tokens of a prefill step, of a stage of several devices; empty: Megatron alone
+    shares: Shares = ()
+    rank_memory: tuple[StageMemory, ...] = ()
+
+    @property
+    def memories(self) -> tuple[StageMemory, ...]:
+        """Of each of its devices."""
+        return self.rank_memory or (self.memory,) * self.tensor_parallel
 
     @property
     def total_bytes(self) -> int:
         """Predicted, of all its devices."""
-        return self.memory.total_bytes * self.tensor_parallel
+        return sum(each.total_bytes for each in self.memories)
+
+    @property
+    def fullest(self) -> tuple[StageMemory, DeviceRef]:
+        """Of its devices the one with least room left, in proportion."""
+        pairs = zip(self.memories, self.devices, strict=True)
+        return max(pairs, key=lambda pair: pair[0].total_bytes / max(1, pair[1].usable_bytes))
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -211,6 +229,7 @@ class Plan(Value, frozen=True):
     boundary_log: bool = False  # stages keep what they hand on, in host memory
     speculation: Speculation = NO_SPECULATION
     head_format: FormatName = "dense"  # of the table that logits are made with
+    shadows: tuple[Shadow, ...] = ()  # what slots keep in host memory of layers that they would take over
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -221,6 +240,11 @@ class Plan(Value, frozen=True):
     def places(self) -> frozenset[Place]:
         """Of all devices that it uses."""
         return frozenset(place for stage in self.stages for place in stage.places)
+
+    @property
+    def shadow_orders(self) -> dict[str, ShadowOrder]:
+        """Slot name -> what it is to keep; no slot that keeps nothing."""
+        return orders_of(self.shadows, self.model_uri, self.compute_type)
 
     def encode(self) -> bytes:
         return to_json(self)
@@ -243,6 +267,9 @@ class Plan(Value, frozen=True):
             )
         for replica in self.replicas:
             _check_replica(replica, self.num_layers)
+        nodes = {stage.slot: stage.node for stage in self.stages}
+        for shadow in self.shadows:
+            _check_shadow(shadow, nodes.get(shadow.slot), self.num_layers)
 
 
 def _check_replica(replica: Replica, num_layers: int) -> None:
@@ -262,9 +289,29 @@ def _check_replica(replica: Replica, num_layers: int) -> None:
         starts = [tokens for tokens, _ in stage.strategies]
         if starts != sorted(set(starts)) or starts[:1] not in ([], [1]):
             raise ContractError(f"{where}: strategies from {starts} tokens on: ascending, the first from 1; plan again")
+        if problem := problem_of(stage.shares, stage.tensor_parallel):
+            raise ContractError(f"{where}: {problem}; plan again")
+        if stage.rank_memory and (len(stage.rank_memory) != stage.tensor_parallel or not stage.shares):
+            raise ContractError(
+                f"{where}: memory of {len(stage.rank_memory)} devices where {stage.tensor_parallel} have unlike shares; plan again"
+            )
         expected = last + 1
     if expected != num_layers:
         raise ContractError(f"replica {replica.replica}: {expected} layers are placed; the model has {num_layers}")
+
+
+def _check_shadow(shadow: Shadow, node: str | None, num_layers: int) -> None:
+    """`node`: of the slot, None where the plan has none of that name."""
+    where = f"shadow on {shadow.slot} against the loss of {shadow.against}"
+    if node != shadow.node or shadow.against == node:
+        raise ContractError(f"{where}: it has to lie on a slot of the plan, on another node; plan again")
+    ordered = tuple(sorted(set(shadow.layers)))
+    if shadow.layers != ordered or not all(0 <= layer < num_layers for layer in ordered):
+        raise ContractError(f"{where}: layers {list(shadow.layers)}: each once, ascending, of 0..{num_layers - 1}")
+    if not len(shadow.format) == len(shadow.layer_bytes) == len(ordered):
+        raise ContractError(
+            f"{where}: {len(shadow.format)} formats and {len(shadow.layer_bytes)} sizes for {len(ordered)} layers"
+        )
 
 
 def plan_schema() -> dict[str, Any]:

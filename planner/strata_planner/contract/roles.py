@@ -3,10 +3,15 @@
 `roles_of` cuts a plan into roles; it is called by whoever makes epochs. Slots read roles and never see the plan.
 """
 
+from typing import Self
+
+import msgspec
+
 from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.formats import ComputeType, FormatName
 from strata_planner.contract.plan import NO_SPECULATION, DeviceRef, MicroBatch, Plan, Replica, Speculation, Stage
 from strata_planner.contract.sequence_state import keeps_state
+from strata_planner.contract.shares import Shares
 from strata_planner.contract.strategies import StrategyTable
 from strata_planner.contract.values import Value
 
@@ -40,7 +45,7 @@ class Role(Value, frozen=True, omit_defaults=True):
     compute_type: ComputeType
     max_model_len: int
     micro_batch: MicroBatch
-    predicted_bytes: int  # what the plan expects this role to take of each of its devices
+    predicted_bytes: int  # what the plan expects this role to take of each of its devices, or of the first one where `rank_bytes` tells each one's
     next: Neighbour  # the last stage's next is stage 0: sampled tokens go back to the leader
     previous: Neighbour
     prefix_caching: bool = True
@@ -52,11 +57,29 @@ class Role(Value, frozen=True, omit_defaults=True):
     head_format: FormatName = "dense"  # of the table that logits are made with, where the role has the head
     strategies: StrategyTable = ()  # of a prefill step, by its tokens; empty: Megatron alone
     boundary_log: bool = False  # what the stage hands on is kept in host memory
+    shares: Shares = ()  # how much of each layer each device has, in proportion; none: equal parts
+    rank_bytes: tuple[int, ...] = ()  # predicted, of each device; none: all alike
 
     @property
     def total_bytes(self) -> int:
         """Predicted, of all its devices."""
-        return self.predicted_bytes * self.tensor_parallel
+        return sum(self.rank_bytes) if self.rank_bytes else self.predicted_bytes * self.tensor_parallel
+
+    def room_of(self, rank: int) -> tuple[int, int]:
+        """Bytes that it is expected to take of the device of a rank, and what that has."""
+        if self.rank_bytes:
+            return self.rank_bytes[rank], self.devices[rank].usable_bytes
+        return self.predicted_bytes, min(device.usable_bytes for device in self.devices)
+
+    def grown(self, rank: int, more_bytes: int) -> Self:
+        """Once it takes so much more on the device of a rank, and on the others in proportion."""
+        own = self.shares[rank] if self.rank_bytes else 1
+        each = tuple(
+            size + more_bytes * share // own
+            for size, share in zip(self.rank_bytes, self.shares, strict=bool(self.rank_bytes))
+        )
+        first = each[0] if each else self.predicted_bytes + more_bytes
+        return msgspec.structs.replace(self, predicted_bytes=first, rank_bytes=each)
 
     @property
     def watched(self) -> tuple[int, ...]:
@@ -115,7 +138,7 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         compute_type=plan.compute_type,
         max_model_len=plan.max_model_len,
         micro_batch=replica.micro_batch,
-        predicted_bytes=stage.memory.total_bytes,
+        predicted_bytes=stage.memories[0].total_bytes,
         next=place[replica.replica, (stage.stage + 1) % count],
         previous=place[replica.replica, (stage.stage - 1) % count],
         prefix_caching=plan.prefix_caching,
@@ -125,4 +148,6 @@ def _role(plan: Plan, replica: Replica, stage: Stage, place: dict[tuple[int, int
         head_format=plan.head_format if stage.head else "dense",
         strategies=stage.strategies,
         boundary_log=plan.boundary_log,
+        shares=stage.shares,
+        rank_bytes=tuple(each.total_bytes for each in stage.rank_memory),
     )

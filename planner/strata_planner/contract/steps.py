@@ -53,7 +53,7 @@ def part_of_the_oldest(oldest: Prompt, budget: int, page_tokens: int) -> int:
 
 def chunk_of(prompt: Prompt, budget: int, page_tokens: int, *, to_a_block: bool) -> int:
     """Tokens of a prompt's next chunk: all that remain, or up to the end of a block, where others may go on. A little of a block is worth
-    its attention for the first in rank alone, which moves in every step.
+    its attention for the first in rank alone, which moves in every step: in equal parts, so that none of these steps is longer than it need be.
     """
     if prompt.remaining <= budget:
         return prompt.remaining
@@ -61,7 +61,10 @@ def chunk_of(prompt: Prompt, budget: int, page_tokens: int, *, to_a_block: bool)
     whole = end - end % page_tokens
     if whole > prompt.computed:
         return whole - prompt.computed
-    return 0 if to_a_block else budget
+    if to_a_block:
+        return 0
+    left = min(page_tokens - prompt.computed % page_tokens, prompt.remaining)
+    return -(-left // -(-left // budget))
 
 
 def _remaining(prompt: Prompt) -> int:

@@ -20,8 +20,10 @@ import yaml
 
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.plan import Place
+from strata_planner.contract.shares import Shares, of_ranks
 from strata_planner.contract.values import ContractError, Value, from_builtins
 from strata_planner.errors import ClusterError
+from strata_planner.question.accelerators import Accelerator, DeviceGroup
 from strata_planner.question.catalogue import CPU, catalogue, unknown_type
 from strata_planner.question.nodes import (
     Device,
@@ -43,60 +45,6 @@ CUDA_USABLE_FRACTION = 0.95
 CUDA_OVERHEAD_BYTES = 1930 << 20
 # A CPU device's memory is what the model may take beside the idle process, unless `overheadBytes` says otherwise.
 CPU_USABLE_FRACTION = 0.95
-
-
-class Accelerator(Value, frozen=True):
-    """One device, resolved. `index` counts the devices of this type on its node; `usable_bytes` is free of overhead."""
-
-    node: str
-    type: str
-    index: int
-    usable_bytes: int
-    overhead_bytes: int
-    profile: DeviceProfile
-    name: str = ""  # catalogue name, or the type where a user's profile names it
-    hourly_cost: float | None = None
-
-    @property
-    def place(self) -> Place:
-        """What no other device has: node, type, index."""
-        return self.node, self.type, self.index
-
-
-class DeviceGroup(Value, frozen=True):
-    """The devices of one stage: equal ones of one node, which split its layers by tensor parallelism. Often just one."""
-
-    devices: tuple[Accelerator, ...]
-
-    @property
-    def degree(self) -> int:
-        return len(self.devices)
-
-    @property
-    def leader(self) -> Accelerator:
-        """The device that sends and receives hidden states (HexGen, section 3.3)."""
-        return self.devices[0]
-
-    @property
-    def node(self) -> str:
-        return self.leader.node
-
-    @property
-    def profile(self) -> DeviceProfile:
-        return self.leader.profile
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        return tuple(device.place for device in self.devices)
-
-    @property
-    def usable_bytes(self) -> int:
-        """Of each device."""
-        return min(device.usable_bytes for device in self.devices)
-
-    def __str__(self) -> str:
-        count = f"{self.degree} x " if self.degree > 1 else ""
-        return f"{count}{self.leader.type} on {self.node}"
 
 
 class Cluster(Value, frozen=True, dict=True):
@@ -155,10 +103,13 @@ class Cluster(Value, frozen=True, dict=True):
                     found.append(_resolved(node, device, index, self.profiles))
         return tuple(_beside_others(found))
 
-    def group(self, places: tuple[Place, ...]) -> DeviceGroup | None:
-        """The devices at these places, as a plan's stage names them; None if one is not in the cluster."""
+    def group(self, places: tuple[Place, ...], shares: Shares = ()) -> DeviceGroup | None:
+        """The devices at these places, as a plan's stage names them with their shares; None if one is not in the cluster."""
         found = tuple(self._places[place] for place in places if place in self._places)
-        return DeviceGroup(found) if len(found) == len(places) else None
+        if len(found) < len(places):
+            return None
+        unlike = any((each.usable_bytes, each.profile) != (found[0].usable_bytes, found[0].profile) for each in found)
+        return DeviceGroup(found, of_ranks(shares, len(found)) if shares or unlike else ())
 
     @cached_property
     def _places(self) -> dict[Place, Accelerator]:

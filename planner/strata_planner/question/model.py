@@ -41,7 +41,7 @@ from strata_planner.question.mixers import (
 
 class LayerShape(Value, frozen=True):
     """One decoder layer: its attention heads, its linear operators, and what stays in the compute type beside them. `part_of`: the layer of which this is
-    the share of one of `ranks`.
+    the share of one of `ranks`, 0: of ranks with unlike shares.
     """
 
     heads: int

@@ -18,8 +18,9 @@ ABOUT_EQUAL = 1.01
 
 def formats_on(request: PlanRequest, group: DeviceGroup) -> Mapping[int, FormatName]:
     """Bits -> format, of the allowed bits that the devices run at all."""
-    profile = group.profile
-    runs = profile.decode_efficiency.keys() & profile.prefill_efficiency.keys()
+    profile = group.leader.profile
+    profiles = [each.profile for each in group.devices] if group.shares else [profile]
+    runs = set.intersection(*({*each.decode_efficiency} & {*each.prefill_efficiency} for each in profiles))
     rates = Rates(profile, request.compute_type, request.kv_bits, group.leader.name)
     able = {bits: [name for name in request.formats[bits] if name in runs] for bits in request.bits}
     return {bits: _fastest(request, names, rates) for bits, names in able.items() if names}

@@ -168,7 +168,7 @@ def _repaired(
 
 def _repaired_orders(request: PlanRequest, running: Plan) -> Iterator[Order]:
     """The one running order without what is lost; and with one new device of each kind at either end, or beside those of its node."""
-    kept = tuple(group for stage in running.stages if (group := request.cluster.group(stage.places)))
+    kept = tuple(group for stage in running.stages if (group := request.cluster.group(stage.places, stage.shares)))
     used = {place for group in kept for place in group.places}
     most = min(request.max_stages or request.model.num_layers, request.model.num_layers)
     orders = [kept]
@@ -181,4 +181,4 @@ def _repaired_orders(request: PlanRequest, running: Plan) -> Iterator[Order]:
 
 
 def _serves(request: PlanRequest, running: Plan) -> bool:
-    return all(request.cluster.group(stage.places) for stage in running.stages)
+    return all(request.cluster.group(stage.places, stage.shares) for stage in running.stages)

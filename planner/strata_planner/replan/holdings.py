@@ -4,12 +4,15 @@ Called by `decision` and `steps`. A device is known by its node, type and index:
 there. Knows no search.
 """
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from strata_planner.contract.formats import ANY_PRECISION, BITS_OF_FORMAT, ComputeType, FormatName
 from strata_planner.contract.plan import Plan, Stage
+from strata_planner.contract.shares import Shares, lowest
 from strata_planner.costs.memory import embedding_bytes, layer_weights_bytes
-from strata_planner.costs.shards import sharded
+from strata_planner.costs.shards import Portion, portion_of, portions
 from strata_planner.question.model import Model
 
 _PLANES = frozenset(ANY_PRECISION.values())
@@ -18,10 +21,11 @@ Place = tuple[tuple[str, str, int], ...]  # node, type and index of each device 
 
 @dataclass(frozen=True)
 class Held:
-    """The weights of one stage on its devices: layer -> format. `tables`: it holds the embedding, the head."""
+    """The weights of one stage on its devices: layer -> format. `tables`: it holds the embedding, the head; `shares`: of each device, where unlike."""
 
     layers: dict[int, FormatName]
     tables: tuple[bool, bool]
+    shares: Shares = ()
 
 
 def holdings(plan: Plan) -> dict[Place, Held]:
@@ -30,10 +34,16 @@ def holdings(plan: Plan) -> dict[Place, Held]:
 
 def held_by(stage: Stage) -> Held:
     layers = dict(zip(range(stage.layers[0], stage.layers[1] + 1), stage.format, strict=True))
-    return Held(layers, (stage.embedding, stage.head))
+    return Held(layers, (stage.embedding, stage.head), stage.shares)
 
 
 NOTHING = Held({}, (False, False))
+
+
+def held_at(before: Mapping[Place, Held], places: Place, shares: Shares) -> Held:
+    """What devices hold that is of use where they have these shares: parts of other shares are not."""
+    held = before.get(places, NOTHING)
+    return held if held.shares == lowest(shares) else NOTHING
 
 
 def is_narrowing(held: FormatName, wanted: FormatName) -> bool:
@@ -79,17 +89,20 @@ def movement(before: dict[Place, Held], plan: Plan, model: Model) -> Movement:
     """From what devices hold to what the plan gives them. Layers at other bits on the same owner are read anew, not moved."""
     total = Movement()
     for stage in plan.stages:
-        total += movement_to(
-            before.get(stage.places, NOTHING), held_by(stage), model, plan.compute_type, stage.tensor_parallel
-        )
+        held = held_at(before, stage.places, stage.shares)
+        parts = portions(stage.tensor_parallel, stage.shares)
+        total += movement_to(held, held_by(stage), model, plan.compute_type, parts)
     return total
 
 
-def movement_to(held: Held, wanted: Held, model: Model, compute_type: ComputeType, degree: int) -> Movement:
-    """Of one group of `degree` devices, bytes of all of them. Embedding and head count where they are new."""
-    size = degree * sum(
-        layer_weights_bytes(sharded(model.layers[layer], degree), name, compute_type)
+def movement_to(
+    held: Held, wanted: Held, model: Model, compute_type: ComputeType, parts: Sequence[Portion]
+) -> Movement:
+    """Of one group of devices that hold such parts, bytes of all of them. Embedding and head count where they are new."""
+    size = sum(
+        count * layer_weights_bytes(portion_of(model.layers[layer], part), name, compute_type)
         for layer, name in missing_layers(held, wanted).items()
+        for part, count in Counter(parts).items()
     )
     embedding, head = new_tables(held, wanted)
     size += embedding_bytes(model, embedding=embedding, head=head, compute_type=compute_type)

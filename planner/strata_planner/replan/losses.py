@@ -48,6 +48,7 @@ class LossTold:
             "perplexityIncrease": mended.plan.prediction.perplexity_increase,
             "layersMoved": mended.movement.moved_layers,
             "loadedBytes": mended.movement.loaded_bytes,
+            "shadowedBytes": mended.shadowed_bytes,
             "bitsBefore": _bits(self.before),
             "bitsAfter": _bits(mended.plan),
             "lowered": [
@@ -108,11 +109,16 @@ def losses_table(rows: Sequence[LossTold]) -> Table:
             "-" if each.loss is None else f"{each.loss:.1%}",
             f"{mended.plan.prediction.tokens_per_second:.4g}",
             str(mended.movement.moved_layers),
-            human_bytes(mended.movement.loaded_bytes),
+            _read(mended),
             f"{_counted(each.before)} -> {_counted(mended.plan)}" if mended.lowered else "as before",
             f"{1e3 * mended.seconds:.1f} ms",
         )
     return table
+
+
+def _read(mended: Repair) -> str:
+    read = human_bytes(mended.movement.loaded_bytes)
+    return f"{read}, {human_bytes(mended.shadowed_bytes)} of it shadowed" if mended.shadowed_bytes else read
 
 
 def _bits(plan: Plan) -> dict[str, list[int]]:

@@ -4,8 +4,10 @@ Called by `decision`. The search knows devices only up to what tells them apart;
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
+from strata_planner.contract.shares import Shares
 from strata_planner.question.cluster import Accelerator, DeviceGroup
 from strata_planner.search.exact.orders import Fleet, Order
 
@@ -87,14 +89,13 @@ class _Matcher:
     def _inside(self, logical: str, physical: str) -> tuple[float, dict[int, DeviceGroup]]:
         """The stages of one node on the devices of an equal one: the widest groups choose first."""
         free = list(self._devices[physical])
-        stages: dict[tuple[int, int], list[int]] = {}
+        stages: dict[tuple[int, tuple[int, ...], Shares], list[int]] = {}
         for j, each in enumerate(self._order):
             if each.node == logical:
-                stages.setdefault((-each.degree, self._kind(each.leader)), []).append(j)
+                stages.setdefault((-each.degree, tuple(map(self._kind, each.devices)), each.shares), []).append(j)
         total, chosen = 0.0, dict[int, DeviceGroup]()
-        for (degree, kind), mine in sorted(stages.items()):
-            equal = [device for device in free if self._kind(device) == kind]
-            groups = [DeviceGroup(tuple(equal[at : at - degree])) for at in range(0, len(equal) + degree + 1, -degree)]
+        for (_, kinds, shares), mine in sorted(stages.items()):
+            groups = self._groups(kinds, shares, free)
             costs = [[self._cost(j, group) for group in groups] for j in mine]
             for row, column in enumerate(assign(costs)):
                 total += costs[row][column]
@@ -102,6 +103,16 @@ class _Matcher:
             taken = {place for j in mine for place in chosen[j].places}
             free = [device for device in free if device.place not in taken]
         return total, chosen
+
+    def _groups(self, kinds: tuple[int, ...], shares: Shares, free: Sequence[Accelerator]) -> list[DeviceGroup]:
+        """As many as go, of devices of such kinds each."""
+        wanted = Counter(kinds)
+        pools = {kind: [device for device in free if self._kind(device) == kind] for kind in wanted}
+        found = []
+        for number in range(min(len(pools[kind]) // count for kind, count in wanted.items())):
+            own = {kind: iter(pools[kind][number * count :]) for kind, count in wanted.items()}
+            found.append(DeviceGroup(tuple(next(own[kind]) for kind in kinds), shares))
+        return found
 
     def _kind(self, device: Accelerator) -> int:
         return self._kinds[device.place]

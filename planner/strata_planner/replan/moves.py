@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strata_planner.contract.plan import Plan, Replica
+from strata_planner.contract.shares import lowest
+from strata_planner.costs.shards import portions
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
-from strata_planner.replan.holdings import NOTHING, Held, Movement, Place, holdings, movement_to
+from strata_planner.replan.holdings import Held, Movement, Place, held_at, holdings, movement_to
 from strata_planner.replan.matching import closest
 from strata_planner.replan.numbering import numbers_of
 from strata_planner.replan.placement import Placement, Units, arranged, placement_of
@@ -96,8 +98,8 @@ class _Part:
     def is_like(self, replica: Replica) -> bool:
         """As many layers on every stage, on as many devices."""
         bits = self.placement.layer_bits(self.units)
-        own = [(group.degree, len(mine)) for group, mine in zip(self.order, bits, strict=True)]
-        return own == [(stage.tensor_parallel, len(stage.bits)) for stage in replica.stages]
+        own = [(group.degree, lowest(group.shares), len(mine)) for group, mine in zip(self.order, bits, strict=True)]
+        return own == [(stage.tensor_parallel, stage.shares, len(stage.bits)) for stage in replica.stages]
 
     def is_on(self, replica: Replica) -> bool:
         return [group.places for group in self.order] == [stage.places for stage in replica.stages]
@@ -143,7 +145,13 @@ class _Part:
     def stage_movement(self, j: int, group: DeviceGroup) -> Movement:
         tables = (j == 0, j == len(self.placement.stages) - 1)
         wanted = self.placement.held(j, self.units, self.pricer.formats(group), tables=tables)
-        return movement_to(self._held(group), wanted, self.request.model, self.request.compute_type, group.degree)
+        return movement_to(
+            self._held(group),
+            wanted,
+            self.request.model,
+            self.request.compute_type,
+            portions(group.degree, group.shares),
+        )
 
     def plan(self) -> Plan:
         counts = self.placement.counts(self.units)
@@ -155,4 +163,4 @@ class _Part:
         return self.problem.objective(self.placement.counts(self.units))
 
     def _held(self, group: DeviceGroup) -> Held:
-        return self.before.get(group.places, NOTHING)
+        return held_at(self.before, group.places, group.shares)

@@ -60,7 +60,7 @@ def _content(replica: Replica) -> Hashable:
 
 def _devices(replica: Replica) -> Hashable:
     """With their memory, and how they share a layer."""
-    return tuple((stage.slot, stage.devices, stage.strategies) for stage in replica.stages)
+    return tuple((stage.slot, stage.devices, stage.strategies, stage.shares) for stage in replica.stages)
 
 
 def _places(replica: Replica) -> frozenset[Hashable]:

@@ -22,6 +22,7 @@ from strata_planner.question.request import PlanRequest
 from strata_planner.replan.holdings import Movement, holdings, movement
 from strata_planner.replan.repaired import Groups, Repaired, Repairing, Short
 from strata_planner.replan.running import keeps_to, whole_replica
+from strata_planner.replan.shadow_room import shadowed_bytes, still_kept
 from strata_planner.replan.spans import NEVER_BYTES
 from strata_planner.replan.spares import with_spares
 from strata_planner.replan.steps import Step, steps
@@ -82,8 +83,10 @@ class Lowered(msgspec.Struct, frozen=True):
     after: int
 
 
-class RepairNote(Value, frozen=True):
-    """What is kept of a repair beside its plan. `kept_share`: of the value before the loss, by the request's metric."""
+class RepairNote(Value, frozen=True, omit_defaults=True):
+    """What is kept of a repair beside its plan. `kept_share`: of the value before the loss, by the request's metric. `shadowed_bytes`: of those to be
+    loaded, what the slots that load them keep.
+    """
 
     kind: RepairKind
     layers_moved: int
@@ -91,13 +94,14 @@ class RepairNote(Value, frozen=True):
     loaded_bytes: int
     kept_share: float
     milliseconds: float
+    shadowed_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Repair:
     """`kind`: the furthest that any replica had to go. `value`: by the request's metric, more is better. `gained`: over the plan before the loss,
     no more than 0 if that was the best; devices that are lost have no price any more, so that neither plan is told by what it costs.
-    `steps`: each within memory.
+    `steps`: each within memory. `shadowed_bytes`: of what they load, that which slots keep already.
     """
 
     plan: Plan
@@ -109,6 +113,7 @@ class Repair:
     value: float
     gained: float
     seconds: float
+    shadowed_bytes: int = 0
 
     @property
     def note(self) -> RepairNote:
@@ -119,6 +124,7 @@ class Repair:
             self.movement.loaded_bytes,
             round(max(0.0, 1 + self.gained), 4),
             round(1e3 * self.seconds, 1),
+            self.shadowed_bytes,
         )
 
     def loss_against(self, fresh: float) -> float:
@@ -148,16 +154,19 @@ def repair(request: PlanRequest, running: Plan, wishes: Takeover | None = None) 
         running, replicas=tuple(each for each in running.replicas if each.replica in mending.broken)
     )
     after = msgspec.structs.replace(plan, replicas=changed)
+    plan = msgspec.structs.replace(plan, shadows=still_kept(running, plan, request.model))
+    moves = steps(before, after, request.model, serving=False)
     return Repair(
         plan=with_objective(request, plan),
         kind=mending.kind,
         lost=mending.lost,
         lowered=tuple(_lowered(before, after)),
         movement=movement(holdings(before), after, request.model),
-        steps=steps(before, after, request.model, serving=False),
+        steps=moves,
         value=value_of_plan(request, plan),
         gained=gain(_served(request, plan), _served(request, running)),
         seconds=time.perf_counter() - started,
+        shadowed_bytes=shadowed_bytes(running, moves),
     )
 
 
@@ -186,7 +195,7 @@ class _Mending:
         self.kind: RepairKind = "neighbours"
 
     def _group(self, stage: Stage) -> tuple[DeviceGroup, ...]:
-        found = self._request.cluster.group(stage.places)
+        found = self._request.cluster.group(stage.places, stage.shares)
         return () if found is None else (found,)
 
     def run(self) -> tuple[tuple[Replica, ...], Plan]:
@@ -227,8 +236,9 @@ class _Mending:
         links = [cluster.link(a.leader, b.leader) for a, b in zip(groups, [*groups[1:], *groups[:1]], strict=True)]
         inner = [cluster.slowest_link(group) if group.degree > 1 else None for group in groups]
         devices = [
-            (group.leader.type, group.degree, group.usable_bytes, msgspec.json.encode(group.profile))
+            (each.own.type, each.degree, each.shares, each.usable_bytes, msgspec.json.encode(each.profile))
             for group in groups
+            for each in group.ranks
         ]
         bits = [stage.bits for stage in replica.stages]
         return replica.concurrency, replica.micro_batch, tuple(devices), tuple(links), tuple(inner), tuple(bits)

@@ -65,7 +65,7 @@ def _shares(request: PlanRequest, running: Plan) -> tuple[int, ...]:
 def whole_replica(share: PlanRequest, replica: Replica, *, grouped: bool = True) -> SolvedReplica | None:
     """Charged for the widths that it has. None where a device is gone or too small for it."""
     used = {bits for stage in replica.stages for bits in stage.bits}
-    groups = [share.cluster.group(stage.places) for stage in replica.stages]
+    groups = [share.cluster.group(stage.places, stage.shares) for stage in replica.stages]
     order = tuple(each for each in groups if each is not None)
     if not used <= set(share.bits) or len(order) < len(groups):
         return None

@@ -1,5 +1,7 @@
 """Devices that serve nothing, in the place of those that a replica lost. Called by `repair`."""
 
+import msgspec
+
 from strata_planner.contract.plan import Place, Replica, Stage
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
@@ -31,10 +33,11 @@ def with_spares(request: PlanRequest, replica: Replica, groups: Groups, taken: f
 
 def _idle(request: PlanRequest, taken: frozenset[Place] | set[Place]) -> list[DeviceGroup]:
     """Groups of every degree that may be asked for, of equal devices of one node, in the cluster's order: names have no part in it."""
-    kinds: dict[tuple[str, str, int], list[DeviceGroup]] = {}
+    kinds: dict[tuple[str, str, int, bytes], list[DeviceGroup]] = {}
     for device in request.cluster.accelerators():
         if device.place not in taken and device.usable_bytes > 0:
-            kinds.setdefault((device.node, device.type, device.usable_bytes), []).append(DeviceGroup((device,)))
+            kind = (device.node, device.type, device.usable_bytes, msgspec.json.encode(device.profile, order="sorted"))
+            kinds.setdefault(kind, []).append(DeviceGroup((device,)))
     found: list[DeviceGroup] = []
     for equal in kinds.values():
         for degree in request.tensor_parallel:

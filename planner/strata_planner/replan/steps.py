@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from strata_planner.contract.formats import FormatName
 from strata_planner.contract.plan import Plan, Stage
 from strata_planner.costs.memory import embedding_bytes, layer_weights_bytes
-from strata_planner.costs.shards import sharded
+from strata_planner.costs.shards import portion_of, portions
 from strata_planner.errors import PlannerError
 from strata_planner.question.model import Model
 from strata_planner.replan.holdings import (
     NOTHING,
     Held,
     Place,
+    held_at,
     held_by,
     holdings,
     is_narrowing,
@@ -63,20 +64,22 @@ Step = Drop | Narrow | Load | Switch
 
 
 class Ledger:
-    """Bytes on one device of a place: weights and tables as they come and go, KV and temporaries of the plan that runs."""
+    """Bytes on one device of a place, of unlike ones the fullest: weights and tables as they come and go, KV and temporaries of the plan that runs."""
 
     def __init__(self, model: Model, plan: Plan, stage: Stage) -> None:
         self._model, self._compute_type, self._speculation = model, plan.compute_type, plan.speculation
-        self._degree = stage.tensor_parallel
-        self.usable_bytes = min(device.usable_bytes for device in stage.devices)
+        memory, device = stage.fullest
+        rank = stage.memories.index(memory)
+        self._portion = portions(stage.tensor_parallel, stage.shares)[rank]
+        self.usable_bytes = device.usable_bytes
 
     def layer_bytes(self, layer: int, name: FormatName) -> int:
-        shape = sharded(self._model.layers[layer], self._degree)
+        shape = portion_of(self._model.layers[layer], self._portion)
         return layer_weights_bytes(shape, name, self._compute_type, self._speculation)
 
     def table_bytes(self, tables: tuple[bool, bool]) -> int:
         size = embedding_bytes(self._model, embedding=tables[0], head=tables[1], compute_type=self._compute_type)
-        return -(-size // self._degree)
+        return self._portion.rows(self._model.vocab_size, size)
 
     def bytes(self, held: Held) -> int:
         return self.table_bytes(held.tables) + sum(self.layer_bytes(*each) for each in held.layers.items())
@@ -93,8 +96,11 @@ def steps(running: Plan | None, plan: Plan, model: Model, *, serving: bool) -> t
     late: list[Step] = []
     for stage in plan.stages:
         place = stage.places
-        mover = _Mover(place, Ledger(model, plan, stage), before.get(place, NOTHING), held_by(stage))
-        first, after = mover.steps(stage, working.get(place))
+        held = held_at(before, place, stage.shares)
+        if place in before and held is NOTHING:  # parts of other shares
+            early.append(Drop(place, tuple(before[place].layers), tables=True, pauses=place in working))
+        mover = _Mover(place, Ledger(model, plan, stage), held, held_by(stage))
+        first, after = mover.steps(stage, working.get(place) if held is not NOTHING else None)
         early += first
         late += after
     gone = set(before) - {stage.places for stage in plan.stages}
@@ -105,7 +111,8 @@ def steps(running: Plan | None, plan: Plan, model: Model, *, serving: bool) -> t
 
 def _working_bytes(stage: Stage) -> int:
     """KV and temporaries of a stage that serves, and the small model that drafts: it comes and goes with them."""
-    return stage.memory.kv_bytes + stage.memory.temporary_bytes + stage.memory.draft_bytes
+    memory, _ = stage.fullest
+    return memory.kv_bytes + memory.temporary_bytes + memory.draft_bytes
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from strata_planner.contract.plan import (
     StageMemory,
     StageTimes,
 )
+from strata_planner.contract.shares import lowest
 from strata_planner.contract.values import ContractError
 from strata_planner.costs.memory import (
     PAGE_TOKENS,
@@ -27,7 +28,7 @@ from strata_planner.costs.memory import (
     layer_weights_bytes,
     state_bytes_per_sequence,
 )
-from strata_planner.costs.shards import sharded
+from strata_planner.costs.shards import portion_of, portion_on
 from strata_planner.naming import slot_name
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
@@ -92,9 +93,7 @@ def assemble(
     pages = _page_budget(request, found, pricer, slices)
     memories = _memories(request, found, pricer, slices, pages)
     steps = steps_of(pricer, found)
-    stages = tuple(
-        _stage(found, pricer, steps, part, pages, memory) for part, memory in zip(slices, memories, strict=True)
-    )
+    stages = tuple(_stage(found, pricer, steps, part, pages, each) for part, each in zip(slices, memories, strict=True))
     micro_batch = MicroBatch(
         prefill=found.candidate.prefill,
         decode=found.candidate.decode,
@@ -142,36 +141,39 @@ def _dealt(stage_bits: Sequence[tuple[int, ...]]) -> list[_Slice]:
 
 def _memories(
     request: PlanRequest, found: Found, pricer: Pricer, slices: list[_Slice], pages: int
-) -> list[StageMemory]:
-    """Predicted bytes of every stage with `pages` pages of KV."""
-    memories = []
-    for place, part in enumerate(slices):
-        head = place == len(slices) - 1
-        group = found.candidate.order[place]
-        formats = [pricer.formats(group)[bits] for bits in part.bits]
-        weights = sum(
-            layer_weights_bytes(
-                sharded(request.model.layers[index], group.degree),
-                name,
-                request.compute_type,
-                request.served_speculation,
-            )
-            for index, name in zip(part.layers, formats, strict=True)
+) -> list[tuple[StageMemory, ...]]:
+    """Predicted bytes of every stage with `pages` pages of KV; of each of its devices where they are unlike."""
+    order = found.candidate.order
+    return [
+        tuple(_memory(request, found, pricer, part, each, pages) for each in group.ranks)
+        for group, part in zip(order, slices, strict=True)
+    ]
+
+
+def _memory(
+    request: PlanRequest, found: Found, pricer: Pricer, part: _Slice, group: DeviceGroup, pages: int
+) -> StageMemory:
+    """Of the device that the group looks at."""
+    first, head = part.stage == 0, part.stage == len(found.candidate.order) - 1
+    formats = [pricer.formats(group)[bits] for bits in part.bits]
+    portion = portion_on(group)
+    weights = sum(
+        layer_weights_bytes(
+            portion_of(request.model.layers[index], portion), name, request.compute_type, request.served_speculation
         )
-        tables = pricer.table_bytes(group, embedding=place == 0, head=head)
-        page = _page_bytes(request, part, group)
-        kv = pages * page + _state_bytes(request, part)
-        working = pricer.working(found.candidate, place, formats).peak(kv)
-        overhead = group.leader.overhead_bytes
-        draft = pricer.draft_bytes(group, found.candidate.pair, first=place == 0, head=head)
-        total = weights + tables + kv + working + draft
-        memories.append(StageMemory(weights, tables, kv, working, overhead, total, draft))
-    return memories
+        for index, name in zip(part.layers, formats, strict=True)
+    )
+    tables = pricer.table_bytes(group, embedding=first, head=head)
+    kv = pages * _page_bytes(request, part, group) + _state_bytes(request, part)
+    working = pricer.working(group, found.candidate.pair, formats, head=head).peak(kv)
+    draft = pricer.draft_bytes(group, found.candidate.pair, first=first, head=head)
+    total = weights + tables + kv + working + draft
+    return StageMemory(weights, tables, kv, working, group.own.overhead_bytes, total, draft)
 
 
 def _page_bytes(request: PlanRequest, part: _Slice, group: DeviceGroup) -> int:
     """Of all its layers, and of what it hands on where that is kept; of the stage that leads, of the small model's too."""
-    layers = (sharded(request.model.layers[index], group.degree) for index in part.layers)
+    layers = (portion_of(request.model.layers[index], portion_on(group)) for index in part.layers)
     own = PAGE_TOKENS * sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
     return own + request.log_page_bytes(group) + (0 if part.stage else request.draft_page_bytes)
 
@@ -188,15 +190,18 @@ def _page_budget(request: PlanRequest, found: Found, pricer: Pricer, slices: lis
     """
     least = _memories(request, found, pricer, slices, request.kv_pages)
     spare = [
-        (group.usable_bytes - memory.total_bytes, _page_bytes(request, part, group))
-        for group, memory, part in zip(found.candidate.order, least, slices, strict=True)
+        (each.usable_bytes - memory.total_bytes, _page_bytes(request, part, each))
+        for group, memories, part in zip(found.candidate.order, least, slices, strict=True)
+        for each, memory in zip(group.ranks, memories, strict=True)
     ]
     assert min(left for left, _ in spare) >= 0, "the solver keeps every stage within its memory"
     more = min((left // page for left, page in spare if page), default=0)  # some stages have no keys and values
     return min(request.kv_pages + more, request.largest_kv_pages)
 
 
-def _stage(found: Found, pricer: Pricer, steps: Problem, part: _Slice, pages: int, memory: StageMemory) -> Stage:
+def _stage(
+    found: Found, pricer: Pricer, steps: Problem, part: _Slice, pages: int, memories: tuple[StageMemory, ...]
+) -> Stage:
     """`steps`: the candidate's, with the phases of a pipeline that is never empty."""
     place, request = part.stage, pricer.request
     group = found.candidate.order[place]
@@ -207,7 +212,7 @@ def _stage(found: Found, pricer: Pricer, steps: Problem, part: _Slice, pages: in
         stage=place,
         slot=slot_name(request.deployment, group.node, group.leader.type),
         node=group.node,
-        devices=tuple(DeviceRef(each.type, each.index, each.usable_bytes) for each in group.devices),
+        devices=_devices(group),
         tensor_parallel=group.degree,
         leader=place == 0,
         layers=(part.layers[0], part.layers[-1]),
@@ -217,6 +222,17 @@ def _stage(found: Found, pricer: Pricer, steps: Problem, part: _Slice, pages: in
         kv_page_budget=pages,
         embedding=place == 0,
         head=place == len(found.candidate.order) - 1,
-        memory=memory,
+        memory=memories[0],
         times=StageTimes(prompts + decode, decode, send_prompts + send, send, sources),
+        shares=lowest(group.shares),
+        rank_memory=memories if lowest(group.shares) else (),
+    )
+
+
+def _devices(group: DeviceGroup) -> tuple[DeviceRef, ...]:
+    """Their threads are told where they have unlike ones: else those of their slot are."""
+    alike = len({each.profile.threads for each in group.devices}) == 1
+    return tuple(
+        DeviceRef(each.type, each.index, each.usable_bytes, 0 if alike else each.profile.threads)
+        for each in group.devices
     )

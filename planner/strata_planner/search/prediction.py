@@ -45,7 +45,7 @@ def _steady(pricer: Pricer, found: Found) -> Steady:
     times = np.array(problem.all_seconds(counts))
     hops = np.array([each.transfer_seconds for each in problem.stages])
     latency = np.array([[each.latency_seconds] for each in problem.stages])
-    varies = np.array([[group.profile.step_variation] for group in found.candidate.order])
+    varies = np.array([[group.step_variation] for group in found.candidate.order])
     stages = StageSteps(times[:, 1:], times[:, :1], hops[:, 1:] - latency, hops[:, :1], latency, varies)
     load = pricer.request.workload
     count = len(problem.stages)

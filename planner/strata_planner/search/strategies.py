@@ -37,10 +37,14 @@ def with_strategies(request: PlanRequest, plan: Plan) -> tuple[Plan, list[str]]:
 def _with_strategies(request: PlanRequest, plan: Plan, stage: Stage, notes: dict[str, None]) -> Stage:
     if stage.tensor_parallel == 1:
         return stage
-    devices = request.cluster.group(stage.places)
+    devices = request.cluster.group(stage.places, stage.shares)
     assert devices is not None, "the plan was made for this cluster"
     first = devices.leader
     rates = Rates(first.profile, plan.compute_type, stage.kv_bits, first.name)
+    about = f"tensor partition of {devices}"
+    if devices.shares:
+        notes[f"{about}: megatron (what strategies gain is known of equal devices alone)"] = None
+        return stage
     reason = why_not_switched(plan.architecture, stage.format, first.type)
     about = f"tensor partition of {stage.tensor_parallel} x {first.type}"
     points = [] if reason else list(_measured(request, rates, stage))

@@ -25,7 +25,7 @@ from strata_planner.costs.communication import (
     sampled_tokens_seconds,
 )
 from strata_planner.costs.latency import Latencies
-from strata_planner.costs.shards import sharded
+from strata_planner.costs.shards import Portion, portion_of, portion_on
 from strata_planner.costs.source import Phase, Rates
 from strata_planner.question.cluster import Accelerator, Cluster, DeviceGroup, LinkRate
 from strata_planner.question.model import LayerShape, Model
@@ -46,11 +46,15 @@ class StagePricer:
         self._shared: dict[tuple[object, ...], LayerSeconds] = {}
 
     def stage(self, layers: Layers, group: DeviceGroup, *, kv_bits: int, head: bool) -> StageSeconds:
-        """Of a stage that holds `layers` on `group`."""
-        rates = Rates(group.profile, self.compute_type, kv_bits, group.leader.name)
-        counted = [(self._layer(layer, name, rates, group.degree), count) for (layer, name), count in layers.items()]
+        """Of a stage that holds `layers` on `group`. Unlike devices wait for the slowest."""
+        ranks = [self._of_rank(layers, each, kv_bits, head=head) for each in group.ranks]
+        return ranks[0] if len(ranks) == 1 else lambda batch: max(seconds(batch) for seconds in ranks)
+
+    def _of_rank(self, layers: Layers, group: DeviceGroup, kv_bits: int, *, head: bool) -> StageSeconds:
+        rates, portion = Rates(group.profile, self.compute_type, kv_bits, group.own.name), portion_on(group)
+        counted = [(self._layer(layer, name, rates, portion), count) for (layer, name), count in layers.items()]
         link = self.cluster.slowest_link(group) if group.degree > 1 else None
-        return StageTable(_Stage(self.model, self._latencies, rates, counted, group.degree, link), head=head)
+        return StageTable(_Stage(self.model, self._latencies, rates, counted, portion, link), head=head)
 
     def hop(self, source: Accelerator, target: Accelerator, *, sampled: bool, states: int = 0) -> Hop:
         """Between the leaders of two stages: of hidden states, or of sampled tokens on the way back to the first. `states`: beside either those of so
@@ -66,11 +70,11 @@ class StagePricer:
     def _hidden_states(self, link: LinkRate, tokens: int) -> float:
         return hidden_states_seconds(self.model, link, tokens, self.compute_type)
 
-    def _layer(self, layer: LayerShape, name: FormatName, rates: Rates, degree: int) -> LayerSeconds:
+    def _layer(self, layer: LayerShape, name: FormatName, rates: Rates, portion: Portion) -> LayerSeconds:
         profile = msgspec.json.encode(rates.profile, order="sorted")
-        key = (layer, name, degree, rates.kv_bits, rates.name, profile)
+        key = (layer, name, portion, rates.kv_bits, rates.name, profile)
         if key not in self._shared:
-            self._shared[key] = LayerSeconds(self._latencies, sharded(layer, degree), name, rates)
+            self._shared[key] = LayerSeconds(self._latencies, portion_of(layer, portion), name, rates)
         return self._shared[key]
 
 
@@ -82,7 +86,7 @@ class _Stage:
     latencies: Latencies
     rates: Rates
     layers: Sequence[tuple[LayerSeconds, int]]
-    degree: int
+    portion: Portion
     link: LinkRate | None
 
     def rows(self, tokens: int) -> float:
@@ -99,17 +103,19 @@ class _Stage:
         """Of a step beside its layers, the head left out."""
         phase = Phase(segments, max(1, round(tokens / segments)), 0)
         size = hidden_states_bytes(self.model, tokens, self.rates.compute_type)
-        handed = hand_over_seconds(self.rates.name, self.degree, self.link, size) if self.link else 0.0
+        handed = hand_over_seconds(self.rates.name, self.portion.degree, self.link, size) if self.link else 0.0
         return float(self.latencies.step(self.model, self.rates, phase).seconds) + handed
 
     def logits(self, rows: int) -> float:
-        return float(self.latencies.head(self.model, self.rates, rows).seconds) / self.degree
+        return float(self.latencies.head(self.model, self.rates, rows).seconds) * self.portion.fraction(
+            self.model.vocab_size
+        )
 
     def _collectives(self, tokens: int) -> float:
         if self.link is None:
             return 0.0
         size = hidden_states_bytes(self.model, tokens, self.rates.compute_type)
-        exchange = Exchange(self.rates.name, self.degree, self.link, size)
+        exchange = Exchange(self.rates.name, self.portion.degree, self.link, size)
         one = layer_collectives(self.latencies.sources, exchange).seconds
         return one * sum(count for _, count in self.layers)
 

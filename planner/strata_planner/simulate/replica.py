@@ -83,7 +83,7 @@ def _layers(stage: Stage, model: Model) -> Counter[tuple[LayerShape, FormatName]
 
 
 def _group(stage: Stage, cluster: Cluster) -> DeviceGroup:
-    group = cluster.group(stage.places)
+    group = cluster.group(stage.places, stage.shares)
     if group is None:
         device = next(
             each for place, each in zip(stage.places, stage.devices, strict=True) if not cluster.group((place,))

@@ -76,7 +76,7 @@ def _guessings(wish: Speculation, measured: AcceptanceRecord | None, *, drafts: 
 
 def _are_known(plan: Plan, request: PlanRequest) -> bool:
     """Whether every device has figures for the weights that its layers draft with."""
-    groups = [(stage, request.cluster.group(stage.places)) for stage in plan.stages]
+    groups = [(stage, request.cluster.group(stage.places, stage.shares)) for stage in plan.stages]
     return all(
         group is not None
         and set(_draft_formats(stage.format, plan.speculation)) <= set(group.profile.decode_efficiency)

@@ -20,7 +20,7 @@ from strata_runtime.structured.trial import MOST_WALL_SECONDS, Answer
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 60  # torch and transformers are imported
+START_SECONDS = 60  # xgrammar and transformers are imported, and torch for models without a tokenizer.json
 MOST_KNOWN = 512
 MOST_WAITING = 32  # grammars at once: each may take as long as a trial may
 NOT_INSTALLED = "this server has no xgrammar: install strata-llm[structured]"

@@ -29,6 +29,7 @@ from strata_runtime.loading.artefact_manifest import AGAIN, cache_folder, layer_
 from strata_runtime.loading.cache_room import Claim, claimed
 from strata_runtime.loading.checkpoint import Entry, checked_header
 from strata_runtime.loading.digest import crc_of, file_sha256, header_crc, model_digest
+from strata_runtime.loading.shadow import Place, Shadow
 from strata_runtime.loading.verify import Check, at_once, never
 from strata_runtime.ranges import Range
 
@@ -47,6 +48,7 @@ class Artefact:
     """One opened folder. `read` and its like raise InputError for a key, a width or a range that it does not have.
 
     `pinned`: what is read lies in page-locked memory, from which copies to a GPU run beside other work.
+    `shadow`: whole planes and tables that are there are taken, not read; they were checked when they came there.
     `checked`: what runs the check of each thing that is read (`verify`): at once, later by another thread, or never. A check raises DamagedError.
     """
 
@@ -54,6 +56,7 @@ class Artefact:
         self.folder = folder
         self.manifest = manifest
         self.pinned = False
+        self.shadow: Shadow | None = None
         self.mend = f"{AGAIN}, it makes this layer anew"  # what is damaged
         self.claim: Claim | None = None  # where the node may remove what nobody uses
         self.checked: Callable[[Check], None] = at_once
@@ -101,12 +104,24 @@ class Artefact:
         """The centroids [N, 2^bits] of that width."""
         first, last = self._rows(key, rows)
         entry = self._entry(key, f"table_{self._width(bits)}")
-        stored = torch.empty(last - first, 1 << bits, dtype=torch.float16, pin_memory=self.pinned)
         whole = last - first == self.shape(key)[0]
+        if whole and (kept := self._kept(key, entry)) is not None:
+            return kept.view(torch.float16).view(last - first, 1 << bits).to(dtype)
+        stored = torch.empty(last - first, 1 << bits, dtype=torch.float16, pin_memory=self.pinned)
         with self._opened(key) as file:
             found = file.fill([stored], entry.begin + 2 * first * stored.shape[1], checked=whole and self._as_read(key))
         self._check(key, [f"table_{bits}"], [stored] if whole else None, found)
         return stored.to(dtype)
+
+    def places(self, key: str, bits: int) -> list[tuple[Place, int]]:
+        """What `read` reads of a linear, with the check of each; nothing where the file has no checks of its parts."""
+        file = self._file(layer_of(key))
+        if not file.checks:
+            return []
+        noted = dict(zip(part_names(self.manifest.recipe), file.checks[key], strict=True))
+        names = [*(f"plane_{place}" for place in range(self._width(bits))), f"table_{bits}"]
+        entries = [(name, self._entry(key, name)) for name in names]
+        return [(Place(self.folder / file.name, entry.begin, entry.end), noted[name]) for name, entry in entries]
 
     def verify(self) -> Iterator[int]:
         """Reads all bytes and compares checksums; yields each layer when it is found right. Raises InputError at the first that is not."""
@@ -181,8 +196,12 @@ class Artefact:
         names = [f"plane_{place}" for place in places]
         entries = [self._entry(key, name) for name in names]
         shape = (last - first, cut[1] - cut[0])
-        planes = tuple(torch.empty(shape, dtype=torch.uint8, pin_memory=self.pinned) for _ in places)
         whole = cut == (0, row_bytes) and last - first == out_features
+        if whole and self.shadow is not None and len(places) > 1:
+            return tuple(self._planes(key, range(place, place + 1), None, None)[0] for place in places)
+        if whole and (kept := self._kept(key, entries[0])) is not None:
+            return (kept.view(shape),)
+        planes = tuple(torch.empty(shape, dtype=torch.uint8, pin_memory=self.pinned) for _ in places)
         found = None
         with self._opened(key) as file:
             if whole:  # they lie one after the other
@@ -245,6 +264,12 @@ class Artefact:
         if f"{key}.{what}" not in header:
             raise InputError(f"{self.folder / self._file(layer).name} has no {key}.{what}: {AGAIN}")
         return header[f"{key}.{what}"]
+
+    def _kept(self, key: str, entry: Entry) -> Tensor | None:
+        """The bytes of a plane or a table, where they need not be read."""
+        if self.shadow is None:
+            return None
+        return self.shadow.take(self.folder / self._file(layer_of(key)).name, entry.begin, entry.end)
 
     def _opened(self, key: str) -> "_Opened":
         return _Opened(self.folder / self._file(layer_of(key)).name)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from strata_runtime.errors import InputError
+from strata_runtime.loading.shadow import Place, Shadow
 from strata_runtime.ranges import Range, Ranges, rows_in
 
 _INDEX = "model.safetensors.index.json"
@@ -69,7 +70,7 @@ class Checkpoint:
     """The tensors under one folder. `keys_read` names every tensor that has been read, in order.
 
     `pinned`: what is read lies in page-locked memory, from which copies to a GPU run beside other work. `transposed`: names of matrices
-    that are turned round as they are read.
+    that are turned round as they are read. `shadow`: whole tensors that are there are taken, not read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,6 +79,7 @@ class Checkpoint:
         self.keys_read: list[str] = []
         self.pinned = False
         self.transposed: frozenset[str] = frozenset()
+        self.shadow: Shadow | None = None
         self._headers: dict[str, dict[str, Entry]] = {}
         self._file_of = _files(folder)
 
@@ -108,7 +110,8 @@ class Checkpoint:
             header = self.header(name)
             with FileIO(self.folder / name) as file:
                 for key in wanted:
-                    read = _read(file, key, header[key], dtype, pinned=self.pinned)
+                    read = self._kept(key, dtype)
+                    read = _read(file, key, header[key], dtype, pinned=self.pinned) if read is None else read
                     tensors[key] = (read.mT.contiguous() if key in self.transposed else read).to(device)
                     self.keys_read.append(key)
         return tensors
@@ -127,7 +130,10 @@ class Checkpoint:
         self.keys_read.append(key)
         fits = self.size_bytes(key, dtype) <= memory.numel()
         with FileIO(self.folder / name) as file:
-            return _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None)
+            kept = self._kept(key, dtype)
+            return (
+                _read(file, key, entry, dtype, pinned=False, memory=memory if fits else None) if kept is None else kept
+            )
 
     def read_part(
         self, key: str, dtype: torch.dtype | None, rows: Ranges | None, columns: Range | None = None
@@ -166,13 +172,37 @@ class Checkpoint:
         left = memory
         turned = {place.name in self.transposed for place in places}
         for place, entry, count in zip(places, entries, counts, strict=True):
-            with FileIO(self.folder / self._file_of[place.name]) as file:
-                _read(file, place.name, entry, dtype, pinned=False, memory=left)
+            kept = self._kept(place.name, dtype) if place.index is None else None
+            if kept is not None:
+                left[: kept.nbytes].view(dtype).copy_(kept.view(-1))
+            else:
+                with FileIO(self.folder / self._file_of[place.name]) as file:
+                    _read(file, place.name, entry, dtype, pinned=False, memory=left)
             self.keys_read.append(place.name)
             left = left[count * dtype.itemsize :]
         read = memory.view(dtype).view(-1, entries[0].shape[-1])
         assert len(turned) == 1, places
         return read.mT.contiguous() if turned == {True} else read
+
+    def places(self, key: str) -> list[Place]:
+        """Where what is read for `key` lies, whole tensors; of a name that is none of a stored tensor nothing. Raises InputError as `header` does."""
+        stored = [name for name in self.stored_names(key) if name in self._file_of]
+        entries = [(self.folder / self._file_of[name], self.header(self._file_of[name])[name]) for name in stored]
+        return [Place(file, entry.begin, entry.end) for file, entry in entries]
+
+    def stored_names(self, key: str) -> Iterable[str]:
+        """The tensors that are read for `key`."""
+        return (key,)
+
+    def _kept(self, key: str, dtype: torch.dtype | None) -> torch.Tensor | None:
+        """A tensor that need not be read, in its stored type's own memory where that is the wanted one."""
+        if self.shadow is None:
+            return None
+        name = self._file_of[key]
+        entry = self.header(name)[key]
+        stored, wanted = _types(self.folder / name, key, entry, dtype)
+        kept = self.shadow.take(self.folder / name, entry.begin, entry.end)
+        return None if kept is None else kept.view(stored).to(wanted).view(entry.shape)
 
     def _entry_of(self, place: TensorPlace) -> Entry:
         entry = self.header(self._file_of[place.name])[place.name]
@@ -271,19 +301,8 @@ def _read(
     memory: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Other types are converted strip by strip: a tensor is never there twice."""
-    if entry.type not in _TYPES:
-        raise InputError(f"{file.name}: tensor {key} has type {entry.type}; readable are {', '.join(_TYPES)}")
-    stored, count = _TYPES[entry.type], prod(entry.shape)
-    if count * stored.itemsize != entry.end - entry.begin:
-        raise InputError(
-            f"{file.name}: tensor {key} of {entry.shape} takes {entry.end - entry.begin} bytes: damaged file"
-        )
-    wanted = dtype if dtype and stored.is_floating_point else stored
-    if stored in _SCALED and wanted != stored:
-        raise InputError(
-            f"{file.name}: tensor {key} is of type {entry.type}, and nothing says by which scales it is read: config.json needs the "
-            "quantization_config that belongs to it"
-        )
+    stored, wanted = _types(file.name, key, entry, dtype)
+    count = prod(entry.shape)
     if memory is None:
         flat = torch.empty(count, dtype=wanted, pin_memory=pinned)
     else:
@@ -298,6 +317,22 @@ def _read(
         _fill(file, key, part)
         flat[start : start + _STRIP] = part
     return flat.view(entry.shape)
+
+
+def _types(file: Any, key: str, entry: Entry, dtype: torch.dtype | None) -> tuple[torch.dtype, torch.dtype]:
+    """That a tensor is stored in, and that it is wanted in. Raises InputError for one that nobody can read so."""
+    if entry.type not in _TYPES:
+        raise InputError(f"{file}: tensor {key} has type {entry.type}; readable are {', '.join(_TYPES)}")
+    stored = _TYPES[entry.type]
+    if prod(entry.shape) * stored.itemsize != entry.end - entry.begin:
+        raise InputError(f"{file}: tensor {key} of {entry.shape} takes {entry.end - entry.begin} bytes: damaged file")
+    wanted = dtype if dtype and stored.is_floating_point else stored
+    if stored in _SCALED and wanted != stored:
+        raise InputError(
+            f"{file}: tensor {key} is of type {entry.type}, and nothing says by which scales it is read: config.json needs the "
+            "quantization_config that belongs to it"
+        )
+    return stored, wanted
 
 
 def _fill(file: FileIO, key: str, flat: torch.Tensor) -> None:

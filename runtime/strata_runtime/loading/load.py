@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,11 +33,13 @@ from strata_runtime.loading.linear_source import LinearSource
 from strata_runtime.loading.load_cache import LoadCache
 from strata_runtime.loading.loader import Loader
 from strata_runtime.loading.quantized import quantized_checkpoint, read_model_config
+from strata_runtime.loading.shadow import Shadow
 from strata_runtime.loading.shared_layers import share_layers
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.units import Unit, units_of
 from strata_runtime.loading.verify import Beside, at_once, never
 from strata_runtime.model.adapter import ModelSlice
+from strata_runtime.model.divided import Division
 from strata_runtime.model.experts import use_padded_experts
 from strata_runtime.ranks.collectives import Collectives
 from strata_runtime.ranks.shared_memory import SharedMemory
@@ -53,6 +56,7 @@ class LoadOptions:
     verify: planes and tables are compared with the checks of their copy as they are read, all of them before the load ends. Of what the node keeps, a layer
     that is damaged is quantized anew.
     collectives: where several ranks share the stage: the part of this one alone is loaded, and only its bytes are read where a format allows.
+    shadow: what it keeps of files for takeovers; what of it is wanted is taken, and read no more.
     store: what this process holds already; what the role has too is taken from there. Not for what ranks share.
     """
 
@@ -60,6 +64,7 @@ class LoadOptions:
     verify: bool = True
     collectives: Collectives | None = None
     store: LayerStore | None = None
+    shadow: Shadow | None = None
 
 
 def load_stage(
@@ -106,7 +111,12 @@ def _load(
     watch = Stopwatch()
     with watch.during("model without weights"):
         stage = ModelSlice(
-            config, role.layers, embedding=role.embedding, head=role.head, dtype=dtype, collectives=options.collectives
+            config,
+            role.layers,
+            embedding=role.embedding,
+            head=role.head,
+            dtype=dtype,
+            division=_division(config, role, options),
         )
     use_padded_experts(stage.module)
     checkpoint.transposed = stage.transposed(checkpoint.keys)
@@ -135,6 +145,7 @@ def _load(
         _forgetting(cache),
         cache or contextlib.nullcontext(),
         _checking(artefact, verify=options.verify),
+        _taking(options.shadow, checkpoint, artefact),
     ):
         loader.fill(
             difference,
@@ -172,6 +183,11 @@ def _store(options: LoadOptions) -> LayerStore:
     return LayerStore() if options.store is None or options.collectives is not None else options.store
 
 
+def _division(config: Any, role: Role, options: LoadOptions) -> Division | None:
+    """None where one rank has all of the role's layers. Raises InputError for a model of which it is not known how ranks share it."""
+    return None if options.collectives is None else Division(config, options.collectives, role.shares)
+
+
 def _check_divisible(role: Role) -> None:
     """Raises InputError for what ranks cannot share."""
     wrong = sorted({name for name in role.format if name not in DIVIDED_FORMATS})
@@ -197,6 +213,19 @@ def _checking(artefact: Artefact | None, *, verify: bool) -> Iterator[None]:
                 yield
         finally:
             artefact.checked = at_once
+
+
+@contextlib.contextmanager
+def _taking(shadow: Shadow | None, checkpoint: Checkpoint, artefact: Artefact | None) -> Iterator[None]:
+    """While the stage is loaded: what reads its files later holds no shadow."""
+    readers: list[Checkpoint | Artefact] = [checkpoint, *([artefact] if artefact is not None else [])]
+    for each in readers:
+        each.shadow = shadow if shadow is not None and shadow.held_bytes else None
+    try:
+        yield
+    finally:
+        for each in readers:
+            each.shadow = None
 
 
 @contextlib.contextmanager

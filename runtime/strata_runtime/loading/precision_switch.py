@@ -178,10 +178,9 @@ def role_after(role: Role, change: Change) -> Role:
     """What the slot holds when the change has been applied: another prepare compares with it."""
     place = change.layer - role.layers[0]
     return msgspec.structs.replace(
-        role,
+        role.grown(change.model.rank, change.growth.net_bytes),
         bits=(*role.bits[:place], change.bits, *role.bits[place + 1 :]),
         format=formats_after(role, {change.layer: change.bits}),
-        predicted_bytes=role.predicted_bytes + change.growth.net_bytes,
     )
 
 

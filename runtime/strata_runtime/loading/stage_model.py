@@ -41,9 +41,10 @@ class StageModel:
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
         self.num_kv_heads, self.head_dim, self.latent = cached_heads(config)
+        self.rank = 0  # of those that share the stage
         if stage.division is not None:
             first, last = stage.division.cut.keys
-            self.num_kv_heads = last - first
+            self.num_kv_heads, self.rank = last - first, stage.division.cut.rank
         self.states = stage.states
         self.keeps_state = keeps_state(config.model_type)
         self.num_layers = num_layers  # of this stage
@@ -60,6 +61,11 @@ class StageModel:
         self._stage = stage
         self._watched = WatchedLayers(())
         self._states: list[torch.Tensor] = []  # [tokens, hidden] of each watched layer
+
+    @property
+    def layers_begun(self) -> int:
+        """So often some layer has been come to, in whatever step: where it grows, a step gets on."""
+        return self._stage.step.layers_begun
 
     def parts(self) -> tuple[HeldLayer | HeldOutside, ...]:
         """All that another stage may take."""

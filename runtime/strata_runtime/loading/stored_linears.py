@@ -82,7 +82,7 @@ class QuantizedCheckpoint(Checkpoint):
         return weight_key in self.parts
 
     def check(self, keys: Iterable[str]) -> None:
-        super().check(name for key in keys for name in self._stored_names(key))
+        super().check(name for key in keys for name in self.stored_names(key))
 
     def read(self, keys: Iterable[str], dtype: torch.dtype | None, device: torch.device) -> dict[str, torch.Tensor]:
         """Quantized weights are dequantized: exact (float32, where no type is asked for), then rounded once to `dtype`."""
@@ -116,5 +116,5 @@ class QuantizedCheckpoint(Checkpoint):
     def read_bias(self, tensors: Mapping[str, str], dtype: torch.dtype, cut: LinearCut) -> torch.Tensor | None:
         return self.read_part(tensors["bias"], dtype, cut.rows) if "bias" in tensors else None
 
-    def _stored_names(self, key: str) -> Iterable[str]:
+    def stored_names(self, key: str) -> Iterable[str]:
         return self.parts[key].values() if key in self.parts else (key,)

@@ -47,7 +47,6 @@ from strata_runtime.model.linears import use_plain_linears
 from strata_runtime.model.llama4 import use_routed_experts
 from strata_runtime.model.padding import padded
 from strata_runtime.ranges import Ranges
-from strata_runtime.ranks.collectives import Collectives
 from strata_runtime.ranks.cut import LinearCut
 
 _ANSWER_IN_TUPLES = frozenset({"bloom", "falcon"})
@@ -100,7 +99,7 @@ class ModelSlice:
     """A causal language model on the meta device of which only one stage's modules are left.
 
     `layers`: global numbers, first and last inclusive. Load the tensors of None (what lies outside the layers) and of
-    each layer, in any order; then `module` computes.
+    each layer, in any order; then `module` computes. `division`: which part of its layers this rank has, where several share them.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class ModelSlice:
         embedding: bool,
         head: bool,
         dtype: torch.dtype,
-        collectives: Collectives | None = None,
+        division: Division | None = None,
     ) -> None:
         config.dtype = dtype  # some activations are built in the type that the configuration names
         self._config = config
@@ -141,10 +140,10 @@ class ModelSlice:
         self._places = self._find_linears()
         self._shapes = {key: _shape(*place) for listed in self._places.values() for key, place in listed.items()}
         self.cuts: dict[str, LinearCut] = {}  # of linears that ranks share
-        self.division = None if collectives is None else Division(config, collectives)
+        self.division = division
         self._rows: dict[str, Ranges] = {}  # parameters of no linear of which this rank has some rows
-        if self.division is not None:
-            self._divide(self.division)
+        if division is not None:
+            self._divide(division)
         self._experts = self._find_experts()
 
     def sources(self, checkpoint_keys: Iterable[str]) -> dict[int | None, list[str]]:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
+from strata_planner.contract.shares import Shares, vocabulary
 from strata_runtime.errors import InputError
 from strata_runtime.formats.rounded.rounded_linear import WholeRowLinear
 from strata_runtime.model.cached_heads import cached_heads
@@ -28,7 +29,6 @@ from strata_runtime.ranks.cut import (
     Heads,
     LinearCut,
     kind_of,
-    share,
 )
 from strata_runtime.ranks.linears import NormOverAll, SummedLinear, SummedNorm, gathered, looked_up
 
@@ -44,7 +44,6 @@ _ONE_AFTER_THE_OTHER = (
 )
 _NORMS = ((LlamaRMSNorm, True), (Olmo2RMSNorm, False))  # whether they round before they weigh
 _EXPERTS_FIRST = 3  # dimensions of a parameter that holds all experts of a layer
-_VOCABULARY_TILE = 32  # outputs that a packed head multiplies at once
 
 
 @dataclass
@@ -60,16 +59,17 @@ class DividedLayer:
 
 
 class Division:
-    """How a model's modules are cut for one rank. Raises InputError for models of which that is not known."""
+    """How a model's modules are cut for one rank. `shares`: of each rank, none: equal ones. Raises InputError for models of which that is not known."""
 
-    def __init__(self, config: Any, collectives: Collectives) -> None:
+    def __init__(self, config: Any, collectives: Collectives, shares: Shares = ()) -> None:
         self._collectives = collectives
         heads, width, latent = cached_heads(config)
         if latent:
             raise InputError(
                 f"the latent keys of '{config.model_type}' are not cut over several devices: use stages of one device"
             )
-        self.cut = Cut(collectives.rank, collectives.ranks, Heads(int(config.num_attention_heads), heads, width))
+        own = Heads(int(config.num_attention_heads), heads, width)
+        self.cut = Cut(collectives.rank, collectives.ranks, own, shares)
         self.vocabulary = self._of_vocabulary(config.vocab_size)
         self._width = width
 
@@ -142,9 +142,7 @@ class Division:
             table.forward = looked_up(table.forward, self._collectives, self.vocabulary)
 
     def _of_vocabulary(self, size: int) -> tuple[int, int]:
-        tile = _VOCABULARY_TILE if size >= _VOCABULARY_TILE * self.cut.ranks else 1
-        parts = [share(-(-size // tile), self.cut.ranks, rank) for rank in range(self.cut.ranks)]
-        ranges = [(first * tile, min(last * tile, size)) for first, last in parts]
+        ranges = [vocabulary(size, self.cut.of_each, rank) for rank in range(self.cut.ranks)]
         self._widths = tuple(last - first for first, last in ranges)
         return ranges[self.cut.rank]
 
@@ -207,7 +205,7 @@ class Division:
         count = next(each.shape[0] for each in _own(module).values() if each.ndim == _EXPERTS_FIRST)
         if count < self.cut.ranks:
             raise InputError(f"{self.cut.ranks} ranks cannot share {count} experts: each needs one; use fewer ranks")
-        own = share(count, self.cut.ranks, self.cut.rank)
+        own = self.cut.of(count)
         for name, parameter in _own(module).items():
             if parameter.shape[0] != count:
                 raise _unknown(f"{where}.{name} {list(parameter.shape)}")

@@ -58,6 +58,7 @@ class FusedLayer:
         assert position_embeddings is not None
         step, number = self.attention.strata_step, self.attention.layer_idx
         step.rules[number] = self.rule
+        step.layers_begun += 1
         batch, pool = step.batch, step.batch.layers[number]
         seen = Seen(
             *position_embeddings,

@@ -4,17 +4,18 @@ Queries, keys, values and the MLP's first half by outputs, the attention's outpu
 vocabulary. Heads go whole, with the keys and values that they attend to: where key heads do not divide, ranks hold one more or less (8 over 3: 3, 3, 2);
 where ranks outnumber them, several ranks hold the same key head and share out its queries (HexGen, arXiv 2311.11514, needs no even cut either). The
 MLP's columns are dealt in tiles. A weight that is several in one (queries, keys and values; gate and up) is cut as each of them is, whichever way
-they lie in it. Pure arithmetic: knows no tensor.
+they lie in it. How much each rank has follows its share (`contract.shares`), which the planner counts by too. Pure arithmetic: knows no tensor.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from strata_planner.contract import shares as dealing
 from strata_planner.contract.architectures import ROUTING
+from strata_planner.contract.shares import Shares
 from strata_runtime.errors import InputError
 from strata_runtime.ranges import Range, Ranges
 
-TILE = 64  # columns of an MLP that stay together: what kernels take at once, and bit-planes are padded to
 # By the last name in a linear's path, or the last two.
 _KINDS: Mapping[str, str] = {
     "q_proj": "queries",
@@ -58,43 +59,42 @@ WHOLE = LinearCut()
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The part of rank `rank` of `ranks`. Raises InputError for more ranks than heads."""
+    """The part of rank `rank` of `ranks`; `shares`: of each, none: equal ones. Raises InputError for more ranks than heads, and for shares that are none."""
 
     rank: int
     ranks: int
     heads: Heads
+    shares: Shares = ()
 
     def __post_init__(self) -> None:
         if self.ranks > self.heads.queries:
             raise InputError(
                 f"{self.ranks} ranks cannot share {self.heads.queries} heads: each needs one; use fewer ranks"
             )
+        if problem := dealing.problem_of(self.shares, self.ranks):
+            raise InputError(f"{problem}; plan again")
+
+    @property
+    def of_each(self) -> Shares:
+        return dealing.of_ranks(self.shares, self.ranks)
 
     @property
     def keys(self) -> Range:
         """The key heads."""
-        count = self.heads.keys
-        if self.ranks <= count:
-            return share(count, self.ranks, self.rank)
-        head = self._shared_head()[0]
-        return head, head + 1
+        return dealing.key_heads(self.heads.keys, self.of_each, self.rank)
 
     @property
     def queries(self) -> Range:
         """The query heads: all those of its key heads, or its share of those of the one that it shares."""
-        group = self.heads.queries // self.heads.keys
-        first, last = self.keys
-        if self.ranks <= self.heads.keys:
-            return first * group, last * group
-        head, place, sharers = self._shared_head()
-        begin, end = share(group, sharers, place)
-        return head * group + begin, head * group + end
+        return dealing.query_heads(self.heads.queries, self.heads.keys, self.of_each, self.rank)
 
     def columns(self, width: int) -> Range:
         """Of the `width` columns between the two halves of an MLP: whole tiles, where there are enough for all."""
-        tile = max((each for each in (TILE, 32, 8, 1) if -(-width // each) >= self.ranks), default=1)
-        first, last = share(-(-width // tile), self.ranks, self.rank)
-        return first * tile, min(last * tile, width)
+        return dealing.columns(width, self.of_each, self.rank)
+
+    def of(self, count: int) -> Range:
+        """Of whole things, such as experts."""
+        return dealing.part(count, self.of_each, self.rank)
 
     def linear(self, key: str, shape: tuple[int, int]) -> LinearCut:
         """What of the linear at this path of the model; shape: [N, K]. Raises InputError for one that is not known."""
@@ -130,7 +130,8 @@ class Cut:
     @property
     def counts_keys(self) -> bool:
         """Whether what is added up over all key heads has those of this rank from this rank, and from no other that holds them too."""
-        return self.ranks <= self.heads.keys or self._shared_head()[1] == 0
+        keys = self.heads.keys
+        return self.ranks <= keys or dealing.sharers(keys, self.ranks, self.rank)[1] == self.rank
 
     def _by_key_heads(self) -> Ranges:
         """Rows of a weight that has, for each key head, its queries, its key and its value."""
@@ -144,14 +145,6 @@ class Cut:
 
     def _wide(self, heads: Range) -> Range:
         return heads[0] * self.heads.width, heads[1] * self.heads.width
-
-    def _shared_head(self) -> tuple[int, int, int]:
-        """The one key head of this rank, its place among the ranks that hold it, and how many these are."""
-        for head in range(self.heads.keys):
-            first, last = share(self.ranks, self.heads.keys, head)
-            if first <= self.rank < last:
-                return head, self.rank - first, last - first
-        raise AssertionError(self)
 
 
 def kind_of(key: str) -> str:

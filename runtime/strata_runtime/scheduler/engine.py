@@ -8,6 +8,7 @@ no sockets, no tensors.
 import math
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -71,6 +72,13 @@ class Engine:
     def in_flight(self) -> int:
         """Steps whose result has not come back."""
         return len(self._under_way)
+
+    @property
+    def oldest(self) -> int | None:
+        """The number of the oldest of them, None without any. May be read from any thread."""
+        with suppress(IndexError):  # its result has just come
+            return self._under_way[0].step
+        return None
 
     @property
     def running(self) -> int:

@@ -8,7 +8,8 @@ beside the leader, all at once. The sequences of a round are drafted together an
 
 What it costs is known from `Pace`, by rows; what it brings from each sequence's own guesses, which are compared with what is drawn whether or
 not they were computed. `auto` takes the number of drafts with the most tokens a second that it expects, which is none where guesses are bad or
-rows are dear. Now and then it takes none, or one more, so that what it knows of their cost does not grow old.
+rows are dear. Now and then it takes none, or one more, so that what it knows of their cost does not grow old. What it may verify in vain is bounded
+whatever it expects: guesses that were right pay for wrong ones (`Credit`).
 """
 
 from collections.abc import Sequence as Listed
@@ -25,6 +26,11 @@ _LONGEST_REST = 16  # steps without a look, after looks that found nothing: 1, 2
 _PLAIN_STEPS, _CURIOUS_STEPS = 64, 50  # one in so many steps has no drafts; one has one more, where guesses are good
 MARGIN = 1.15  # as much more must be expected of drafts than of none
 _FIRST_AGREEMENT = 0.7  # of tokens that other weights draft, before any was verified
+_FIRST_CREDIT = 8.0  # rows that may be computed for nothing before any guess was right, ...
+_ROWS_CREDIT, _HIT_CREDIT = (
+    0.01,
+    4.0,
+)  # ... further ones for each row of a sequence's own, and for each guess that was right
 _UNDECIDED = -1
 _DRAFTED = frozenset({"selfPrecision", "draft", "eagle"})  # modes that look nothing up
 
@@ -90,6 +96,21 @@ class Guesses:
 
 
 @dataclass
+class Credit:
+    """Rows that `auto` may yet compute for guesses that turn out wrong. Text that drafts badly costs one row in a hundred, and its lucky guesses.
+
+    A guess is right or wrong whether or not it was verified, so that text which begins to repeat itself earns what it needs.
+    """
+
+    most: int  # what is kept for later
+    rows: float = _FIRST_CREDIT
+
+    def seen(self, *, wrong: int, right: int) -> None:
+        """Behind a row of a sequence's own: guesses that were verified and wrong, and such that were right."""
+        self.rows = min(self.rows - wrong + _ROWS_CREDIT + _HIT_CREDIT * right, self.most)
+
+
+@dataclass
 class Counts:
     """For metrics: verifications, tokens drafted for them, and those that were accepted."""
 
@@ -111,7 +132,9 @@ class Speculation:
         self._pace = pace
         self._steps = 0
         self._rounds = 0
-        self._agreed = _FIRST_AGREEMENT  # over all sequences: what a new one starts with
+        self._agreed = _FIRST_AGREEMENT  # over all sequences: what a new one starts with, ...
+        self._right = _FIRST_SHARE  # ... likewise of what was looked up
+        self._credit = Credit(most_rows)
 
     @property
     def is_on(self) -> bool:
@@ -119,7 +142,8 @@ class Speculation:
 
     def guesses(self, tokens: Listed[int], *, shares: bool) -> Guesses:
         """Of a sequence that has none yet."""
-        return Guesses(Text(tokens), shares=shares, agreed=self._agreed)
+        right = self._right if self._wish.mode == "auto" else _FIRST_SHARE
+        return Guesses(Text(tokens), shares=shares, right=right, agreed=self._agreed)
 
     def room(self, sequences: int) -> int:
         """For drafts in a step of so many sequences."""
@@ -141,16 +165,26 @@ class Speculation:
         """How many of its guesses each sequence has verified in a step of all of them: of what was drafted for it all that there is room for."""
         room = self.room(len(sequences))
         looked_up = [each for each in sequences if not each.is_drafted]
-        count = self._best(looked_up, room) if self._wish.mode == "auto" and looked_up else self._wish.tokens
+        is_auto = self._wish.mode == "auto"
+        count = self._best(looked_up, room) if is_auto and looked_up else self._wish.tokens
+        credit = max(0, int(self._credit.rows)) if is_auto else room
         for each in sequences:
-            each.taken = min(each.goal if each.is_drafted else count, len(each.next), room)
+            most = each.goal if each.is_drafted else min(count, credit)
+            each.taken = min(most, len(each.next), room)
             room -= each.taken
+            credit -= 0 if each.is_drafted else each.taken
 
     def accepted(self, guesses: Guesses, drawn: Listed[int]) -> int:
         """Of what was drawn at the positions of a verification, one behind the other: how many tokens belong to the text."""
         count = 1
         while count <= guesses.taken and count < len(drawn) and drawn[count - 1] == guesses.next[count - 1]:
             count += 1
+        if guesses.next and not guesses.is_drafted:
+            right = count - 1 if guesses.taken else int(drawn[0] == guesses.next[0])
+            self._right += _NEWEST * (bool(right) - self._right)
+            self._credit.seen(wrong=max(0, guesses.taken - right), right=right)
+        else:
+            self._credit.seen(wrong=0, right=0)
         if guesses.taken:
             self.counts.drafts += 1
             self.counts.draft_tokens += guesses.taken

@@ -5,6 +5,7 @@ Started by the operator or the local supervisor. Reads the command line, readies
 
 import argparse
 import logging
+import math
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS
 from strata_planner.contract.processors import Division
 from strata_runtime.allocator import set_up_heap
 from strata_runtime.collector import freeze_imports
@@ -43,6 +45,13 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
         help="into how many devices the processors of this machine are divided, and the number of the node's first, from 0; by default the slot's own are all",
     )
     parser.add_argument(
+        "--step-timeout",
+        type=float,
+        default=os.environ.get("STRATA_STEP_TIMEOUT_SECONDS", STEP_TIMEOUT_SECONDS),
+        metavar="SECONDS",
+        help="how long a step may always be still before it counts as hung; 0: for ever (also STRATA_STEP_TIMEOUT_SECONDS; default: %(default)s)",
+    )
+    parser.add_argument(
         "--no-verify",
         action="store_true",
         help="do not compare planes of any-precision copies with their checks as they are read (also STRATA_NO_VERIFY=1)",
@@ -51,9 +60,18 @@ def parse(arguments: Sequence[str] | None) -> SlotOptions:
     key = os.environ.get("STRATA_CONTROL_KEY", "")
     if not key:
         parser.error("STRATA_CONTROL_KEY is empty: set it to the secret that the controller uses")
+    if not 0 <= known.step_timeout < math.inf:
+        parser.error(f"--step-timeout {known.step_timeout}: seconds, 0 or more")
     where = (known.name, known.host, known.control_port, key)
     division = known.devices or Division(devices=known.ranks)
-    return SlotOptions(*where, known.threads, verify=not _not_verifying(known), ranks=known.ranks, division=division)
+    return SlotOptions(
+        *where,
+        known.threads,
+        verify=not _not_verifying(known),
+        ranks=known.ranks,
+        division=division,
+        step_timeout=known.step_timeout,
+    )
 
 
 def _division(text: str) -> Division:

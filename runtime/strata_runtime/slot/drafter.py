@@ -24,6 +24,7 @@ class Guesser(ABC):
     """What drafts: logits of what comes behind tokens, keys and values of which it stores. `first`: the first position that it computes."""
 
     first = 0
+    layers_begun = 0  # as of the model that verifies, where it has layers enough to take long
 
     def begin(self) -> None:  # noqa: B027, most remember nothing
         """Of an epoch: no block holds anything."""
@@ -57,6 +58,10 @@ class SmallModel(Guesser):
     def __init__(self, model: StageModel, vocabulary: int) -> None:
         self.model = model
         self._vocabulary = vocabulary
+
+    @property
+    def layers_begun(self) -> int:  # type: ignore[override]
+        return self.model.layers_begun
 
     def logits(self, tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Tokens that it does not know are taken for its last: a guess is lost by it."""

@@ -4,6 +4,7 @@ Each role runs for itself: where its replica goes on into the next epoch, nothin
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,28 +15,32 @@ from typing import Any
 import msgspec
 import zmq
 
-from strata_planner.contract.control import PeerLoss, Prepare, RoleStats
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, HungStep, PeerLoss, PlannedStep, Prepare, RoleStats
 from strata_planner.contract.frames import StageLost, encode
 from strata_planner.contract.keys import RoleKeys
+from strata_planner.contract.moves import taken_from
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.model.kv.paged import HeldPages
 from strata_runtime.slot.binding import UNBOUND, Binding
+from strata_runtime.slot.deadline import Deadline
 from strata_runtime.slot.drafter import Drafter
-from strata_runtime.slot.kept_pages import KeptRole, leaving_of, taken_from, why_never
+from strata_runtime.slot.gathering import Fetch, Gathered
+from strata_runtime.slot.kept_pages import KeptRole
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.other_ranks import OtherRanks
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
 from strata_runtime.stage.executor import StageExecutor
-from strata_runtime.stage.handover import Mover
+from strata_runtime.stage.handover import LivePages
 from strata_runtime.stage.inheritance import Inheritance
-from strata_runtime.stage.worker import Follower, Inlet, Links, Outlet, Ways, Worker, serve
+from strata_runtime.stage.worker import Follower, Inlet, Links, Outlet, Worker, serve
 from strata_runtime.wire.transport import Keys, Link, connect, listen
 
 log = logging.getLogger(__name__)
 
+HUNG_EXIT_CODE = 75  # of sysexits.h: EX_TEMPFAIL
 CONNECT_PATIENCE_SECONDS = 10.0  # neighbours commit one after the other
 _OWN_WORD = "inproc://word"  # within a role's context
 
@@ -62,23 +67,27 @@ class PreparedEpoch:
 
     prepare: Prepare
     loaded: tuple[LoadedRole, ...]
+    fetches: tuple[Fetch, ...] = ()  # of pages that other slots have
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where roles run. `bind`: the address that their ports listen at; `wake` is called, from any thread, when one of them fails; `binding`: to which processors."""
+    """Where roles run. `bind`: the address that their ports listen at; `wake` is called, from any thread, when one of them fails; `binding`: to which processors.
+    `step_timeout`: seconds that a step may always be still, 0: for ever.
+    """
 
     slot: str
     incarnation: str
     bind: str
     wake: Callable[[], None]
     binding: Binding = UNBOUND
+    step_timeout: float = STEP_TIMEOUT_SECONDS
 
 
 def changed_roles(prepare: Prepare) -> Prepare:
     """The same with those roles alone whose replicas are formed in its epoch: the others go on as they run."""
     formed_now = tuple(role for place, role in enumerate(prepare.roles) if prepare.formed_in(place) == prepare.epoch)
-    return msgspec.structs.replace(prepare, roles=formed_now, role_keys=(), formed=())
+    return msgspec.structs.replace(prepare, roles=formed_now, role_keys=(), formed=(), steps=())
 
 
 class RunningEpoch:
@@ -104,7 +113,8 @@ class RunningEpoch:
                 if index not in going_on:
                     source = sources.get(len(begun))
                     taken = None if source is None else kept[source]
-                    begun.append(RunningRole(place, prepare, index, next(loaded), taken))
+                    fetches = [each for each in prepared.fetches if each.of(prepare.roles[index])]
+                    begun.append(RunningRole(place, prepare, index, next(loaded), Pages(taken, fetches)))
                 roles.append(going_on[index] if index in going_on else begun[-1])
         except Exception:
             for role in begun:
@@ -150,9 +160,22 @@ class RunningEpoch:
         """Of the first role that has failed."""
         return next((role.failure for role in self.roles if role.failure), "")
 
+    @property
+    def hung(self) -> tuple[HungStep, ...]:
+        """Roles whose worker does not get on."""
+        return tuple(HungStep(each.planned.replica, each.planned.stage, each.hung) for each in self.roles if each.hung)
+
+    @property
+    def overdue(self) -> tuple[HungStep, ...]:
+        """Roles that lead and wait too long for the stages behind them."""
+        late = (each for each in self.roles if each.overdue)
+        return tuple(HungStep(each.planned.replica, each.planned.stage, each.overdue) for each in late)
+
     def watch(self) -> list[Link]:
-        """Links that have been lost since the last look."""
+        """Links that have been lost since the last look; at steps that do not get on it looks too."""
         now = time.monotonic()
+        for role in self.roles:
+            role.watch_steps(now)
         return [link for role in self.roles for link in role.watch(now)]
 
     def stats(self) -> tuple[RoleStats, ...]:
@@ -161,6 +184,19 @@ class RunningEpoch:
     def executor_of(self, replica: int, stage: int) -> StageExecutor | None:
         executors = (role.worker.executor for role in self.roles)
         return next((each for each in executors if (each.role.replica, each.role.stage) == (replica, stage)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What a role begins with: the pages of one that has ended, and those that others have."""
+
+    kept: KeptRole | None = None
+    fetches: Sequence[Fetch] = ()
+
+
+def _give_up(worker: str) -> None:
+    log.critical("%s does not end: this process does", worker)
+    os._exit(HUNG_EXIT_CODE)
 
 
 class Failure:
@@ -178,10 +214,8 @@ class Failure:
 class RunningRole:
     """The worker of one role and the links to its neighbours, in a ZeroMQ context of its own. It runs from `start` to `end`."""
 
-    def __init__(
-        self, place: Place, prepare: Prepare, index: int, loaded: LoadedRole, kept: KeptRole | None = None
-    ) -> None:
-        """`index`: its place in the slot's list, and so of its ports. `kept`: whose pages it takes."""
+    def __init__(self, place: Place, prepare: Prepare, index: int, loaded: LoadedRole, pages: Pages = Pages()) -> None:
+        """`index`: its place in the slot's list, and so of its ports."""
         self.index = index
         self.formed = prepare.epoch
         self.planned = prepare.roles[index]
@@ -194,18 +228,35 @@ class RunningRole:
         self._slots = prepare.slots
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._word: zmq.Socket[Any] = self._context.socket(zmq.PUSH)  # to its own inlet
-        self._watched: list[zmq.Socket[Any]] = [self._word]  # and connections that are there to be watched
+        self._watched: list[zmq.Socket[Any]] = [
+            self._word
+        ]  # and connections that are there to be watched, or for a last word
+        self.hung = ""  # why its worker counts as such
+        self.overdue = ""
+        planned = prepare.steps[index] if prepare.steps else PlannedStep()
+        self._own = Deadline(place.step_timeout, planned.stage_seconds)
+        # The stage itself is to be named first.
+        self._pipeline = Deadline(2 * place.step_timeout, 2 * planned.pipeline_seconds)
         self._thread: threading.Thread | None = None
+        self._fetches = pages.fetches
+        for fetch in self._fetches:
+            fetch.is_taken = True
         try:
-            self.worker: Worker = self._worker(loaded, kept)
+            self.worker: Worker = self._worker(loaded, pages.kept)
         except Exception:
+            for fetch in self._fetches:
+                fetch.close()
             self._context.destroy(linger=0)
             raise
 
     def start(self) -> None:
-        role = self.planned
-        name = f"{self._place.slot} replica {role.replica} stage {role.stage}"
-        self._thread = serve(self.worker, name, self._failure, self._place.binding.of(role))
+        for fetch in self._fetches:
+            fetch.go()
+        self._thread = serve(self.worker, self._name, self._failure, self._place.binding.of(self.planned))
+
+    @property
+    def _name(self) -> str:
+        return f"{self._place.slot} replica {self.planned.replica} stage {self.planned.stage}"
 
     @property
     def failure(self) -> str:
@@ -220,8 +271,38 @@ class RunningRole:
                 self._word.send(encode(StageLost(self.planned.replica, self.formed, link.neighbour)), zmq.NOBLOCK)
         return lost
 
+    def watch_steps(self, now: float) -> None:
+        """Whether its own worker gets on, and where it leads the stages behind. Nobody but this process' control loop can tell of a worker that does not."""
+        if self.failure:
+            self.hung = self.overdue = ""
+            return
+        worker, executor, drafter = self.worker, self.worker.executor, self.loaded.drafter
+        moved = None if executor.work.waits else (*executor.moved, drafter.guesser.layers_begun if drafter else 0)
+        still = self._own.look(moved, now, is_first=not executor.work.steps)
+        if still and not self.hung:
+            self._tell_hung()
+        self.hung = still and f"step {executor.work.steps} {still}"
+        if isinstance(worker, LeaderWorker):
+            step = worker.awaited
+            late = self._pipeline.look(None if step is None or self.hung else step, now, is_first=not step or step < 1)
+            self.overdue = late and f"step {step} {late}"
+
+    def _tell_hung(self) -> None:
+        """The leader, as of a slot that is lost: gateways send what is new to other replicas."""
+        role, slot = self.planned, self._place.slot
+        if isinstance(self.worker, LeaderWorker):
+            self.worker.hang(slot)
+            return
+        word = self._context.socket(zmq.PUSH)  # the worker's own are the worker's
+        self._watched.append(word)
+        address = self._slots[role.next.slot]
+        connect(word, f"tcp://{address.host}:{address.data_port + role.next.role}", Keys.of(self.keys.next))
+        word.send(encode(StageLost(role.replica, self.formed, slot)))
+
     def held(self) -> LoadedRole:
-        """With the bits that its layers have now. They stay so if `keep_bits` was called."""
+        """With the bits that its layers have now. They stay so if `keep_bits` was called. Ranks of one that has failed are of no use: one may hang."""
+        if self.failure and self.loaded.others is not None:
+            self.loaded.others.end()
         return replace(self.loaded, role=self.worker.executor.role)
 
     def keep_bits(self, reason: str) -> None:
@@ -229,15 +310,22 @@ class RunningRole:
         self.worker.executor.boundary.close(reason)
 
     def end(self) -> None:
-        """Stop the worker after the step it is in; its ports are free when this returns."""
+        """Stop the worker after the step it is in; its ports are free when this returns. A process whose worker stays in it ends: nothing else stops a thread."""
         self.keep_bits(f"the replica that was formed in epoch {self.formed} has ended")
+        for fetch in self._fetches:
+            fetch.close()
         if self._thread is None:
             self._context.destroy(linger=0)
             return
         for socket in (*(link.monitor for link in self.links), *self._watched):
             socket.close(linger=0)
+        left = self._own.left(is_first=not self.worker.executor.work.steps)
+        giving_up = threading.Timer(min(left, threading.TIMEOUT_MAX), _give_up, (self._name,))
+        giving_up.daemon = True
+        giving_up.start()
         self._context.term()
         self._thread.join()
+        giving_up.cancel()
 
     def kept(self) -> KeptRole | None:
         """What its pages hold, once it has ended; nothing where it has failed."""
@@ -245,6 +333,10 @@ class RunningRole:
             return None
         executor = self.worker.executor
         return KeptRole(executor.role, self.loaded.cache.held(), executor.left(self.formed))
+
+    def pages(self) -> LivePages:
+        """What its pages hold while it runs, for other slots."""
+        return LivePages(self.worker.executor, self.formed)
 
     def stats(self) -> RoleStats:
         executor = self.worker.executor
@@ -269,7 +361,6 @@ class RunningRole:
     def _worker(self, loaded: LoadedRole, kept: KeptRole | None) -> Worker:
         role = loaded.role
         inherited = None
-        leaving = leaving_of(kept, role)
         taken = loaded.cache.take(kept.pages if kept else HeldPages())
         if kept is not None:
             inherited = kept.inherited.of(taken, role.kv_page_budget)
@@ -279,21 +370,21 @@ class RunningRole:
             loaded.others.begin(role, self._failure)
         executor = StageExecutor(role, loaded.model, loaded.cache, loaded.others, inherited)
         bounds = FrameBounds(role, loaded.model.hidden_size, loaded.model.vocab_size)
-        mover = None if why_never(role) else Mover(executor, self.formed, leaving, inherited or Inheritance())
-        links = self._links(executor, bounds, mover) if role.stages > 1 else None
+        gathered = Gathered(executor, inherited or Inheritance(), self._fetches)
+        links = self._links(executor, bounds) if role.stages > 1 else None
         if role.leader:
             socket = self._context.socket(zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             endpoint = f"tcp://{self._place.bind}:{self._slots[self._place.slot].request_port + self.index}"
             listen(socket, endpoint, Keys.of(self.request_key), largest_request(role.max_model_len))
             gateways = Gateways(socket, self.formed, self._place.incarnation)
-            return LeaderWorker(executor, self.formed, loaded.model.hidden_size, gateways, links, loaded.drafter)
+            return LeaderWorker(executor, self.formed, gateways, links, gathered, loaded.drafter)
         assert links is not None
-        return Follower(executor, links)
+        return Follower(executor, links, gathered)
 
-    def _links(self, executor: StageExecutor, bounds: FrameBounds, mover: Mover | None) -> Links:
+    def _links(self, executor: StageExecutor, bounds: FrameBounds) -> Links:
         """A ring: frames come in at a port that anyone may knock at, so its end of a connection tells nothing of the neighbour
-        who sends them. What tells is a connection of our own to that neighbour's port, on which pages alone are sent, before the first step.
+        who sends them. What tells is a connection of our own to that neighbour's port, on which nothing is sent.
         """
         role, keys = bounds.role, self.keys
         inward = self._context.socket(zmq.PULL)
@@ -302,15 +393,9 @@ class RunningRole:
         inward.bind(_OWN_WORD)
         self._word.connect(_OWN_WORD)
         outward = self._connect(role.next, keys.next)
-        outlet, back = Outlet(outward, executor.work), None
         if role.previous != role.next:
-            socket = self._connect(role.previous, keys.previous)
-            if mover is None:
-                self._watched.append(socket)
-            else:
-                back = Outlet(socket, executor.work)
-        ways = None if mover is None else Ways(mover, outlet, back)
-        return Links(Inlet(inward, self.formed, executor, bounds), outlet, ways)
+            self._watched.append(self._connect(role.previous, keys.previous))
+        return Links(Inlet(inward, self.formed, executor, bounds), Outlet(outward, executor.work))
 
     def _connect(self, neighbour: Neighbour, secret: str) -> zmq.Socket[Any]:
         """To the data port of a role, whose loss is seen from now on."""

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 
 import torch
 import zmq
+from msgspec import structs
 
 from strata_planner.contract.formats import ComputeType
 from strata_planner.contract.frames import (
     Abort,
     FrameHeader,
-    Handover,
-    KvPages,
     LeaderHello,
     Rejected,
     StageLost,
@@ -23,17 +22,17 @@ from strata_planner.contract.frames import (
     Submit,
     Survey,
 )
+from strata_planner.contract.moves import why_never
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import RequestRefusedError, StepError
 from strata_runtime.scheduler.draft_round import Drafted, DraftRound
 from strata_runtime.scheduler.engine import Engine, Step
 from strata_runtime.scheduler.scheduler import Limits
 from strata_runtime.slot.drafter import Drafter
-from strata_runtime.slot.kept_pages import why_never
 from strata_runtime.slot.reception import Gateways, Gone
 from strata_runtime.stage.executor import Answered, StageExecutor
 from strata_runtime.stage.tensors import from_bytes
-from strata_runtime.stage.worker import Inlet, Links, failure_of
+from strata_runtime.stage.worker import GLANCE_MILLISECONDS, Gathering, Inlet, Links, failure_of
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +90,9 @@ class LeaderWorker:
         self,
         executor: StageExecutor,
         epoch: int,
-        hidden: int,
         gateways: Gateways,
         links: Links | None,
+        gathering: Gathering,
         drafter: Drafter | None = None,
     ) -> None:
         self.executor = executor
@@ -105,13 +104,13 @@ class LeaderWorker:
         self._failed = False  # a later stage could not compute a step: nothing goes on until the next epoch
         self._lost = ""  # a slot of a later stage that is not reached
         self._epoch = epoch
-        self._hidden = hidden
+        self._hidden = executor.hidden
         self._dtype: ComputeType = executor.role.compute_type
         self._gateways = gateways
         self._links = links
         self._inlet = links.inlet if links else None
         self._outlet = links.outlet if links else None
-        self._ways = links.ways if links else None
+        self._gathering = gathering
         self._poller = zmq.Poller()
         self._poller.register(gateways.socket, zmq.POLLIN)
         if self._inlet is not None:
@@ -132,7 +131,13 @@ class LeaderWorker:
 
     def _receive(self, *, wait: bool) -> None:
         """Take in all that has come: results first, they free the pipeline."""
-        ready = dict(self._poller.poll(None if wait else 0))
+        if self._gathering.awaits and self._say():
+            wait = False  # what came meanwhile can be computed now
+        work = self.executor.work
+        work.waits = wait
+        ready = dict(self._poller.poll((GLANCE_MILLISECONDS if self._gathering.awaits else None) if wait else 0))
+        work.waits = False
+        work.turns += 1
         if self._inlet is not None and self._inlet.socket in ready:
             self._take_result(self._inlet)
         if self._gateways.socket in ready:
@@ -153,8 +158,6 @@ class LeaderWorker:
                 self._fail(failure)
             case Survey() as survey:
                 self._inherit(survey)
-            case Handover() | KvPages():
-                self._form(message, bodies)
             case StageLost(slot=slot):
                 self._lose(slot)
             case _:
@@ -221,26 +224,18 @@ class LeaderWorker:
         """Every stage what it has kept; whoever led before."""
         if not self._asks:
             return
-        role = self.executor.role
-        if self._ways is not None:  # first come the pages of layers that moved, then the question who lacks any
-            self._ways.give(Handover(role.replica, self._epoch), role)
-            return
-        survey = self.executor.survey(Survey(role.replica, self._epoch))
+        self._gathering.asked(Survey(self.executor.role.replica, self._epoch))
+        self._say()
+
+    def _say(self) -> bool:
+        """What this stage has kept, once all pages are there that others have for it. Whether they are."""
+        if (survey := self._gathering.answer()) is None:
+            return False
         if self._outlet is None:
             self._inherit(survey)
         else:
             self._outlet.survey(survey)
-
-    def _form(self, message: Handover | KvPages, bodies: list[memoryview]) -> None:
-        if self._ways is None or self._outlet is None or not self._asks:
-            raise StepError("a handover came that nobody has asked for")
-        mover = self._ways.mover
-        if isinstance(message, Handover):
-            mover.asked(Survey(message.replica, message.epoch, given=message.given))
-        else:
-            mover.take(message, bodies)
-        if (survey := mover.answer()) is not None:
-            self._outlet.survey(survey)
+        return True
 
     def _inherit(self, survey: Survey) -> None:
         if not self._asks:
@@ -274,6 +269,19 @@ class LeaderWorker:
         self._lost = self._lost or slot
         if not self._failed:
             self._gateways.tell(self._hello())
+
+    @property
+    def awaited(self) -> int | None:
+        """The oldest step that has not come back from the stages behind, -1 of what they have kept; None: nothing that could. Read from any thread."""
+        if self._links is None or self._failed or self._lost:
+            return None
+        return -1 if self._asks else self.engine.oldest
+
+    def hang(self, slot: str) -> None:
+        """Of this stage itself: its worker can tell nobody, so the thread that meets gateways does. Called by the slot."""
+        self._lost = self._lost or slot
+        if (hello := self._gateways.hello) is not None:
+            self._gateways.hello = structs.replace(hello, lost=slot)
 
     def _hello(self) -> LeaderHello:
         engine, drafts = self.engine, self.engine.scheduler.speculation.counts

@@ -20,6 +20,7 @@ from strata_planner.contract.devices import is_processor
 from strata_planner.contract.frames import FrameHeader
 from strata_planner.contract.processors import Processors
 from strata_planner.contract.roles import Role
+from strata_planner.contract.shares import problem_of
 from strata_runtime.errors import InputError
 from strata_runtime.loading.precision_switch import Growth
 from strata_runtime.ranks.collectives import RankLostError
@@ -53,6 +54,12 @@ def check_ranks(role: Role) -> None:
     if len(role.devices) != role.tensor_parallel:
         raise InputError(
             f"tensorParallel {role.tensor_parallel} with {len(role.devices)} devices: a rank has one device; plan again"
+        )
+    if problem := problem_of(role.shares, role.tensor_parallel):
+        raise InputError(f"{problem}; plan again")
+    if role.rank_bytes and len(role.rank_bytes) != len(role.shares):
+        raise InputError(
+            f"rankBytes of {len(role.rank_bytes)} devices and {len(role.shares)} shares: one of each for a device; plan again"
         )
     if any(not is_processor(device.type) for device in role.devices):
         raise InputError(
@@ -105,7 +112,7 @@ class OtherRanks:
                 ours, theirs = socket.socketpair()
                 self._connections.append(Connection(ours.detach()))
                 with theirs:
-                    arguments = _arguments(rank, ranks, binding.of(role, rank))
+                    arguments = _arguments(role, rank, binding.of(role, rank))
                     self.processes.append(_start(arguments, theirs.fileno(), segment))
                 send_order(self._connections[-1], LoadPart(role, str(folder), verify))
         finally:
@@ -219,8 +226,9 @@ class OtherRanks:
             self._failed(self._lost)
 
 
-def _arguments(rank: int, ranks: int, processors: Processors) -> list[str]:
-    values: dict[str, object] = {"rank": rank, "ranks": ranks, "threads": torch.get_num_threads()}
+def _arguments(role: Role, rank: int, processors: Processors) -> list[str]:
+    threads = role.devices[rank].threads or torch.get_num_threads()
+    values: dict[str, object] = {"rank": rank, "ranks": role.tensor_parallel, "threads": threads}
     if processors:
         values["processors"] = ",".join(map(str, sorted(processors)))
     return [text for name, value in values.items() for text in (f"--{name}", str(value))]

@@ -21,6 +21,7 @@ import torch
 from strata_planner.contract.control import Prepare, PrepareState
 from strata_planner.contract.devices import is_processor
 from strata_planner.contract.draft_weights import draft_wish, has_draft
+from strata_planner.contract.moves import layers_in_common, taken_from
 from strata_planner.contract.processors import bound
 from strata_planner.contract.roles import Role
 from strata_planner.contract.strategies import switches
@@ -29,13 +30,14 @@ from strata_runtime.loading.drafts import check_drafts
 from strata_runtime.loading.layer_store import LayerStore
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import formats_after, read_change, role_after
+from strata_runtime.loading.shadow import Shadow
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.model.kv import PagedKvCache
 from strata_runtime.slot.binding import UNBOUND, Binding
 from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
-from strata_runtime.slot.kept_pages import layers_in_common, taken_from
+from strata_runtime.slot.gathering import Fetch, fetches_for
 from strata_runtime.slot.other_ranks import OtherRanks, check_ranks
 from strata_runtime.slot.role_cache import cache_of, keeps_log
 from strata_runtime.slot.switching import moves_within, reading_beside
@@ -75,7 +77,7 @@ def differ_in_bits(one: Role, other: Role) -> bool:
 def _place(role: Role) -> tuple[object, ...]:
     drafts_with = (role.speculation.draft_uri, role.speculation.has_head, role.watched) if role.leader else None
     tables = (role.embedding, role.head, role.head_format)
-    return (role.layers, tables, role.model_uri, role.compute_type, role.devices, drafts_with)
+    return (role.layers, tables, role.model_uri, role.compute_type, role.devices, role.shares, drafts_with)
 
 
 def _pool(role: Role) -> tuple[object, ...]:
@@ -91,13 +93,14 @@ class Held:
     """What a prepare may take over: the roles that run or ran last, and what the prepare `before` it has loaded until it ends.
 
     `idle`: nothing runs that `roles` belongs to, so that it may be changed in place; what no role can use of it is let go first. `giving`: roles whose pages the
-    new ones take at the commit.
+    new ones take at the commit. `shadow`: what the slot keeps of files, which the new roles may take.
     """
 
     roles: tuple[LoadedRole, ...] = ()
     before: "Loading | None" = None
     idle: bool = True
     giving: tuple[Role, ...] = ()
+    shadow: Shadow | None = None
 
 
 class Loading:
@@ -132,11 +135,14 @@ class Loading:
         self._store = store_of(held.roles)
         self._store.keep(prepare.roles)
         self._before = held.before
+        self._shadow = held.shadow
         self._changed = changed
         self._verify, self._binding = verify, binding
         self._done = 0
         self._counting = threading.Lock()  # files are fetched by several threads
         self._loaded: list[LoadedRole] = []
+        self._fetches: list[Fetch] = []
+        self._serving = [each.cache for each in held.roles]
         self._thread = threading.Thread(target=self._run, name=f"prepare {prepare.epoch}", daemon=True)
         self._thread.start()
 
@@ -151,8 +157,15 @@ class Loading:
         """What is whole, once the thread has ended; nobody has it but the caller then."""
         self._thread.join()
         self.result = None
+        self._end_fetches()
         given, self._loaded = self._loaded, []
         return given
+
+    def leave(self) -> None:
+        """Nobody wants it any more, and nobody waits for it."""
+        self._wanted = ()
+        if not self._thread.is_alive():
+            self._end_fetches()
 
     def give_layers(self) -> LayerStore:
         """What is held of roles that are not whole, once the thread has ended; nobody has it but the caller then."""
@@ -166,15 +179,18 @@ class Loading:
             for role in self.prepare.roles:
                 self._step(role)
                 self._loaded.append(bound(self._binding.of(role), partial(self._load, role)))
+            self._fetch_ahead()
         except SupersededError as error:
+            self._end_fetches()
             self._change("refused", str(error))
         except BaseException as error:  # whatever it is, and whoever raised it: the controller has to hear of it
             self._loaded.clear()
             self._held.clear()
+            self._end_fetches()
             log.exception("prepare of epoch %d is refused", self.prepare.epoch)
             self._change("refused", reason_of(error))
         else:
-            self.result = PreparedEpoch(self.prepare, tuple(self._loaded))
+            self.result = PreparedEpoch(self.prepare, tuple(self._loaded), tuple(self._fetches))
             self._change("prepared")
         finally:
             if self._wanted is not None:
@@ -182,6 +198,25 @@ class Loading:
             else:
                 self._store.clear()
             self._held.clear()
+
+    def _fetch_ahead(self) -> None:
+        """Pages that other slots have for these roles, as far as they are full, while the old ones serve."""
+        for loaded in self._loaded:
+            if not any(loaded.cache is each for each in self._serving):
+                self._fetches += fetches_for(loaded.role, self.prepare, loaded.cache.pools)
+        for fetch in self._fetches:
+            fetch.ahead(self._still_wanted)
+
+    def _still_wanted(self) -> None:
+        if self._wanted is not None:
+            raise SupersededError("superseded by a higher epoch")
+        self._tell(1)
+
+    def _end_fetches(self) -> None:
+        for fetch in self._fetches:
+            if not fetch.is_taken:
+                fetch.close()
+        self._fetches.clear()
 
     def _take_over(self) -> None:
         """Waits for the prepare before, and keeps of it what is wanted again."""
@@ -250,6 +285,7 @@ class Loading:
                 verify=self._verify,
                 collectives=others.collectives if others else None,
                 store=self._store,
+                shadow=self._shadow,
             ),
         )
         if others is not None:

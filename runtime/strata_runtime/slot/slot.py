@@ -8,9 +8,9 @@ is the control loop; each role's worker computes in a thread of its own. Knows n
 import logging
 import secrets
 import socket as sockets
-import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,8 +19,10 @@ import zmq
 from strata_planner.contract.control import (
     CONTROL_PROTOCOL,
     LARGEST_CONTROL_BYTES,
+    STEP_TIMEOUT_SECONDS,
     Commit,
     GetStatus,
+    HungStep,
     Prepare,
     PrepareState,
     SetBits,
@@ -31,17 +33,24 @@ from strata_planner.contract.control import (
     slot_request_decoder,
 )
 from strata_planner.contract.decoding import decode_message
+from strata_planner.contract.moves import taken_from
 from strata_planner.contract.processors import UNDIVIDED, Division
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError, reason_of
 from strata_runtime.slot.binding import Binding
-from strata_runtime.slot.epoch import LoadedRole, Place, PreparedEpoch, RunningEpoch, changed_roles
-from strata_runtime.slot.kept_pages import KeptRole, taken_from
+from strata_runtime.slot.deadline import LOAD_TIMES, Deadline
+from strata_runtime.slot.epoch import LoadedRole, Place, RunningEpoch, changed_roles
+from strata_runtime.slot.giver import Giver
+from strata_runtime.slot.kept_pages import KeptRole, leaving
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
 from strata_runtime.slot.other_ranks import held_by_ranks, idle_of_ranks
-from strata_runtime.slot.prepare import Held, Loading, same_weights, store_of
+from strata_runtime.slot.prepare import Held, Loading
+from strata_runtime.slot.room import bytes_beside, is_on_processors, not_held, shadows_beside, usable_bytes
+from strata_runtime.slot.shadowing import Shadowing
 from strata_runtime.slot.switching import Switches
+from strata_runtime.slot.wakeup import Wakeup
+from strata_runtime.stage.handover import Pages
 from strata_runtime.wire.transport import Keys, listen
 
 log = logging.getLogger(__name__)
@@ -62,36 +71,7 @@ class SlotOptions:
     verify: bool = True  # planes, as they are read
     ranks: int = 1  # devices that may share a stage here
     division: Division = UNDIVIDED  # of this machine into devices, where its processors are some
-
-
-class Wakeup:
-    """Lets any thread wake the control loop, also one that outlives it."""
-
-    def __init__(self) -> None:
-        self.reader, self._writer = sockets.socketpair()
-        self.reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._open = threading.Lock()  # held while the writer is used or closed
-
-    def ring(self) -> None:
-        with self._open:
-            if self._writer.fileno() < 0:
-                return  # closed: nobody is to be woken
-            try:
-                self._writer.send(b"\0")
-            except BlockingIOError:
-                return  # it is ringing already
-
-    def clear(self) -> None:
-        try:
-            self.reader.recv(4096)
-        except BlockingIOError:
-            return
-
-    def close(self) -> None:
-        with self._open:
-            self.reader.close()
-            self._writer.close()
+    step_timeout: float = STEP_TIMEOUT_SECONDS  # that a step may always be still; 0: for ever
 
 
 class Slot:
@@ -109,12 +89,18 @@ class Slot:
         )
         self._asked: Prepare | None = None  # what is being prepared, with the roles that go on
         self._running: RunningEpoch | None = None
+        self._ended: RunningEpoch | None = None  # its weights are let go of when the next one runs: that takes a while
         self._kept: list[KeptRole] = []  # of roles that have ended, for those of the next epoch
+        self._giver: Giver | None = None  # of pages, to other slots
         self._failure = ""
+        self._load = Deadline(LOAD_TIMES * options.step_timeout, 0.0)
+        self._hung_load: tuple[HungStep, ...] = ()
+        self._told: tuple[HungStep, ...] = ()  # of steps that do not get on, as the log has them
         self._watchers: set[bytes] = set()
         self._published: SlotStatus | None = None
         self._wakeup = Wakeup()
         self._switches = Switches(self._wakeup.ring)
+        self._shadowing = Shadowing(self._wakeup.ring)
         self._stopping = False
         self._context: zmq.Context[Any] = zmq.Context()
         self._control = self._context.socket(zmq.ROUTER)
@@ -123,7 +109,9 @@ class Slot:
         endpoint = f"tcp://{self._bind}:{options.control_port}"
         listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
         self._binding = Binding.here(options.division)
-        self._place = Place(options.name, self._incarnation, self._bind, self._wakeup.ring, self._binding)
+        self._place = Place(
+            options.name, self._incarnation, self._bind, self._wakeup.ring, self._binding, options.step_timeout
+        )
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
         self._poller.register(self._wakeup.reader, zmq.POLLIN)
@@ -135,10 +123,18 @@ class Slot:
                 self._poller.poll(LOOP_MILLISECONDS)
                 self._wakeup.clear()
                 self._answer()
+                self._ended = None
                 self._watch_links()
+                self._watch_progress()
                 self._publish()
         finally:
             self._end_roles()
+            self._shadowing.close()
+            for loading in (self._loading, self._unused):
+                if loading is not None:
+                    loading.leave()
+            if self._giver is not None:
+                self._giver.close(gives=True)
             self._switches.close()
             self._context.destroy(linger=0)
             self._wakeup.close()
@@ -153,7 +149,8 @@ class Slot:
 
     def _with_memory(self, status: SlotStatus, *, fresh: bool) -> SlotStatus:
         roles = self._running.stats() if self._running else ()
-        return msgspec.structs.replace(status, private_bytes=self._memory.value(fresh=fresh), roles=roles)
+        memory, shadow = self._memory.value(fresh=fresh), self._shadowing.state()
+        return msgspec.structs.replace(status, private_bytes=memory, roles=roles, shadow=shadow)
 
     def _essence(self) -> SlotStatus:
         """All of the status but its counters."""
@@ -169,6 +166,9 @@ class Slot:
             failure=self._failure or (self._running.failure if self._running else ""),
             switches=self._switches.states,
             protocol=CONTROL_PROTOCOL,
+            shadow=self._shadowing.state(fresh=False),
+            hung=(self._running.hung if self._running else ()) + self._hung_load,
+            overdue=self._running.overdue if self._running else (),
         )
 
     def _answer(self) -> None:
@@ -204,6 +204,7 @@ class Slot:
         known = max(self._loading.prepare.epoch if self._loading else 0, self._running.epoch if self._running else 0)
         if prepare.epoch <= known or not self._can_go_on(prepare):
             return
+        self._ended = None
         before = self._loading or self._unused
         if before is not None:
             before.supersede(changed_roles(prepare))
@@ -212,15 +213,29 @@ class Slot:
             role.keep_bits(f"epoch {prepare.epoch} is being prepared: its plan decides the bits")
         held = tuple(role.held() for role in ending)
         idle = self._make_room(prepare, held)
+        self._shadowing.pause(shadows_beside(prepare, () if idle else held, self._shadowing.shadow.held_bytes))
         log.info("%s: preparing epoch %d: %s", self._name, prepare.epoch, _summary(prepare))
         self._asked = prepare
         changed = changed_roles(prepare)
         if idle:
             self._shrink_kept(changed.roles)
+        self._give(prepare, [] if idle else [role.pages() for role in ending if not role.failure])
         giving = (*(each.role for each in self._kept), *(() if idle else (each.role for each in held)))
-        held_now = Held(held, before, idle=idle, giving=giving)
+        held_now = Held(held, before, idle=idle, giving=giving, shadow=self._shadowing.shadow)
         self._loading = Loading(changed, held_now, self._wakeup.ring, verify=self._verify, binding=self._binding)
         self._unused = None
+
+    def _give(self, prepare: Prepare, pages: Sequence[Pages]) -> None:
+        """To other slots, from now on, where they are told to ask for pages."""
+        if self._giver is not None:
+            self._giver.close()
+            self._giver = None
+        if prepare.giving is None:
+            return
+        try:
+            self._giver = Giver(self._bind, prepare.giving, prepare.epoch, pages)
+        except InputError as error:  # others compute again what they would have got
+            log.warning("%s: no pages are given in epoch %d: %s", self._name, prepare.epoch, error)
 
     def _can_go_on(self, prepare: Prepare) -> bool:
         """Whether all that is to run on from earlier epochs runs here. If not, the status shows it, and the controller makes another epoch."""
@@ -242,19 +257,13 @@ class Slot:
         """Stop serving before loading if weights of the roles that are `held`, which end, and what the new ones need beside them do not fit together.
         Whether none of the old serves.
         """
-        old, store = [each.role for each in held], store_of(held)
-        changed = changed_roles(prepare).roles
-        new = [role for role in changed if not any(same_weights(role, other) for other in old)]
-        going_on = [role for role in prepare.roles if role not in changed]
-        usable = sum(device.usable_bytes for role in prepare.roles for device in role.devices)
-        shared = sum(store.kept_bytes(role) for role in new)
-        if old and new and sum(role.total_bytes for role in (*old, *new, *going_on)) - shared > usable:
+        if held and not_held(prepare, held) and bytes_beside(prepare, held) > usable_bytes(prepare):
             log.info(
-                "%s: %d role(s) end now: their weights and those of the next do not fit together", self._name, len(old)
+                "%s: %d role(s) end now: their weights and those of the next do not fit together", self._name, len(held)
             )
             self._end_roles(prepare)
             return True
-        return not old
+        return not held
 
     def _shrink_kept(self, changed: Sequence[Role]) -> None:
         """To what the next roles take of it: they load beside it."""
@@ -268,11 +277,15 @@ class Slot:
         current = self._running.epoch if self._running else 0
         if loading is None or prepared is None or asked is None or asked.epoch != epoch or epoch <= current:
             return
+        self._ended = self._running
         self._end_roles(asked)
         self._failure = ""
         kept, self._kept = self._kept, []
+        if self._giver is not None:
+            self._giver.ended(leaving(kept, [each.role for each in prepared.loaded]))
         try:
-            self._running = RunningEpoch.begin(self._place, PreparedEpoch(asked, prepared.loaded), self._running, kept)
+            ready = replace(prepared, prepare=asked)
+            self._running = RunningEpoch.begin(self._place, ready, self._running, kept)
         except (
             Exception
         ) as error:  # a port is taken, or the epoch's addresses are none: the controller makes another epoch
@@ -281,6 +294,7 @@ class Slot:
             self._fail(str(error) if isinstance(error, InputError) else f"epoch {epoch}: {reason_of(error)}")
         else:
             loading.give()  # the running epoch has it
+            self._shadowing.follow(asked.shadow, pinned=not is_on_processors(asked))
             log.info("%s: epoch %d is in force", self._name, epoch)
 
     def _set_bits(self, request: SetBits) -> None:
@@ -320,6 +334,21 @@ class Slot:
     def _watch_links(self) -> None:
         for link in self._running.watch() if self._running else ():
             log.warning("%s: neighbour %s is lost: %s", self._name, link.neighbour, link.reason)
+
+    def _watch_progress(self) -> None:
+        """Of a load that nobody is served beside, and what is said in the log of it and of steps. A load beside what serves has the controller's patience."""
+        loading = self._loading
+        state = loading.state if loading and not self._running and loading.state.phase == "loading" else None
+        moved = state and (state.epoch, state.progress, state.layers_loaded)
+        still = self._load.look(moved, time.monotonic(), is_first=False)
+        role = loading.prepare.roles[0] if loading and still else None
+        self._hung_load = (HungStep(role.replica, role.stage, f"loading it {still}"),) if role else ()
+        told, running = self._told, self._running
+        self._told = (*self._hung_load, *((*running.hung, *running.overdue) if running else ()))
+        for each in self._told:
+            if each not in told:
+                which = (each.replica, each.stage, each.reason)
+                log.warning("%s: replica %d stage %d does not get on: %s", self._name, *which)
 
     def _publish(self) -> None:
         """Send the status to the watchers if more than its counters changed."""

@@ -45,8 +45,7 @@ def moves_within(role: Role, model: StageModel, wanted: dict[int, int]) -> list[
 
 
 def _check_memory(role: Role, model: StageModel, moves: list[Move]) -> None:
-    usable = min(device.usable_bytes for device in role.devices)
-    taken = role.predicted_bytes
+    taken, usable = role.room_of(model.rank)
     for layer, bits in moves:
         growth = growth_of(model, layer, bits)
         if growth.net_bytes > 0 and taken + growth.peak_bytes > usable:

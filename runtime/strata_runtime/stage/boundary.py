@@ -25,6 +25,7 @@ class StepBoundary:
         self._lock = threading.Lock()
         self._stepping = False
         self._waiting: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self._reading: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._closed = ""
 
     @contextmanager
@@ -37,9 +38,20 @@ class StepBoundary:
         finally:
             with self._lock:
                 self._stepping = False
-                for change, answer in self._waiting:
+                for change, answer in (*self._reading, *self._waiting):
                     _make(change, answer)
+                self._reading.clear()
                 self._waiting.clear()
+
+    def read(self, reading: Callable[[], T]) -> T:
+        """Run `reading`, which changes nothing, as soon as no step runs, and return what it does: also where nothing may be changed any more."""
+        answer: Future[T] = Future()
+        with self._lock:
+            if self._stepping:
+                self._reading.append((reading, answer))
+            else:
+                _make(reading, answer)
+        return answer.result()
 
     def between_steps(self, change: Callable[[], T]) -> T:
         """Run `change` as soon as no step runs, and return what it does. Raises what it raises, or BoundaryClosedError."""

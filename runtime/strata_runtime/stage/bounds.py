@@ -10,14 +10,12 @@ from msgspec import structs
 
 from strata_planner.contract.block_names import NAME_BYTES, TOKEN_BYTES
 from strata_planner.contract.frames import (
-    LARGEST_PART_BYTES,
     MOST_GRAMMAR_BYTES,
     MOST_HANDED_BLOCKS,
     MOST_LOGPROBS,
     NEVER,
     DataMessage,
     FrameHeader,
-    Handover,
     HeldBlock,
     KvPages,
     Open,
@@ -76,8 +74,7 @@ class FrameBounds:
     @property
     def header_bytes(self) -> int:
         """Of the longest message without its hidden states."""
-        blocks = max(self.role.kv_page_budget, MOST_HANDED_BLOCKS)
-        surveyed = (_HELD_BYTES + TOKEN_BYTES * self.role.page_tokens) * blocks + 4 * _NUMBER_BYTES * self.role.stages
+        surveyed = (_HELD_BYTES + TOKEN_BYTES * self.role.page_tokens) * self.role.kv_page_budget
         if self.role.leader:
             return max(_TOKEN_BYTES * self.most_tokens, surveyed) + _REST_BYTES
         ruled = self.role.micro_batch.most_prompts() * (_RULES_BYTES + _NUMBER_BYTES * self.role.max_model_len)
@@ -88,7 +85,7 @@ class FrameBounds:
     def largest_bytes(self) -> int:
         """Of one frame of the socket."""
         is_bare = self.role.leader and not self.role.states_received
-        return max(self.header_bytes, LARGEST_PART_BYTES, 0 if is_bare else self.most_tokens * self._row_bytes)
+        return max(self.header_bytes, 0 if is_bare else self.most_tokens * self._row_bytes)
 
     @property
     def _row_bytes(self) -> int:
@@ -103,12 +100,7 @@ class FrameBounds:
             self._at_most(message.step, "sequences", len(message.sequences), self.most_tokens)
         elif isinstance(message, StageLost):
             self._at_most(-1, "characters of a slot's name", len(message.slot), _NAME_CHARACTERS)
-        elif isinstance(message, Handover):
-            self._check_given(message.given, bodies)
-        elif isinstance(message, KvPages):
-            self._check_pages(message, bodies)
         elif isinstance(message, Survey):
-            self._check_given(message.given, [])
             self._check_survey(message, bodies)
         elif isinstance(message, StepResult):
             self._check_result(message, bodies)
@@ -138,33 +130,12 @@ class FrameBounds:
                 f"{structs.replace(survey, blocks=None)} with frames of {bodies} bytes behind it: it has none, and layers of {layers} before this stage"
             )
         blocks = survey.blocks or []
-        strange = next((each for each in blocks if not self._can_be(each)), None)
+        strange = next((each for each in blocks if not can_be(each, self.role.page_tokens)), None)
         if strange is not None or len({each.block for each in blocks}) < len(blocks):
             raise StepError(
                 f"a survey tells of {len(blocks)} blocks, of them {strange}: each is told of once, by a name of {NAME_BYTES} bytes and up to "
                 f"{self.role.page_tokens} tokens of {TOKEN_BYTES} bytes"
             )
-
-    def _check_given(self, given: list[tuple[int, int]], bodies: list[int]) -> None:
-        self._at_most(-1, "senders of pages", len(given), 2 * self.role.stages)
-        if bodies or not all(0 <= stage < self.role.stages and count > 0 for stage, count in given):
-            raise StepError(
-                f"pages given to {given} with frames of {bodies} bytes: stages are 0..{self.role.stages - 1}, and no frame follows"
-            )
-
-    def _check_pages(self, pages: KvPages, bodies: list[int]) -> None:
-        self._at_most(-1, "characters of weights", len(pages.weights), _WEIGHTS_CHARACTERS)
-        self._at_most(-1, "blocks with their pages", len(pages.blocks), MOST_HANDED_BLOCKS)
-        strange = next((each for each in pages.blocks if not self._can_be(each) or not each.tokens), None)
-        if strange is not None or len({each.block for each in pages.blocks}) < len(pages.blocks) or len(bodies) > 2:
-            raise StepError(
-                f"pages of layer {pages.layer}: {len(pages.blocks)} blocks, of them {strange}, and {len(bodies)} frames: each comes once, with 1 to "
-                f"{self.role.page_tokens} tokens, in two frames at most"
-            )
-
-    def _can_be(self, held: HeldBlock) -> bool:
-        count, rest = divmod(len(held.tokens), TOKEN_BYTES)
-        return held.block >= 0 and len(held.name) == NAME_BYTES and not rest and count <= self.role.page_tokens
 
     def _check_frame(self, header: FrameHeader, bodies: list[int]) -> None:
         role, step = self.role, header.step
@@ -236,6 +207,26 @@ class FrameBounds:
     def _at_most(step: int, what: str, count: int, most: int) -> None:
         if count > most:
             raise StepError(f"step {step}: {count} {what}; {most} at most")
+
+
+def check_pages(pages: KvPages, bodies: list[int], page_tokens: int) -> None:
+    """Of pages that another slot gives. `bodies`: bytes of each frame behind the header. Raises StepError with the value and the rule."""
+    strange = next((each for each in pages.blocks if not can_be(each, page_tokens) or not each.tokens), None)
+    if len(pages.weights) > _WEIGHTS_CHARACTERS or len(pages.blocks) > MOST_HANDED_BLOCKS:
+        raise StepError(
+            f"pages of layer {pages.layer}: {len(pages.blocks)} blocks, by weights of {len(pages.weights)} characters; "
+            f"{MOST_HANDED_BLOCKS} and {_WEIGHTS_CHARACTERS} at most"
+        )
+    if strange is not None or len({each.block for each in pages.blocks}) < len(pages.blocks) or len(bodies) > 2:
+        raise StepError(
+            f"pages of layer {pages.layer}: {len(pages.blocks)} blocks, of them {strange}, and {len(bodies)} frames: each comes once, with 1 to "
+            f"{page_tokens} tokens, in two frames at most"
+        )
+
+
+def can_be(held: HeldBlock, page_tokens: int) -> bool:
+    count, rest = divmod(len(held.tokens), TOKEN_BYTES)
+    return held.block >= 0 and len(held.name) == NAME_BYTES and not rest and count <= page_tokens
 
 
 def _length(step: int, segment: Segment, max_model_len: int) -> int:

@@ -26,6 +26,10 @@ class Contents:
         self._size = page_tokens
         self._blocks: dict[int, Content] = {}
 
+    @property
+    def blocks(self) -> Mapping[int, Content]:
+        return self._blocks
+
     def begin(self, blocks: Mapping[int, Content]) -> None:
         self._blocks = dict(blocks)
 

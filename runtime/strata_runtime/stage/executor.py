@@ -30,6 +30,7 @@ from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import Batch, PagedKvCache
 from strata_runtime.model.kv.pool import LayerPool
 from strata_runtime.stage.boundary import StepBoundary
+from strata_runtime.stage.contents import Content
 from strata_runtime.stage.holdings import Holdings
 from strata_runtime.stage.inheritance import Inheritance, Refill, weights_by_layer
 from strata_runtime.stage.sampler import Sampler
@@ -48,6 +49,8 @@ class Work:
     sent_bytes: int = 0  # of hidden states, to the next stage
     shared_bytes: int = 0  # of what came in, to the other ranks of this stage
     refilled: int = 0  # tokens x layers
+    waits: bool = False  # for something to do
+    turns: int = 0  # so often there was something
 
 
 class Passed(NamedTuple):
@@ -110,6 +113,7 @@ class StageExecutor:
         self.others = others
         self.work = Work()
         self.vocabulary = model.vocab_size  # rows of the whole model's embedding
+        self.hidden = model.hidden_size
         self.model = model
         self.boundary = StepBoundary()
         self._first_times = FirstTimes()
@@ -204,14 +208,23 @@ class StageExecutor:
             return self._holdings.survey(survey, begins_anywhere=self.model.begins_anywhere)
 
     @property
-    def stepped(self) -> bool:
-        """Whether its first step has been."""
-        return self._next_step > 0
+    def moved(self) -> tuple[int, int, int]:
+        """Differs whenever its worker has got on: with what it has to do, with steps, or within one with layers. Read from any thread."""
+        return self.work.turns, self._next_step, self.model.layers_begun
 
     @property
     def pools(self) -> Mapping[int, LayerPool]:
         """Of each layer, where its pages lie."""
         return self._cache.pools
+
+    @property
+    def blocks(self) -> Mapping[int, Content]:
+        """What the pages of each block hold now: read between steps."""
+        return self._holdings.blocks
+
+    def holds(self, formed: int) -> Inheritance:
+        """What its pages hold now, for whoever gets them while it serves. `formed`: as of `left`. From any thread."""
+        return self._holdings.holds(formed)
 
     def inherit(self, inherited: Inheritance) -> None:
         """Before the survey: what its pages hold, with those that other stages have handed over."""

@@ -2,12 +2,12 @@
 the next epoch. Held by the stage executor; pure.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from strata_planner.contract.block_names import NO_SALT, packed
 from strata_planner.contract.frames import FrameHeader, Open, Survey
 from strata_planner.contract.roles import Role
-from strata_runtime.stage.contents import Contents
+from strata_runtime.stage.contents import Content, Contents
 from strata_runtime.stage.inheritance import Inheritance, Refill, weights_through
 
 
@@ -81,6 +81,16 @@ class Holdings:
                 self._unlogged.difference_update(whole)
             elif not logs and not self._log_kept:
                 self._unlogged.update(whole)
+
+    @property
+    def blocks(self) -> Mapping[int, Content]:
+        """What they hold now."""
+        return self._contents.blocks
+
+    def holds(self, formed: int) -> Inheritance:
+        """What the pages hold now, beside what follows from blocks that nobody goes on in. From any thread."""
+        through = dict(enumerate(self._through, start=self._role.layers[0]))
+        return Inheritance(self._role.replica, formed, through, 0, dict(self._contents.blocks))
 
     def left(self, formed: int, tables: Collection[Sequence[int]], log_boundary: int) -> Inheritance:
         """To the next epoch, by the role that was formed in `formed`. `tables`: of sequences that run; `log_boundary`: whose inputs are logged, 0: no layer's."""

@@ -34,16 +34,15 @@ class RuledSequence:
         self._prompt_length = prompt_length
         self._answer = list(tokens[prompt_length:])
         self._counts = Counter(self._answer)
+        self._penalizes = bool(rules.presence_penalty or rules.frequency_penalty or rules.repetition_penalty != 1)
+        self.changes = self._penalizes or bool(rules.bias or rules.min_tokens or rules.bad_words)  # beside a grammar
         grammar = rules.grammar
         self._matched = None if compiled is None or grammar is None else _Matched(compiled, grammar.ends)
 
-    def allow(self, bits: Bits, row: int, position: int) -> Hindrance | None:
-        """Go to where the token behind `position` is drawn; clear the bits [rows, words] of what its grammar does not allow there.
-
-        Returns why none can be drawn.
-        """
+    def go_to(self, position: int) -> Hindrance | None:
+        """To where the token behind `position` is drawn. Returns why none can be."""
         self._go_back(position + 1 - self._prompt_length)
-        return None if self._matched is None else self._matched.allow(bits, row, self._answer)
+        return None if self._matched is None else self._matched.go_to(self._answer)
 
     def change(self, logits: torch.Tensor) -> None:
         """Apply the other rules to a row of logits [vocab], in place. In vLLM's order: biases, least length, bad words, then penalties."""
@@ -66,12 +65,18 @@ class RuledSequence:
         """The grammar, while it is being compiled."""
         return None if self._matched is None or self._matched.compiled.done() else self._matched.compiled
 
-    def append(self, token: int) -> None:
-        """What was drawn from the row that was changed last."""
+    def allow(self, bits: Bits, row: int) -> None:
+        """Clear the bits [rows, words] of what the grammar does not allow here."""
+        if self._matched is not None:
+            self._matched.allow(bits, row)
+
+    def append(self, token: int) -> bool:
+        """What was drawn here. False where the grammar does not allow it: then it is not there."""
+        if self._matched is not None and not self._matched.accept(token):
+            return False
         self._answer.append(token)
         self._counts[token] += 1
-        if self._matched is not None:
-            self._matched.accept(token, len(self._answer) - 1)
+        return True
 
     def _go_back(self, answered: int) -> None:
         for token in self._answer[answered:]:
@@ -83,7 +88,7 @@ class RuledSequence:
 
     def _penalize(self, logits: torch.Tensor) -> None:
         rules = self._rules
-        if not (rules.presence_penalty or rules.frequency_penalty or rules.repetition_penalty != 1):
+        if not self._penalizes:
             return
         counted = [(token, count) for token, count in self._counts.items() if count]
         if rules.repetition_penalty != 1:
@@ -105,8 +110,8 @@ class _Matched:
         self._text: Text | None = None
         self._accepted = 0  # tokens of the answer, from the first on
 
-    def allow(self, bits: Bits, row: int, answer: list[int]) -> Hindrance | None:
-        """Leave only what the grammar allows behind the answer."""
+    def go_to(self, answer: list[int]) -> Hindrance | None:
+        """To the end of the answer."""
         if not self.compiled.done():
             return NOT_YET
         if self.compiled.exception() is not None:
@@ -117,23 +122,29 @@ class _Matched:
             self._accepted = len(answer)
         if text.is_over:
             return None  # rows of a verification that nobody uses
-        if self._accepted < len(answer):
-            return NEVER  # the answer went on where the grammar does not: nothing of it was drawn here
-        if text.is_slow:
-            return NEVER  # its trial was quicker, and the other sequences of the step wait for it
-        text.allow(bits, row)
-        return None
+        # The answer went on where the grammar does not: nothing of it was drawn here.
+        # Or its trial was quicker, and the other sequences of the step wait for it.
+        return NEVER if self._accepted < len(answer) or text.is_slow else None
 
-    def accept(self, token: int, place: int) -> None:
-        """The answer's token number `place`."""
+    def allow(self, bits: Bits, row: int) -> None:
         assert self._text is not None
-        if place == self._accepted and not self._text.is_over:
-            self._accepted += self._text.accept(token)
+        if not self._text.is_over:
+            self._text.allow(bits, row)
+
+    def accept(self, token: int) -> bool:
+        """Whether it may come next; then it has."""
+        assert self._text is not None
+        if not self._text.is_over:
+            if not self._text.accept(token):
+                return False
+            self._accepted += 1
+        return True
 
     def _start(self, answer: list[int]) -> Text:
         self._text = Text(self.compiled.result(), self._ends)
-        for place, token in enumerate(answer):
-            self.accept(token, place)
+        for token in answer:
+            if not self.accept(token):
+                break
         return self._text
 
 

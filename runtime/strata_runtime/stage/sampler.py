@@ -7,14 +7,16 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from strata_planner.contract.frames import NEVER, Grammar, Open, SampledToken, Sampling, Segment
 from strata_runtime.errors import InputError, StepError
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.stage.logit_rules import RuledSequence
-from strata_runtime.stage.sampling import choose, log_probabilities
-from strata_runtime.structured.compiler import Compiler, all_allowed, leave
+from strata_runtime.stage.sampling import choose, is_filtered, log_probabilities
+from strata_runtime.structured.compiler import Compiler, all_allowed, tokens_of
 
 if TYPE_CHECKING:
     import xgrammar
@@ -106,31 +108,73 @@ class Sampler:
         return [tokens[each] for each in rows]
 
     def _draw_ruled(self, logits: torch.Tensor, wave: list[_Row]) -> dict[_Row, int]:
-        """One row of each sequence."""
-        changed = logits[[each.row for each in wave]]  # a copy: log probabilities are those of the model
-        bits = all_allowed(len(wave), changed.shape[1])
-        ruled = [self._ruled[each.sequence] for each in wave]
-        hindrances = [one.allow(bits, place, wave[place].position) for place, one in enumerate(ruled)]
-        if any(one.has_grammar for one in ruled):
-            leave(changed, bits)
-        for place, one in enumerate(ruled):
-            one.change(changed[place])
-        nothing = (changed.amax(dim=-1) == -torch.inf).tolist()
+        """One row of each sequence: drawn from all tokens, and once more from those that its grammar allows where the first is none of them.
+
+        So a token has the probability that it has among the allowed ones (von Neumann's rejection, 1951), and the likeliest of all is the likeliest
+        of them wherever it is allowed. Where a filter looks at how likely others are, the others are the allowed ones: there the first draw is from these.
+        """
         tokens: dict[_Row, int] = {}
-        for each, hindrance, is_nothing in zip(wave, hindrances, nothing, strict=True):
-            if hindrance is not None or is_nothing:
-                tokens[each] = NEVER if hindrance is None else hindrance
-        drawn = [place for place, each in enumerate(wave) if each not in tokens]
-        if drawn:
-            those = [wave[place] for place in drawn]
-            rows = changed if len(drawn) == len(wave) else changed[drawn]
-            for each, token in zip(those, self._choose(rows, those), strict=True):
-                self._ruled[each.sequence].append(token)
-                tokens[each] = token
+        for each in wave:
+            if (hindrance := self._ruled[each.sequence].go_to(each.position)) is not None:
+                tokens[each] = hindrance
+        rows = [each for each in wave if each not in tokens]
+        if not rows:
+            return tokens
+        changed = self._changed(logits, rows)
+        masked = {place for place, each in enumerate(rows) if self._is_masked_first(each.sequence)}
+        refused = []
+        if first := [place for place in range(len(rows)) if place not in masked]:
+            for place, token in zip(first, self._draw_some(changed, rows, first), strict=True):
+                if token == NEVER or self._ruled[rows[place].sequence].append(token):
+                    tokens[rows[place]] = token
+                else:
+                    refused.append(place)
+        for draw, places in enumerate((sorted(masked), refused)):
+            if places:
+                tokens.update(self._draw_allowed(changed, rows, places, draw))
         return tokens
 
-    def _choose(self, logits: torch.Tensor, rows: Sequence[_Row]) -> list[int]:
-        return choose(logits, [self._sampling(each.sequence) for each in rows], [each.position for each in rows])
+    def _draw_allowed(self, changed: torch.Tensor, rows: list[_Row], places: list[int], draw: int) -> dict[_Row, int]:
+        """What grammars allow. `draw`: which one it is there."""
+        bits = all_allowed(len(places), changed.shape[1])
+        those = [rows[place] for place in places]
+        ruled = [self._ruled[each.sequence] for each in those]
+        for row, one in enumerate(ruled):
+            one.allow(bits, row)
+        allowed = tokens_of(bits, changed.shape[1])
+        drawn = self._draw_some(_logits_of(changed, places, allowed), those, range(len(those)), draw)
+        tokens = {}
+        for each, one, choice, place in zip(those, ruled, allowed, drawn, strict=True):
+            token = int(choice[place]) if choice.size and place != NEVER else NEVER
+            tokens[each] = token if token != NEVER and one.append(token) else NEVER
+        return tokens
+
+    def _draw_some(self, logits: torch.Tensor, rows: list[_Row], places: Sequence[int], draw: int = 0) -> list[int]:
+        """Of the rows in these places; NEVER where rules have left no token."""
+        some = logits if len(places) == len(logits) else logits[places]
+        those = [rows[place] for place in places]
+        drawn = self._choose(some, those, draw)
+        if not any(self._ruled[each.sequence].changes for each in those):
+            return drawn
+        nothing = (some.amax(dim=-1) == -torch.inf).tolist()
+        return [NEVER if is_nothing else token for token, is_nothing in zip(drawn, nothing, strict=True)]
+
+    def _changed(self, logits: torch.Tensor, rows: list[_Row]) -> torch.Tensor:
+        """By all rules but grammars. A copy then, since log probabilities are those of the model. [len(rows), vocab]"""
+        changing = [place for place, each in enumerate(rows) if self._ruled[each.sequence].changes]
+        if not changing and len(rows) == len(logits):
+            return logits
+        changed = logits[[each.row for each in rows]]
+        for place in changing:
+            self._ruled[rows[place].sequence].change(changed[place])
+        return changed
+
+    def _is_masked_first(self, sequence: int) -> bool:
+        return self._ruled[sequence].has_grammar and is_filtered(self._sampling(sequence))
+
+    def _choose(self, logits: torch.Tensor, rows: Sequence[_Row], draw: int = 0) -> list[int]:
+        positions = [each.position for each in rows]
+        return choose(logits, [self._sampling(each.sequence) for each in rows], positions, draw)
 
     def _wait_if_idle(self, rows: list[_Row]) -> None:
         """Where every sequence waits for its grammar, the next step would find what this one does."""
@@ -149,6 +193,28 @@ def _waves(groups: list[list[_Row]]) -> list[list[_Row]]:
     """The first row of each sequence, then the second of each that has two, ...: what rules say depends on what was drawn before."""
     longest = max(map(len, groups), default=0)
     return [[group[place] for group in groups if place < len(group)] for place in range(longest)]
+
+
+def _logits_of(logits: torch.Tensor, rows: list[int], tokens: list[npt.NDArray[np.int64]]) -> torch.Tensor:
+    """Of some tokens of each of these rows, behind them -inf. [len(rows), most tokens of a row]"""
+    width = max(1, *(those.size for those in tokens))
+    if logits.device.type != "cpu":
+        return _gathered(logits, rows, tokens, width)
+    found = np.full((len(rows), width), -np.inf, np.float32)  # few and small calls: torch's take twice as long
+    for place, (row, those) in enumerate(zip(rows, tokens, strict=True)):
+        found[place, : those.size] = logits[row].numpy()[those]
+    return torch.from_numpy(found)
+
+
+def _gathered(logits: torch.Tensor, rows: list[int], tokens: list[npt.NDArray[np.int64]], width: int) -> torch.Tensor:
+    """The same where the logits lie."""
+    index = np.zeros((len(rows), width), np.int64)
+    for place, those in enumerate(tokens):
+        index[place, : those.size] = those
+    some = logits[torch.tensor(rows, device=logits.device)[:, None], torch.from_numpy(index).to(logits.device)]
+    for place, those in enumerate(tokens):
+        some[place, those.size :] = -torch.inf
+    return some
 
 
 def _compile(model_uri: str, vocabulary: int, grammar: Grammar) -> "xgrammar.CompiledGrammar":

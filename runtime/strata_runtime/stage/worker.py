@@ -7,19 +7,15 @@ terminating it ends the worker wherever it waits.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-import torch
 import zmq
-from msgspec import structs
 
 from strata_planner.contract.decoding import decode_frame
 from strata_planner.contract.frames import (
     DataMessage,
     FrameHeader,
-    Handover,
-    KvPages,
     StageLost,
     StepFailed,
     Survey,
@@ -27,17 +23,16 @@ from strata_planner.contract.frames import (
     encode,
 )
 from strata_planner.contract.processors import ANYWHERE, Processors, bind
-from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import StepError
 from strata_runtime.stage.bounds import FrameBounds
 from strata_runtime.stage.executor import Answered, Passed, StageExecutor, Work
-from strata_runtime.stage.handover import Mover, Side, with_given
 from strata_runtime.stage.tensors import from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
 
 LAST_WORD_MILLISECONDS = 1000
+GLANCE_MILLISECONDS = 2  # at pages that are awaited
 MOST_WORDS = 300  # characters of an error that clients are told
 
 
@@ -69,12 +64,6 @@ class Outlet:
     def survey(self, survey: Survey) -> None:
         self._socket.send(encode(survey))
 
-    def handover(self, handover: Handover) -> None:
-        self._socket.send(encode(handover))
-
-    def pages(self, pages: KvPages, tensors: Sequence[torch.Tensor]) -> None:
-        self._socket.send_multipart([encode(pages), *map(to_bytes, tensors)], copy=False)
-
     def lost(self, lost: StageLost) -> None:
         self._socket.send(encode(lost))
 
@@ -102,7 +91,11 @@ class Inlet:
 
     def receive(self) -> tuple[DataMessage, list[memoryview]] | None:
         """One message and its tensors' bytes; None for a dropped one. Raises StepError for one that is no frame."""
+        work = self._executor.work
+        work.waits = True
         header, *bodies = (part.buffer for part in self.socket.recv_multipart(copy=False))
+        work.waits = False
+        work.turns += 1
         try:
             message = decode_frame(data_decoder, header, self._bounds.header_bytes)
         except ContractError as error:
@@ -118,53 +111,46 @@ class Inlet:
         self.socket.close()
 
 
-class Ways:
-    """Of the pages that a stage hands over: to the stage behind it, and `back` to the one before."""
+class Gathering(Protocol):
+    """Pages that other slots have for a stage: it computes nothing before they are there, or are awaited no more."""
 
-    def __init__(self, mover: Mover, outlet: Outlet, back: Outlet | None) -> None:
-        """`back`: where it is another connection."""
-        self.mover = mover
-        self._sides: dict[Side, Outlet] = {"before": back or outlet, "behind": outlet}
-        self._outlet, self._back = outlet, back
+    def asked(self, survey: Survey) -> None:
+        """What the stage has kept; answered when all is there."""
 
-    def give(self, handover: Handover, role: Role) -> None:
-        """All that this stage has for its neighbours, and the word on."""
-        counts: dict[Side, int] = {"before": 0, "behind": 0}
-        for side, pages, tensors in self.mover.give():
-            self._sides[side].pages(pages, tensors)
-            counts[side] += 1
-        self._outlet.handover(structs.replace(handover, given=with_given(handover, role, counts)))
+    def answer(self) -> Survey | None:
+        """To the survey that waits, if it can be answered now."""
 
-    def close(self) -> None:
-        if self._back is not None:
-            self._back.close()
+    @property
+    def awaits(self) -> bool:
+        """Whether a survey waits for pages: who waits for messages looks now and then."""
 
 
 class Links(NamedTuple):
-    """Of one stage to its neighbours. `ways`: of pages; none: it hands none over, and gets none."""
+    """Of one stage to its neighbours."""
 
     inlet: Inlet
     outlet: Outlet
-    ways: Ways | None = None
 
     def close(self) -> None:
         self.inlet.close()
         self.outlet.close()
-        if self.ways is not None:
-            self.ways.close()
 
 
 class Follower:
     """Runs every stage but the first."""
 
-    def __init__(self, executor: StageExecutor, links: Links) -> None:
+    def __init__(self, executor: StageExecutor, links: Links, gathering: Gathering) -> None:
         self.executor = executor
         self._links = links
-        self._inlet, self._outlet, self._ways = links
+        self._inlet, self._outlet = links
+        self._gathering = gathering
 
     def run(self) -> None:
         try:
             while True:
+                while self._gathering.awaits and not self._inlet.socket.poll(GLANCE_MILLISECONDS):
+                    self.executor.work.turns += 1  # it waits for others, for a while of their own
+                    self._answer()
                 received = self._inlet.receive()
                 if received is not None:
                     self._step(*received)
@@ -178,8 +164,9 @@ class Follower:
         if isinstance(header, StageLost):  # behind this stage nothing may be lost
             self._outlet.lost(header)
             return
-        if isinstance(header, (Handover, KvPages, Survey)):
-            self._form(header, bodies)
+        if isinstance(header, Survey):
+            self._gathering.asked(header)
+            self._answer()
             return
         if not isinstance(header, FrameHeader):
             raise StepError(f"stage {self.executor.role.stage} got a result, which only the leader takes")
@@ -196,24 +183,8 @@ class Follower:
         elif not self.executor.role.head:
             self._outlet.operations(header)
 
-    def _form(self, message: Handover | KvPages | Survey, bodies: list[memoryview]) -> None:
-        """What goes round before the first step."""
-        if self._ways is None:
-            if isinstance(message, Survey):
-                self._outlet.survey(self.executor.survey(message))
-            elif isinstance(message, Handover):
-                self._outlet.handover(message)
-            return
-        mover = self._ways.mover
-        match message:
-            case Handover():
-                self._ways.give(message, self.executor.role)
-                return
-            case KvPages():
-                mover.take(message, bodies)
-            case Survey():
-                mover.asked(message)
-        if (answered := mover.answer()) is not None:
+    def _answer(self) -> None:
+        if (answered := self._gathering.answer()) is not None:
             self._outlet.survey(answered)
 
 

@@ -21,7 +21,6 @@ from strata_runtime.structured.schemas import MOST_WHITESPACE
 from strata_runtime.structured.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
-    import torch
     import xgrammar
 
 Bits = npt.NDArray[np.int32]
@@ -120,6 +119,8 @@ class Text:
         from xgrammar import GrammarMatcher  # noqa: PLC0415 (imported by now)
 
         self._matcher = GrammarMatcher(compiled, override_stop_tokens=list(ends))
+        # Without a text: no grammar has them, and asked for one xgrammar complains in the log.
+        self._silent = frozenset(compiled.tokenizer_info.special_token_ids).difference(ends)
         self._behind = 0.0  # seconds of a processor
 
     @property
@@ -140,6 +141,8 @@ class Text:
 
     def accept(self, token: int) -> bool:
         """Whether it may come next; then it has."""
+        if token in self._silent:
+            return False
         started = time.thread_time()
         is_accepted = bool(self._matcher.accept_token(token))
         self._took(started)
@@ -158,12 +161,10 @@ def all_allowed(rows: int, vocabulary: int) -> Bits:
     return np.full((rows, -(-vocabulary // 32)), -1, dtype=np.int32)
 
 
-def leave(logits: "torch.Tensor", bits: Bits) -> None:
-    """Only what is allowed, in place. logits: [rows, vocab]"""
-    import torch  # noqa: PLC0415 (processes that only try grammars have no logits)
-    from xgrammar import apply_token_bitmask_inplace  # noqa: PLC0415 (imported by now)
-
-    apply_token_bitmask_inplace(logits, torch.from_numpy(bits).to(logits.device))
+def tokens_of(bits: Bits, vocabulary: int) -> list[npt.NDArray[np.int64]]:
+    """Of each row those that are allowed, in order."""
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little").view(np.bool_)
+    return [row.nonzero()[0] for row in allowed]
 
 
 def _is_alone(grammar: Grammar) -> bool:

@@ -21,7 +21,9 @@ import msgspec
 import numpy as np
 
 from strata_planner.contract.frames import Grammar
-from strata_runtime.structured.compiler import Compiler, GrammarError, all_allowed, told
+from strata_runtime.structured.compiler import Compiler, GrammarError, all_allowed, tokens_of, told
+from strata_runtime.structured.lean_imports import import_xgrammar
+from strata_runtime.structured.tokenizer import has_fast_tokenizer
 
 MOST_SECONDS = 5  # of a processor, to compile it and to begin a text
 MOST_WALL_SECONDS = 15  # where processors have other work
@@ -43,6 +45,8 @@ class Answer(msgspec.Struct, frozen=True):
 def main(arguments: list[str]) -> None:
     """Until its input ends."""
     folder, rows = arguments
+    if has_fast_tokenizer(Path(folder)):  # others are read with torch
+        import_xgrammar()
     compiler = Compiler(Path(folder), int(rows))
     compiler.prepare()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -98,7 +102,7 @@ def _problem_of_text(compiler: Compiler, grammar: Grammar) -> str | None:
     for count in range(TRIED_TOKENS):
         bits = all_allowed(1, compiler.rows)
         text.allow(bits)
-        allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        (allowed,) = tokens_of(bits, compiler.rows)
         further = np.setdiff1d(allowed, grammar.ends)
         if not allowed.size:
             return f"behind {count} tokens of a text nothing is allowed that this model's vocabulary has: {_FIX}"

@@ -4,8 +4,10 @@ The operator and the supervisor have their own asynchronous controller, the gate
 ones that speak the same contract.
 """
 
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import zmq
@@ -24,8 +26,9 @@ from strata_planner.contract.control import (
 from strata_planner.contract.decoding import decode_message
 from strata_planner.contract.frames import Hello, LeaderHello, Rejected, Sampling, Submit, TokenEvent, Tokens
 from strata_planner.contract.keys import RoleKeys, request_secret, role_keys
+from strata_planner.contract.moves import moves_between, page_orders
 from strata_planner.contract.plan import Plan
-from strata_planner.contract.roles import roles_of
+from strata_planner.contract.roles import Role, roles_of
 from strata_runtime.errors import RequestRefusedError, RuntimeFaultError
 from strata_runtime.wire.transport import Keys, connect
 
@@ -47,13 +50,27 @@ class SlotClient:
 
     def ask(self, request: control.SlotRequest) -> SlotStatus:
         """Raises RuntimeFaultError if the slot does not answer in time."""
+        self.send(request)
+        return self.answer()
+
+    def send(self, request: control.SlotRequest) -> None:
+        """What `answer` answers."""
         self._socket.send(control.encode(request))
+
+    def answer(self) -> SlotStatus:
+        """Raises RuntimeFaultError if the slot does not answer in time."""
         if not self._socket.poll(int(PATIENCE_SECONDS * 1000)):
             raise RuntimeFaultError(f"slot {self.name} at {self.address} does not answer for {PATIENCE_SECONDS} s")
         status = decode_message(control.status_decoder, self._socket.recv_multipart(), control.LARGEST_CONTROL_BYTES)
         if not isinstance(status, SlotStatus):
             raise RuntimeFaultError(f"{self.address} answers as a gateway, not as slot {self.name}")
         return status
+
+    def listens(self) -> bool:
+        """Whether its process does."""
+        with suppress(OSError), socket.create_connection((self.address.host, self.address.control_port), 1):
+            return True
+        return False
 
     def until(self, wanted: Callable[[SlotStatus], bool]) -> SlotStatus:
         """Ask until the status is as wanted."""
@@ -142,14 +159,18 @@ class PipelineClient:
         self.epoch = 0
         self.key = ""
         self.role_keys: dict[str, RoleKeys] = {}  # of each slot's first role
+        self._in_force: Plan | None = None
         self._leaders: list[LeaderClient] = []
 
     def prepare(self, plan: Plan) -> dict[str, Prepare]:
-        """Ask every slot of the plan to prepare the next epoch; the messages by slot."""
+        """Ask every slot of the plan, and those that only have pages for it, to prepare the next epoch; the messages by slot."""
         self.epoch += 1
         root = f"epoch {self.epoch}"
         self.key = request_secret(root)
         addresses = {name: slot.address for name, slot in self.slots.items()}
+        shadows = plan.shadow_orders
+        roles_by_slot = roles_of(plan)
+        orders = page_orders(moves_between(self._served(), roles_by_slot), addresses, root)
         messages = {
             name: Prepare(
                 epoch=self.epoch,
@@ -157,13 +178,22 @@ class PipelineClient:
                 roles=roles,
                 slots=addresses,
                 role_keys=tuple(role_keys(root, role) for role in roles),
+                shadow=shadows.get(name),
+                sources=orders.sources.get(name, ()),
+                giving=orders.giving.get(name),
             )
-            for name, roles in roles_of(plan).items()
+            for name in dict.fromkeys((*roles_by_slot, *orders.giving))
+            for roles in [roles_by_slot.get(name, ())]
         }
-        self.role_keys = {name: message.role_keys[0] for name, message in messages.items()}
+        self.role_keys = {name: message.role_keys[0] for name, message in messages.items() if message.role_keys}
         for name, message in messages.items():
             self.slots[name].ask(message)
         return messages
+
+    def _served(self) -> dict[str, tuple[Role, ...]]:
+        """The roles in force, of slots that are there."""
+        roles = roles_of(self._in_force) if self._in_force else {}
+        return {name: each for name, each in roles.items() if self.slots[name].listens()}
 
     def serve(self, plan: Plan) -> LeaderClient:
         """One whole change of epoch, then a client of replica 0's leader. Raises RuntimeFaultError for a refusal."""
@@ -175,11 +205,14 @@ class PipelineClient:
         return self.commit(plan, names)
 
     def commit(self, plan: Plan, names: Iterable[str]) -> LeaderClient:
-        """What all of these have prepared comes into force. Raises RuntimeFaultError for a slot where it does not."""
+        """What all of these have prepared comes into force, side by side. Raises RuntimeFaultError for a slot where it does not."""
+        names = list(names)
         for name in names:
-            status = self.slots[name].ask(Commit(epoch=self.epoch))
+            self.slots[name].send(Commit(epoch=self.epoch))
+        for name, status in [(name, self.slots[name].answer()) for name in names]:
             if status.committed_epoch != self.epoch:
                 raise RuntimeFaultError(f"slot {name} did not commit epoch {self.epoch}: {status.failure}")
+        self._in_force = plan
         leader = LeaderClient(self.slots[plan.replicas[0].stages[0].slot].address, self.key)
         self._leaders.append(leader)
         leader.hello()

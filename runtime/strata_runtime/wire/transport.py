@@ -89,7 +89,7 @@ def _prepare(socket: zmq.Socket[Any], largest_bytes: int) -> None:
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MILLISECONDS)
-    socket.setsockopt(zmq.RECONNECT_IVL, 20)
+    socket.setsockopt(zmq.RECONNECT_IVL, 5)  # doubled from time to time: neighbours commit one after the other
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
 
 

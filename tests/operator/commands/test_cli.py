@@ -200,6 +200,7 @@ def test_the_next_device_and_the_precisions_are_shown(strata: Strata, inputs: In
         assert part in ended.out
 
 
+@pytest.mark.slow  # answer/test_unused.py has the reasons
 def test_every_device_that_serves_nothing_has_its_reason(strata: Strata, inputs: Inputs) -> None:
     ended = strata("plan", *inputs.write(more="placement: {maxReplicas: 1, maxStages: 1}").arguments)
     assert re.search(r"unused: 1 x cpu on [ab]: placement.maxReplicas 1: with it as a replica", ended.out)

@@ -24,6 +24,7 @@ from strata_operator.decide.formation import places_by_replica
 from strata_planner.contract.control import Commit, Prepare, encode
 from strata_planner.contract.keys import request_secret
 from strata_planner.contract.plan import Plan
+from strata_planner.contract.roles import roles_of
 from tests.laws import share
 from tests.operator.fakes import FakeGateway, FakeSlot, RunningRole, a_plan, addresses_of, replicas_of
 
@@ -416,7 +417,7 @@ def test_beside_a_slot_of_0_1_0_all_are_told_what_it_can_read() -> None:
     world.slots["b"].protocol = 0
     prepares = told(world)
     known = {"type", "epoch", "key", "roles", "slots"}
-    assert [msgspec.json.decode(encode(prepare)).keys() for prepare in prepares.values()] == [known, known]
+    assert [msgspec.json.decode(encode(prepare)).keys() for prepare in prepares.values()] == [known | {"steps"}, known]
 
 
 def test_a_leader_is_reached_at_its_slots_request_port_and_place() -> None:
@@ -453,3 +454,67 @@ def _name(step: Step) -> str:
             return f"route {step.message.epoch} at {step.gateway}"
         case PlanWithout():
             return f"without {step.slot}: {step.reason}"
+
+
+def prepares(world: World) -> dict[str, Prepare]:
+    sent = [step for step in world.steps() if isinstance(step, SendToSlot)]
+    return {step.slot: step.message for step in sent if isinstance(step.message, Prepare)}
+
+
+def drained(before: Plan, after: Plan) -> World:
+    """Before the new epoch's prepares are sent."""
+    world = World(before)
+    world.settle()
+    world.desired = after
+    (create,) = world.steps()
+    assert isinstance(create, CreateEpoch)
+    world.do(create)
+    return world
+
+
+def test_who_leaves_is_told_to_give_its_pages_and_who_gets_its_layers_where_they_are() -> None:
+    world = drained(a_plan("a", "b"), a_plan("a", "c"))
+    told = prepares(world)
+    assert set(told) == {"a", "b", "c"}
+    (source,) = told["c"].sources
+    giving = told["b"].giving
+    assert giving is not None
+    assert (source.slot, source.endpoint, source.key) == ("b", "tcp://b:7300", giving.key)
+    first, last = roles_of(a_plan("a", "b"))["b"][0].layers
+    assert source.layers == tuple(range(first, last + 1))
+    assert (told["b"].roles, giving.port, giving.takers) == ((), 7300, 1)
+    assert (told["a"].sources, told["a"].giving) == ((), None)
+    world.settle()
+    assert {name: slot.committed for name, slot in world.slots.items()} == dict.fromkeys("abc", 2)
+    assert world.gateway.status().epoch == 2
+
+
+def test_nobody_waits_for_who_leaves() -> None:
+    """It dies before the commit, or does not load: the others are committed and routed to."""
+    world = drained(a_plan("a", "b"), a_plan("a", "c"))
+    for step in world.steps():
+        world.do(step)
+    world.up -= {"b"}
+    for name in "ac":
+        world.slots[name].finish_loading()
+    while steps := world.steps():
+        for step in steps:
+            world.do(step)
+    assert (world.slots["a"].committed, world.slots["c"].committed, world.gateway.status().epoch) == (2, 2, 2)
+    world.up |= {"b"}
+    world.settle()
+
+
+def test_a_slot_of_an_earlier_release_gets_no_orders_for_pages() -> None:
+    world = drained(a_plan("a", "b"), a_plan("a", "c"))
+    world.slots["c"].protocol = 1
+    told = prepares(world)
+    assert set(told) == {"a", "c"}
+    assert not any(each.sources or each.giving for each in told.values())
+
+
+def test_replicas_that_go_on_give_and_get_nothing() -> None:
+    world = drained(replicas_of(a_plan("a"), a_plan("b")), replicas_of(a_plan("a"), a_plan("c")))
+    told = prepares(world)
+    assert [source.slot for source in told["c"].sources] == ["b"]
+    assert (told["a"].sources, told["a"].giving) == ((), None)

@@ -6,6 +6,7 @@ import pytest
 
 from strata_operator.decide.hung import HUNG_GRACE_SECONDS, Silence, is_hung
 from strata_operator.render.records import moment
+from strata_planner.contract.control import HungStep
 from tests.operator.world import AWorld, World
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -87,6 +88,38 @@ def test_since_when_it_is_silent_outlasts_the_operator(served: World) -> None:
     served.passes(40)
     served.operator_starts_anew()
     served.passes(25)
+    assert len(ended(served)) == 1
+
+
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_a_slot_whose_step_hangs_is_started_anew_at_once(served: World, node: str) -> None:
+    """It has waited for longer than it could take, and answers everybody meanwhile."""
+    (slot,) = [served.cluster.slot_of(pod) for pod in served.cluster.pods_on(node)]
+    assert slot is not None
+    before = served.pods()
+    slot.hang()
+    served.cluster.told()
+    served.look()
+    assert served.status.phase == "Degraded"
+    assert f"chat-{node}: it hangs: step 7 has not got on for 30.1 s" in served.condition("Ready").message
+    served.passes(10, every=1)
+    assert {name for name, pod in served.pods().items() if before[name] != pod} == {f"chat-{node}-0"}
+    assert (served.status.phase, served.nodes(), served.reasons()) == ("Ready", ["a", "b"], ["Created"])
+    assert [each["gracePeriodSeconds"] for each in ended(served)] == [HUNG_GRACE_SECONDS]
+    (told,) = [each["note"] for each in served.cluster.all("events") if each["reason"] == "SlotHung"]
+    assert told.startswith(f"slot chat-{node} hangs (stage {'ab'.index(node)} of replica 0: step 7 has not got on")
+
+
+def test_whom_a_leader_waits_for_too_long_is_ended_if_it_answers_nobody(served: World) -> None:
+    """Its process hangs whole, and libzmq's threads go on: no neighbour loses it."""
+    slots = {node: served.cluster.slot_of(served.cluster.pods_on(node)[0]) for node in "ab"}
+    leader = slots["a"]
+    assert leader is not None
+    leader.overdue = (HungStep(0, 0, "step 7 has not got on for 60.1 s, with 60 allowed"),)
+    served.passes(300, every=20)
+    assert ended(served) == [], "who answers is only slow"
+    served.cluster.faults.unreachable.add("b")
+    served.passes(30, every=1)
     assert len(ended(served)) == 1
 
 

@@ -94,6 +94,16 @@ def test_a_drain_that_cannot_be_planned_is_said_and_stops_nothing(a_world: AWorl
     assert (world.condition("Planned").status, world.condition("Planned").reason) == ("False", "Infeasible")
     assert world.condition("Planned").message.startswith("Drain: ")
     assert world.reasons().count("Drain") == 1
+    assert evicted_at_once(world) == 1  # it would wait for ever
+    world.cluster.cordon("b", closed=False)
+    world.passes(60)
+    assert evicted_at_once(world) == 0
+
+
+def evicted_at_once(world: World) -> int:
+    """Slots that a drain may evict, of those that are healthy."""
+    (budget,) = (each for each in world.cluster.all("poddisruptionbudgets") if "slots" in each["metadata"]["name"])
+    return int(budget["spec"]["maxUnavailable"])
 
 
 def test_a_gateway_that_is_to_end_on_a_lost_node_is_ended_there_and_delays_no_other(serving: World) -> None:

@@ -127,6 +127,23 @@ def test_the_planner_answers_a_loss_with_a_repair_and_a_wish_with_a_search(folde
     assert searched.gain is not None
 
 
+def test_a_takeover_is_shadowed_where_the_object_wants_it(folder: Path) -> None:
+    running = asked(folder, *NAMES).plan
+    assert running is not None
+    assert running.shadows == ()
+    shadow = {"maxMemory": "1Gi"}
+    plan = asked(folder, *NAMES, running=running, shadow=shadow).plan
+    assert plan is not None
+    assert plan.shadows
+    assert all(each.room_bytes <= 1 << 30 and each.against != each.node for each in plan.shadows)
+    assert asked(folder, *NAMES, running=plan, shadow=shadow).plan == plan  # no epoch is made for the same
+    lost = plan.shadows[0].against
+    answer = asked(folder, *(name for name in NAMES if name != lost), running=plan, repair=True, shadow=shadow)
+    assert answer.repair is not None
+    assert answer.repair.shadowed_bytes > 0
+
+
+@pytest.mark.slow  # replan/test_repair.py says what cannot
 def test_what_cannot_be_repaired_is_searched_for(folder: Path) -> None:
     running = asked(folder, *NAMES).plan
     assert running is not None

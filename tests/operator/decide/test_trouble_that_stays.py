@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from strata_operator.api.status import Backoff
@@ -23,6 +24,25 @@ def test_a_slot_that_loads_for_ever_is_planned_without_after_the_timeout(a_world
     (exclusion,) = world.status.exclusions
     assert (exclusion.node, exclusion.reason, exclusion.strikes) == ("b", "PrepareStalled", 1)
     assert "slot chat-b made no progress with epoch 1 for 300 s (replanning.prepareTimeoutSeconds)" in exclusion.message
+
+
+def test_a_slot_that_fetches_its_model_gets_further(a_world: AWorld) -> None:
+    """For longer than it may make no progress, without a whole layer; then the download stands still."""
+    world = a_world()
+    world.edit(replanning={"prepareTimeoutSeconds": 300})
+    world.cluster.faults.hangs.add("b")
+    world.passes(10)
+    for pod in world.cluster.pods_on("b"):
+        slot = world.cluster.slot_of(pod)
+        assert slot is not None
+        for mebibytes in range(1, 40):
+            slot.prepare = msgspec.structs.replace(slot.prepare, progress=20 * mebibytes)
+            world.passes(20)
+    assert world.reasons() == ["Created"]
+    written = {stage.loaded for stage in world.status.stages}
+    assert max(written) > 0
+    world.passes(330)
+    assert "PrepareStalled" in world.reasons()
 
 
 def test_how_long_a_slot_got_no_further_outlasts_the_operator(a_world: AWorld) -> None:

@@ -82,6 +82,7 @@ async def test_slots_have_the_environment_that_memory_is_predicted_for(
             assert {**SLOT_ENVIRONMENT, "MKL_DISABLE_FAST_MM": "0"}.items() <= process.environ().items()
 
 
+@pytest.mark.slow  # gateway/test_metrics.py counts
 async def test_what_its_gateway_counts_of_drafts_can_be_asked(tmp_path: Path) -> None:
     async with running(tmp_path) as deployment:
         status = deployment.gateway_status
@@ -148,6 +149,18 @@ async def test_a_slot_that_is_stopped_is_started_anew_once_its_neighbours_have_l
         await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
 
 
+async def test_a_slot_with_a_step_that_hangs_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers as before, and nobody has lost it."""
+    stuck = tmp_path / "stuck"
+    monkeypatch.setenv("FAKE_SLOT_STUCK", str(stuck))
+    async with running(tmp_path) as deployment:
+        before = deployment.pids
+        stuck.write_text("b")
+        await until(lambda: {status.committed_epoch for status in deployment.slot_statuses.values()} == {2})
+        await deployment.ready()
+        assert {name for name, pid in deployment.pids.items() if before[name] != pid} == {"b"}
+
+
 async def test_a_gateway_that_is_killed_learns_the_same_epoch(tmp_path: Path) -> None:
     async with running(tmp_path) as deployment:
         killed = deployment.pids["gateway"]
@@ -182,10 +195,10 @@ def test_a_slot_is_given_up_only_where_it_gets_no_further() -> None:
     progress, plan = Progress(timeout_seconds=10), a_plan("a", "b")
     epoch = Epoch(1, "key", plan)
 
-    def seen(loaded: int) -> dict[str, SlotStatus]:
+    def seen(loaded: int, fetched: int = 0) -> dict[str, SlotStatus]:
         prepared, loading = FakeSlot("a"), FakeSlot("b")
         prepared.prepare = PrepareState(epoch=1, phase="prepared", layers_loaded=2, layers_total=2)
-        loading.prepare = PrepareState(epoch=1, phase="loading", layers_loaded=loaded, layers_total=2)
+        loading.prepare = PrepareState(epoch=1, phase="loading", layers_loaded=loaded, layers_total=2, progress=fetched)
         return {"a": prepared.status(), "b": loading.status()}
 
     assert not progress.stalled(epoch, {}, now=0)
@@ -196,6 +209,12 @@ def test_a_slot_is_given_up_only_where_it_gets_no_further() -> None:
         "slot b made no progress in loading for 10 s"
     )
     assert not progress.stalled(Epoch(2, "key", plan), seen(1), now=36)
+    assert not progress.stalled(Epoch(3, "key", plan), {}, now=40)
+    for second in range(50, 90, 9):  # a download gets on without a layer
+        again = Epoch(1, "key", plan)
+        assert not progress.stalled(again, seen(0, fetched=second), now=second)
+    assert not progress.stalled(again, seen(0, fetched=3), now=95)
+    assert progress.stalled(again, seen(0, fetched=3), now=96)
     assert not progress.stalled(None, {}, now=1000)
 
 
@@ -289,6 +308,12 @@ def test_slots_verify_what_they_read_unless_told_not_to(tmp_path: Path) -> None:
         local = replace(options(tmp_path), verify=verify, threads={"a": 3}, divisions={"a": Division(1, 4)})
         slots = LocalDeployment(a_plan("a", "b"), local)._slots
         assert slots["a"]._flags == ["--threads", "3", "--devices", "1/4", *["--no-verify"] * (not verify)]
+
+
+def test_slots_are_told_how_long_a_step_may_be_still_where_that_was_said(tmp_path: Path) -> None:
+    for seconds, flags in ((30, []), (0, ["--step-timeout", "0"]), (120, ["--step-timeout", "120"])):
+        local = replace(options(tmp_path), step_timeout_seconds=seconds)
+        assert LocalDeployment(a_plan("a", "b"), local)._slots["b"]._flags == ["--threads", "1", *flags]
 
 
 def test_slots_are_told_of_how_many_ranks_a_stage_of_theirs_has(tmp_path: Path) -> None:

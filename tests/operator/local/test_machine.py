@@ -7,6 +7,7 @@ import pytest
 
 from strata_operator.local import machine
 from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.plan import DeviceRef
 from strata_planner.contract.processors import Division
 from strata_planner.question.catalogue import catalogue
 from strata_planner.question.cluster import Cluster, Device, Node
@@ -60,6 +61,8 @@ def test_each_slot_knows_which_of_the_machines_devices_are_its_own() -> None:
         "b": Division(2, 3),
     }
     assert machine.divisions_of_slots(a_plan("a"), Cluster(nodes=(Node("a", (Device("T4"),)),))) == {}
+    unlike = Node("a", (Device("cpu", threads=3), Device("cpu", threads=1)))
+    assert machine.divisions_of_slots(a_plan("a", "b"), Cluster(nodes=(unlike, nodes[1]))) == {"b": Division(2, 3)}
 
 
 def test_threads_that_a_file_leaves_open_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +87,18 @@ def test_a_gateway_takes_of_each_slot_where_slots_fill_all_processors() -> None:
 def test_a_slot_computes_with_the_threads_of_its_devices() -> None:
     nodes = (Node("a", (Device("cpu", threads=3),)), Node("b", (Device("cpu", threads=1),)))
     assert machine.threads_of_slots(a_plan("a", "b"), Cluster(nodes=nodes)) == {"a": 3, "b": 1}
+
+
+@pytest.mark.parametrize(("leader", "expected"), [(0, 3), (1, 5)])
+def test_a_slot_on_unlike_devices_computes_with_those_of_the_first(leader: int, expected: int) -> None:
+    nodes = (Node("a", (Device("cpu", threads=3), Device("cpu", threads=5))),)
+    plan = a_plan("a")
+    (replica,) = plan.replicas
+    stage = msgspec.structs.replace(
+        replica.stages[0], devices=tuple(DeviceRef("cpu", at, 1) for at in (leader, 1 - leader)), tensor_parallel=2
+    )
+    plan = msgspec.structs.replace(plan, replicas=(msgspec.structs.replace(replica, stages=(stage,)),))
+    assert machine.threads_of_slots(plan, Cluster(nodes=nodes)) == {"a": expected}
 
 
 @pytest.mark.parametrize(

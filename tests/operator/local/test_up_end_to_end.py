@@ -265,6 +265,46 @@ def ranks(tmp_path: Path) -> Iterator[Up]:
         running.stop()
 
 
+UNLIKE = """
+nodes:
+- name: a
+  devices:
+  - {type: cpu, memoryBytes: 620000000, threads: 1, profile: {layerOverheadSeconds: 0.0002}}
+  - {type: cpu, memoryBytes: 640000000, threads: 2, profile: {layerOverheadSeconds: 0.0002, bandwidthBytesPerSecond: 3.0e+10, flopsPerSecond: 3.0e+11}}
+"""
+
+
+def make_wider_model(folder: Path) -> None:
+    """With heads and columns enough for unlike shares."""
+    make_tokenizer(folder)
+    make_random_model(folder, "llama", **(SMALL | {"intermediate_size": 512, "num_key_value_heads": 4}))
+
+
+def test_two_unlike_processors_of_a_node_share_a_stage(tmp_path: Path) -> None:
+    """Planned, started with the threads of each, and with the text of one."""
+    texts = {}
+    for name, degree in (("alone", 1), ("unlike", 2)):
+        (tmp_path / name).mkdir()
+        how = f"placement: {{tensorParallel: [{degree}], maxReplicas: 1, maxStages: 1}}"
+        running = Up(tmp_path / name, how, name, make=make_wider_model, cluster=UNLIKE)
+        try:
+            texts[name] = "".join(running.stream([5, 9, 2]))
+            (stage,) = running_deployment(name).plan.stages
+            assert stage.tensor_parallel == degree
+            assert stage.devices[0].index == 1, "the faster one leads"
+            if degree == 2:
+                slot = psutil.Process(running.pids[f"{name}-a-cpu"])
+                assert stage.shares[0] > stage.shares[1]
+                assert [device.threads for device in stage.devices] == [2, 1]
+                (nursery,) = slot.children()
+                assert len(nursery.children()) == 1
+                status = status_of(running, f"{name}-a-cpu")
+                assert status.private_bytes > status.idle_bytes > 0
+        finally:
+            running.stop()
+    assert texts["unlike"] == texts["alone"]
+
+
 def test_ranks_and_what_forks_them_may_be_killed_and_end_with_the_rest(ranks: Up, expected: str) -> None:
     slot = psutil.Process(ranks.pids["pair-a-cpu"])
     for place in (1, 0, 1):

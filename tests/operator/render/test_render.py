@@ -161,6 +161,17 @@ def test_a_slot_is_bound_to_its_node_and_holds_its_gpus() -> None:
     assert resources["requests"] == {"nvidia.com/gpu": "2", "cpu": "1", "memory": "2Gi"}
 
 
+def test_shadows_are_counted_in_the_memory_that_a_gpu_slot_asks_for_and_on_processors_are_not() -> None:
+    wish = {"takeover": {"shadow": {"maxMemory": "16Gi"}}}
+    pod = slot_pod(a_deployment().with_spec(replanning=wish).build())
+    assert pod["containers"][0]["resources"]["requests"]["memory"] == str(18 * GIB)
+    without, with_them = a_deployment().build(), a_deployment().with_spec(replanning=wish).build()
+    assert slot_pod(with_them, CPU_SLOT) == slot_pod(without, CPU_SLOT)
+    own = {"pod": {"resources": {"requests": {"memory": "64Gi"}}}}
+    pod = slot_pod(a_deployment().with_spec(replanning=wish, runtime=own).build())
+    assert pod["containers"][0]["resources"]["requests"]["memory"] == "64Gi"
+
+
 def test_a_slot_on_processors_asks_for_its_device_and_its_process() -> None:
     pod = slot_pod(a_deployment().with_spec(**FULL).build(), CPU_SLOT)
     memory = str(3 * GIB + SLOT_IDLE_BYTES)
@@ -247,6 +258,10 @@ def test_slots_start_with_the_environment_that_memory_is_predicted_for_unless_th
     for deployment, expected in (
         (a_deployment().build(), SLOT_ENVIRONMENT),
         (changed, {**SLOT_ENVIRONMENT, "MKL_DISABLE_FAST_MM": "0"}),
+        (
+            a_deployment().with_spec(runtime={"stepTimeoutSeconds": 0}).build(),
+            {**SLOT_ENVIRONMENT, "STRATA_STEP_TIMEOUT_SECONDS": "0"},
+        ),
     ):
         for each in of_kind(render(deployment, SLOTS, OPTIONS), "StatefulSet"):
             (box,) = each["spec"]["template"]["spec"]["containers"]
@@ -330,12 +345,16 @@ def test_the_gateway_is_told_which_pages_may_ask() -> None:
 
 
 @everywhere
-def test_slots_and_gateways_are_drained_one_by_one_and_the_unhealthy_block_nobody(deployment: LLMDeployment) -> None:
-    budgets = of_kind(render(deployment, SLOTS, OPTIONS), "PodDisruptionBudget")
+@pytest.mark.parametrize("lets_go", [False, True])
+def test_a_drain_waits_for_slots_to_leave_unless_no_plan_does_without_them(
+    deployment: LLMDeployment, *, lets_go: bool
+) -> None:
+    options = dataclasses.replace(OPTIONS, lets_go=lets_go)
+    budgets = of_kind(render(deployment, SLOTS, options), "PodDisruptionBudget")
     chosen = [each["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] for each in budgets]
     assert chosen == ["slot", "gateway"]
-    for each in budgets:
-        assert (each["spec"]["maxUnavailable"], each["spec"]["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    assert [each["spec"]["maxUnavailable"] for each in budgets] == [int(lets_go), 1]
+    assert {each["spec"]["unhealthyPodEvictionPolicy"] for each in budgets} == {"AlwaysAllow"}
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

@@ -33,6 +33,7 @@ def template_of(slot: Slot = GPU_SLOT, image: str = "runtime:1", **spec: Any) ->
         pytest.param({"image": "runtime:2"}, id="image"),
         pytest.param({"runtime": {"pod": {"env": [{"name": "X", "value": "1"}]}}}, id="environment"),
         pytest.param({"runtime": {"pod": {"resources": {"requests": {"cpu": "2"}}}}}, id="resources"),
+        pytest.param({"runtime": {"stepTimeoutSeconds": 60}}, id="step-timeout"),
         pytest.param({"model": {"tokenSecretRef": {"name": "hub", "key": "token"}}}, id="token"),
         pytest.param({"model": {"cache": {"persistentVolumeClaim": "models"}}}, id="cache"),
         pytest.param(
@@ -53,6 +54,7 @@ def test_what_is_asked_of_a_slots_pod_is_noted_in_its_template(changed: dict[str
         pytest.param({"precision": {"allowed": [8]}}, id="another-plan"),
         pytest.param({"gateway": {"service": {"type": "NodePort"}}}, id="gateway"),
         pytest.param({"runtime": {"pod": {"resources": {}}}}, id="a-default-spelt-out"),
+        pytest.param({"runtime": {"stepTimeoutSeconds": 30}}, id="the-step-timeout-that-it-has"),
         pytest.param({"model": {"uri": "hf://owner/other"}}, id="another-model-in-the-same-place"),
     ],
 )

@@ -70,6 +70,7 @@ def test_devices_fewer_are_never_better(memory: list[float], goal: Objective) ->
     assert value_of_plan(request, plan) >= value_of_plan(request, first)
 
 
+@pytest.mark.slow  # others that fit
 def test_what_does_not_fit_any_more_says_why() -> None:
     _, (fewer,) = looked_at(a_request(a_cluster(1.2, 1.2)), "-b")
     assert fewer.plan is fewer.gain is None

@@ -57,6 +57,7 @@ def test_a_named_strategy_from_the_shared_layout_is_the_whole_layer(
     _same(found.strategies[name], case, found.layout, residuals=True)
 
 
+@pytest.mark.slow  # loading/test_strategies.py runs those that are chosen
 @settings(max_examples=share(100, 50), deadline=None)
 @given(case=cases(), place=st.integers(0, 10**6))
 def test_a_strategy_on_the_front_is_the_whole_layer(case: tuple[Shape, int, int], place: int) -> None:

@@ -73,6 +73,7 @@ def test_a_whole_layer_has_hundreds_of_thousands_of_sequences() -> None:
     assert count_sequences(decoder_chain(gated=True)) == 274_697
 
 
+@pytest.mark.slow  # the others have residuals
 def test_without_residuals_the_three_cost_the_same() -> None:
     """The paper leaves residuals out 'for simplicity': they change neither costs nor validity of what it found."""
     plain = {

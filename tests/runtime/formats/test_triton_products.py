@@ -106,6 +106,7 @@ def test_a_token_has_the_same_sums_whoever_comes_with_it(bits: int) -> None:
     assert all(torch.equal(products.product(tokens[i : i + 1], weight)[0], together[i]) for i in (0, 7))
 
 
+@pytest.mark.slow  # the products below have whole ones
 @pytest.mark.parametrize("bits", swept([4, 8], [4]))
 def test_views_that_start_and_step_anywhere(bits: int) -> None:
     whole = planes_weight((40, 600), bits, torch.float16)

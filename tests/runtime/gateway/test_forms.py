@@ -4,9 +4,12 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from strata_planner.contract.frames import Grammar
@@ -225,7 +228,21 @@ def test_a_trial_is_bounded_in_time_and_memory(monkeypatch: pytest.MonkeyPatch) 
     assert "takes more than" in in_a_fork(lambda: os.kill(os.getpid(), signal.SIGSEGV) or "")
 
 
-@pytest.mark.slow  # a process that imports torch; the tests below have who waits for one, that above what it says
+def test_the_process_of_trials_does_without_torch(model_folder: Path) -> None:
+    """Whose import would be two thirds of what the first form after a start waits for, and four fifths of the memory."""
+    tried = "import sys; from strata_runtime.structured import trial; trial.main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    grammars = b"".join(msgspec.json.encode(Grammar("regex", text, (END,))) + b"\n" for text in ("(a", "ab", "[0-9]+"))
+    rows = str(load_tokenizer(model_folder).rows)
+    done = subprocess.run(
+        [sys.executable, "-c", tried, str(model_folder), rows], input=grammars, stdout=subprocess.PIPE, check=False
+    )
+    refused, *fine = (msgspec.json.decode(line, type=Answer).problem for line in done.stdout.splitlines())
+    assert refused is not None
+    assert "The parenthesis is not closed" in refused
+    assert (fine, done.returncode) == ([None, None], 0)
+
+
+@pytest.mark.slow  # a process; the tests below have who waits for one, those above what it says
 @pytest.mark.parametrize("ends", swept([False, True], [False]))
 async def test_grammars_are_tried_in_a_process_that_may_end(model_folder: Path, *, ends: bool) -> None:
     """The real one: what is none is refused, what was tried is known, and a process that is killed is started again."""

@@ -48,6 +48,7 @@ def test_a_step_of_prompts_and_answers_is_plain_attention(rule: dict[str, object
     torch.testing.assert_close(attended(step, scores), step.expected(scores), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow  # the step above is in one part
 def test_keys_in_parts_are_one_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_attention, "PART", 64)
     monkeypatch.setattr(paged_attention, "PARTS_BYTES", 4 * 4 * 4 * 18 * 2)  # of two tokens

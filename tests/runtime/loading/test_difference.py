@@ -256,7 +256,7 @@ def test_parts_of_any_architecture_are_taken_over(name: str, layer_format: Forma
 
 @pytest.mark.parametrize("head_format", swept(["dense", "w8a8"], ["w8a8"]))
 @pytest.mark.parametrize("compute_type", swept(["float32", "bfloat16"], ["bfloat16"]))
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", swept([False, True], [True]))
 def test_embedding_and_head_come_and_go(
     tmp_path: Path, reads: Reads, head_format: FormatName, compute_type: ComputeType, *, tied: bool
 ) -> None:

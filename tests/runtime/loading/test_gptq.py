@@ -39,7 +39,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], Zeros]] = {
 }
 
 
-@pytest.mark.parametrize("name", swept(VARIANTS, ["act-order", "layers of their own bits"]))
+@pytest.mark.parametrize("name", swept(VARIANTS, ["layers of their own bits"]))
 def test_a_variant_computes_what_a_plain_model_of_its_weights_does(name: str, tmp_path: Path) -> None:
     description, convention = VARIANTS[name]
     plain, quantized = make_tiny_model(tmp_path / "plain", "llama"), tmp_path / "gptq"

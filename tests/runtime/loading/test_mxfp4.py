@@ -52,6 +52,7 @@ def test_it_computes_as_the_plain_model_of_its_values(folders: tuple[Path, Path]
     assert torch.equal(logits(packed, [name] * 6), logits(plain, [name] * 6))
 
 
+@pytest.mark.slow  # test_quantized_experts.py has other formats
 def test_ranks_read_their_experts_alone(folders: tuple[Path, Path]) -> None:
     packed, plain = folders
     [role] = roles(packed, 1)

@@ -54,13 +54,13 @@ def run(model: Path, formats: Sequence[FormatName], kv_bits: int) -> list[torch.
     ("name", "form", "kv_bits", "config"),
     [
         ("llama", "dense", 16, {}),
-        ("llama", "int8", 8, {}),
-        ("llama", "any3", 8, {}),
-        ("llama", "any8", 16, {}),
-        ("llama", "any4_a8", 16, {}),
-        ("llama", "dense", 16, {"attention_bias": True, "mlp_bias": True}),
+        pytest.param("llama", "int8", 8, {}, marks=pytest.mark.slow),
+        pytest.param("llama", "any3", 8, {}, marks=pytest.mark.slow),
+        pytest.param("llama", "any8", 16, {}, marks=pytest.mark.slow),
+        pytest.param("llama", "any4_a8", 16, {}, marks=pytest.mark.slow),
+        pytest.param("llama", "dense", 16, {"attention_bias": True, "mlp_bias": True}, marks=pytest.mark.slow),
         ("mistral", "any5", 16, {"sliding_window": 4}),
-        ("qwen2", "any4", 16, {}),  # biases of queries, keys and values
+        pytest.param("qwen2", "any4", 16, {}, marks=pytest.mark.slow),  # biases of queries, keys and values
         ("qwen2", "int8", 16, {}),
         ("qwen3", "dense", 16, {}),  # norms of queries and keys
     ],

@@ -4,7 +4,7 @@ import socket
 import threading
 from collections.abc import Sequence
 
-from strata_planner.contract.control import SlotAddress
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, SlotAddress
 from strata_runtime.slot.memory import MemoryMeter
 from strata_runtime.slot.slot import Slot, SlotOptions
 from strata_runtime.wire.client import PipelineClient, SlotClient
@@ -23,12 +23,16 @@ def free_ports(count: int) -> list[int]:
 class SlotThread(SlotClient):
     """One slot, with its controller's connection."""
 
-    def __init__(self, name: str, address: SlotAddress | None = None) -> None:
-        ports = free_ports(3)
+    def __init__(
+        self, name: str, address: SlotAddress | None = None, step_timeout: float = STEP_TIMEOUT_SECONDS
+    ) -> None:
+        ports = free_ports(4)
         address = address or SlotAddress(
-            host="127.0.0.1", control_port=ports[0], data_port=ports[1], request_port=ports[2]
+            host="127.0.0.1", control_port=ports[0], data_port=ports[1], request_port=ports[2], pages_port=ports[3]
         )
-        self.slot = Slot(SlotOptions(name, "127.0.0.1", address.control_port, CONTROL_KEY, 1))
+        self.slot = Slot(
+            SlotOptions(name, "127.0.0.1", address.control_port, CONTROL_KEY, 1, step_timeout=step_timeout)
+        )
         idle = self.slot._idle_bytes
         self.slot._memory = MemoryMeter(lambda: idle)  # the kernel takes 10 ms to say what all of the tests hold
         self._thread = threading.Thread(target=self.slot.run, name=name)
@@ -45,8 +49,8 @@ class SlotThread(SlotClient):
 class PipelineHarness(PipelineClient):
     """Slots that can be lost; use as a context manager."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.threads = {name: SlotThread(name) for name in names}
+    def __init__(self, names: Sequence[str], step_timeout: float = STEP_TIMEOUT_SECONDS) -> None:
+        self.threads = {name: SlotThread(name, step_timeout=step_timeout) for name in names}
         super().__init__(self.threads)
 
     def restart(self, name: str) -> None:

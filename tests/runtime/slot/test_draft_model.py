@@ -80,6 +80,11 @@ def test_a_model_that_drafts_for_itself_is_always_right(shallow_llama: Path, cas
         hello = idle(leader)
         assert hello.accepted_tokens == hello.draft_tokens
         assert hello.draft_tokens >= 3 * 40 * TOKENS / (TOKENS + 1) - 3 * TOKENS
+        running = pipeline.threads["s0"].slot._running
+        assert running is not None
+        drafter = running.roles[0].loaded.drafter
+        assert drafter is not None
+        assert drafter.guesser.layers_begun > 0, "a leader that drafts for long is seen to get on"
 
 
 def test_what_was_refused_is_not_gone_on_from(shallow_llama: Path) -> None:

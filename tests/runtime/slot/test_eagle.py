@@ -47,6 +47,7 @@ def eagle(plan: Plan, head: Path, mode: SpeculationMode = "eagle", tokens: int =
     return structs.replace(plan, speculation=Speculation(mode, tokens, draft_uri=str(head), fused=fused))
 
 
+@pytest.mark.slow  # its chain below, and the law of all drafts in scheduler/test_engine.py
 @pytest.mark.parametrize(
     "case", swept([(stages, pages) for stages in (1, 2, 3) for pages in (32, 12)], [(1, 12)]), ids=str
 )

@@ -10,10 +10,11 @@ from msgspec import structs
 
 from strata_planner.contract.block_names import NO_SALT, packed
 from strata_planner.contract.frames import HeldBlock, Survey
+from strata_planner.contract.moves import taken_from, why_emptied
 from strata_planner.contract.plan import DeviceRef, MicroBatch, Speculation
 from strata_planner.contract.roles import Role, roles_of
 from strata_runtime.model.kv.paged import HeldPages
-from strata_runtime.slot.kept_pages import KeptRole, taken_from, why_emptied
+from strata_runtime.slot.kept_pages import KeptRole
 from strata_runtime.stage.contents import Content
 from strata_runtime.stage.inheritance import Inheritance, Refill, weights_through
 from tests.laws import share

@@ -1,7 +1,6 @@
 """Layers that move between slots that live bring their KV: over a planned change nothing is computed again, and the text stays."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_planner.contract.control import GetStatus
-from strata_planner.contract.frames import KvPages
 from strata_planner.contract.plan import Plan
-from strata_planner.contract.roles import roles_of
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.slot import Slot
-from strata_runtime.stage import handover
-from strata_runtime.stage.handover import Arriving, why_not_given
-from strata_runtime.stage.inheritance import Inheritance
 from strata_runtime.wire.client import LeaderClient
-from tests.laws import share
+from tests.laws import share, swept
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import PipelineHarness
 from tests.runtime.slot.test_kept_pages import Streams, asked, computed_again, drained, plan_of, with_layers
@@ -80,10 +74,17 @@ MOVES: dict[str, tuple[tuple[str, Sequence[int]], tuple[str, Sequence[int]]]] = 
     "to one that is new at the end": (("ab", (2, 5)), ("abc", (1, 3, 5))),
     "to one that leads now": (("bc", (3, 5)), ("abc", (1, 3, 5))),
     "of one slot, to two": (("a", (5,)), ("ab", (2, 5))),
+    "past a neighbour": (("abc", (0, 2, 5)), ("abc", (3, 4, 5))),
+    "of a slot that keeps no layer": (("abc", (1, 3, 5)), ("abc", (3, 4, 5))),
+    "of the middle one, which is drained, to both sides": (("abc", (1, 3, 5)), ("ac", (2, 5))),
+    "of the leader, which is drained": (("abc", (1, 3, 5)), ("bc", (3, 5))),
+    "of the last one, which is drained": (("abc", (1, 3, 5)), ("ab", (1, 5))),
+    "of two of three, which are drained, to one": (("abc", (1, 3, 5)), ("b", (5,))),
+    "of all: others have every layer": (("ab", (2, 5)), ("c", (5,))),
 }
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", swept(MOVES, ["to the one behind", "to one that leads now"]))
 def test_pages_move_with_their_layers(tiny_llama: Path, expected: dict[str, list[int]], name: str) -> None:
     with PipelineHarness("abc") as pipeline:
         streams, again = moved(pipeline, [plan_with(tiny_llama, *each) for each in MOVES[name]])
@@ -91,31 +92,27 @@ def test_pages_move_with_their_layers(tiny_llama: Path, expected: dict[str, list
     assert again == [(0, 0)]
 
 
-def cuts() -> st.SearchStrategy[tuple[int, ...]]:
-    """Last layers of three stages."""
-    firsts = st.lists(st.integers(0, LAST - 1), min_size=2, max_size=2, unique=True)
-    return firsts.map(lambda ends: (*sorted(ends), LAST))
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[str, tuple[int, ...]]:
+    """Slots in any order, some of them left out, and the last layer of each."""
+    slots = draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True))
+    count = len(slots) - 1
+    firsts = draw(st.lists(st.integers(0, LAST - 1), min_size=count, max_size=count, unique=True))
+    return "".join(slots), (*sorted(firsts), LAST)
 
 
-@settings(max_examples=share(24), deadline=None)
-@given(shapes=st.lists(cuts(), min_size=2, max_size=3), pages=st.sampled_from([40, 64]))
-def test_the_text_stays_over_any_moves(
-    tiny_llama: Path, expected: dict[str, list[int]], shapes: list[tuple[int, ...]], pages: int
+@settings(max_examples=share(32, 16), deadline=None)
+@given(chain=st.lists(shapes(), min_size=2, max_size=3), pages=st.sampled_from([40, 64]))
+def test_the_text_stays_over_any_moves_and_drains_and_nothing_is_computed_again(
+    tiny_llama: Path, expected: dict[str, list[int]], chain: list[tuple[str, tuple[int, ...]]], pages: int
 ) -> None:
-    """Also where a layer moves past a neighbour, and is computed again."""
-    plans = [plan_with(tiny_llama, "abc", ends, pages if number else 64) for number, ends in enumerate(shapes)]
+    """Also where a layer moves past a neighbour, all move, or the leader is drained."""
+    plans = [plan_with(tiny_llama, *each, pages if number else 64) for number, each in enumerate(chain)]
     with PipelineHarness("abc") as pipeline:
         streams, again = moved(pipeline, plans)
     assert streams.tokens == expected
-    for (before, after), computed in zip(pairwise(shapes), again, strict=True):
-        if pages == 64 and _neighbourly(before, after):
-            assert computed == (0, 0)
-
-
-def _neighbourly(before: Sequence[int], after: Sequence[int]) -> bool:
-    """Every stage keeps a layer, and no layer moves past a stage."""
-    one, other = (list(zip([0, *(end + 1 for end in ends[:-1])], ends, strict=True)) for ends in (before, after))
-    return all(max(a, c) <= min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
+    if pages == 64:
+        assert again == [(0, 0)] * (len(chain) - 1)
 
 
 def test_what_other_weights_computed_is_not_taken(tiny_llama: Path) -> None:
@@ -130,46 +127,7 @@ def test_what_other_weights_computed_is_not_taken(tiny_llama: Path) -> None:
         assert pipeline.serve(other).generate(submits) == wanted
 
 
-NOT_GIVEN: dict[str, tuple[list[int], int, int, str]] = {
-    "given": ([64, 64], 64, 3, ""),
-    "nothing moves": ([], 0, 3, "no layer leaves"),
-    "no step has been": ([64], 64, 0, "not known"),
-    "a page like a wall": ([5 << 20], 5 << 20, 1, "more than a message"),
-    "just as much as may be": ([1 << 20] * 4, 1 << 20, 64, ""),
-    "a block more": ([1 << 20] * 4, 1 << 20, 65, "more than 268435456"),
-}
-
-
-@pytest.mark.parametrize("name", NOT_GIVEN)
-def test_why_pages_are_not_given(name: str) -> None:
-    pages, largest, blocks, reason = NOT_GIVEN[name]
-    told = why_not_given(pages, largest, blocks)
-    assert reason in told
-    assert bool(told) == bool(reason)
-
-
-def test_nothing_is_answered_before_all_is_there(tiny_llama: Path) -> None:
-    """What was given to another stage is not awaited; what cannot be used counts, too."""
-    (role,) = roles_of(even_plan(tiny_llama, "ab"))["b"]
-    arriving, given = Arriving(role, {}, Inheritance()), [(0, 3), (1, 1), (1, 1)]
-    for _ in range(2):
-        assert not arriving.whole(given)
-        arriving.take(KvPages(0, 1, 9, 16, "w", 0, 0, []), [])
-    assert arriving.whole(given)
-    assert arriving.joined() == Inheritance()
-
-
-def test_what_is_too_much_is_computed_again(
-    tiny_llama: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handover, "MOST_BYTES", 1)
-    with PipelineHarness("ab") as pipeline:
-        streams, again = moved(pipeline, [plan_with(tiny_llama, *each) for each in MOVES["to the one behind"]])
-    assert streams.tokens == expected
-    assert again[0][0] > 0
-
-
-@pytest.mark.parametrize("dies", ["a", "b"])
+@pytest.mark.parametrize("dies", swept(["a", "b"], ["b"]))
 def test_who_dies_in_the_middle_is_replaced(
     tiny_llama: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:

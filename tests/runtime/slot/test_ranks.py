@@ -16,6 +16,7 @@ from strata_planner.contract.frames import Segment
 from strata_planner.contract.model_folder import ANY_PRECISION_FOLDER
 from strata_planner.contract.plan import DeviceRef, Plan, Speculation
 from strata_planner.contract.roles import roles_of
+from strata_planner.contract.shares import Shares
 from strata_planner.contract.strategies import StrategyTable
 from strata_planner.costs.communication import handed_over_bytes, hidden_states_bytes
 from strata_planner.question.model import Model
@@ -24,6 +25,7 @@ from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import growth_of, read_change
 from strata_runtime.model.random_model import make_random_model
 from strata_runtime.ranks import shared_memory
+from strata_runtime.slot import other_ranks
 from strata_runtime.slot.nursery import RankHandle
 from strata_runtime.slot.other_ranks import check_ranks, held_by_ranks, idle_of_ranks
 from strata_runtime.wire.client import greedy
@@ -41,6 +43,21 @@ from tests.runtime.slot.harness import PipelineHarness
 LAYERS = 6
 PROMPT = [1, 5, 9, 2, 6, 44, 31]
 ANSWER = 60
+
+
+def unlike(plan: Plan, *shares: Shares) -> Plan:
+    """The plan with ranks of these shares in its stages, each with threads of its own."""
+    (replica,) = shared(plan, [len(each) for each in shares]).replicas
+    stages = tuple(
+        structs.replace(
+            stage,
+            shares=each,
+            devices=tuple(structs.replace(device, threads=1 + (device.index == 0)) for device in stage.devices),
+            rank_memory=tuple(structs.replace(stage.memory, total_bytes=1000 * share) for share in each),
+        )
+        for stage, each in zip(replica.stages, shares, strict=True)
+    )
+    return structs.replace(plan, replicas=(structs.replace(replica, stages=stages),))
 
 
 def shared(plan: Plan, ranks: Sequence[int]) -> Plan:
@@ -71,9 +88,54 @@ def test_text_is_the_same_however_many_share_a_stage(tiny_llama: Path, ranks: tu
         assert leader.generate(penalized()) == expected
 
 
+@pytest.mark.parametrize("shares", swept([((3, 1),), ((1, 3), (1, 2, 1))], [((3, 1),)]))
+def test_text_is_the_same_whatever_the_shares_of_ranks(tiny_llama: Path, shares: tuple[Shares, ...]) -> None:
+    """Prompts in chunks, prefixes that are found, preemption, drafts; and other shares on the same devices are loaded anew."""
+    names = [f"s{place}" for place in range(len(shares))]
+    with PipelineHarness(names) as pipeline:
+        plan = even_plan(tiny_llama, names, pages=12, micro_batch=(4, 4, 16))
+        expected = pipeline.serve(plan).generate(penalized())
+        leader = pipeline.serve(unlike(plan, *shares))
+        assert leader.generate(penalized()) == expected
+        assert leader.hello().preemptions
+        before = [rank.pid for rank in ranks_of(pipeline, "s0")]
+        assert pipeline.slots["s0"].ask(GetStatus()).private_bytes > held_by_ranks() > idle_of_ranks() > 0
+        turned = tuple(each[::-1] for each in shares)
+        leader = pipeline.serve(unlike(structs.replace(plan, speculation=Speculation("ngram", 3)), *turned))
+        assert leader.generate(penalized()) == expected
+        assert before != [rank.pid for rank in ranks_of(pipeline, "s0")]
+
+
+def test_every_rank_is_started_with_the_threads_of_its_device(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Sequence[str]] = []
+
+    class Nursery:
+        def start(self, arguments: Sequence[str], *_: int) -> RankHandle:
+            started.append(arguments)
+            raise InputError("enough")
+
+    monkeypatch.setattr(other_ranks, "the_nursery", lambda *_: Nursery())
+    for plan, threads in (
+        (unlike(even_plan(tiny_llama, ["s0"]), (3, 1)), 1),
+        (shared(even_plan(tiny_llama, ["s0"]), [2]), torch.get_num_threads()),
+    ):
+        ((role,),) = roles_of(plan).values()
+        with pytest.raises(InputError, match="enough"):
+            other_ranks.OtherRanks(role, tiny_llama, verify=True)
+        assert started.pop()[-2:] == ["--threads", str(threads)]
+
+
+def test_what_a_slot_is_expected_to_take_is_the_sum_of_its_unlike_ranks(tiny_llama: Path) -> None:
+    ((role,),) = roles_of(unlike(even_plan(tiny_llama, ["s0"]), (3, 1))).values()
+    assert (role.total_bytes, role.predicted_bytes) == (4000, 3000)
+
+
 TOKEN_BYTES = 8  # of an id, as stage 0 gets them
 
 
+@pytest.mark.slow  # costs/test_communication.py counts
 @pytest.mark.parametrize("ranks", swept([(2, 1), (1, 2), (2, 3)], [(1, 2)]))
 def test_one_rank_sends_and_one_receives_between_unequal_groups_as_the_planner_counts(
     tiny_llama: Path, ranks: tuple[int, int]
@@ -152,15 +214,23 @@ def test_a_rank_that_ends_is_named_and_the_next_epoch_has_a_new_one(tiny_llama: 
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_named(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_hangs_is_named_and_the_next_epoch_has_a_new_one(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = shared(even_plan(tiny_llama, ["s0"]), [2])
     monkeypatch.setattr(shared_memory, "PATIENCE_SECONDS", 0.2)
     with PipelineHarness(["s0"]) as pipeline:
-        leader = pipeline.serve(shared(even_plan(tiny_llama, ["s0"]), [2]))
+        expected = pipeline.serve(plan).generate(penalized())
+        leader = pipeline.serve(plan)
         (hanging,) = ranks_of(pipeline, "s0")
         os.kill(hanging.pid, signal.SIGSTOP)
         leader.send(greedy("r", range(9, 14), 5))
         status = pipeline.slots["s0"].until(lambda status: bool(status.failure))
         assert "rank 1 of 2 did not come to a collective within 0.2 s" in status.failure
+        monkeypatch.undo()
+        leader = pipeline.serve(plan)
+        assert hanging.wait(20) is not None
+        assert leader.generate(penalized()) == expected
 
 
 def test_what_no_rank_can_share_is_refused_by_name(tmp_path: Path) -> None:

@@ -18,9 +18,7 @@ from strata_planner.contract.frames import (
     FrameHeader,
     Free,
     Grammar,
-    Handover,
     HeldBlock,
-    KvPages,
     LogitRules,
     Open,
     SampledToken,
@@ -36,12 +34,12 @@ from strata_runtime.errors import StepError
 from strata_runtime.loading.load import load_stage
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.model.kv import PagedKvCache
+from strata_runtime.slot.gathering import Gathered
 from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.stage.bounds import FrameBounds
 from strata_runtime.stage.executor import StageExecutor
-from strata_runtime.stage.handover import Leaving, Mover
 from strata_runtime.stage.inheritance import Inheritance
-from strata_runtime.stage.worker import Follower, Inlet, Links, Outlet, Ways
+from strata_runtime.stage.worker import Follower, Inlet, Links, Outlet
 from strata_runtime.wire.client import greedy
 from strata_runtime.wire.transport import Keys, Link, connect
 from tests.laws import share
@@ -50,7 +48,6 @@ from tests.runtime.slot.harness import CONTROL_KEY, PipelineHarness, SlotThread
 from tests.runtime.slot.strangers import until
 
 NAMES = ["s0", "s1"]
-PAGES = KvPages(0, 1, 3, 16, "w", 0, 0, [HeldBlock(1, b"n" * 16, b"t" * 8)])
 HIDDEN = 64
 EPOCH = 1
 GOOD = FrameHeader(0, EPOCH, 0, "", [Segment(7, 0, 2, 1, (0,))], [Open(7, Sampling(temperature=0))], "float32", HIDDEN)
@@ -100,8 +97,8 @@ def run(last: Last, *frames: bytes) -> list[bytes]:
     wire: Any = Wire(*frames)
     bounds = FrameBounds(last.role, last.model.hidden_size, last.model.vocab_size)
     outlet = Outlet(wire, executor.work)
-    ways = Ways(Mover(executor, EPOCH, Leaving(), Inheritance()), outlet, None)
-    follower = Follower(executor, Links(Inlet(wire, EPOCH, executor, bounds), outlet, ways))
+    gathered = Gathered(executor, Inheritance(), ())
+    follower = Follower(executor, Links(Inlet(wire, EPOCH, executor, bounds), outlet), gathered)
     with pytest.raises(zmq.ContextTerminated):
         follower.run()
     return list(wire.sent)
@@ -239,22 +236,6 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
         [encode(Survey(0, EPOCH, "w", 3, blocks=[HeldBlock(1, b"n" * 16, b"t" * 8 * 17)]))],
         "up to 16 tokens of 8 bytes",
     ),
-    "pages for nobody": (
-        [encode(structs.replace(PAGES, blocks=[HeldBlock(1, b"n" * 16)])), b""],
-        "pages of layer 3: 1 blocks, of them HeldBlock",
-    ),
-    "a page twice": (
-        [encode(structs.replace(PAGES, blocks=PAGES.blocks * 2)), b""],
-        "2 blocks, of them None, and 1 frames: each comes once",
-    ),
-    "more pages than a message has": (
-        [encode(structs.replace(PAGES, blocks=[HeldBlock(n, b"n" * 16, b"t" * 8) for n in range(513)])), b""],
-        "513 blocks with their pages; 512 at most",
-    ),
-    "half a page": ([encode(PAGES), b"short"], "pages of layer 3: tensors of .5. bytes for 1 blocks; .4096. are"),
-    "a page too few": ([encode(PAGES)], "tensors of .. bytes for 1 blocks"),
-    "given to a stage that is none": ([encode(Handover(0, EPOCH, [(2, 1)]))], "stages are 0..1"),
-    "fewer than none given": ([encode(Survey(0, EPOCH, "w", 3, given=[(1, 0)]))], "pages given to"),
     "too long a header": ([encode(structs.replace(GOOD, weights="x" * 2**26)), hidden(2)], "at most"),
 }
 

@@ -114,6 +114,7 @@ def test_speculation_changes_no_text(shallow_llama: Path, stages: int) -> None:
             assert hello.kv_usage == 0
 
 
+@pytest.mark.slow  # loading/test_drafts.py, and the law of all drafts in scheduler/test_engine.py
 @pytest.mark.parametrize("case", swept([("any8", 1), ("any8", 3), ("dense", 1), ("dense", 3)], [("any8", 1)]), ids=str)
 def test_drafts_of_four_bits_change_no_text(shallow_llama: Path, case: tuple[FormatName, int]) -> None:
     """Greedy, drawn and with penalties, in blocks that are too few for all: what was drafted is never what others or the text go on from."""

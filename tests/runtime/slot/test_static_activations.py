@@ -23,6 +23,7 @@ def logits(model: Path, name: str) -> torch.Tensor:
     return StageChain.load(plan, model).logits(TOKENS, WHOLE)
 
 
+@pytest.mark.slow  # formats/static8 has the products
 def test_a_calibrated_model_answers_almost_as_it_does_at_16_bits(tiny_llama: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
     with pytest.raises(

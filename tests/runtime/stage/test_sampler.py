@@ -2,38 +2,45 @@
 
 import functools
 import hashlib
+import json
 import math
 import re
 import time
+from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from strata_planner.contract.frames import NEVER, NOT_YET, Grammar, LogitRules, Open, Sampling, Segment
 from strata_runtime.stage import sampler as module
 from strata_runtime.stage.logit_rules import RuledSequence
 from strata_runtime.stage.sampler import Sampler
-from strata_runtime.structured.compiler import Compiler, GrammarError, all_allowed
+from strata_runtime.structured.compiler import Compiler, GrammarError, Text, all_allowed, tokens_of
 from strata_runtime.structured.tokenizer import read_tokenizer
 from tests.laws import share
 
 MODEL = Path(__file__).parents[3] / "examples" / "models" / "strata-tiny"
 VOCABULARY = 4096
 END = 3
+BYTES = 260  # tokens before this one are single bytes, or no text
 WORDS = 24  # tokens of the model without a tokenizer
 SEQUENCE = 5
 INF = math.inf
 
 
 def logits_behind(tokens: list[int], vocabulary: int = WORDS) -> torch.Tensor:
-    """Of a model that reads all tokens so far. [vocab]"""
+    """Of a model that reads all tokens so far. One with a tokenizer likes what forms are made of: single bytes, and its end. [vocab]"""
     seed = int.from_bytes(hashlib.blake2b(repr(tokens).encode(), digest_size=6).digest(), "little")
-    return torch.randn(vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
+    row = torch.randn(vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
+    row[END : BYTES if vocabulary > WORDS else END] += 5
+    return row
 
 
 def answer_of(
@@ -192,6 +199,174 @@ def test_a_grammar_is_kept_however_the_text_is_cut(kind: str) -> None:
         answer_of(sampling, [100, 200], 400, cuts=Random(2), delivered=len(answer) // 2, vocabulary=VOCABULARY)
         == answer
     )
+
+
+leaves = st.sampled_from(
+    [
+        {"type": "integer", "minimum": -3},
+        {"type": "boolean"},
+        {"enum": ["red", "green", "greenish"]},
+        {"type": "string", "maxLength": 6},
+        {"type": "string", "pattern": "^[a-f]{2}(x|yz)*$"},
+    ]
+)
+schemas = st.recursive(
+    leaves,
+    lambda inner: (
+        st.builds(lambda item: {"type": "array", "items": item, "maxItems": 3}, inner)
+        | st.builds(
+            lambda parts: {"type": "object", "properties": parts, "required": list(parts)},
+            st.dictionaries(st.sampled_from(["a", "bc", "def true", "ä"]), inner, min_size=1, max_size=3),
+        )
+    ),
+    max_leaves=4,
+)
+regexes = st.recursive(
+    st.sampled_from(["a", "bc", "[0-9]", "true", " ", "é", "."]),
+    lambda inner: (
+        st.builds("({}|{})".format, inner, inner)
+        | st.builds("{}{}".format, inner, inner)
+        | st.builds("({}){{1,3}}".format, inner)
+    ),
+    max_leaves=5,
+)
+grammars = st.builds(lambda schema: Grammar("json_schema", json.dumps(schema), (END,)), schemas) | st.builds(
+    lambda text: Grammar("regex", text, (END,)), regexes
+)
+held = st.builds(
+    lambda grammar, penalty, bias, least: LogitRules(
+        grammar=grammar, repetition_penalty=penalty, bias=bias, min_tokens=least, ends=(END,)
+    ),
+    grammars,
+    st.sampled_from([1.0, 1.0, 1.3]),
+    st.sampled_from([(), ((END, 8.0),), ((100, 9.0), (34, 6.0))]),
+    st.sampled_from([0, 0, 3]),
+)
+held_samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_p=st.sampled_from([1.0, 1.0, 0.9]),
+    top_k=st.sampled_from([0, 0, 20, VOCABULARY]),
+    min_p=st.sampled_from([0.0, 0.0, 0.1]),
+    seed=st.integers(0, 99),
+    rules=held,
+)
+
+
+def masked_answer_of(compiler: Compiler, sampling: Sampling, prompt: list[int], length: int) -> list[int]:
+    """What masks say of every token before any is drawn, plainly."""
+    assert sampling.rules is not None
+    assert sampling.rules.grammar is not None
+    text, answer = compiler.begin(sampling.rules.grammar), list[int]()
+    while len(answer) < length and END not in answer:
+        row = logits_behind(prompt + answer, VOCABULARY)
+        RuledSequence(sampling.rules, prompt + answer, len(prompt), None).change(row)
+        bits = all_allowed(1, VOCABULARY)
+        text.allow(bits)
+        is_allowed = torch.from_numpy(np.unpackbits(bits.view(np.uint8), bitorder="little").astype(bool))
+        masked = torch.where(is_allowed, row, -INF)
+        if masked.amax() == -INF:
+            return [*answer, NEVER]
+        where = ([sampling], [len(prompt) + len(answer) - 1])
+        if sampling.temperature == 0 or module.is_filtered(sampling):
+            (token,) = module.choose(masked[None], *where)
+        else:
+            (token,) = module.choose(row[None], *where)
+            if not is_allowed[token]:
+                (token,) = module.choose(masked[None], *where, 1)
+        assert text.accept(token)
+        answer.append(token)
+    return answer
+
+
+@settings(max_examples=share(80), deadline=None)
+@given(sampling=held_samplings, seed=st.integers(0, 999))
+def test_a_held_answer_is_that_of_masks(sampling: Sampling, seed: int) -> None:
+    """Whatever form, temperature and filters, drafts or none: no token is masked before it is drawn where that is enough."""
+    prompt = [100, 200]
+    expected = masked_answer_of(held_compiler(), sampling, prompt, 24)
+    assert answer_of(sampling, prompt, 24, vocabulary=VOCABULARY) == expected
+    assert answer_of(sampling, prompt, 24, cuts=Random(seed), vocabulary=VOCABULARY) == expected
+
+
+@functools.cache
+def held_compiler() -> Compiler:
+    return Compiler(MODEL, VOCABULARY)
+
+
+@settings(max_examples=share(30, 6), deadline=None)
+@given(grammar=grammars, seed=st.integers(0, 999))
+def test_a_form_takes_what_its_mask_allows(grammar: Grammar, seed: int) -> None:
+    """Of every token at every place, and asking changes nothing."""
+    chosen, text = Random(seed), held_compiler().begin(grammar)
+    for _ in range(12):
+        told = [all_allowed(1, VOCABULARY) for _ in range(2)]
+        text.allow(told[0])
+        (allowed,) = tokens_of(told[0], VOCABULARY)
+        taken = []
+        for token in range(VOCABULARY):
+            if text.accept(token):
+                text.go_back(1)
+                taken.append(token)
+        assert taken == allowed.tolist()
+        text.allow(told[1])
+        assert (told[0] == told[1]).all()
+        if not (further := [token for token in taken if token != END]):
+            break
+        assert text.accept(chosen.choice(further))
+
+
+def test_on_a_gpu_the_same_tokens_are_left() -> None:
+    logits, tokens = torch.stack([logits_behind([row]) for row in range(3)]), [[1, 5, 23], [], [7]]
+    asked = (logits, [2, 0, 1], [np.array(those, np.int64) for those in tokens])
+    left = module._gathered(*asked, 3)
+    assert torch.equal(left, module._logits_of(*asked))
+    assert left.tolist() == [logits[2, tokens[0]].tolist(), [-INF] * 3, [float(logits[1, 7]), -INF, -INF]]
+
+
+def test_masks_are_made_only_where_the_first_draw_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[int] = []
+    allow = Text.allow
+    monkeypatch.setattr(Text, "allow", lambda self, bits, row=0: (masks.append(row), allow(self, bits, row)))
+    asked = Sampling(temperature=0, rules=LogitRules(grammar=Grammar("regex", "[a-c]{30}", (END,))))
+    first = answer_of(asked, [100], 12, vocabulary=VOCABULARY)
+    assert 0 < len(masks) <= 12
+    made = len(masks)
+    assert asked.rules is not None
+    liked = structs.replace(asked.rules, bias=tuple((token, 50.0) for token in set(first)))
+    answer_of(structs.replace(asked, rules=liked), [100], 12, vocabulary=VOCABULARY)
+    assert len(masks) == made
+
+
+def test_tokens_are_as_likely_as_among_those_that_are_allowed() -> None:
+    """Drawn from all and again from the allowed ones: 1,000 seeds, within four deviations."""
+    rules = LogitRules(grammar=Grammar("regex", "[ace]", (END,)))
+    row = logits_behind([7], VOCABULARY)
+    allowed = read_tokenizer(MODEL).convert_tokens_to_ids(["a", "c", "e"])
+    row[allowed] = row.amax() + torch.tensor([2.0, 1.0, 0.0])
+    assert 0.2 < float(row.softmax(dim=-1)[allowed].sum()) < 0.8, "of first draws"
+    sampler = Sampler(str(MODEL), VOCABULARY)
+    for seed in range(1000):
+        sampler.open(Open(seed, Sampling(temperature=1, seed=seed, rules=rules), (1,), 1))
+    segments = [Segment(seed, 0, 1, 1) for seed in range(1000)]
+    while NOT_YET in (drawn := [each.token for each in sampler.sample(segments, row.expand(1000, -1))]):
+        pass  # its grammars are being compiled
+    counts = Counter(drawn)
+    shares = row[allowed].softmax(dim=-1)
+    for token, likely in zip(allowed, shares.tolist(), strict=True):
+        assert counts[token] == pytest.approx(1000 * likely, abs=4 * math.sqrt(1000 * likely * (1 - likely)) + 1)
+
+
+def test_tokens_without_a_text_are_refused_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
+    """Rows of the embedding beyond the vocabulary, which xgrammar would complain about in the log; also where a form names one."""
+    named = '{"type": "structural_tag", "format": {"type": "token", "token": 4100}}'
+    for grammar in (Grammar("regex", ".*", (END,)), Grammar("structural_tag", named, (END,))):
+        text, bits = Compiler(MODEL, VOCABULARY + 8).begin(grammar), all_allowed(1, VOCABULARY + 8)
+        text.allow(bits)
+        silent = range(VOCABULARY, VOCABULARY + 8)
+        assert not any(text.accept(token) for token in silent)
+        assert not set(silent) & set(tokens_of(bits, VOCABULARY + 8)[0].tolist())
+    assert "special" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

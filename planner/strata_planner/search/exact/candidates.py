@@ -25,17 +25,17 @@ from strata_planner.costs.memory import (
     state_bytes_per_sequence,
 )
 from strata_planner.costs.prompts import Prompts
-from strata_planner.costs.shards import sharded
+from strata_planner.costs.shards import ALL, Portion, portion_of, portion_on
 from strata_planner.costs.source import Phase, Rates, Timed, decode_phase, prefill_phase
 from strata_planner.costs.working import StepShape, Storage, WorkingMemory, working_memory
-from strata_planner.question.cluster import DeviceGroup
+from strata_planner.question.cluster import Accelerator, DeviceGroup
 from strata_planner.question.model import LayerShape
 from strata_planner.question.precision import formats_on
 from strata_planner.question.request import MAX_CHUNK_TOKENS, ONE_PIPELINE, REFERENCES, PlanRequest
 from strata_planner.search.exact.blocks import MOST_ENTRIES, table_entries
 from strata_planner.search.exact.orders import Order
 from strata_planner.search.exact.phases import BatchPhases, Pair, Phases, Sending, SteadyPhases
-from strata_planner.search.exact.problem import Problem, Run, StageCosts
+from strata_planner.search.exact.problem import Problem, Run, StageCosts, joined
 
 # LLM-PQ's Optimization #2: models of more than 30b parameters are decided in groups of two layers. Only needed where
 # sensitivities make each layer different; equal layers are one run, whatever their number.
@@ -76,11 +76,11 @@ class Pricer:
         self._phases: Phases = (SteadyPhases if self.steady else BatchPhases)(request.workload)
         self._stages: dict[tuple[object, ...], StageCosts] = {}
         self._seconds: dict[tuple[object, ...], float] = {}
-        self._working: dict[tuple[StepShape, Storage, bool, int], WorkingMemory] = {}
-        self._drafts: dict[tuple[str, tuple[bytes, int], Pair], int] = {}
+        self._working: dict[tuple[StepShape, Storage, bool, Portion], WorkingMemory] = {}
+        self._drafts: dict[tuple[str, bytes, Pair], int] = {}
         self._profiles: dict[tuple[str, str, int], bytes] = {}
-        self._formats: dict[tuple[bytes, int], Mapping[int, FormatName]] = {}
-        self._unit_sizes: dict[int, tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]] = {}
+        self._formats: dict[tuple[bytes, ...], Mapping[int, FormatName]] = {}
+        self._unit_sizes: dict[Portion, tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]] = {}
 
     def pairs(self, stages: int) -> Iterator[Pair]:
         """xi = ceil(B / stages); eta from 1 to xi, once per number of micro-batches."""
@@ -104,10 +104,9 @@ class Pricer:
         """
         return min(pair.prefill * self.request.workload.prompt_tokens, pair.chunk) + pair.decode
 
-    def working(self, candidate: Candidate, place: int, formats: Iterable[FormatName]) -> WorkingMemory:
-        """Of one stage whose layers are stored in `formats`."""
-        head = place == len(candidate.order) - 1
-        return self._working_memory(candidate.order[place], candidate.pair, frozenset(formats), head=head)
+    def working(self, group: DeviceGroup, pair: Pair, formats: Iterable[FormatName], *, head: bool) -> WorkingMemory:
+        """Of a device of one stage whose layers are stored in `formats`."""
+        return self._working_memory(group, pair, frozenset(formats), head=head)
 
     def beside_weights(self, group: DeviceGroup, pair: Pair, formats: Iterable[FormatName]) -> int:
         """Bytes of a last stage on these devices that serves layers stored in `formats`, without weights and KV."""
@@ -116,11 +115,11 @@ class Pricer:
     def _working_memory(
         self, group: DeviceGroup, pair: Pair, formats: frozenset[FormatName], *, head: bool
     ) -> WorkingMemory:
-        request, step = self.request, self._step_shape(pair)
-        storage = Storage.on(group.leader, formats, request.compute_type, request.kv_bits)
-        key = (step, storage, head, group.degree)
+        request, step, portion = self.request, self._step_shape(pair), portion_on(group)
+        storage = Storage.on(group.own, formats, request.compute_type, request.kv_bits)
+        key = (step, storage, head, portion)
         if key not in self._working:
-            shapes = dict.fromkeys(sharded(layer, group.degree) for layer in self._shapes)
+            shapes = dict.fromkeys(portion_of(layer, portion) for layer in self._shapes)
             model = msgspec.structs.replace(request.model, layers=tuple(shapes))
             self._working[key] = working_memory(model, step, storage, head=head)
         return self._working[key]
@@ -143,10 +142,10 @@ class Pricer:
         request, small = self.request, self.request.draft_model
         if small is None:
             return 0
-        key = (group.leader.name, self._profile_key(group), pair)
+        key = (group.own.name, self._profile_of(group.own), pair)
         if key not in self._drafts:
             step = self._step_shape(pair)
-            working = draft_working_bytes(small, group.leader, step, request.compute_type, request.kv_bits)
+            working = draft_working_bytes(small, group.own, step, request.compute_type, request.kv_bits)
             self._drafts[key] = draft_weights_bytes(small, request.compute_type) + working
         return self._drafts[key]
 
@@ -190,7 +189,7 @@ class Pricer:
     @cached_property
     def least_weight_bytes(self) -> int:
         """Of all layers with their KV at the fewest bits, however many devices share them."""
-        sizes, _ = self._sizes(1)
+        sizes, _ = self._sizes(ALL)
         return sum(run.units * min(each.values()) for run, each in zip(self.runs, sizes, strict=True))
 
     @cached_property
@@ -219,7 +218,7 @@ class Pricer:
         """Whether the decomposition is asked for and its tables are small enough with every layer on its own."""
         request = self.request
         layers, one = request.model.num_layers, LayerRun(0, 1, 1)
-        smallest = min(self._weight_bytes(one, 1).values()) + self._kv_bytes(one, 1)
+        smallest = min(self._weight_bytes(one, ALL).values()) + self._kv_bytes(one, ALL)
         largest = max((each.usable_bytes for each in request.cluster.accelerators()), default=0)
         longest = min(layers - request.min_stages + 1, largest // smallest)
         return (
@@ -257,12 +256,12 @@ class Pricer:
         """The layers of the run's first unit; the others equal it."""
         return range(run.first, run.first + run.layers_per_unit)
 
-    def _shards(self, run: LayerRun, degree: int) -> list[LayerShape]:
-        return [sharded(self.request.model.layers[index], degree) for index in self._unit(run)]
+    def _shards(self, run: LayerRun, portion: Portion) -> list[LayerShape]:
+        return [portion_of(self.request.model.layers[index], portion) for index in self._unit(run)]
 
-    def _weight_bytes(self, run: LayerRun, degree: int) -> dict[int, int]:
-        """Bits -> bytes of a unit on each device of a group."""
-        request, layers = self.request, self._shards(run, degree)
+    def _weight_bytes(self, run: LayerRun, portion: Portion) -> dict[int, int]:
+        """Bits -> bytes of a unit on a device of a group."""
+        request, layers = self.request, self._shards(run, portion)
         return {
             bits: max(
                 sum(
@@ -273,39 +272,51 @@ class Pricer:
             for bits in request.bits
         }
 
-    def _kv_bytes(self, run: LayerRun, degree: int) -> int:
+    def _kv_bytes(self, run: LayerRun, portion: Portion) -> int:
         """Of all pages, and of the state of all sequences."""
-        request, layers = self.request, self._shards(run, degree)
+        request, layers = self.request, self._shards(run, portion)
         per_token = sum(kv_bytes_per_token(each, request.kv_bits, request.compute_type) for each in layers)
         per_sequence = sum(state_bytes_per_sequence(each, request.compute_type) for each in layers)
         return per_token * request.kv_pages * PAGE_TOKENS + per_sequence * request.workload.concurrency
 
-    def unit_bytes(self, degree: int) -> tuple[dict[int, int], ...]:
-        """Per run, bits -> bytes of a unit with its KV on each device of a group."""
-        return self._sizes(degree)[0]
+    def unit_bytes(self, portion: Portion) -> tuple[dict[int, int], ...]:
+        """Per run, bits -> bytes of a unit with its KV on a device of a group."""
+        return self._sizes(portion)[0]
 
-    def _sizes(self, degree: int) -> tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]:
+    def _sizes(self, portion: Portion) -> tuple[tuple[dict[int, int], ...], tuple[dict[int, int], ...]]:
         """Per run, bits -> bytes of a unit with and without KV."""
-        if degree not in self._unit_sizes:
+        if portion not in self._unit_sizes:
             of_shape = {
-                shape: (self._weight_bytes(run, degree), self._kv_bytes(run, degree))
+                shape: (self._weight_bytes(run, portion), self._kv_bytes(run, portion))
                 for shape, run in self._run_of_shape.items()
             }
             weights, kv = zip(*(of_shape[shape] for shape in self._run_shapes), strict=True)
             both = tuple(
                 {bits: size + more for bits, size in sizes.items()} for sizes, more in zip(weights, kv, strict=True)
             )
-            self._unit_sizes[degree] = (both, weights)
-        return self._unit_sizes[degree]
+            self._unit_sizes[portion] = (both, weights)
+        return self._unit_sizes[portion]
 
     def stage(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> StageCosts:
-        """What a stage costs by its devices and whether it is the first, the last or both; hops left out."""
-        key = (self._profile_key(group), group.usable_bytes, pair, first, head)
+        """What a stage costs by its devices and whether it is the first, the last or both; hops left out. Of unlike devices each step takes as long
+        as the slowest, and memory is told in parts of each one's own (`joined`).
+        """
+        key = (tuple((self._profile_key(each), each.usable_bytes) for each in group.ranks), pair, first, head)
         if key not in self._stages:
-            self._stages[key] = self._stage(group, pair, first=first, head=head)
+            rooms = [self._room(each, pair, first=first, head=head) for each in group.ranks]
+            seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}
+            self._stages[key] = replace(
+                joined(rooms),
+                seconds=tuple(seconds[shape] for shape in self._run_shapes),
+                fixed_seconds=self._fixed(group, pair, head=head),
+            )
         return self._stages[key]
 
-    def _stage(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> StageCosts:
+    def room(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> tuple[StageCosts, ...]:
+        """Memory of each of its unlike devices, without any seconds."""
+        return tuple(self._room(each, pair, first=first, head=head) for each in group.ranks)
+
+    def _room(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> StageCosts:
         low = [name for bits, name in self.formats(group).items() if bits < 16]
         formats: tuple[list[FormatName], ...] = (["dense"], low or ["dense"], ["dense", *low])
         dense, quantized, mixed = (self._working_memory(group, pair, frozenset(each), head=head) for each in formats)
@@ -313,8 +324,7 @@ class Pricer:
         tables += self.draft_bytes(group, pair, first=first, head=head)
         page = first * self.request.draft_page_bytes + self.request.log_page_bytes(group)
         further_kv = self.request.kv_pages * page
-        sizes, weights = self._sizes(group.degree)
-        seconds = {shape: self._unit_seconds(run, group, pair) for shape, run in self._run_of_shape.items()}
+        sizes, weights = self._sizes(portion_on(group))
         least = min(dense.serving, quantized.serving)
         parts_of_embedding = first and group.degree > 1  # a head reads the whole: such devices cannot lead one
         return StageCosts(
@@ -326,10 +336,9 @@ class Pricer:
             mixed_bytes=max(0, mixed.serving - max(quantized.serving, dense.serving)),
             loading_capacity_bytes=group.usable_bytes - dense.loading - tables,
             loading_quantized_bytes=max(0, mixed.loading - dense.loading),
-            seconds=tuple(seconds[shape] for shape in self._run_shapes),
+            seconds=(),
             bytes=sizes,
             weight_bytes=weights,
-            fixed_seconds=self._fixed(group, pair, head=head),
         )
 
     @cached_property
@@ -346,25 +355,44 @@ class Pricer:
         return dict(zip(reversed(self._run_shapes), reversed(self.layer_runs), strict=True))
 
     def table_bytes(self, group: DeviceGroup, *, embedding: bool, head: bool) -> int:
-        """Of the embedding and the head on each device: tables are split by vocabulary, as in Megatron."""
+        """Of the embedding and the head on a device: tables are split by vocabulary, as in Megatron."""
         model, compute_type = self.request.model, self.request.compute_type
-        return -(-embedding_bytes(model, embedding=embedding, head=head, compute_type=compute_type) // group.degree)
+        size = embedding_bytes(model, embedding=embedding, head=head, compute_type=compute_type)
+        return portion_on(group).rows(model.vocab_size, size)
+
+    def layers_seconds(self, group: DeviceGroup, pair: Pair) -> Mapping[int, tuple[float, float]]:
+        """Bits -> seconds of all layers on these devices in both phases, whatever their memory."""
+        each = [(run, self._unit_seconds(run, group, pair)) for run in self.layer_runs]
+        runnable = set.intersection(*(set(seconds) for _, seconds in each))
+        return {
+            bits: (
+                sum(run.units * own[bits][0] for run, own in each),
+                sum(run.units * own[bits][1] for run, own in each),
+            )
+            for bits in runnable
+        }
 
     def _fixed(self, group: DeviceGroup, pair: Pair, *, head: bool) -> tuple[float, float]:
         """Of a micro-batch in each phase, beside the layers: the step, and the head's rows of logits where it is."""
-        rates, model = self._rates(group), self.request.model
+        model = self.request.model
         link = self.request.cluster.slowest_link(group) if group.degree > 1 else None
 
         def beside(phase: Phase, rows: int) -> float:
             size = hidden_states_bytes(model, phase.total_tokens, self.request.compute_type)
             handed = hand_over_seconds(group.leader.name, group.degree, link, size) if link else 0.0
-            step = self.latencies.step(model, rates, phase).seconds + handed
-            return step + head * self.latencies.head(model, rates, rows).seconds / group.degree
+            return max(of_rank(each, phase, rows) for each in group.ranks) + handed
+
+        def of_rank(each: DeviceGroup, phase: Phase, rows: int) -> float:
+            rates = self._rates(each)
+            logits = head * self.latencies.head(model, rates, rows).seconds
+            return self.latencies.step(model, rates, phase).seconds + logits * portion_on(each).fraction(
+                model.vocab_size
+            )
 
         return self._phases.of_a_step(beside, pair)
 
     def _rates(self, group: DeviceGroup) -> Rates:
-        return Rates(group.profile, self.request.compute_type, self.request.kv_bits, group.leader.name)
+        return Rates(group.profile, self.request.compute_type, self.request.kv_bits, group.own.name)
 
     def _unit_seconds(self, run: LayerRun, group: DeviceGroup, pair: Pair) -> Mapping[int, tuple[float, float]]:
         return {
@@ -375,19 +403,24 @@ class Pricer:
 
     def formats(self, group: DeviceGroup) -> Mapping[int, FormatName]:
         """Bits -> the format in which these devices store them."""
-        key = self._profile_key(group)
+        devices = group.devices if group.shares else group.devices[:1]
+        key = tuple(map(self._profile_of, devices))
         if key not in self._formats:
             self._formats[key] = formats_on(self.request, group)
         return self._formats[key]
 
     def _phase_seconds(self, run: LayerRun, group: DeviceGroup, bits: int, phase: Phase) -> float:
-        key = (run.first, self._profile_key(group), bits, phase)
+        name = self.formats(group)[bits]
+        key = (run.first, tuple(map(self._profile_key, group.ranks)), name, phase)
         if key not in self._seconds:
-            rates, name = self._rates(group), self.formats(group)[bits]
-            layers = self._shards(run, group.degree)
-            compute = sum(self.latencies.layer(each, name, rates, phase).seconds for each in layers)
-            self._seconds[key] = compute + len(layers) * self._collectives(group, phase)
+            layers = [self._layers_seconds(run, each, name, phase) for each in group.ranks]
+            self._seconds[key] = max(layers) + run.layers_per_unit * self._collectives(group, phase)
         return self._seconds[key]
+
+    def _layers_seconds(self, run: LayerRun, group: DeviceGroup, name: FormatName, phase: Phase) -> float:
+        """Of a unit, on one device."""
+        rates, layers = self._rates(group), self._shards(run, portion_on(group))
+        return sum(self.latencies.layer(each, name, rates, phase).seconds for each in layers)
 
     def _collectives(self, group: DeviceGroup, phase: Phase) -> float:
         """Of one layer, inside the group."""
@@ -406,7 +439,7 @@ class Pricer:
         rates = self._rates(group)
         load = self.request.workload
         phases = (prefill_phase(load, candidate.prefill), decode_phase(load, candidate.decode))
-        layer = sharded(self.request.model.layers[0], group.degree)
+        layer = portion_of(self.request.model.layers[0], portion_on(group))
         asked = [
             self.latencies.layer(layer, self.formats(group)[bits], rates, phase).source
             for bits in sorted(set(found_bits))
@@ -416,12 +449,14 @@ class Pricer:
             asked += [self._exchange(group, phase).source for phase in phases]
         return "; ".join(dict.fromkeys(asked))
 
-    def _profile_key(self, group: DeviceGroup) -> tuple[bytes, int]:
-        device = group.leader
+    def _profile_key(self, group: DeviceGroup) -> tuple[bytes, Portion]:
+        return self._profile_of(group.own), portion_on(group)
+
+    def _profile_of(self, device: Accelerator) -> bytes:
         name = (device.node, device.type, device.index)
         if name not in self._profiles:
             self._profiles[name] = msgspec.json.encode(device.profile, order="sorted")
-        return self._profiles[name], group.degree
+        return self._profiles[name]
 
     def _transfer(self, candidate: Candidate, place: int) -> tuple[tuple[float, float], float]:
         """Of handing a step from a stage to the next one, the first behind the last: seconds in each phase, and the link's latency in them."""

@@ -7,7 +7,7 @@ run, and with a table each layer is a run of one unit, which is LLM-PQ's z[i,j,b
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 Key = tuple[int, int, int]  # run, stage, bits
@@ -57,6 +57,37 @@ class StageCosts:
         serving = (self.capacity_bytes, self.quantized_bytes, self.dense_bytes, self.mixed_bytes)
         loading = (self.loading_capacity_bytes, self.loading_quantized_bytes)
         return (*serving, *loading, self.fixed_seconds, seconds, sizes)
+
+
+def joined(ranks: Sequence[StageCosts]) -> StageCosts:
+    """Of a stage whose unlike devices have such memory each, in bytes of the one with most room: what fills a part of any device's room fills no less of
+    that one's. So whatever fits what is told here fits every device; the other way too, where one of them is the fullest at all bits.
+    """
+    if len(ranks) == 1:
+        return ranks[0]
+    serving = [each.capacity_bytes for each in ranks]
+    loading = [each.loading_capacity_bytes for each in ranks]
+    if min(*serving, *loading) <= 0:
+        return replace(ranks[0], capacity_bytes=-1)
+
+    def fullest(values: Sequence[int], rooms: Sequence[int]) -> int:
+        return max(-(-value * max(rooms) // room) for value, room in zip(values, rooms, strict=True))
+
+    def tables(name: str, rooms: Sequence[int]) -> tuple[dict[int, int], ...]:
+        runs = zip(*(getattr(each, name) for each in ranks), strict=True)
+        return tuple({bits: fullest([size[bits] for size in run], rooms) for bits in run[0]} for run in runs)
+
+    return replace(
+        ranks[0],
+        capacity_bytes=max(serving),
+        quantized_bytes=fullest([each.quantized_bytes for each in ranks], serving),
+        dense_bytes=fullest([each.dense_bytes for each in ranks], serving),
+        mixed_bytes=fullest([each.mixed_bytes for each in ranks], serving),
+        loading_capacity_bytes=max(loading),
+        loading_quantized_bytes=fullest([each.loading_quantized_bytes for each in ranks], loading),
+        bytes=tables("bytes", serving),
+        weight_bytes=tables("weight_bytes", loading),
+    )
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class _Share:
 
 
 def most_tokens_per_second(request: PlanRequest) -> float:
-    """No layout has a higher predicted rate: nothing is counted of heads, of a step's own time, of what hops send, and of layers that do not come
+    """No layout of groups of equal devices has a higher predicted rate: nothing is counted of heads, of a step's own time, of what hops send, and of layers that do not come
     out even. Exact where a layer's seconds per sequence never rise with the sequences and a step's are convex in its tokens, as a roofline's; a
     processor's are so but for the rows that its steps are padded by.
     """

@@ -1,26 +1,27 @@
 """The best pipeline of a composition: which tensor-parallel groups, in which order, at which bits, for every load at once.
 
-Called by `search` and `fleet`. A group is of one class (HexGen, ICML 2024, section 3.3: one type, one machine), so a composition
-has few splits into groups; all loads of the ladder are priced together. What is estimated here: layers are dealt as fractions
-and all layers of a replica have the same bits; `solved` decides both anew on the groups that were chosen.
+Called by `search` and `fleet`. A composition has few splits into groups (`groups`); all loads of the ladder are priced together. What is
+estimated here: layers are dealt as fractions and all layers of a replica have the same bits; `solved` decides both anew on the groups that were chosen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise, product
-from math import prod
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from strata_planner.costs.shards import divisible
+from strata_planner.contract.shares import Shares
+from strata_planner.costs.shards import divisible, shareable
 from strata_planner.errors import WorkloadError
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import PlanRequest
+from strata_planner.search.layouts.groups import Group, Grouping, Groups, alike
 from strata_planner.search.layouts.pool import Composition, Pool
-from strata_planner.search.layouts.stages import EVENLY, Columns, Floats, Split, Stages, StageTable
+from strata_planner.search.layouts.stages import EVENLY, Columns, Floats, Kind, Split, Stages, StageTable
+from strata_planner.search.layouts.unlike import worth_a_try
 from strata_planner.search.layouts.water import capped, cheapest_first, level
 from strata_planner.search.steady import Load, StageSteps, long_rounds, steady
 
@@ -29,9 +30,6 @@ Indices = npt.NDArray[np.intp]
 DEGREES = (8, 4, 2, 1)
 _NEAR = 0.8  # of the best way to run a load with layers dealt evenly: only those are dealt otherwise too, which seldom gains a tenth
 _WORK_BESIDE = 2000  # of looking at a pipeline, however small it is: as long as so many stages times loads take
-_MOST_OPTIONS = 64  # splits of one composition; four classes have more
-
-Groups = tuple[tuple[int, int], ...]  # (class, degree) of each stage, in order
 
 
 @dataclass(frozen=True)
@@ -76,6 +74,9 @@ class Pipelines:
         self.stages = Stages(request)
         wished = request.tensor_parallel
         self.degrees = tuple(each for each in DEGREES if each in wished and divisible(request.model, each))
+        unlike = tuple(each for each in DEGREES[:-1] if each in wished and shareable(request.model, each))
+        self._grouping = Grouping(pool, self.degrees, unlike, self._shares)
+        self._shares_of: dict[tuple[int, ...], tuple[Shares, ...]] = {}
         self.evaluations = self.work = 0
         self._only = only or {}
         pricer = self.stages.pricers[0]
@@ -103,7 +104,7 @@ class Pipelines:
     def _renamed(self, pipeline: Pipeline, known: Composition, composition: Composition) -> Pipeline:
         """The same pipeline on other classes: those of alike nodes, in the order that the key compares them in."""
         names = dict(zip(self._sorted_classes(known), self._sorted_classes(composition), strict=True))
-        groups = tuple(tuple((names[c], degree) for c, degree in each) for each in pipeline.groups)
+        groups = tuple(tuple(group.renamed(names) for group in each) for each in pipeline.groups)
         return replace(pipeline, groups=groups)
 
     def _sorted_classes(self, composition: Composition) -> list[int]:
@@ -145,7 +146,7 @@ class Pipelines:
         """Of a device of class c: layers a second of a request, prompt and answer, at the fewest bits it runs."""
         group = DeviceGroup(self.pool.classes[c].devices[:1])
         table, columns = (
-            self.stages.table(self.pool.classes[c].kind, group, 1, first=False, head=False),
+            self.stages.table(((self.pool.classes[c].kind,), ()), group, 1, first=False, head=False),
             self.stages.columns(1),
         )
         one = np.flatnonzero(columns.rung == 0)
@@ -153,26 +154,24 @@ class Pipelines:
         return float(1 / (prompts + self.request.workload.output_tokens * table.decode[one]).min())
 
     def options(self, composition: Composition) -> Iterator[Groups]:
-        """Every split of each class into groups of one degree and its rest by smaller ones, in the nodes' order; where there are
-        many, only those of all classes at the same degree.
-        """
-        way = self.pool.cycle(self.pool.nodes_of(composition))
-        held = [c for node in way for c, count in enumerate(composition) if count and self.pool.classes[c].node == node]
-        ways = [splits(composition[c], self.degrees) for c in held]
-        if not all(ways):  # devices that no wished degree parts
-            return
-        alike = zip(*(_filled(way, len(self.degrees)) for way in ways), strict=True)
-        for split in alike if prod(map(len, ways)) > _MOST_OPTIONS else product(*ways):
-            groups = tuple((c, degree) for c, degrees in zip(held, split, strict=True) for degree in degrees)
+        """Of as many stages as the request allows."""
+        for groups in self._grouping.options(composition):
             if self.request.min_stages <= len(groups) <= self._most_stages:
                 yield groups
+
+    def _shares(self, classes: tuple[int, ...]) -> tuple[Shares, ...]:
+        """Worth a try for a group of such devices."""
+        if classes not in self._shares_of:
+            devices = tuple(self.pool.classes[c].devices[0] for c in classes)
+            self._shares_of[classes] = worth_a_try(self.stages, devices, classes)
+        return self._shares_of[classes]
 
     def of_degrees(self, composition: Composition, degrees: Sequence[int]) -> Groups:
         """Stages of these degrees, the composition's classes in turn. Raises WorkloadError where they do not part its devices."""
         groups, left = [], list(composition)
         for degree in degrees:
             c = next((c for c, count in enumerate(left) if count), 0)
-            groups.append((c, degree))
+            groups.append(alike(c, degree))
             left[c] -= degree
         if any(left):
             raise WorkloadError(
@@ -184,21 +183,24 @@ class Pipelines:
         """The devices of the groups, the next of each class; `taken`: how many of each class are gone, updated."""
         used = {} if taken is None else taken
         found = []
-        for c, degree in groups:
-            first = used.get(c, 0)
-            used[c] = first + degree
-            found.append(DeviceGroup(self.pool.classes[c].devices[first : first + degree]))
+        for classes, shares in groups:
+            devices = []
+            for c in classes:
+                devices.append(self.pool.classes[c].devices[used.get(c, 0)])
+                used[c] = used.get(c, 0) + 1
+            found.append(DeviceGroup(tuple(devices), shares))
         return tuple(found)
+
+    def _kind(self, group: Group) -> Kind:
+        return tuple(self.pool.classes[c].kind for c in group.classes), group.shares
 
     def estimate(self, groups: Groups) -> "Estimate":
         """The best of every way to run a pipeline of these groups, for each number of sequences in flight."""
         order = self.order(groups)
         columns = self.stages.columns(len(order))
         tables = [
-            self.stages.table(
-                self.pool.classes[c].kind, group, len(order), first=place == 0, head=place == len(order) - 1
-            )
-            for place, ((c, _), group) in enumerate(zip(groups, order, strict=True))
+            self.stages.table(self._kind(group), devices, len(order), first=place == 0, head=place == len(order) - 1)
+            for place, (group, devices) in enumerate(zip(groups, order, strict=True))
         ]
         most = np.array([each.most_layers for each in tables])
         layers = self.request.model.num_layers
@@ -208,7 +210,7 @@ class Pipelines:
             return Estimate.nothing(len(self.stages.rungs))
         self.work += _WORK_BESIDE + chosen.size * len(order)
         hops = self._hops(order)
-        varies = np.array([[group.profile.step_variation] for group in order])
+        varies = np.array([[group.step_variation] for group in order])
         best, seconds = np.zeros(len(fits)), np.zeros(len(fits))
         for evenly in (True, False)[: len(order)]:
             load, steps = columns.load.at(chosen), _Steps(tables, hops, chosen, varies)
@@ -301,24 +303,6 @@ class Estimate(NamedTuple):
         split, width = np.divmod(best, columns.widths)
         at = (split, np.arange(len(best)), width)
         return cls(rates.reshape(ways)[at], seconds.reshape(ways)[at], width, split)
-
-
-def splits(count: int, degrees: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Ways to part equal devices into groups: for each largest degree as many as go, the rest by the next ones."""
-    ways = []
-    for place, largest in enumerate(degrees):
-        left, way = count, []
-        for degree in degrees[place:]:
-            way += [degree] * (left // degree)
-            left %= degree
-        if left == 0 and largest <= count:
-            ways.append(tuple(way))
-    return ways
-
-
-def _filled(ways: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    """The first again for each degree that is too large."""
-    return [ways[0]] * (count - len(ways)) + ways
 
 
 def _hull(rungs: tuple[int, ...], rates: Floats) -> tuple[tuple[float, int, int], ...]:

@@ -16,7 +16,8 @@ from strata_planner.search.assembly import together
 from strata_planner.search.exact.orders import Order
 from strata_planner.search.layouts.genetic import Genetic, Genome, Individual, Limits
 from strata_planner.search.layouts.goals import Goal, goal_of
-from strata_planner.search.layouts.pipelines import Groups, Pipeline, Pipelines
+from strata_planner.search.layouts.groups import Groups
+from strata_planner.search.layouts.pipelines import Pipeline, Pipelines
 from strata_planner.search.layouts.pool import Composition, Pool
 from strata_planner.search.layouts.solved import SolvedReplica, nearly_solved, plan_of, solved_in_time
 from strata_planner.search.layouts.stages import Split, with_concurrency

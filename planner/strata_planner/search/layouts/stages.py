@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from strata_planner.contract.plan import steps_under_way
+from strata_planner.contract.shares import Shares
 from strata_planner.costs.prompts import most_prompts
+from strata_planner.costs.shards import Portion, portion_on
 from strata_planner.question.cluster import DeviceGroup
 from strata_planner.question.request import MAX_CHUNK_TOKENS, PlanRequest
 from strata_planner.question.workload import Workload
@@ -26,6 +28,7 @@ from strata_planner.search.exact.phases import Pair
 from strata_planner.search.steady import Load, micro_batches_of
 
 Floats = npt.NDArray[np.float64]
+Kind = tuple[tuple[int, ...], Shares]  # of a group's devices, and their shares
 
 # Sequences for each stage: with more of them half as many micro-batches as stages, or fewer, gain nothing.
 _MANY_EACH = 8
@@ -180,9 +183,11 @@ class Columns:
 
 
 class _Size(NamedTuple):
-    """What a micro-batch costs on a stage, [widths] each: bytes that are there for layers, seconds of a layer, seconds beside the layers."""
+    """What a micro-batch costs on a stage, [widths] each: seconds of a layer, seconds beside the layers; `rooms`, [unlike devices, widths]: bytes that are
+    there for layers.
+    """
 
-    room: Floats
+    rooms: Floats
     prompts: Floats
     decode: Floats
     fixed_prompts: Floats
@@ -197,25 +202,27 @@ class Stages:
         self.rungs = ladder(request.workload.concurrency)
         self.pricers = [Pricer(with_concurrency(request, rung)) for rung in self.rungs]
         self._columns: dict[int, Columns] = {}
-        self._tables: dict[tuple[int, int, int, bool, bool], StageTable] = {}
+        self._tables: dict[tuple[Kind, int, bool, bool], StageTable] = {}
         self._hops: dict[tuple[int, float, float, bool], Floats] = {}
-        self._costs: dict[tuple[int, int, Pair, bool, bool], _Size] = {}
-        self._layer_bytes: dict[int, Floats] = {}
+        self._costs: dict[tuple[Kind, Pair, bool, bool], _Size] = {}
+        self._layer_bytes: dict[Portion, Floats] = {}
 
     def columns(self, stages: int) -> Columns:
         if stages not in self._columns:
             self._columns[stages] = Columns(self.pricers, stages)
         return self._columns[stages]
 
-    def table(self, kind: int, group: DeviceGroup, stages: int, *, first: bool, head: bool) -> StageTable:
-        """`kind` stands for the group's devices; of a pipeline of so many stages."""
-        key = (kind, group.degree, stages, first, head)
+    def table(self, kind: Kind, group: DeviceGroup, stages: int, *, first: bool, head: bool) -> StageTable:
+        """`kind` stands for the group's devices and their shares; of a pipeline of so many stages."""
+        key = (kind, stages, first, head)
         if key not in self._tables:
             columns = self.columns(stages)
             of_sizes = [self._priced(kind, group, pair, first=first, head=head) for pair in columns.sizes]
-            room, *seconds = (np.array(each) for each in zip(*of_sizes, strict=True))
-            size = self._bytes_of_a_layer(group.degree)[columns.rung, columns.width]
-            most = np.clip(room[columns.high, columns.width] // size, 0.0, self.request.model.num_layers)
+            rooms, *seconds = (np.array(each) for each in zip(*of_sizes, strict=True))
+            most = np.full(len(columns.width), float(self.request.model.num_layers))
+            for rank, each in enumerate(group.ranks):
+                size = self._bytes_of_a_layer(portion_on(each))[columns.rung, columns.width]
+                most = np.minimum(most, rooms[columns.high, rank, columns.width] // size)
             self._tables[key] = StageTable(most, *(columns.between(each) for each in seconds))
         return self._tables[key]
 
@@ -231,25 +238,25 @@ class Stages:
             self._hops[key] = np.stack([columns.between(prompts), send, np.full(send.shape, link.latency_seconds)])
         return self._hops[key]
 
-    def _bytes_of_a_layer(self, degree: int) -> Floats:
-        """[rungs, widths] on each device of a group, with its KV of all sequences in flight."""
-        if degree not in self._layer_bytes:
+    def _bytes_of_a_layer(self, portion: Portion) -> Floats:
+        """[rungs, widths] on a device of a group, with its KV of all sequences in flight."""
+        if portion not in self._layer_bytes:
             units = [run.units for run in self.pricers[0].layer_runs]
             layers = self.request.model.num_layers
-            self._layer_bytes[degree] = np.array(
+            self._layer_bytes[portion] = np.array(
                 [
                     [
                         sum(n * each[bits] for n, each in zip(units, sizes, strict=True)) / layers
                         for bits in self.request.bits
                     ]
                     for pricer in self.pricers
-                    for sizes in [pricer.unit_bytes(degree)]
+                    for sizes in [pricer.unit_bytes(portion)]
                 ]
             )
-        return self._layer_bytes[degree]
+        return self._layer_bytes[portion]
 
-    def _priced(self, kind: int, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
-        key = (kind, group.degree, pair, first, head)
+    def _priced(self, kind: Kind, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
+        key = (kind, pair, first, head)
         if key not in self._costs:
             self._costs[key] = self._size(group, pair, first=first, head=head)
         return self._costs[key]
@@ -257,21 +264,23 @@ class Stages:
     def _size(self, group: DeviceGroup, pair: Pair, *, first: bool, head: bool) -> _Size:
         pricer = self.pricers[0]
         costs = pricer.stage(group, pair, first=first, head=head)
+        of_ranks = pricer.room(group, pair, first=first, head=head) if group.shares else (costs,)
         counts = [run.units for run in pricer.layer_runs]
         layers = pricer.request.model.num_layers
-        room: list[float] = []
+        rooms: list[list[float]] = [[] for _ in of_ranks]
         seconds: tuple[list[float], list[float]] = ([], [])
         for bits in pricer.request.bits:
             runnable = all(bits in each for each in costs.seconds)
-            beside = costs.quantized_bytes if bits < 16 else costs.dense_bytes
-            room.append(max(0.0, costs.capacity_bytes - beside) if runnable else 0.0)
+            for room, own in zip(rooms, of_ranks, strict=True):
+                beside = own.quantized_bytes if bits < 16 else own.dense_bytes
+                room.append(max(0.0, own.capacity_bytes - beside) if runnable else 0.0)
             for phase, found in enumerate(seconds):
                 each = (
                     [n * own[bits][phase] for n, own in zip(counts, costs.seconds, strict=True)] if runnable else [1.0]
                 )
                 found.append(sum(each) / layers)
-        fixed = (np.full(len(room), each) for each in costs.fixed_seconds)
-        return _Size(np.array(room), np.array(seconds[0]), np.array(seconds[1]), *fixed)
+        fixed = (np.full(len(seconds[0]), each) for each in costs.fixed_seconds)
+        return _Size(np.array(rooms), np.array(seconds[0]), np.array(seconds[1]), *fixed)
 
     @cached_property
     def penalty(self) -> dict[int, float]:

@@ -19,10 +19,12 @@ from strata_planner.contract.frames import FrameHeader, SampledToken, StepResult
 from strata_planner.contract.plan import MicroBatch
 from strata_planner.contract.roles import Neighbour, Role
 from strata_runtime.formats import COMPUTE_DTYPES
+from strata_runtime.slot.gathering import Gathered
 from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.reception import Gateways
 from strata_runtime.stage.bounds import FrameBounds, largest_request
 from strata_runtime.stage.executor import Answered, Passed, StageExecutor, Work
+from strata_runtime.stage.inheritance import Inheritance
 from strata_runtime.stage.worker import Follower, Inlet, Links, Outlet, Worker, serve
 from strata_runtime.wire.client import LeaderClient, greedy
 from strata_runtime.wire.transport import Keys, connect, listen
@@ -61,6 +63,7 @@ class _Idle(StageExecutor):
         self.role = role
         self.work = Work()
         self.vocabulary = 2
+        self.hidden = hidden
         self.own_seconds = 0.0
         self.counts = torch.zeros(3)
         self._hidden = (hidden, dtype)
@@ -113,8 +116,9 @@ class IdlePipeline:
         for stage, executor in enumerate(self._executors):
             outward = connect(self._context.socket(zmq.PUSH), _endpoint(inward[1 - stage][1]), self._keys)
             links.append(Links(Inlet(inward[stage][0], 1, executor, bounds[stage]), Outlet(outward, executor.work)))
-        leader = LeaderWorker(self._executors[0], 1, hidden, Gateways(requests, 1, _KEY), links[0])
-        workers: tuple[Worker, ...] = (leader, Follower(self._executors[1], links[1]))
+        gathered = [Gathered(each, Inheritance(), ()) for each in self._executors]
+        leader = LeaderWorker(self._executors[0], 1, Gateways(requests, 1, _KEY), links[0], gathered[0])
+        workers: tuple[Worker, ...] = (leader, Follower(self._executors[1], links[1], gathered[1]))
         self._threads = [serve(each, f"idle stage {stage}", lambda _: None) for stage, each in enumerate(workers)]
         self.key = _KEY
         self.leader = Leader(0, "idle", _endpoint(port), 1.0)

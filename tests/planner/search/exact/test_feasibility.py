@@ -86,6 +86,7 @@ def test_other_reasons(request_: PlanRequest, message: str) -> None:
     assert re.search(message, reason(request_))
 
 
+@pytest.mark.slow  # what planning says, above
 @settings(max_examples=share(40, 8), deadline=None)
 @given(st.lists(st.sampled_from([0.15, 0.2, 0.3, 0.5, 0.8]), min_size=1, max_size=4), st.sampled_from([None, 1, 2]))
 def test_what_no_order_is_tried_for_is_held_by_none(memory: list[float], most: int | None) -> None:

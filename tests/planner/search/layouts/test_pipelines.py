@@ -46,8 +46,8 @@ def test_what_is_remembered_is_what_would_be_worked_out(name: str, composition: 
     assert remembered.rates == pytest.approx(anew.rates)
     for groups in (each for each in remembered.groups if each):
         counts: Counter[int] = Counter()
-        for c, degree in groups:
-            counts[c] += degree
+        for group in groups:
+            counts.update(group.classes)
         assert tuple(counts[c] for c in range(len(composition))) == composition
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata_planner.search.layouts.clusters import kmeans
-from strata_planner.search.layouts.pipelines import splits
+from strata_planner.search.layouts.groups import splits
 from strata_planner.search.layouts.stages import Floats
 from strata_planner.search.layouts.water import capped, cheapest_first, level
 

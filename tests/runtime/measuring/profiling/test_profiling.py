@@ -129,6 +129,7 @@ def small_survey(folder: Path, said: list[tuple[int, int, str]]) -> tuple[Survey
     return Survey(subject, notes, lambda *told: said.append(told)), notes
 
 
+@pytest.mark.slow  # test_command.py runs one
 @pytest.mark.usefixtures("small")
 def test_a_survey_of_this_machine_is_a_profile_and_resumes(tmp_path: Path) -> None:
     said: list[tuple[int, int, str]] = []

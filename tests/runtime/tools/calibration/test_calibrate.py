@@ -46,6 +46,7 @@ def test_statistics_are_those_of_the_whole_model(tmp_path: Path) -> None:
             assert each.deviation["3"] > each.deviation["4"] > each.deviation["8"] > 0
 
 
+@pytest.mark.slow  # test_losses.py has losses of mixed bits
 def test_the_loss_at_16_bits_is_the_models_own(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "qwen2")
     found = calibrate(Subject(folder, "text"), WINDOWS, lambda *_: None)

@@ -35,6 +35,7 @@ def of_the_whole(folder: Path, keys: set[str]) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.slow  # its moments are compared below
 @pytest.mark.parametrize("name", MODELS)
 def test_layer_by_layer_is_the_whole(tmp_path: Path, name: str) -> None:
     folder = make_tiny_model(tmp_path, name)
