@@ -20,8 +20,8 @@ from tests.chain.slot_process import Loading, NoGiver, Served, Wakeup
 from tests.chain.virtual_zmq import VirtualZmq, await_event, read_event
 from tests.operator.virtual_operator import ApiFaults, ModelControl, VirtualOperator
 
-# Until all is well again, once nothing goes wrong any more: after many failures the next plan waits for five minutes, behind a prepare that stalls.
-MOST_SECONDS = 420.0
+# Until all is well again, once nothing goes wrong any more: after many failures the next plan waits for ten minutes, behind a prepare that stalls.
+MOST_SECONDS = 660.0
 
 
 class ChainWorld:

@@ -1,7 +1,7 @@
 """What is remembered of trouble: nodes that are planned without for a while, and how long the next plan waits.
 
 Both live in status, so that they outlast the operator: reconcile writes them down before it acts on them. Each time a node is
-excluded lasts twice as long as the last; each plan that the operator makes of itself waits twice as long as the last, until
+excluded lasts twice as long as the last, and beyond the next plan; each plan that the operator makes of itself waits twice as long as the last, until
 the deployment has served in peace. Any edit of the spec ends both: whoever has mended the cause need not wait. Pure.
 """
 
@@ -43,7 +43,8 @@ class Memory:
 
 def remember(view: View, found: tuple[Trouble, ...]) -> Memory:
     """What status remembers, brought up to date."""
-    return Memory(_exclusions(view, found), _backoff(view))
+    backoff = _backoff(view)
+    return Memory(_exclusions(view, found, backoff), backoff)
 
 
 def delay(attempts: int, longest: timedelta) -> timedelta:
@@ -56,7 +57,7 @@ def _is_edited(view: View) -> bool:
     return 0 < status.observed_generation != view.deployment.metadata.generation
 
 
-def _exclusions(view: View, found: tuple[Trouble, ...]) -> tuple[Exclusion, ...]:
+def _exclusions(view: View, found: tuple[Trouble, ...], backoff: Backoff | None) -> tuple[Exclusion, ...]:
     kept = {each.node: each for each in view.deployment.status.exclusions if _is_remembered(view, each)}
     if _is_edited(view):
         ended = {"strikes": 0, "until": stamp(view.now)}
@@ -64,7 +65,7 @@ def _exclusions(view: View, found: tuple[Trouble, ...]) -> tuple[Exclusion, ...]
     for trouble in found:
         before = kept.get(trouble.node)
         if view.newest and (before is None or before.epoch != view.newest.epoch.number):
-            kept[trouble.node] = _struck(view, view.newest, trouble, before)
+            kept[trouble.node] = _struck(view, view.newest, trouble, before, backoff)
     newest = sorted(kept.values(), key=lambda each: (each.until, each.node))[-MAX_EXCLUSIONS:]
     return tuple(sorted(newest, key=lambda each: each.node))
 
@@ -75,16 +76,20 @@ def _is_remembered(view: View, exclusion: Exclusion) -> bool:
     return is_newest or view.now < moment(exclusion.until) + REMEMBERED
 
 
-def _struck(view: View, newest: EpochRecord, trouble: Trouble, before: Exclusion | None) -> Exclusion:
+def _struck(
+    view: View, newest: EpochRecord, trouble: Trouble, before: Exclusion | None, backoff: Backoff | None
+) -> Exclusion:
     strikes = 1 + (before.strikes if before else 0)
-    lasting = min(LONGEST_EXCLUSION, EXCLUDED * 2 ** min(strikes - 1, 16))
+    until = view.now + min(LONGEST_EXCLUSION, EXCLUDED * 2 ** min(strikes - 1, 16))
+    if backoff is not None:  # else it might be over when the next plan is made, which would take the node again
+        until = max(until, moment(backoff.retry_at) + EXCLUDED)
     return Exclusion(
         node=trouble.node,
         reason=trouble.reason,
         message=trouble.message[:TEXT],
         epoch=newest.epoch.number,
         strikes=strikes,
-        until=stamp(view.now + lasting),
+        until=stamp(until),
     )
 
 

@@ -1,12 +1,15 @@
 """What a slot that gets no further leads to: plans without its node, fewer and fewer of them."""
 
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from strata_operator.api.status import Backoff
-from strata_operator.decide.exclusions import LONGEST_DELAY, Memory, delay
+from strata_operator.decide.exclusions import LONGEST_DELAY, Memory, _struck, delay
+from strata_operator.decide.troubles import Trouble
 from strata_operator.observe.kube import SECRETS
 from strata_operator.render.records import MARGIN, moment, stamp
 from tests.operator.world import AWorld, World
@@ -214,6 +217,133 @@ def test_an_exclusion_ends_and_the_node_is_used_again(a_world: AWorld) -> None:
     world.cluster.faults.end()
     world.passes(90)
     assert (world.status.phase, world.nodes()) == ("Ready", ["a", "b"])
+
+
+@pytest.mark.parametrize(("waits", "lasts"), [(None, 60), (20, 80), (-90, 60), (600, 660)])
+def test_a_node_is_left_out_beyond_the_next_plan_however_long_that_waits(waits: int | None, lasts: int) -> None:
+    """Else that plan would take it again, and so on (found by the checker of the whole chain)."""
+    now = moment("2026-01-01T00:00:00Z")
+    view: Any = SimpleNamespace(now=now)
+    newest: Any = SimpleNamespace(epoch=SimpleNamespace(number=7))
+    at = stamp(now + timedelta(seconds=waits or 0))
+    backoff = None if waits is None else Backoff(attempts=8, last="PrepareStalled: epoch 7", at=at, retry_at=at)
+    exclusion = _struck(view, newest, Trouble("a", "PrepareStalled", "it does not answer"), None, backoff)
+    assert moment(exclusion.until) - now == timedelta(seconds=lasts)
+
+
+@pytest.mark.slow  # hours of a controller's life
+def test_a_slot_that_only_its_controller_does_not_hear_stays_where_it_is(serving: World) -> None:
+    serving.edit(replanning={"prepareTimeoutSeconds": 300})
+    serving.cluster.faults.unreachable.add("b")
+    serving.passes(700, every=20)
+    assert serving.reasons() == ["Created"]
+    serving.cluster.faults.end()
+    serving.passes(5)
+    assert (serving.status.phase, serving.status.committed_epoch) == ("Ready", 1)
+
+
+def test_a_node_that_cannot_have_the_image_that_another_runs_is_planned_without(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.no_image.add("b")
+    world.passes(50)
+    assert world.reasons() == ["Created"]
+    world.passes(40)
+    assert world.reasons() == ["Created", "ImageUnusable"]
+    assert (world.status.phase, world.nodes()) == ("Ready", ["a", "c"])
+    (exclusion,) = world.status.exclusions
+    assert exclusion.message.startswith("slot chat-b cannot start: pod chat-b-0: ImagePullBackOff; check spec.runtime")
+
+
+def test_an_image_that_no_node_has_is_no_nodes_trouble(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.no_image |= {"a", "b", "c", "d"}
+    world.passes(600, every=50)
+    assert (world.reasons(), world.condition("Ready").reason) == (["Created"], "ImagePullBackOff")
+
+
+@pytest.mark.slow  # hours of a controller's life
+def test_when_every_slot_refuses_plans_are_few_and_status_says_what_goes_on(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.refuses |= {"a", "b", "c", "d"}
+    world.passes(3600, every=40)
+    assert len(world.plans) <= 24
+    assert len(world.cluster.all("configmaps")) <= 11
+    assert world.status.phase == "Failed"
+    assert {each.node for each in world.status.exclusions} == {"a", "b", "c", "d"}
+    assert max(each.strikes for each in world.status.exclusions) >= 3
+    assert world.status.backoff
+    assert world.status.backoff.attempts >= 5
+    assert world.condition("Ready").reason in {"PrepareRefused", "NoDevices", "Infeasible"}
+    assert "401 from the hub" in world.condition("Ready").message + world.condition("Planned").message
+
+
+def test_the_second_plan_follows_at_once_and_each_further_one_waits_twice_as_long() -> None:
+    waits = [delay(attempts, LONGEST_DELAY).total_seconds() for attempts in range(10)]
+    assert waits == [0, 0, 10, 20, 40, 80, 160, 320, 600, 600]
+
+
+@pytest.mark.parametrize(
+    ("reason", "last", "seconds"),
+    [
+        pytest.param("PrepareRefused", "PrepareRefused: epoch 7", 600, id="of-itself"),
+        pytest.param("SpecChanged", "SpecChanged: not found at noon", 120, id="a-wish"),
+        pytest.param("NodeLost", "NodeLost: epoch 7", 60, id="losses-in-a-row"),
+        pytest.param("NodeLost", "SpecChanged: not found at noon", 0, id="a-loss-waits-for-no-wish"),
+    ],
+)
+def test_how_long_a_plan_waits_after_many(reason: str, last: str, seconds: int) -> None:
+    at = "2026-01-01T00:00:00Z"
+    memory = Memory((), Backoff(attempts=30, last=last, at=at, retry_at=at))
+    assert memory.may_plan(moment(at) + timedelta(seconds=seconds), reason)
+    assert not seconds or not memory.may_plan(moment(at) + timedelta(seconds=seconds - 1), reason)
+
+
+def test_while_it_waits_nothing_is_planned(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.refuses |= {"a", "b", "c", "d"}
+    world.passes(20)
+    before = len(world.plans)
+    status = world.status
+    assert status.backoff
+    waiting = status.backoff.model_copy(update={"attempts": 30, "at": stamp(world.cluster.now())})
+    world.cluster.set_status("chat", status.model_copy(update={"backoff": waiting}))
+    world.passes(500, every=50)
+    assert len(world.plans) == before
+    assert "the next plan is made at" in world.condition("Ready").message
+    world.passes(150, every=50)
+    assert len(world.plans) > before
+
+
+def test_an_edit_ends_what_was_remembered_of_the_last_spec(a_world: AWorld) -> None:
+    world = a_world()
+    world.cluster.faults.refuses |= {"a", "b", "c", "d"}
+    world.passes(1200, every=40)
+    assert world.status.backoff
+    world.cluster.faults.end()
+    world.edit(precision={"allowed": [8]})
+    world.passes(5)
+    assert (world.status.phase, world.nodes()) == ("Ready", ["a", "b"])
+
+
+def test_an_exclusion_ends_and_the_node_is_used_again(a_world: AWorld) -> None:
+    world = a_world("a", "b")
+    world.edit(placement={"minStages": 2})
+    world.cluster.faults.refuses.add("b")
+    world.passes(10)
+    assert (world.status.phase, world.condition("Planned").reason) == ("Failed", "Infeasible")
+    assert "node b is left out until" in world.condition("Planned").message
+    world.cluster.faults.end()
+    world.passes(90)
+    assert (world.status.phase, world.nodes()) == ("Ready", ["a", "b"])
+
+
+def test_a_node_is_left_out_beyond_the_next_plan_however_long_that_waits(a_world: AWorld) -> None:
+    """Two of four nodes never serve: each plan does without all that were found, so that the third one does without both."""
+    world = a_world("a", "b", "c", "d")
+    world.cluster.faults.refuses.update({"a", "b"})
+    world.passes(10)
+    for each in world.status.exclusions:
+        assert world.status.backoff is None or moment(each.until) > moment(world.status.backoff.retry_at)
 
 
 @pytest.mark.slow  # hours of a controller's life
