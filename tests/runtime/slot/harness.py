@@ -1,8 +1,11 @@
 """A pipeline of real slots in threads of this process, over loopback."""
 
+import itertools
+import os
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, SlotAddress
 from strata_runtime.slot.memory import MemoryMeter
@@ -13,11 +16,27 @@ CONTROL_KEY = "control secret of the tests"
 
 
 def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
+    """Below those that the kernel gives to outgoing connections, each worker of the tests its own: nobody else takes one between here and its use. The next
+    ones belong to it, for further roles of a slot.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = next(_PORTS)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
     return ports
+
+
+def _ports_of_this_worker() -> range:
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = (HIGHEST_PORT - LOWEST_PORT) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    first = LOWEST_PORT + worker * share
+    return range(first, first + share - ROLES, ROLES)
+
+
+LOWEST_PORT, HIGHEST_PORT = 10_000, 20_000  # `strata up` begins above
+ROLES = 8  # of a slot, at most
+_PORTS = itertools.cycle(_ports_of_this_worker())
 
 
 class SlotThread(SlotClient):
