@@ -164,8 +164,8 @@ class Arriving:
             raise StepError(
                 f"pages of layer {layer}: tensors of {[len(body) for body in bodies]} bytes for {len(numbers)} blocks; {wanted} are"
             )
-        target = torch.tensor([numbers[place] for place in fits])
-        source = torch.tensor(fits)
+        target = torch.tensor([numbers[place] for place in fits], dtype=torch.long)
+        source = torch.tensor(fits, dtype=torch.long)
         for tensor, body in zip(tensors, bodies, strict=True):
             shape = (*tensor.shape[:2], len(numbers), *tensor.shape[3:])
             came = torch.frombuffer(body, dtype=tensor.dtype).view(shape)
