@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 import zmq
 from msgspec import structs
 
@@ -13,28 +14,18 @@ from strata_planner.contract.block_names import TOKEN_BYTES
 from strata_planner.contract.frames import HeldBlock, KvPages, PagesGiven, WantPages, encode, pages_decoder
 from strata_planner.contract.plan import Plan
 from strata_runtime.errors import StepError
+from strata_runtime.model.kv.pool import PoolShape, make_pool
 from strata_runtime.slot import gathering, giver
 from strata_runtime.stage.bounds import check_pages
-from strata_runtime.stage.handover import Arriving
+from strata_runtime.stage.handover import Arriving, paged
 from strata_runtime.wire.client import LeaderClient, greedy
 from strata_runtime.wire.transport import Keys, connect
 from tests.runtime.slot.harness import PipelineHarness
-from tests.runtime.slot.test_kept_pages import Streams, asked, computed_again, plan_of
+from tests.runtime.slot.streams import Streams, asked, computed_again
 from tests.runtime.slot.test_moved_pages import LAST, plan_with, prompts_again, rest
 
 DRAIN = ("abc", (1, 3, 5)), ("ac", (2, 5))
 GOOD = KvPages(1, 3, 16, "w", 0, 0, [HeldBlock(1, b"n" * 16, b"t" * 8)])
-
-
-@pytest.fixture(scope="module")
-def expected(tiny_llama: Path) -> dict[str, list[int]]:
-    """Undisturbed."""
-    with PipelineHarness("a") as pipeline:
-        streams = Streams(asked(1))
-        leader = pipeline.serve(plan_of(tiny_llama, "a", log=False))
-        streams.send(leader)
-        streams.listen(leader, streams.all)
-        return streams.tokens
 
 
 @pytest.fixture
@@ -192,3 +183,15 @@ STRANGE = {
 def test_pages_that_cannot_be_are_refused(pages: KvPages, bodies: int, reason: str) -> None:
     with pytest.raises(StepError, match=reason):
         check_pages(pages, [1] * bodies, 16)
+
+
+@pytest.mark.parametrize(("numbers", "fit"), [([5, 9], []), ([1, 9], [1]), ([3, 0], [3, 0])])
+def test_blocks_beyond_a_smaller_pool_are_left_out(numbers: list[int], fit: list[int]) -> None:
+    """All of them, too."""
+    pool = make_pool(PoolShape(4, 2, 1, 3, torch.float32, torch.device("cpu")), 16)
+    blocks = [HeldBlock(number, b"n" * 16, bytes([number]) * 8) for number in numbers]
+    came = torch.tensor(numbers, dtype=torch.float32).view(1, 1, -1, 1, 1).expand(2, 1, -1, 2, 3).contiguous()
+    arriving = Arriving({3: pool}, page_tokens=2)
+    arriving.take(structs.replace(GOOD, blocks=blocks), [memoryview(bytearray(came.numpy().tobytes()))])
+    for page in range(4):
+        assert torch.all(paged(pool)[0][:, :, page] == (page if page in fit else 0))

@@ -16,20 +16,9 @@ from strata_runtime.wire.client import LeaderClient
 from tests.laws import share, swept
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import PipelineHarness
-from tests.runtime.slot.test_kept_pages import Streams, asked, computed_again, drained, plan_of, with_layers
+from tests.runtime.slot.streams import Streams, asked, computed_again, drained, plan_of, with_layers
 
 LAST = 5  # layer of the model
-
-
-@pytest.fixture(scope="module")
-def expected(tiny_llama: Path) -> dict[str, list[int]]:
-    """Undisturbed."""
-    with PipelineHarness("a") as pipeline:
-        streams = Streams(asked(1))
-        leader = pipeline.serve(plan_of(tiny_llama, "a", log=False))
-        streams.send(leader)
-        streams.listen(leader, streams.all)
-        return streams.tokens
 
 
 def plan_with(model: Path, slots: str, ends: Sequence[int], pages: int = 64) -> Plan:
