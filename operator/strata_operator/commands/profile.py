@@ -19,13 +19,13 @@ from strata_operator.api.load import read_text
 from strata_operator.commands.inputs import Question, read_question
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.errors import LocalError
-from strata_operator.local.machine import cores
 from strata_operator.local.run import leave_on_signals, log_to
 from strata_operator.observe.model_files import local_folder, read_config
 from strata_planner.contract.draft_weights import has_draft
 from strata_planner.contract.formats import ANY_PRECISION, FORMAT_NAMES, ComputeType, FormatName
 from strata_planner.contract.kv import KV_BITS
 from strata_planner.contract.latencies import LatencyProfile
+from strata_planner.contract.processors import cores
 from strata_planner.contract.quantization import CONFIG_FIELD
 from strata_planner.contract.store import write_whole
 from strata_planner.contract.values import ContractError

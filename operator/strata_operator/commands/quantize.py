@@ -13,10 +13,10 @@ from rich.table import Table
 
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.errors import LocalError
-from strata_operator.local.machine import cores
 from strata_operator.local.run import leave_on_signals
 from strata_operator.observe.model_files import local_folder, read_config
 from strata_planner.contract.formats import ANY_PRECISION, stored_bytes
+from strata_planner.contract.processors import cores
 
 ANY = (sys.executable, "-m", "strata_runtime.tools.quantize")
 GPTQ = (sys.executable, "-m", "strata_runtime.tools.gptq")

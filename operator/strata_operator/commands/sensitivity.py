@@ -11,10 +11,10 @@ from rich.table import Table
 
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.errors import LocalError
-from strata_operator.local.machine import cores
 from strata_operator.local.run import leave_on_signals
 from strata_operator.observe.model_files import local_folder, read_config
 from strata_planner.contract.calibration import Calibration
+from strata_planner.contract.processors import cores
 from strata_planner.sensitivity import Sensitivity, predicted_perplexity_increase
 
 CALIBRATE = (sys.executable, "-m", "strata_runtime.tools.calibration")

@@ -19,7 +19,7 @@ from strata_operator.local.errors import LocalError
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.environment import SLOT_ENVIRONMENT
 from strata_planner.contract.plan import Plan
-from strata_planner.contract.processors import Division, Processors, memories
+from strata_planner.contract.processors import Division, Processors, cores, memories
 from strata_planner.contract.values import from_json
 from strata_planner.errors import ClusterError
 from strata_planner.question.catalogue import CPU
@@ -134,10 +134,6 @@ def divisions_of_slots(plan: Plan, cluster: Cluster) -> dict[str, Division]:
         node.name for node in cluster.nodes if len({each.threads for each in node.devices if each.type == CPU}) == 1
     }
     return {stage.slot: Division(first[stage.node], total) for stage in stages if stage.node in alike}
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parse_gpus(lines: Iterable[str]) -> list[Device]:

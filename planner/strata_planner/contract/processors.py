@@ -24,6 +24,11 @@ def usable_processors() -> Processors:
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ANYWHERE
 
 
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(usable_processors()) or os.cpu_count() or 1
+
+
 def memories(nodes: Path = NODES, usable: Collection[int] | None = None) -> tuple[Processors, ...]:
     """The usable processors beside each memory, in the kernel's order; a memory without any is left out. Empty where the kernel tells nothing."""
     allowed = usable_processors() if usable is None else frozenset(usable)

@@ -10,7 +10,6 @@ the fastest for how many tokens (`kernel_timing`). Knows nothing of models or pl
 import argparse
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ import msgspec
 
 from strata_planner.contract.devices import DeviceProfile
 from strata_planner.contract.formats import ComputeType
-from strata_planner.contract.processors import ANYWHERE, bind, memories
+from strata_planner.contract.processors import ANYWHERE, bind, cores, memories
 from strata_planner.contract.store import cache_folder, write_whole
 from strata_planner.contract.values import ContractError, from_builtins, to_json
 from strata_runtime.command_line import positive
@@ -79,11 +78,6 @@ def store_of(device: str, threads: int, compute_type: ComputeType) -> Store:
     key |= {"gpus": gpu_names()} | gpu_libraries() if device == "cuda" else {"library": build.digest()}
     digest = hashlib.sha256(f"{name} {device} {compute_type}".encode()).hexdigest()[:12]
     return Store(cache_folder() / f"profile-{digest}-{threads}.json", key)
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure(device: str, name: str, threads: int, compute_type: ComputeType) -> DeviceProfile:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from strata_planner.contract.devices import DeviceProfile
+from strata_planner.contract.processors import cores
 from strata_planner.contract.values import ContractError, from_json
 from strata_runtime.command_line import positive
 from strata_runtime.errors import RuntimeFaultError
-from strata_runtime.measuring.measure import cores
 
 MEASURE = (sys.executable, "-m", "strata_runtime.measuring.measure")
 
