@@ -11,16 +11,15 @@ from rich.text import Text
 from strata_operator.api import LLMDeployment
 from strata_operator.api.load import read_text
 from strata_operator.commands.costs import latency_sources
+from strata_operator.commands.foretold import foretold
 from strata_operator.commands.inputs import read_question
 from strata_operator.commands.profile import profiles_for
 from strata_operator.commands.studies import Found, Studies, StudyOptions
 from strata_operator.decide.planning import shadowed_outcome
 from strata_operator.errors import InvalidInputError
-from strata_operator.local.acceptance import kept_acceptance
 from strata_operator.local.planning_line import planning_line
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
 from strata_operator.local.view import FILE_WIDTH, show_plan
-from strata_planner.answer.bounded import with_bound
 from strata_planner.answer.explain import objective_lines, render_plan
 from strata_planner.answer.picture import picture as draw
 from strata_planner.answer.unused import explained
@@ -29,8 +28,6 @@ from strata_planner.contract.values import ContractError
 from strata_planner.replan.decision import replan
 from strata_planner.replan.table import render_replan
 from strata_planner.search.planning import PlanOutcome, PlanRequest, make_plan
-from strata_planner.simulate.arrivals import with_arrivals
-from strata_planner.simulate.speculation import with_forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ def _run(options: PlanOptions) -> None:
     found = interruptible(lambda: studies.of(plan)) if studies else None
     better = found.plan if found and found.plan is not plan else None
     if found and better:
-        found = replace(found, plan=_forecast(better, request))
+        found = replace(found, plan=foretold(better, request, simulated=True))
     if found is not None and not options.as_json:
         _show_studies(found, plan)
     if found and better and running is None:  # one in force is kept as it was decided
@@ -107,21 +104,16 @@ def _show_anew(request: PlanRequest, wished: LLMDeployment, options: PlanOptions
             return shadowed_outcome(wished, request, explained(request, found))
 
         outcome = interruptible(planned)
-    outcome = replace(outcome, plan=_forecast(outcome.plan, request))
+    outcome = replace(outcome, plan=foretold(outcome.plan, request, simulated=True))
     if not options.as_json:
         show_plan(outcome, Console())
     return outcome.plan
 
 
-def _forecast(plan: Plan, request: PlanRequest) -> Plan:
-    plan = with_arrivals(with_bound(request, plan), request)
-    return with_forecast(plan, request, kept_acceptance(request.model_uri, plan.speculation))
-
-
 def _show_change(request: PlanRequest, running: Plan, wished: LLMDeployment, options: PlanOptions) -> Plan:
     with planning_line(request, Console(stderr=True), quiet=options.as_json) as line:
         change = interruptible(lambda: replan(request, running, watch=line.watch))
-    plan = change.plan if change.kept else _forecast(change.plan, request)
+    plan = change.plan if change.kept else foretold(change.plan, request, simulated=True)
     notes = (change.search.warning,) if change.search and change.search.was_cut else ()
     outcome = shadowed_outcome(wished, request, PlanOutcome(plan, change.stats, notes))
     if not options.as_json:

@@ -12,12 +12,13 @@ from rich.console import Console
 
 from strata_operator.api import LLMDeployment
 from strata_operator.api.load import read_text
+from strata_operator.commands.foretold import foretold
 from strata_operator.commands.inputs import Question, measured, read_question
 from strata_operator.commands.profile import profiles_for
 from strata_operator.decide.planning import shadow_bytes_of, shadowed_outcome, takeover_of
 from strata_operator.errors import InvalidInputError
 from strata_operator.local import launcher as launching
-from strata_operator.local.acceptance import acceptance_kept, kept_acceptance
+from strata_operator.local.acceptance import acceptance_kept
 from strata_operator.local.deployment import Begun, LocalDeployment, LocalOptions, Programs
 from strata_operator.local.machine import (
     check_threads,
@@ -53,11 +54,8 @@ from strata_operator.local.run import (
 from strata_operator.local.view import show_plan
 from strata_operator.observe.model_files import local_folder
 from strata_operator.render.gateway import page_flags
-from strata_planner.answer.bounded import with_bound
 from strata_planner.contract.plan import Plan
-from strata_planner.search.planning import PlanRequest, make_plan
-from strata_planner.simulate.arrivals import with_arrivals
-from strata_planner.simulate.speculation import with_forecast
+from strata_planner.search.planning import make_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,10 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
     progress.enter(f"planning, {request.time_limit_seconds:g} s at most")
     with planning_line(request, console) as line:
         outcome = interruptible(lambda: make_plan(request, watch=line.watch))
-    outcome = replace(outcome, plan=_told(outcome.plan, request))
+    has_rate = (
+        request.objective.requests_per_second is not None
+    )  # nobody waits for a simulation who has not asked for it
+    outcome = replace(outcome, plan=foretold(outcome.plan, request, simulated=has_rate))
     outcome = shadowed_outcome(question.deployment, request, outcome)
     show_plan(outcome, Console())
     course.phases.enter("tokenizer and memory")
@@ -149,16 +150,6 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
             console.print(phases_table(course.phases.ended, phases_of_processes(logs)))
 
     _serve(partial(serve, outcome.plan, local, console, Begun(launcher, course.phases)), progress, tell)
-
-
-def _told(plan: Plan, request: PlanRequest) -> Plan:
-    """With what is known of better plans, of its users and of speculation."""
-    plan = with_bound(request, plan)
-    if (
-        request.objective.requests_per_second is not None
-    ):  # the simulation takes a second, which nobody waits for who asked for nothing
-        plan = with_arrivals(plan, request)
-    return with_forecast(plan, request, kept_acceptance(request.model_uri, plan.speculation))
 
 
 def _serve(

@@ -228,9 +228,8 @@ class RunningRole:
         self._slots = prepare.slots
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._word: zmq.Socket[Any] = self._context.socket(zmq.PUSH)  # to its own inlet
-        self._watched: list[zmq.Socket[Any]] = [
-            self._word
-        ]  # and connections that are there to be watched, or for a last word
+        # And connections that are there to be watched, or for a last word.
+        self._watched: list[zmq.Socket[Any]] = [self._word]
         self.hung = ""  # why its worker counts as such
         self.overdue = ""
         planned = prepare.steps[index] if prepare.steps else PlannedStep()

@@ -108,9 +108,9 @@ class Slot:
         self._bind = _bindable(options.host)
         endpoint = f"tcp://{self._bind}:{options.control_port}"
         listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
-        self._binding = Binding.here(options.division)
+        binding = Binding.here(options.division)
         self._place = Place(
-            options.name, self._incarnation, self._bind, self._wakeup.ring, self._binding, options.step_timeout
+            options.name, self._incarnation, self._bind, self._wakeup.ring, binding, options.step_timeout
         )
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
@@ -222,7 +222,7 @@ class Slot:
         self._give(prepare, [] if idle else [role.pages() for role in ending if not role.failure])
         giving = (*(each.role for each in self._kept), *(() if idle else (each.role for each in held)))
         held_now = Held(held, before, idle=idle, giving=giving, shadow=self._shadowing.shadow)
-        self._loading = Loading(changed, held_now, self._wakeup.ring, verify=self._verify, binding=self._binding)
+        self._loading = Loading(changed, held_now, self._wakeup.ring, verify=self._verify, binding=self._place.binding)
         self._unused = None
 
     def _give(self, prepare: Prepare, pages: Sequence[Pages]) -> None:

@@ -26,8 +26,7 @@ two_processors = pytest.mark.skipif(len(PLAYED) < 2, reason="this machine has on
 
 def bind_slot(slot: Slot, first: int) -> None:
     """As its process is told by `--devices FIRST/2`."""
-    slot._binding = Binding(Division(first, 2), PLAYED)
-    slot._place = replace(slot._place, binding=slot._binding)
+    slot._place = replace(slot._place, binding=Binding(Division(first, 2), PLAYED))
 
 
 def test_a_gpu_is_anywhere(tiny_llama: Path) -> None:
