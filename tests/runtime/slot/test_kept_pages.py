@@ -24,7 +24,7 @@ CASES = {
     "the leader, all to the one behind": ("a", "bc", (3, 5), False, 2),
     "the leader, and a layer moves": ("a", "bc", (2, 5), True, 2),
     "the leader is there again": ("a", "abc", (1, 3, 5), True, 2),
-    "the leader, and all others get other layers": ("a", "cb", (3, 5), False, 0),
+    "the leader, and all others get other layers": ("a", "cb", (3, 5), False, 2),
     "the leader and the last one: no layer is spared": ("ac", "b", (5,), True, 0),
     "the leader and the middle one are there again": ("ab", "abc", (1, 3, 5), True, 4),
 }
