@@ -9,6 +9,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.table import Table
 
 from benchmarks import pipeline
 from benchmarks.engine_contenders import SIZES, Contender, Ours, Peers, bytes_a_token, described, plan
-from benchmarks.engine_rows import BITS, CELLS, LEAST_BITS, MEMORY, THREADS, Measured, rows_of
+from benchmarks.engine_rows import BITS, CELLS, LEAST_BITS, MEMORY, ROUNDED_BITS, THREADS, Measured, rows_of
 from benchmarks.engine_serving import measure_serving
 from benchmarks.peers.environments import PEERS
 from benchmarks.peers.process import PeerError
@@ -66,8 +67,13 @@ class Measuring:
                 if name == "decode_1":
                     self.bytes_a_token[bits] = bytes_a_token(self.model, wanted)
                 taking_part = [each for each in others if each.title != MEMORY or name == "decode_1"]
-                with served(wanted, threads) as ours:
-                    self._cell(name, bits, threads, [Ours(ours), *taking_part])
+                with ExitStack() as stack:
+                    own = [Ours(stack.enter_context(served(wanted, threads)))]
+                    if bits in ROUNDED_BITS:
+                        rounding = plan(self.model, SIZES[name], bits, threads, rounds=True)
+                        _say(f"  with 8-bit activations: {described(rounding)}")
+                        own.append(Ours(stack.enter_context(served(rounding, threads)), rounds=True))
+                    self._cell(name, bits, threads, [*own, *taking_part])
 
     def _cell(self, name: str, bits: int, threads: int, contenders: Sequence[Contender]) -> None:
         rates: dict[str, list[float]] = {each.title: [] for each in contenders}

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import structs
 
-from benchmarks.engine_rows import CELLS, MEMORY, OURS
+from benchmarks.engine_rows import CELLS, MEMORY, OURS, ROUNDED
 from benchmarks.peers.environments import PEERS, NotInstalledError, Peer, python_of
 from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.stream_peer import BYTES as SWEPT_BYTES
@@ -61,9 +61,11 @@ class Contender(Protocol):
 class Ours:
     """A slot that serves a plan. Its prompts may take more than one step: decoding counts while all sequences do nothing else."""
 
-    title, setting = OURS, ""
+    setting = ""
 
-    def __init__(self, pipeline: ServedPipeline) -> None:
+    def __init__(self, pipeline: ServedPipeline, *, rounds: bool = False) -> None:
+        """`rounds`: its products may round activations to 8 bits."""
+        self.title = ROUNDED if rounds else OURS
         self._pipeline = pipeline
 
     def rate(self, cell: Cell) -> float:
@@ -139,8 +141,8 @@ def profile(threads: int) -> DeviceProfile:
     return measure_device("cpu", "cpu", threads=threads, compute_type="bfloat16")
 
 
-def plan(model: Path, cell: Cell, bits: int, threads: int) -> Plan:
-    """One stage on one device of so many threads, for the load of a cell."""
+def plan(model: Path, cell: Cell, bits: int, threads: int, *, rounds: bool = False) -> Plan:
+    """One stage on one device of so many threads, for the load of a cell. `rounds`: activations to 8 bits, where that is faster."""
     device = Device(type="cpu", memory_bytes=DEVICE_BYTES, threads=threads)
     request = PlanRequest(
         deployment="bench",
@@ -152,6 +154,7 @@ def plan(model: Path, cell: Cell, bits: int, threads: int) -> Plan:
         workload=Workload(cell.prompt, cell.answer, cell.sequences),
         max_model_len=LONGEST,
         allowed_bits=(bits,),
+        activation_bits=(8, 16) if rounds else (16,),
         max_stages=1,
         method="anyPrecision" if bits in ANY_PRECISION_BITS else "roundToNearest",
     )

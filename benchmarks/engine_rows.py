@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from benchmarks.rows import Row
 
 OURS, MEMORY = "Strata", "memory"
+ROUNDED = "Strata, 8-bit activations"  # as the peers round theirs at 8 and 4 bits
 CELLS = ("decode_1", "decode_16", "prefill_512")
 BITS = (16, 8, 4)
+ROUNDED_BITS = (8, 4)
 LEAST_BITS = 3  # of which only the share of the memory's rate is told
 THREADS = (1, 2)
 THREADS_GOALS = {"decode_1": 1.2, "decode_16": 1.8, "prefill_512": 1.8}
@@ -49,10 +51,11 @@ def rows_of(measured: Sequence[Measured], absent: Iterable[str], bytes_a_token: 
 def peer_rows(measured: Sequence[Measured], absent: Sequence[str]) -> list[Row]:
     """Ours over the best of the others in the same cell. Without any there is a row without a value: nothing was compared."""
     rows = []
-    for own in _of(measured, OURS):
-        others = [each for each in measured if _cell(each) == _cell(own) and each.engine not in {OURS, MEMORY}]
+    for own in (each for each in measured if each.engine in {OURS, ROUNDED}):
+        others = [each for each in measured if _cell(each) == _cell(own) and each.engine not in {OURS, ROUNDED, MEMORY}]
         others.sort(key=lambda each: -each.rate)
-        name = name_of(f"{own.cell}_{own.bits}_bits", own.threads)
+        mark = "" if own.engine == OURS else "_a8"
+        name = name_of(f"{own.cell}_{own.bits}_bits{mark}", own.threads)
         without = f"; not here: {', '.join(absent)}" if absent else ""
         if others:
             peer = ", ".join(f"{each.engine} {each.rate:.4g}" for each in others) + without

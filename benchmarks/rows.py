@@ -17,9 +17,9 @@ from rich.table import Table
 LISTED: dict[str, tuple[str, ...]] = {
     "engine": (
         *(
-            f"{cell}_{bits}_bits{mark}"
+            f"{cell}_{bits}{mark}"
             for mark in ("", "_2_threads")
-            for bits in (16, 8, 4)
+            for bits in ("16_bits", "8_bits", "8_bits_a8", "4_bits", "4_bits_a8")
             for cell in ("decode_1", "decode_16", "prefill_512")
         ),
         *(f"threads_{cell}_{bits}_bits" for bits in (16, 8, 4) for cell in ("decode_1", "decode_16", "prefill_512")),

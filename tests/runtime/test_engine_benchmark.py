@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from benchmarks import engine_rows
-from benchmarks.engine_rows import BITS, CELLS, LEAST_BITS, MEMORY, OURS, THREADS, Measured, gateway_row
+from benchmarks.engine_rows import (
+    BITS,
+    CELLS,
+    LEAST_BITS,
+    MEMORY,
+    OURS,
+    ROUNDED,
+    ROUNDED_BITS,
+    THREADS,
+    Measured,
+    gateway_row,
+)
 from benchmarks.peers import checkpoint, served
 from benchmarks.peers.environments import PEERS
 from benchmarks.peers.served import Moments
@@ -29,6 +40,7 @@ def everything() -> list[Measured]:
         found.append(Measured(MEMORY, "decode_1", bits, threads, (2e10,)))
         for cell in CELLS if bits in BITS else ("decode_1",):
             found.append(Measured(OURS, cell, bits, threads, (100.0,)))
+            found += [Measured(ROUNDED, cell, bits, threads, (90.0,))] * (bits in ROUNDED_BITS)
             found += [Measured(peer.title, cell, bits, threads, (50.0,)) for peer in PEERS if bits in peer.formats]
     return found
 
@@ -49,6 +61,12 @@ def test_a_cell_is_met_when_no_peer_is_faster(own: list[float], peers: dict[str,
     assert row.met == all(ours.rate >= other.rate for other in others)
     assert row.peer is not None
     assert all(name in row.peer for name in peers)
+
+
+def test_what_rounds_activations_is_held_to_the_same_peers_in_rows_of_its_own() -> None:
+    measured = [Measured(name, "decode_1", 4, 1, (rate,)) for name, rate in ((OURS, 8.0), (ROUNDED, 12.0), ("a", 10.0))]
+    rows = {row.name: row for row in engine_rows.peer_rows(measured, ())}
+    assert {name: row.met for name, row in rows.items()} == {"decode_1_4_bits": False, "decode_1_4_bits_a8": True}
 
 
 def test_without_a_peer_nothing_is_met_and_the_row_says_who_is_missing() -> None:

@@ -3,6 +3,9 @@
 Base of the linears of all formats; each knows its stored form and asks `kernels` how to multiply by it.
 """
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 
 from strata_planner.contract.formats import FormatName
@@ -39,3 +42,23 @@ class QuantLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
+
+
+class NamedProducts:
+    """Names of a weight's products for whole layers (`native_product`), each worked out once for as long as the weight stays where it is."""
+
+    def __init__(self) -> None:
+        self._codes: Tensor | None = None
+        self._names: dict[int, bytes | None] = {}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "NamedProducts":
+        """Of a weight elsewhere."""
+        return NamedProducts()
+
+    def of(self, codes: Tensor, tokens: int, named: Callable[[Tensor], bytes | None]) -> bytes | None:
+        """codes: [N, K] of the weight as it is now. `named` is asked with as many tokens as are meant, of any values."""
+        if self._codes is not codes:
+            self._codes, self._names = codes, {}
+        if tokens not in self._names:
+            self._names[tokens] = named(codes.new_empty(tokens, codes.shape[1], dtype=torch.bfloat16))
+        return self._names[tokens]

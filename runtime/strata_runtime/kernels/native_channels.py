@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from strata_runtime.kernels import native
-from strata_runtime.kernels.native_calls import function, lined_up
+from strata_runtime.kernels.native_calls import CHANNELS, function, lined_up, product
 from strata_runtime.kernels.native_planes import MOST_INPUTS_INT8, TYPE_NUMBERS
 
-_CALL = struct.Struct("14q")  # `ChannelCall`
+_RESULT = struct.Struct("8q")  # the first part of `ChannelCall` of kernels/native/calls.h, then the other
+_WEIGHT = struct.Struct("6q")
 
 
 @cache
@@ -54,10 +55,24 @@ def channel_linear(
         )
     tokens, codes, scales = lined_up(tokens), lined_up(codes), scales.contiguous()
     out = tokens.new_empty(tokens.shape[0], rows)
-    smoothing, scale = (None, None) if static is None else (static[0].to(tokens.dtype).contiguous(), static[1])
+    static = None if static is None else (static[0].to(tokens.dtype).contiguous(), static[1])
     numbers = (tokens.data_ptr(), tokens.shape[0], columns, tokens.stride(0), TYPE_NUMBERS[tokens.dtype])
     results = (out.data_ptr(), rows, torch.get_num_threads())
-    weight = (rows, codes.data_ptr(), codes.stride(0), scales.data_ptr())
-    known = (0, 0) if smoothing is None or scale is None else (smoothing.data_ptr(), scale.data_ptr())
-    function("strata_channel_linear")(_CALL.pack(*numbers, *results, *weight, *known))
+    function("strata_channel_linear")(_RESULT.pack(*numbers, *results) + _weight_numbers(codes, scales, static))
     return out
+
+
+def channel_product(
+    codes: Tensor, scales: Tensor, bias: Tensor | None, static: tuple[Tensor, Tensor] | None = None
+) -> bytes | None:
+    """As a call for a whole layer of bfloat16 tokens names it (`native_calls.product`); None: its memory is not as that call reads it."""
+    parts = (codes, scales, bias, *(static or ()))
+    if any(each is not None and not each.is_contiguous() for each in parts):
+        return None
+    return product(CHANNELS, codes.shape[1], bias, _weight_numbers(codes, scales, static))
+
+
+def _weight_numbers(codes: Tensor, scales: Tensor, static: tuple[Tensor, Tensor] | None) -> bytes:
+    """`static`: of the tokens' type. The bytes hold nothing."""
+    known = (0, 0) if static is None else (static[0].data_ptr(), static[1].data_ptr())
+    return _WEIGHT.pack(codes.shape[0], codes.data_ptr(), codes.stride(0), scales.data_ptr(), *known)

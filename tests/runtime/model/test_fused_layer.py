@@ -58,6 +58,7 @@ def run(model: Path, formats: Sequence[FormatName], kv_bits: int) -> list[torch.
         pytest.param("llama", "any3", 8, {}, marks=pytest.mark.slow),
         pytest.param("llama", "any8", 16, {}, marks=pytest.mark.slow),
         pytest.param("llama", "any4_a8", 16, {}, marks=pytest.mark.slow),
+        ("llama", "w8a8", 16, {"attention_bias": True}),
         pytest.param("llama", "dense", 16, {"attention_bias": True, "mlp_bias": True}, marks=pytest.mark.slow),
         ("mistral", "any5", 16, {"sliding_window": 4}),
         pytest.param("qwen2", "any4", 16, {}, marks=pytest.mark.slow),  # biases of queries, keys and values

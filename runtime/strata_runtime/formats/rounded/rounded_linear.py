@@ -7,10 +7,12 @@ from torch import Tensor
 
 from strata_planner.contract.formats import FormatName
 from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, select
-from strata_runtime.formats.quant_linear import QuantLinear
+from strata_runtime.formats.quant_linear import NamedProducts, QuantLinear
 from strata_runtime.formats.quantizers import quantize_channels
+from strata_runtime.formats.rounded import channel_kernels
 from strata_runtime.formats.weights import ChannelWeight, GroupWeight, store_groups
 from strata_runtime.kernels import native_dense
+from strata_runtime.kernels.native_channels import channel_product
 from strata_runtime.ranges import Range
 
 
@@ -23,6 +25,7 @@ class ChannelLinear(QuantLinear):
         self.scales: Tensor
         self.register_buffer("codes", stored.codes)
         self.register_buffer("scales", stored.scales)
+        self._named = NamedProducts()
 
     @property
     def stored(self) -> ChannelWeight:
@@ -31,6 +34,14 @@ class ChannelLinear(QuantLinear):
     def multiply(self, tokens: Tensor) -> Tensor:
         stored = self.stored
         return select(CHANNEL_KERNELS, self.format, tokens, stored).run(tokens, stored)
+
+    def native_product(self, tokens: int) -> bytes | None:
+        def named(rows: Tensor) -> bytes | None:
+            if select(CHANNEL_KERNELS, self.format, rows, self.stored).run is not channel_kernels.native:
+                return None
+            return channel_product(self.codes, self.scales, self.bias)
+
+        return self._named.of(self.codes, tokens, named)
 
     def dequantized(self) -> Tensor:
         return self.stored.dequantized()
@@ -57,6 +68,10 @@ class WholeRowLinear(ChannelLinear):
         peaks = self.largest(rows.abs().amax(1, keepdim=True))
         out = super().forward(torch.cat((rows, peaks.expand(-1, self.MORE)), dim=1))
         return out.view(*inputs.shape[:-1], self.out_features)
+
+    def native_product(self, tokens: int) -> bytes | None:  # noqa: ARG002
+        """None: other ranks are asked before it multiplies."""
+        return None
 
 
 class PackedChannelLinear(QuantLinear):

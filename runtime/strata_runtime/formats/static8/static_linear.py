@@ -10,9 +10,11 @@ from torch import Tensor
 from strata_runtime.formats.errors import NotCalibratedError
 from strata_runtime.formats.kernels import STATIC_KERNELS, select
 from strata_runtime.formats.linear import check_weight
-from strata_runtime.formats.quant_linear import QuantLinear
+from strata_runtime.formats.quant_linear import NamedProducts, QuantLinear
+from strata_runtime.formats.static8 import static_kernels
 from strata_runtime.formats.static8.activation_file import ActivationEntry
 from strata_runtime.formats.static8.static_weight import StaticWeight, quantize_static
+from strata_runtime.kernels.native_channels import channel_product
 from strata_runtime.ranges import Range
 
 
@@ -27,6 +29,7 @@ class StaticLinear(QuantLinear):
         self.activation_scale: Tensor
         for name in ("codes", "scales", "smoothing", "activation_scale"):
             self.register_buffer(name, getattr(stored, name))
+        self._named = NamedProducts()
 
     @property
     def stored(self) -> StaticWeight:
@@ -35,6 +38,14 @@ class StaticLinear(QuantLinear):
     def multiply(self, tokens: Tensor) -> Tensor:
         stored = self.stored
         return select(STATIC_KERNELS, self.format, tokens, stored).run(tokens, stored)
+
+    def native_product(self, tokens: int) -> bytes | None:
+        def named(rows: Tensor) -> bytes | None:
+            if select(STATIC_KERNELS, self.format, rows, self.stored).run is not static_kernels.native:
+                return None
+            return channel_product(self.codes, self.scales, self.bias, (self.smoothing, self.activation_scale))
+
+        return self._named.of(self.codes, tokens, named)
 
     def dequantized(self) -> Tensor:
         return self.stored.dequantized()

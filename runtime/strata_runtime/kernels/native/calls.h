@@ -46,6 +46,14 @@ struct PlanesCall {
   int64_t planes[kMostBits], strides[kMostBits];
 };
 
+// native_channels.py
+struct ChannelCall {
+  int64_t tokens, token_rows, columns, token_stride, type;
+  int64_t out, out_stride, threads;
+  int64_t rows, codes, code_stride, scales;  // int8 [rows, columns], float32 [rows]
+  int64_t smoothing, activation_scale;       // of the tokens' type [columns] and float32 [], or 0: a scale per token
+};
+
 // native_attention.py
 struct AttentionCall {
   int64_t query, query_head_stride, query_token_stride;  // bfloat16 [heads, tokens, width]
@@ -80,5 +88,6 @@ STRATA_API void strata_gate(const strata::GateCall* call);
 STRATA_API void strata_dense_linear(const strata::DenseCall* call);
 STRATA_API void strata_planes_linear(const strata::PlanesCall* call);
 STRATA_API void strata_planes_linear_int8(const strata::PlanesCall* call);
+STRATA_API void strata_channel_linear(const strata::ChannelCall* call);
 STRATA_API void strata_attend(const strata::AttentionCall* call);
 STRATA_API void strata_round_entries(const strata::EntriesCall* call);

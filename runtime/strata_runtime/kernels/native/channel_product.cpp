@@ -2,6 +2,7 @@
 // scale of their own per token, or by divisors that calibration gave.
 #include <algorithm>
 
+#include "calls.h"
 #include "codes.h"
 #include "int8.h"
 #include "int8_avx512.h"
@@ -10,14 +11,6 @@
 using namespace strata;
 
 namespace {
-
-// In the order of native_channels.py. Addresses and sizes; strides in items.
-struct ChannelCall {
-  int64_t tokens, token_rows, columns, token_stride, type;
-  int64_t out, out_stride, threads;
-  int64_t rows, codes, code_stride, scales;  // scales: float32 [rows]
-  int64_t smoothing, activation_scale;       // of the tokens' type [columns] and float32 [], or 0: a scale per token
-};
 
 constexpr int64_t kTokensAtOnce = 64;
 

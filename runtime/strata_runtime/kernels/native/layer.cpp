@@ -7,9 +7,9 @@ using namespace strata;
 
 namespace {
 
-enum class Kind : int64_t { dense = 0, planes = 1, planes_int8 = 2 };
+enum class Kind : int64_t { dense = 0, planes = 1, planes_int8 = 2, channels = 3 };
 
-// A linear. `weight`: what names it in a DenseCall or a PlanesCall, in their order.
+// A linear. `weight`: what names it in a DenseCall, a PlanesCall or a ChannelCall, in their order.
 struct Product {
   int64_t kind, columns;
   int64_t bias;  // bfloat16 [rows] where the call itself takes none, or 0
@@ -58,6 +58,13 @@ void multiply(const Product& product, const uint16_t* tokens, int64_t count, uin
   if (static_cast<Kind>(product.kind) == Kind::dense) {
     const DenseCall call{address(tokens), count, product.columns, w[0], rows, w[2], w[3], w[4], address(out), rows, threads};
     strata_dense_linear(&call);
+    return;
+  }
+  if (static_cast<Kind>(product.kind) == Kind::channels) {
+    const ChannelCall call{address(tokens), count, product.columns, product.columns, static_cast<int64_t>(Type::bfloat16), address(out), rows, threads,
+                           w[0],            w[1],  w[2],            w[3],            w[4],                                 w[5]};
+    strata_channel_linear(&call);
+    if (product.bias) add(out, pointer<const uint16_t>(product.bias), 0, count, rows, out);
     return;
   }
   PlanesCall call{address(tokens), count, product.columns, product.columns, static_cast<int64_t>(Type::bfloat16), address(out), rows, threads,
