@@ -7,8 +7,9 @@ from pathlib import Path
 from msgspec import structs
 
 from strata_planner.contract.control import GetStatus
-from strata_planner.contract.frames import Sampling, Submit
+from strata_planner.contract.frames import Sampling, StepResult, Submit, TokenEvent
 from strata_planner.contract.plan import Plan
+from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.wire.client import LeaderClient
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import PipelineHarness
@@ -42,10 +43,14 @@ class Streams:
 
     def listen(self, leader: LeaderClient, count: int) -> None:
         """Until there are so many tokens."""
-        while sum(map(len, self.tokens.values())) < count:
+        while self.count < count:
             for event in leader.events():
                 assert event.index == len(self.tokens[event.request]), "a token twice, or none"
                 self.tokens[event.request].append(event.token)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.tokens.values()))
 
     @property
     def all(self) -> int:
@@ -60,6 +65,25 @@ def drained(streams: Streams, leader: LeaderClient) -> None:
     while leader.heard(0.2):
         for event in leader.events():
             streams.tokens[event.request].append(event.token)
+
+
+def bound(pipeline: PipelineHarness, plan: Plan, tokens: int) -> None:
+    """Its leader makes no more steps once so many tokens are out: else short answers would end before the next epoch is there."""
+    running = pipeline.threads[plan.replicas[0].stages[0].slot].slot._running
+    assert running is not None
+    worker = running.roles[0].worker
+    assert isinstance(worker, LeaderWorker)
+    engine, out = worker.engine, 0
+    next_step, take = engine.next_step, engine.take
+
+    def counted(result: StepResult) -> list[TokenEvent]:
+        nonlocal out
+        events = take(result)
+        out += len(events)
+        return events
+
+    engine.take = counted  # type: ignore[method-assign]
+    engine.next_step = lambda: None if out >= tokens else next_step()  # type: ignore[method-assign]
 
 
 def computed_again(pipeline: PipelineHarness, plan: Plan) -> int:

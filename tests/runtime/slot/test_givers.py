@@ -21,8 +21,8 @@ from strata_runtime.stage.handover import Arriving, paged
 from strata_runtime.wire.client import LeaderClient, greedy
 from strata_runtime.wire.transport import Keys, connect
 from tests.runtime.slot.harness import PipelineHarness
-from tests.runtime.slot.streams import Streams, asked, computed_again
-from tests.runtime.slot.test_moved_pages import LAST, plan_with, prompts_again, rest
+from tests.runtime.slot.streams import Streams, asked, bound, computed_again, drained
+from tests.runtime.slot.test_moved_pages import LAST, plan_with, prompts_again
 
 DRAIN = ("abc", (1, 3, 5)), ("ac", (2, 5))
 GOOD = KvPages(1, 3, 16, "w", 0, 0, [HeldBlock(1, b"n" * 16, b"t" * 8)])
@@ -39,9 +39,10 @@ def half_way(pipeline: PipelineHarness, plan: Plan) -> tuple[Streams, LeaderClie
     """Streams that rest."""
     streams = Streams(asked(1))
     leader = pipeline.serve(plan)
+    bound(pipeline, plan, streams.all // 2)
     streams.send(leader)
     streams.listen(leader, streams.all // 2)
-    rest(pipeline, plan, streams, leader)
+    drained(streams, leader)
     return streams, leader
 
 

@@ -9,7 +9,7 @@ from strata_runtime.wire.client import greedy
 from tests.laws import swept
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import PipelineHarness
-from tests.runtime.slot.streams import Streams, asked, computed_again, drained, plan_of, with_layers
+from tests.runtime.slot.streams import Streams, asked, bound, computed_again, drained, plan_of, with_layers
 
 CASES = {
     "the middle one, from the tokens": ("b", "ac", (2, 5), False, 4),
@@ -42,7 +42,8 @@ def test_neighbours_take_over(tiny_llama: Path, expected: dict[str, list[int]], 
     lost, survivors, ends, log, layers = CASES[case]
     with PipelineHarness("abc") as pipeline:
         streams = Streams(asked(1))
-        leader = pipeline.serve(plan_of(tiny_llama, "abc", log=log))
+        leader = pipeline.serve(before := plan_of(tiny_llama, "abc", log=log))
+        bound(pipeline, before, streams.all * 3 // 4)
         streams.send(leader)
         streams.listen(leader, streams.all // 2)
         for each in lost:
@@ -84,7 +85,7 @@ def test_one_loss_after_another(tiny_llama: Path, expected: dict[str, list[int]]
         leads = "a"
         for lost, slots, ends in CHAINS[name]:
             streams.send(leader)
-            streams.listen(leader, sum(map(len, streams.tokens.values())) + 8)
+            streams.listen(leader, min(streams.count + 8, streams.all))
             pipeline.restart(lost)
             if lost != leads:
                 drained(streams, leader)
@@ -100,7 +101,8 @@ def test_one_loss_after_another(tiny_llama: Path, expected: dict[str, list[int]]
 def test_pages_move_to_a_pool_of_another_size(tiny_llama: Path, expected: dict[str, list[int]], pages: int) -> None:
     with PipelineHarness("abc") as pipeline:
         streams = Streams(asked(1))
-        leader = pipeline.serve(plan_of(tiny_llama, "abc", log=True))
+        leader = pipeline.serve(before := plan_of(tiny_llama, "abc", log=True))
+        bound(pipeline, before, streams.all * 3 // 4)
         streams.send(leader)
         streams.listen(leader, streams.all // 2)
         pipeline.restart("b")

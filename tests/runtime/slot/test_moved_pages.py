@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.control import GetStatus
 from strata_planner.contract.plan import Plan
-from strata_runtime.slot.leader import LeaderWorker
 from strata_runtime.slot.slot import Slot
-from strata_runtime.wire.client import LeaderClient
 from tests.laws import share, swept
 from tests.runtime.plans import even_plan
 from tests.runtime.slot.harness import PipelineHarness
-from tests.runtime.slot.streams import Streams, asked, computed_again, drained, plan_of, with_layers
+from tests.runtime.slot.streams import Streams, asked, bound, computed_again, drained, plan_of, with_layers
 
 LAST = 5  # layer of the model
 
@@ -30,27 +28,19 @@ def prompts_again(pipeline: PipelineHarness, plan: Plan) -> int:
     return pipeline.slots[plan.replicas[0].stages[0].slot].ask(GetStatus()).roles[0].prefill_tokens
 
 
-def rest(pipeline: PipelineHarness, plan: Plan, streams: Streams, leader: LeaderClient) -> None:
-    """Its leader makes no more steps: else short answers would end before the next epoch is there."""
-    running = pipeline.threads[plan.replicas[0].stages[0].slot].slot._running
-    assert running is not None
-    worker = running.roles[0].worker
-    assert isinstance(worker, LeaderWorker)
-    worker._asks = True
-    drained(streams, leader)
-    assert sum(map(len, streams.tokens.values())) < streams.all
-
-
 def moved(pipeline: PipelineHarness, plans: Sequence[Plan]) -> tuple[Streams, list[tuple[int, int]]]:
     """The streams, over one plan after another to their ends; of each but the first, what was computed again: tokens x layers of blocks, and tokens of prompts."""
     streams, again = Streams(asked(1)), []
     leader = pipeline.serve(plans[0])
     for number, plan in enumerate(plans):
         if number:
-            rest(pipeline, plans[number - 1], streams, leader)
+            drained(streams, leader)
             leader = pipeline.serve(plan)
+        until, so_far = streams.all * (number + 1) // len(plans), streams.count
+        if number + 1 < len(plans):
+            bound(pipeline, plan, until - so_far)
         streams.send(leader)
-        streams.listen(leader, streams.all * (number + 1) // len(plans))
+        streams.listen(leader, until)
         if number:
             again.append((computed_again(pipeline, plan), prompts_again(pipeline, plan)))
     return streams, again
@@ -134,9 +124,10 @@ def test_who_dies_in_the_middle_is_replaced(
     with PipelineHarness("ab") as pipeline:
         streams = Streams(asked(1))
         leader = pipeline.serve(before)
+        bound(pipeline, before, streams.all // 2)
         streams.send(leader)
         streams.listen(leader, streams.all // 2)
-        rest(pipeline, before, streams, leader)
+        drained(streams, leader)
         with pytest.raises(Exception, match="did not commit"):
             pipeline.serve(after)
         pipeline.restart(dies)

@@ -212,7 +212,10 @@ def test_a_refused_request_changes_nothing(model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_copy_the_refusal_names_the_command(damaged: Path) -> None:
+def test_without_a_copy_the_refusal_names_the_command(
+    damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where other tests may have left this model's layers
     shutil.rmtree(damaged / ANY_PRECISION_FOLDER)
     with PipelineHarness(["s0"]) as pipeline:
         pipeline.serve(any_plan(damaged, ["s0"], ["any3", *["dense"] * 5]))
