@@ -3,7 +3,8 @@
     RuntimeFaultError
     ├── InputError              fix the request, checkpoint or role; retrying does not help
     │   └── RequestRefusedError one request can never run here; the others go on
-    └── StepError               a step could not run: the epoch is broken, a new one replays (retry in a new epoch)
+    ├── StepError               a step could not run: the epoch is broken, a new one replays (retry in a new epoch)
+    └── SupersededError         nobody wants what is being prepared any more: leave what is whole, and end
 
 Messages have the value, the rule and the fix. `reason_of` makes one of whatever else was raised, for a status.
 """
@@ -27,6 +28,10 @@ class RequestRefusedError(InputError):
 
 class StepError(RuntimeFaultError):
     """A frame does not continue the steps before it, or its computation failed."""
+
+
+class SupersededError(RuntimeFaultError):
+    """A higher epoch has no use for what is being loaded."""
 
 
 def reason_of(error: BaseException) -> str:

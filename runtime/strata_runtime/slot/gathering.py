@@ -26,7 +26,7 @@ from strata_planner.contract.frames import (
 from strata_planner.contract.moves import why_never
 from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
-from strata_runtime.errors import RuntimeFaultError, StepError
+from strata_runtime.errors import RuntimeFaultError, StepError, SupersededError, reason_of
 from strata_runtime.model.kv.pool import LayerPool
 from strata_runtime.stage.bounds import check_pages
 from strata_runtime.stage.executor import StageExecutor
@@ -71,13 +71,15 @@ class Fetch:
         return (self.source.replica, self.source.stage) == (role.replica, role.stage)
 
     def ahead(self, step: Callable[[], None]) -> None:
-        """What is full already; `step` is called now and then, and may raise what ends it. Round after round, until there is little new in one."""
+        """What is full already, round after round, until there is little new in one. `step` is called now and then: its SupersededError alone is raised."""
         until = time.monotonic() + AHEAD_SECONDS
         try:
             while time.monotonic() < until and self._round(step, until, rest=False) > len(self._layers):
                 pass
             self._told("before the commit")
-        except (GoneError, StepError, ContractError) as error:
+        except SupersededError:
+            raise
+        except Exception as error:  # noqa: BLE001
             self._give_up(error)
 
     def go(self) -> None:
@@ -97,10 +99,8 @@ class Fetch:
         try:
             self._round(lambda: None, time.monotonic() + REST_SECONDS, rest=True)
             self._told("with those behind the commit")
-        except (GoneError, StepError, ContractError) as error:
+        except Exception as error:  # noqa: BLE001
             self._give_up(error)
-        except Exception:  # whatever it is: the stage computes what has not come
-            log.exception("pages of slot %s", self.source.slot)
         finally:
             if not self.over:
                 self._end()
@@ -142,11 +142,14 @@ class Fetch:
         return message
 
     def _give_up(self, error: Exception) -> None:
+        """Whatever it is, no epoch ends by it: the stage computes what has not come."""
         source = self.source
         if not self._stopped.is_set():
+            is_foreseen = isinstance(error, GoneError | StepError | ContractError)
             log.warning(
                 "slot %s gives no more pages of replica %d stage %d, layers %d-%d: %s",
-                *(source.slot, source.replica, source.stage, self._layers[0], self._layers[-1], error),
+                *(source.slot, source.replica, source.stage, self._layers[0], self._layers[-1], reason_of(error)),
+                exc_info=None if is_foreseen else error,
             )
         self._end()
 

@@ -25,7 +25,7 @@ from strata_planner.contract.moves import layers_in_common, taken_from
 from strata_planner.contract.processors import bound
 from strata_planner.contract.roles import Role
 from strata_planner.contract.strategies import switches
-from strata_runtime.errors import InputError, RuntimeFaultError, reason_of
+from strata_runtime.errors import InputError, SupersededError, reason_of
 from strata_runtime.loading.drafts import check_drafts
 from strata_runtime.loading.layer_store import LayerStore
 from strata_runtime.loading.load import LoadOptions, load_stage
@@ -82,10 +82,6 @@ def _place(role: Role) -> tuple[object, ...]:
 
 def _pool(role: Role) -> tuple[object, ...]:
     return (role.kv_bits, role.kv_page_budget, role.page_tokens, role.state_slots, keeps_log(role))
-
-
-class SupersededError(RuntimeFaultError):
-    """A higher epoch has no use for what is being loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Keeping shadows in a slot: a thread beside the workers that brings what is ordered into host memory, slowly, and lets go of what is not.
 
-Used by the slot alone: it pauses when an epoch is prepared, whose loads take what they want of it, and goes on with the order of the epoch that is committed. What stays
-wanted is not read again. The thread has the lowest priority and rests between two reads longer than they take.
+Used by the slot alone: it pauses when an epoch is prepared, whose loads take what they want of it, and goes on with the order of the epoch that is committed, or with its
+own where that prepare is refused. What stays wanted is not read again. The thread has the lowest priority and rests between two reads longer than they take.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ class Shadowing:
         self._phase: ShadowPhase = "reading"
         self._reason = ""
         self._layers = 0
+        self._is_pinned = self._is_paused = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -52,13 +53,20 @@ class Shadowing:
     def pause(self, layers: Collection[int | None]) -> None:
         """Reads no more, and keeps only what belongs to these layers; None: what lies outside of all."""
         self._stop.set()
+        self._is_paused = True
         self.shadow.keep_layers(layers)
+
+    def resume(self) -> None:
+        """What it was paused for will not be: what was taken, or had to give way, is read once more."""
+        if self._is_paused:
+            self.follow(self._order, pinned=self._is_pinned)
 
     def follow(self, order: ShadowOrder | None, *, pinned: bool) -> None:
         """Keep this from now on. `pinned`: in page-locked memory, for devices that copy from there."""
         self._stop.set()
         self._stop = stop = threading.Event()
         before, self._order = self._thread, order
+        self._is_pinned, self._is_paused = pinned, False
         self._phase, self._reason, self._layers = "reading", "", 0
         if order is None:
             self.shadow.clear()

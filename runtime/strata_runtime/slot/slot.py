@@ -126,6 +126,8 @@ class Slot:
                 self._ended = None
                 self._watch_links()
                 self._watch_progress()
+                if self._loading is not None and self._loading.state.phase == "refused":
+                    self._shadowing.resume()
                 self._publish()
         finally:
             self._end_roles()

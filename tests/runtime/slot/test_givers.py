@@ -97,7 +97,14 @@ def test_most_of_it_is_given_while_the_old_epoch_serves(
 
 
 @pytest.mark.parametrize(
-    "how", ["its port is taken", "it is killed", "it does not commit", "it sends what no pages are"]
+    "how",
+    [
+        "its port is taken",
+        "it is killed",
+        "it does not commit",
+        "it sends what no pages are",
+        "it sends what nobody has foreseen",
+    ],
 )
 def test_what_a_giver_does_not_give_is_computed_again(
     plans: tuple[Plan, Plan], expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, how: str
@@ -106,6 +113,8 @@ def test_what_a_giver_does_not_give_is_computed_again(
     monkeypatch.setattr(gathering, "SILENT_SECONDS", 0.3)
     if how == "it sends what no pages are":
         monkeypatch.setattr(giver, "to_bytes", lambda _: b"short")
+    if how == "it sends what nobody has foreseen":
+        monkeypatch.delattr(Arriving, "take")
     with PipelineHarness("abc") as pipeline, socket.socket() as taken:
         streams, _ = half_way(pipeline, plans[0])
         if how == "its port is taken":

@@ -158,34 +158,53 @@ def test_damaged_planes_are_not_kept_and_the_slot_serves_on(copied: Path) -> Non
         assert leader.generate(ASKED)
 
 
+class Halted:
+    """Shadows stop before their fifth read until `go`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.halfway, self.go, self._count = threading.Event(), threading.Event(), 0
+        self._real = shadowing.read_slowly
+        patch.setattr(shadowing, "read_slowly", self._read)
+
+    def _read(self, *given: Any, **options: Any) -> torch.Tensor:
+        self._count += 1
+        if self._count == 5:
+            self.halfway.set()
+            assert self.go.wait(30)
+        return self._real(*given, **options)
+
+
 def test_a_takeover_in_the_middle_of_reading_takes_what_is_there(
     copied: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = even_plan(copied, ["s0", "s1"])
-    halfway, go, count = threading.Event(), threading.Event(), 0
-    real = shadowing.read_slowly
-
-    def halting(*given: Any, **options: Any) -> torch.Tensor:
-        nonlocal count
-        count += 1
-        if count == 5:
-            halfway.set()
-            assert go.wait(30)
-        return real(*given, **options)
-
-    monkeypatch.setattr(shadowing, "read_slowly", halting)
+    plan, halted = even_plan(copied, ["s0", "s1"]), Halted(monkeypatch)
     with PipelineHarness(["s0", "s1"]) as pipeline:
         text = pipeline.serve(with_shadow(plan)).generate(ASKED)
-        assert halfway.wait(30)
+        assert halted.halfway.wait(30)
         before = counted.loaded
         pipeline.prepare(even_plan(copied, ["s0"]))
         pipeline.slots["s0"].until(lambda status: status.prepare.phase == "prepared")
         taken = pipeline.threads["s0"].slot._shadowing.shadow.given_bytes
         assert 0 < taken < counted.loaded - before + taken
-        go.set()
+        halted.go.set()
         assert pipeline.commit(even_plan(copied, ["s0"]), ["s0"]).generate(ASKED) == text
         pipeline.slots["s0"].until(lambda status: status.shadow is None)
         assert pipeline.threads["s0"].slot._shadowing.shadow.held_bytes == 0
+
+
+def test_reading_goes_on_where_what_it_made_way_for_is_refused(
+    copied: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, halted = even_plan(copied, ["s0", "s1"]), Halted(monkeypatch)
+    with PipelineHarness(["s0", "s1"]) as pipeline:
+        pipeline.serve(with_shadow(plan))
+        assert halted.halfway.wait(30)
+        pipeline.prepare(structs.replace(plan, model_uri=str(copied / "gone")))
+        pipeline.slots["s0"].until(lambda status: status.prepare.phase == "refused")
+        halted.go.set()
+        state = held(pipeline.slots["s0"])
+    assert (state.phase, state.layers, state.reason) == ("held", 3, "")
+    assert state.held_bytes <= counted.kept
 
 
 @pytest.mark.parametrize(
