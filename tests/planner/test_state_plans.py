@@ -4,21 +4,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from strata_planner.contract.plan import NO_SPECULATION, Speculation
 from strata_planner.contract.roles import roles_of
 from strata_planner.contract.sequence_state import SequenceState
-from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, state_bytes_per_sequence
+from strata_planner.costs.memory import PAGE_TOKENS, kv_bytes_per_token, layer_weights_bytes, state_bytes_per_sequence
 from strata_planner.costs.roofline import Roofline
-from strata_planner.costs.shards import divisible
+from strata_planner.costs.shards import Portion, divisible, even, portion_of, shareable
 from strata_planner.costs.source import Phase, Rates
 from strata_planner.errors import InfeasibleError, ModelError, WorkloadError
+from strata_planner.question.cluster import Cluster, LinkRate
 from strata_planner.question.model import Model
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.replan.running import keeps_to
 from strata_planner.search.planning import make_plan
-from tests.planner.builders import MIB, a_cluster, a_profile, a_request
+from tests.planner.builders import CARD, MIB, a_cluster, a_profile, a_request
 
 # As published, what config.json of the 80B model leaves out is transformers' own.
 QWEN3_NEXT: dict[str, Any] = {
@@ -53,6 +55,26 @@ LFM2: dict[str, Any] = {
     "conv_L_cache": 3,
     "block_multiple_of": 256,
     "max_position_embeddings": 128000,
+}
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 256,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 2048,
 }
 SMALL: dict[str, Any] = {
     "model_type": "qwen3_next",
@@ -152,9 +174,57 @@ def test_guesses_that_are_asked_for_by_name_are_refused(mode: Any) -> None:
         make_plan(a_request(model=small(), speculation=Speculation(mode)))
 
 
-def test_layers_with_state_are_not_cut() -> None:
-    assert divisible(small(), 1)
-    assert not divisible(small(), 2)
+def test_heads_or_channels_of_layers_with_state_are_shared_out() -> None:
+    assert [degree for degree in (1, 2, 4, 8) if divisible(small(), degree)] == [1, 2, 4]
+    assert [degree for degree in (1, 2, 3, 4, 5) if shareable(small(), degree)] == [1, 2, 3, 4]
+    assert not divisible(small(linear_num_key_heads=1, linear_num_value_heads=2), 4), "of one half alone"
+    assert divisible(Model.from_config(QWEN3_NEXT), 8)
+    assert divisible(Model.from_config(LFM2), 8)
+
+
+def test_state_of_a_device_is_that_of_its_heads() -> None:
+    whole = Model.from_config(QWEN3_NEXT).layers[0]
+    eighth = portion_of(whole, even(8))
+    assert eighth.state == SequenceState(channels=1024, inputs=3, heads=4, key_dim=128, value_dim=128)
+    assert 8 * state_bytes_per_sequence(eighth, "bfloat16") == state_bytes_per_sequence(whole, "bfloat16")
+    small_layer = small().layers[0]
+    quarters = [portion_of(small_layer, Portion((1, 1, 1, 1), rank)).state for rank in range(4)]
+    assert {each and (each.heads, each.key_heads) for each in quarters} == {(1, 1)}, "two hold each key head"
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_a_stage_of_several_devices_counts_the_state_that_each_holds(degree: int) -> None:
+    request = a_request(one_node(degree), model=small(), tensor_parallel=(degree,), solver="layout")
+    plan = make_plan(request).plan
+    (replica,) = plan.replicas
+    (stage,) = replica.stages
+    assert stage.tensor_parallel == degree
+    layers = [portion_of(layer, even(degree)) for layer in request.model.layers]
+    token = sum(kv_bytes_per_token(each, 16, plan.compute_type) for each in layers)
+    sequence = sum(state_bytes_per_sequence(each, plan.compute_type) for each in layers)
+    assert stage.memory.kv_bytes == stage.kv_page_budget * PAGE_TOKENS * token + replica.concurrency * sequence
+
+
+def test_every_device_of_a_stage_holds_all_latents() -> None:
+    model = Model.from_config(DEEPSEEK)
+    request = a_request(one_node(4), model=model, tensor_parallel=(4,), solver="layout")
+    (stage,) = make_plan(request).plan.stages
+    token = sum(kv_bytes_per_token(each, 16, "bfloat16") for each in model.layers)
+    assert stage.tensor_parallel == 4
+    assert stage.memory.kv_bytes == stage.kv_page_budget * PAGE_TOKENS * token
+    weights = sum(layer_weights_bytes(portion_of(each, even(4)), "dense", "bfloat16") for each in model.layers)
+    assert stage.memory.weights_bytes == weights < sum(each.parameters for each in model.layers)
+
+
+def one_node(devices: int) -> Cluster:
+    (node,) = a_cluster(8).nodes
+    (device,) = node.devices
+    each = structs.replace(device, count=devices)
+    return Cluster(
+        (structs.replace(node, devices=(each,)),),
+        intra_node=LinkRate(gbps=400, latency_ms=0.001),
+        profiles={CARD: a_profile(type=CARD)},
+    )
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

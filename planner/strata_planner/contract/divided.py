@@ -1,7 +1,6 @@
-"""Which models a stage of several devices can share, decided from config.json alone.
+"""What a stage of several devices can share: every model that runs, but for some ways to store it, decided from config.json alone.
 
-Called where a plan with such stages is asked for, so that nobody loads a model to hear that it cannot be cut; slots find the same out of the modules
-themselves. The table is exactly what the law of ranks covers (docs/ranks.md).
+Called where a plan with such stages is asked for, so that nobody loads a model to hear that it cannot be cut; slots find the same out of its weights.
 """
 
 from typing import Any
@@ -9,55 +8,9 @@ from typing import Any
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.formats import ANY_PRECISION, GPTQ, GROUP_SIZES, FormatName
 from strata_planner.contract.quantization import Quantization, read_quantization
+from strata_planner.contract.sequence_state import states_of
 from strata_planner.contract.text_part import text_part
 
-DIVIDED = frozenset(
-    {
-        "apertus",
-        "arcee",
-        "bloom",
-        "cohere",
-        "cohere2",
-        "ernie4_5",
-        "exaone4",
-        "falcon",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "glm",
-        "glm4",
-        "glm4_moe",
-        "gpt2",
-        "gpt_neox",
-        "gpt_oss",
-        "granite",
-        "granitemoe",
-        "helium",
-        "hunyuan_v1_dense",
-        "llama",
-        "llama4_text",
-        "ministral",
-        "mistral",
-        "mixtral",
-        "nemotron",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "olmoe",
-        "opt",
-        "persimmon",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "seed_oss",
-        "smollm3",
-        "stablelm",
-        "starcoder2",
-    }
-)
 # In which the weights of such a stage can be stored. Not those whose activations are rounded by scales that no rank can tell the others.
 DIVIDED_FORMATS: tuple[FormatName, ...] = (
     "dense",
@@ -74,27 +27,30 @@ DIVIDED_FORMATS: tuple[FormatName, ...] = (
 
 
 def check_divided(config: dict[str, Any]) -> None:
-    """Raises UnsupportedModelError for a (supported) model of which it is not known how several devices share its layers."""
-    part = text_part(config)
-    model_type = str(part.get("model_type"))
-    lacking = ""
-    if model_type not in DIVIDED:
-        lacking = f"how the layers of '{model_type}' are cut over several devices is not known"
-    elif _is_ordered(config):
-        lacking = "inputs that are grouped in an order of their own (desc_act) are not cut over several devices"
-    if lacking:
-        raise UnsupportedModelError(f"{lacking}: use placement.tensorParallel [1]")
+    """Raises UnsupportedModelError for a (supported) model whose weights lie so that several devices cannot share them."""
+    if _is_ordered(config):
+        raise UnsupportedModelError(
+            "inputs that are grouped in an order of their own (desc_act) are not cut over several devices: use placement.tensorParallel [1]"
+        )
 
 
 def check_groups(config: dict[str, Any], bits: int) -> None:
     """Raises UnsupportedModelError for a model whose weights in groups of 3 or 4 bits are not cut between its heads."""
-    part = text_part(config)
-    width = part.get("head_dim") or part["hidden_size"] // part["num_attention_heads"]
-    if width % GROUP_SIZES[-1]:
+    width = next((each for each in _head_widths(text_part(config)) if each % GROUP_SIZES[-1]), 0)
+    if width:
         raise UnsupportedModelError(
             f"groups of {bits} bits are not cut over several devices where heads are {width} wide, no multiple of {GROUP_SIZES[-1]}: use "
             "precision.method anyPrecision, allow 8 and 16 bits alone, or use placement.tensorParallel [1]"
         )
+
+
+def _head_widths(part: dict[str, Any]) -> tuple[int, ...]:
+    """Of what each head gives to the projection behind it, in attention and in linear attention. `part`: of the language model."""
+    width = part.get("head_dim") or part["hidden_size"] // part["num_attention_heads"]
+    if part.get("kv_lora_rank"):
+        width = part["v_head_dim"]
+    states = {each.value_dim for each in states_of(part) if each is not None and each.heads}
+    return (width, *states)
 
 
 def _is_ordered(config: dict[str, Any]) -> bool:

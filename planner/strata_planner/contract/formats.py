@@ -84,6 +84,7 @@ COMPUTE_TYPE_BYTES: dict[ComputeType, int] = {"bfloat16": 2, "float16": 2, "floa
 GROUP_SIZES = (128, 64, 32)  # what the int4 kernels of CPU and CUDA take, widest first
 GPTQ_GROUP = 128
 FLOAT8_BLOCK = (128, 128)
+WHOLE_ROW_VALUES = 64  # that `w8a8` of some inputs alone has beside them, by which it rounds as whole rows are: kernels take inputs by so many
 PLANE_QUANTUM = 64  # inputs: rows of bit-planes are whole words of 64 bits
 
 _FLOAT32_BYTES = 4
@@ -99,6 +100,15 @@ def group_size(in_features: int) -> int:
 def padded_in_features(in_features: int) -> int:
     size = group_size(in_features)
     return -(-in_features // size) * size
+
+
+def part_in_groups(in_features: int, first: int, last: int) -> tuple[int, int]:
+    """Columns, with their padding, and group of the inputs first..last-1 of a row: narrower than the whole's where the part begins or ends within one.
+    0: no group is narrow enough.
+    """
+    end = padded_in_features(in_features) if last == in_features else last
+    sizes = (size for size in GROUP_SIZES if size <= group_size(in_features))
+    return end - first, next((size for size in sizes if first % size == end % size == 0), 0)
 
 
 def plane_columns(in_features: int) -> int:
@@ -130,9 +140,7 @@ def stored_bytes(
     if name == "fp8_block":
         return block_float8_bytes(out_features, in_features)
     if name in {"int4", "int3"}:
-        columns = padded_in_features(in_features)
-        scales_and_zeros = out_features * (columns // group_size(in_features)) * 2 * item
-        return out_features * columns * bits // 8 + scales_and_zeros
+        return groups_bytes(name, out_features, padded_in_features(in_features), group_size(in_features), compute_type)
     metadata = {
         "dense": 0,
         "int8": out_features * item,
@@ -140,6 +148,12 @@ def stored_bytes(
     }
     width = item if name == "dense" else 1
     return out_features * in_features * width + metadata.get(name, out_features * _FLOAT32_BYTES)
+
+
+def groups_bytes(name: FormatName, out_features: int, columns: int, group: int, compute_type: ComputeType) -> int:
+    """Of a weight matrix in `int4` or `int3`, whose `columns` are its inputs with their padding: codes, and a scale and a zero for each group."""
+    scales_and_zeros = out_features * (columns // group) * 2 * COMPUTE_TYPE_BYTES[compute_type]
+    return out_features * columns * BITS_OF_FORMAT[name] // 8 + scales_and_zeros
 
 
 def block_float8_bytes(out_features: int, in_features: int, block: tuple[int, int] = FLOAT8_BLOCK) -> int:

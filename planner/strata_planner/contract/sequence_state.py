@@ -7,8 +7,11 @@ alone, by both. Such state is of one position: nobody can share it, go back in i
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import structs
+
 from strata_planner.contract.architectures import mixer_of
 from strata_planner.contract.formats import COMPUTE_TYPE_BYTES, ComputeType
+from strata_planner.contract.shares import Range, Shares, columns, key_heads, query_heads
 from strata_planner.contract.values import ContractError, Value
 
 _EVERY = 4  # layers of Qwen's models, of which the last is attention
@@ -24,6 +27,19 @@ class SequenceState(Value, frozen=True):
     heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
+
+    @property
+    def key_heads(self) -> int:
+        """Of a linear attention: each has a query and a key for as many of the `heads`, which have a value each."""
+        return (self.channels - self.heads * self.value_dim) // (2 * self.key_dim) if self.heads else 0
+
+    def part(self, shares: Shares, rank: int) -> "SequenceState":
+        """Of a rank of those that share the layer: whole heads, with the key heads that they belong to; or channels, in tiles."""
+        if not self.heads:
+            return structs.replace(self, channels=_length(columns(self.channels, shares, rank)))
+        keys = _length(key_heads(self.key_heads, shares, rank))
+        heads = _length(query_heads(self.heads, self.key_heads, shares, rank))
+        return structs.replace(self, channels=2 * keys * self.key_dim + heads * self.value_dim, heads=heads)
 
     @property
     def matrix_values(self) -> int:
@@ -76,6 +92,10 @@ def _gated_delta(config: Mapping[str, Any]) -> SequenceState:
 
 def _short_convolution(config: Mapping[str, Any]) -> SequenceState:
     return SequenceState(_number(config, "hidden_size", 2560), _number(config, "conv_L_cache", 3) - 1)
+
+
+def _length(part: Range) -> int:
+    return part[1] - part[0]
 
 
 _STATES = {"linear_attention": _gated_delta, "conv": _short_convolution}

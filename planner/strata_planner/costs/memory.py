@@ -24,8 +24,9 @@ def layer_weights_bytes(
     item = COMPUTE_TYPE_BYTES[compute_type]
     total = layer.other_parameters * item + layer.float32_values * COMPUTE_TYPE_BYTES["float32"]
     for linear in layer.linears:
-        one = linear.weight_bytes(format_name, compute_type) + linear.out_features * linear.bias * item
-        total += linear.copies * one + _draft_bytes(linear, format_name, compute_type, speculation)
+        total += linear.all_bytes(format_name, compute_type) + _draft_bytes(
+            linear, format_name, compute_type, speculation
+        )
     return total
 
 

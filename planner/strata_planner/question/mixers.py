@@ -26,28 +26,42 @@ def projections(config: Mapping[str, Any], state: SequenceState, hidden: int) ->
     """Of one layer with this state. What says how fast a state decays, and how much of a token it learns, stays in the compute type: a rounding
     of it adds up over the text.
     """
+    bias = bool(config.get("conv_bias"))
+
+    def projection(name: str, *, quantizable: bool = True) -> Linear:
+        return Linear(name, outputs_of(name, state), hidden, bias and not state.heads, quantizable=quantizable)
+
     if not state.heads:  # a short convolution, gated before and after
-        bias = bool(config.get("conv_bias"))
-        return (Linear("in_proj", 3 * hidden, hidden, bias), Linear("out_proj", hidden, hidden, bias))
-    values = state.heads * state.value_dim
-    last = Linear("out_proj", hidden, values)
+        return (projection("in_proj"), Linear("out_proj", hidden, hidden, bias))
+    last = Linear("out_proj", hidden, state.heads * state.value_dim)
     if config.get("model_type") in _SPLIT:
-        return (
-            Linear("in_proj_qkv", state.channels, hidden),
-            Linear("in_proj_z", values, hidden),
-            *(Linear(name, state.heads, hidden, quantizable=False) for name in ("in_proj_b", "in_proj_a")),
-            last,
-        )
-    decays = Linear("in_proj_ba", 2 * state.heads, hidden, quantizable=False)
-    return (Linear("in_proj_qkvz", state.channels + values, hidden), decays, last)
+        decays = (projection(name, quantizable=False) for name in ("in_proj_b", "in_proj_a"))
+        return (projection("in_proj_qkv"), projection("in_proj_z"), *decays, last)
+    return (projection("in_proj_qkvz"), projection("in_proj_ba", quantizable=False), last)
+
+
+def outputs_of(name: str, state: SequenceState) -> int:
+    """Of a projection that makes what this state is moved by; 0: it is none."""
+    values = state.heads * state.value_dim
+    outputs = {
+        "in_proj": 3 * state.channels,
+        "in_proj_qkv": state.channels,
+        "in_proj_z": values,
+        "in_proj_qkvz": state.channels + values,
+        "in_proj_ba": 2 * state.heads,
+    }
+    return outputs.get(name, state.heads if name in {"in_proj_b", "in_proj_a"} else 0)
 
 
 def other_parameters(config: Mapping[str, Any], state: SequenceState) -> int:
-    """The convolution; of a linear attention how fast each head decays, in two values, and the norm of what it gives."""
+    """The convolution and the decays; of a linear attention the norm of what it gives."""
+    return of_channels_and_heads(state, bias=bool(config.get("conv_bias"))) + state.value_dim
+
+
+def of_channels_and_heads(state: SequenceState, *, bias: bool) -> int:
+    """The convolution; of a linear attention, whose convolution has no bias, how fast each head decays, in two values."""
     convolution = state.channels * (state.inputs + 1)
-    if state.heads:
-        return convolution + 2 * state.heads + state.value_dim
-    return convolution + state.channels * bool(config.get("conv_bias"))
+    return convolution + (2 * state.heads if state.heads else state.channels * bias)
 
 
 def convolution_mlp_width(config: Mapping[str, Any], width: int) -> int:

@@ -41,7 +41,7 @@ from strata_planner.question.mixers import (
 
 class LayerShape(Value, frozen=True):
     """One decoder layer: its attention heads, its linear operators, and what stays in the compute type beside them. `part_of`: the layer of which this is
-    the share of one of `ranks`, 0: of ranks with unlike shares.
+    the share of one of `ranks`, 0: of ranks with unlike shares. `of_query`, `of_key`: how many of the other parameters belong to each query head, each key head.
     """
 
     heads: int
@@ -54,6 +54,8 @@ class LayerShape(Value, frozen=True):
     state: SequenceState | None = None  # in place of keys and values: the layer is no attention, and has no heads
     part_of: "LayerShape | None" = None
     ranks: int = 1
+    of_query: int = 0
+    of_key: int = 0
 
     @property
     def parameters(self) -> int:
@@ -228,7 +230,18 @@ class _Reader:
         if state is not None:
             others += other_parameters(self._config, state) - self._norms_of_heads()
             return LayerShape(0, 0, 0, linears, others, biases, state=state)
-        return LayerShape(self.heads, self.kv_heads, self.head_dim, linears, others, biases, self.family.latent)
+        normed = self._norm_of_every_head
+        return LayerShape(
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            linears,
+            others,
+            biases,
+            self.family.latent,
+            of_query=normed + self.family.sinks,
+            of_key=normed,
+        )
 
     def _as_stored(self, index: int, linear: Linear) -> Linear:
         """With what the checkpoint says of it. All experts of a layer are stored as the first; GPTQ's are merged in 16 bits."""
@@ -368,7 +381,16 @@ class _Reader:
             return 0
         if family.qk_norm == "head":
             return 2 * self._norm(self.head_dim)
-        return (self.heads + self.kv_heads) * self.head_dim
+        return (self.heads + self.kv_heads) * self._norm_of_every_head
+
+    @property
+    def _norm_of_every_head(self) -> int:
+        """Where each has one of its own, or a part of one over all."""
+        family = self.family
+        is_there = family.qk_norm not in {"", "head"} and (
+            not family.qk_norm_key or self._config.get(family.qk_norm_key)
+        )
+        return self.head_dim if is_there else 0
 
     def embedding_other(self) -> int:
         """Positions, projection into the hidden size, norm of the embedding."""

@@ -164,7 +164,7 @@ def _memory(
         for index, name in zip(part.layers, formats, strict=True)
     )
     tables = pricer.table_bytes(group, embedding=first, head=head)
-    kv = pages * _page_bytes(request, part, group) + _state_bytes(request, part)
+    kv = pages * _page_bytes(request, part, group) + _state_bytes(request, part, group)
     working = pricer.working(group, found.candidate.pair, formats, head=head).peak(kv)
     draft = pricer.draft_bytes(group, found.candidate.pair, first=first, head=head)
     total = weights + tables + kv + working + draft
@@ -178,9 +178,9 @@ def _page_bytes(request: PlanRequest, part: _Slice, group: DeviceGroup) -> int:
     return own + request.log_page_bytes(group) + (0 if part.stage else request.draft_page_bytes)
 
 
-def _state_bytes(request: PlanRequest, part: _Slice) -> int:
-    """Of all sequences that run at once; layers with state are never cut."""
-    layers = (request.model.layers[index] for index in part.layers)
+def _state_bytes(request: PlanRequest, part: _Slice, group: DeviceGroup) -> int:
+    """Of all sequences that run at once."""
+    layers = (portion_of(request.model.layers[index], portion_on(group)) for index in part.layers)
     return request.workload.concurrency * sum(state_bytes_per_sequence(each, request.compute_type) for each in layers)
 
 

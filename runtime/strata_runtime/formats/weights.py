@@ -9,7 +9,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from strata_planner.contract.formats import BITS_OF_FORMAT, GROUP_SIZES, FormatName, group_size, padded_in_features
+from strata_planner.contract.formats import (
+    BITS_OF_FORMAT,
+    GROUP_SIZES,
+    FormatName,
+    group_size,
+    padded_in_features,
+    part_in_groups,
+)
 from strata_runtime.formats import packing, reference
 from strata_runtime.formats.errors import PrecisionError
 from strata_runtime.formats.planes.planes import cut_planes, unpack_planes
@@ -95,8 +102,13 @@ def store_groups(
     out_features, in_features = weight.shape
     whole_columns, whole_group = padded_in_features(in_features), group_size(in_features)
     first, last = (0, in_features) if inputs is None else inputs
-    end = whole_columns if last == in_features else last
-    columns, group = end - first, _group_within(whole_group, first, end)
+    columns, group = part_in_groups(in_features, first, last)
+    end = first + columns
+    if not group:
+        raise PrecisionError(
+            f"inputs {first} to {end} begin or end within a group of {GROUP_SIZES[-1]}: weights of 3 and 4 bits in groups are not cut there; use any "
+            "precision, 8 bits, or fewer ranks"
+        )
     of_group = torch.arange(first, end, group, device=weight.device) // whole_group
     bits_of_planes = PLANE_BITS[format_name]
     planes = tuple(
@@ -115,17 +127,6 @@ def store_groups(
         scales_and_zeros[:, part.start : part.stop, 0] = stored.scales.t()[of_group]
         scales_and_zeros[:, part.start : part.stop, 1] = stored.zeros.t()[of_group]
     return GroupWeight(planes, scales_and_zeros, last - first, columns)
-
-
-def _group_within(group: int, first: int, end: int) -> int:
-    """The widest group that begins at both ends of a part of columns in groups of `group`."""
-    for size in GROUP_SIZES:
-        if size <= group and first % size == end % size == 0:
-            return size
-    raise PrecisionError(
-        f"inputs {first} to {end} begin or end within a group of {GROUP_SIZES[-1]}: weights of 3 and 4 bits in groups are not cut there; use any "
-        "precision, 8 bits, or fewer ranks"
-    )
 
 
 @dataclass(frozen=True)

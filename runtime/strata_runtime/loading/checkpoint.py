@@ -116,6 +116,10 @@ class Checkpoint:
                     self.keys_read.append(key)
         return tensors
 
+    def shape(self, stored: str) -> tuple[int, ...]:
+        """Of a tensor, as its file's header says."""
+        return self.header(self._file_of[stored])[stored].shape
+
     def size_bytes(self, key: str, dtype: torch.dtype | None) -> int:
         """Of a floating-point tensor that is read in `dtype`; None: as it is stored."""
         entry = self.header(self._file_of[key])[key]

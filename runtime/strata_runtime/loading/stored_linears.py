@@ -113,6 +113,10 @@ class QuantizedCheckpoint(Checkpoint):
         whole = self.read([key], dtype, CPU)[key][:, slice(*(columns or (None,)))]
         return torch.cat([whole[slice(*each)] for each in rows]) if rows else whole.contiguous()
 
+    def read_some(self, stored: str, rows: Range) -> torch.Tensor:
+        """Of a tensor by its name in the checkpoint, as it lies there, on the CPU."""
+        return super().read_part(stored, None, (rows,))
+
     def read_bias(self, tensors: Mapping[str, str], dtype: torch.dtype, cut: LinearCut) -> torch.Tensor | None:
         return self.read_part(tensors["bias"], dtype, cut.rows) if "bias" in tensors else None
 

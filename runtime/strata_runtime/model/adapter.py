@@ -281,9 +281,10 @@ class ModelSlice:
 
     @property
     def states(self) -> dict[int, SequenceState]:
-        """What sequences keep in those of this stage's layers that are no attention."""
+        """What sequences keep in those of this stage's layers that are no attention; on this rank, where several share them."""
         first, last = self._layers
-        every = enumerate(states_of(self._config.to_dict()))
+        whole = states_of(self._config.to_dict())
+        every = enumerate(whole if self.division is None else map(self.division.state_of, whole))
         return {layer: state for layer, state in every if state is not None and first <= layer <= last}
 
     def own_layers(self) -> list[nn.Module]:

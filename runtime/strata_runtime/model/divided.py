@@ -14,23 +14,27 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
+from strata_planner.contract.sequence_state import SequenceState, states_of
 from strata_planner.contract.shares import Shares, vocabulary
 from strata_runtime.errors import InputError
 from strata_runtime.formats.rounded.rounded_linear import WholeRowLinear
 from strata_runtime.model.cached_heads import cached_heads
+from strata_runtime.model.linears import KeptWeight
+from strata_runtime.model.mixers import keeps_state
 from strata_runtime.model.same_code import is_the_same
 from strata_runtime.ranges import Range, Ranges
 from strata_runtime.ranks.collectives import Collectives
 from strata_runtime.ranks.cut import (
-    BY_INPUTS,
     OF_ATTENTION,
     WHOLE,
     Cut,
     Heads,
     LinearCut,
     kind_of,
+    length,
 )
 from strata_runtime.ranks.linears import NormOverAll, SummedLinear, SummedNorm, gathered, looked_up
+from strata_runtime.ranks.state_cut import StateCut
 
 Place = tuple[nn.Module, str]  # what holds a linear, and as what
 _COUNTS_OF_QUERIES = ("num_heads", "num_attention_heads")
@@ -42,6 +46,7 @@ _ONE_AFTER_THE_OTHER = (
     "qkv_proj",
     "c_attn",
 )
+_BEFORE_HEADS = ("q_a_layernorm", "kv_a_layernorm")  # norms within an attention of what all heads are made of
 _NORMS = ((LlamaRMSNorm, True), (Olmo2RMSNorm, False))  # whether they round before they weigh
 _EXPERTS_FIRST = 3  # dimensions of a parameter that holds all experts of a layer
 
@@ -57,38 +62,40 @@ class DividedLayer:
     rows: dict[str, Ranges] = field(default_factory=dict)
     elsewhere: set[str] = field(default_factory=set)
 
+    def keep_rows(self, module: nn.Module, name: str, path: str, rows: Ranges) -> None:
+        """Only these of a parameter on the meta device."""
+        whole: nn.Parameter = getattr(module, name)
+        part = whole.new_empty(length(rows), *whole.shape[1:])
+        setattr(module, name, nn.Parameter(part, requires_grad=False))
+        self.rows[path] = rows
+
 
 class Division:
     """How a model's modules are cut for one rank. `shares`: of each rank, none: equal ones. Raises InputError for models of which that is not known."""
 
     def __init__(self, config: Any, collectives: Collectives, shares: Shares = ()) -> None:
         self._collectives = collectives
-        heads, width, latent = cached_heads(config)
-        if latent:
-            raise InputError(
-                f"the latent keys of '{config.model_type}' are not cut over several devices: use stages of one device"
-            )
+        heads, width, _ = cached_heads(config)
         own = Heads(int(config.num_attention_heads), heads, width)
         self.cut = Cut(collectives.rank, collectives.ranks, own, shares)
+        states = [each for each in states_of(config.to_dict()) if each is not None]
+        self.state = StateCut(states[0], self.cut.of_each, collectives.rank) if states else None
         self.vocabulary = self._of_vocabulary(config.vocab_size)
         self._width = width
 
     def layer(self, layer: nn.Module, path: str, places: Mapping[str, Place]) -> DividedLayer:
         """Put the parts of this rank in the places of a layer's linears and of all else that ranks share. `path`: of the layer."""
         divided = DividedLayer(dict(places))
-        attentions = {parent for key, (parent, _) in places.items() if kind_of(key) in OF_ATTENTION}
-        linears = {getattr(parent, name) for parent, name in places.values()}
-        of_heads = {module for each in attentions for module in each.modules()}
+        mixers = {within: module for within, module in layer.named_modules() if keeps_state(module)}
+        of_mixers = {each for mixer in mixers.values() for each in mixer.modules()}
+        attentions = {parent for key, (parent, _) in places.items() if kind_of(key) in OF_ATTENTION} - of_mixers
+        of_heads = {module for each in attentions for name, module in each.named_modules() if name not in _BEFORE_HEADS}
+        apart = of_mixers | {getattr(parent, name) for parent, name in places.values()}
         for within, module in list(layer.named_modules()):
-            if module in linears:
-                continue
-            where = f"{path}.{within}"
-            if module in of_heads:
-                self._divide_of_heads(module, where, divided)
-            elif _has_experts(module):
-                self._divide_experts(module, where, divided)
-            elif within.rpartition(".")[2] not in _ROUTERS and any(each.ndim != 1 for each in _own(module).values()):
-                raise _unknown(where)
+            if module not in apart:
+                self._divide_module(module, f"{path}.{within}", divided, of_heads=module in of_heads)
+        for within, mixer in mixers.items():
+            self._divide_mixer(mixer, f"{path}.{within}", divided)
         for norm in [name for name, each in layer.named_modules() if each in of_heads]:
             self._sum_norm(layer, norm)
         for key, (parent, name) in places.items():
@@ -97,9 +104,21 @@ class Division:
             self._count_heads(attention)
         return divided
 
+    def _divide_module(self, module: nn.Module, where: str, divided: DividedLayer, *, of_heads: bool) -> None:
+        """One that is no linear, alone. Raises InputError where it has more than norms and routers have, and nothing is known of it."""
+        if isinstance(module, KeptWeight):
+            self._divide_kept(module, where, divided)
+        elif of_heads:
+            self._divide_of_heads(module, where, divided)
+        elif _has_experts(module):
+            self._divide_experts(module, where, divided)
+        elif where.rpartition(".")[2] not in _ROUTERS and any(each.ndim != 1 for each in _own(module).values()):
+            raise _unknown(where)
+
     def _divide_linear(self, key: str, parent: nn.Module, name: str, divided: DividedLayer) -> None:
         whole: nn.Linear = getattr(parent, name)
-        cut = self.cut.linear(key, (whole.out_features, whole.in_features))
+        of_state = self.state if keeps_state(parent) else None
+        cut = of_state.linear(name) if of_state else self.cut.linear(key, (whole.out_features, whole.in_features))
         if cut == WHOLE:
             return
         divided.cuts[key] = cut
@@ -109,12 +128,16 @@ class Division:
             divided.elsewhere.add(f"{key}.bias")
         rows, columns = cut.shape((whole.out_features, whole.in_features))
         part = nn.Linear(columns, rows, bias=has_bias, device="meta", dtype=whole.weight.dtype)
-        if kind_of(key) not in BY_INPUTS:
+        if cut.columns is None:
             setattr(parent, name, part)
             return
         summed = SummedLinear(part, self._collectives)
         setattr(parent, name, summed)
         divided.places[key] = (summed, "inner")
+
+    def state_of(self, whole: SequenceState | None) -> SequenceState | None:
+        """What a sequence keeps on this rank of this state."""
+        return None if whole is None else whole.part(self.cut.of_each, self.cut.rank)
 
     def shrink_table(self, module: nn.Module) -> None:
         """An embedding or a head on the meta device: only this rank's rows."""
@@ -152,14 +175,11 @@ class Division:
         for name, parameter in _own(module).items():
             shape, path = tuple(parameter.shape), f"{where}.{name}"
             if name in _OF_EVERY_QUERY and shape == (heads.queries,):
-                _keep_rows(module, name, self.cut.queries)
-                divided.rows[path] = (self.cut.queries,)
+                divided.keep_rows(module, name, path, (self.cut.queries,))
             elif shape == (heads.width,):
                 continue
             elif shape in {(heads.queries, heads.width), (heads.keys, heads.width)}:
-                own = self._heads_of(shape[0])
-                _keep_rows(module, name, own)
-                divided.rows[path] = (own,)
+                divided.keep_rows(module, name, path, (self._heads_of(shape[0]),))
             elif shape in {(heads.queries * heads.width,), (heads.keys * heads.width,)} and hasattr(
                 module, "variance_epsilon"
             ):
@@ -175,6 +195,31 @@ class Division:
                 gone = module._modules.pop(str(number))  # noqa: SLF001, without giving the others new numbers
                 assert gone is not None
                 divided.elsewhere |= {f"{where}.{number}.{name}" for name, _ in gone.named_parameters()}
+
+    def _divide_kept(self, module: KeptWeight, where: str, divided: DividedLayer) -> None:
+        rows = self.cut.linear(where, (module.weight.shape[0], module.weight.shape[1])).rows
+        if rows is not None:
+            divided.keep_rows(module, "weight", f"{where}.weight", rows)
+
+    def _divide_mixer(self, mixer: Any, where: str, divided: DividedLayer) -> None:
+        """Parameters of a layer with state that are no linear's: of its heads or channels; the norm of each head is held whole."""
+        assert self.state is not None
+        linears = {f"{name}." for name, each in mixer.named_children() if isinstance(each, nn.Linear)}
+        for name, parameter in list(mixer.named_parameters()):
+            if name.startswith(tuple(linears)):
+                continue
+            rows = self.state.rows(name)
+            within, _, attribute = name.rpartition(".")
+            if rows:
+                divided.keep_rows(mixer.get_submodule(within), attribute, f"{where}.{name}", rows)
+            elif tuple(parameter.shape) != (self.state.whole.value_dim,):
+                raise _unknown(f"{where}.{name} {list(parameter.shape)}")
+        own = self.state.own
+        counts = {"num_k_heads": own.key_heads, "num_v_heads": own.heads}
+        counts |= {"key_dim": own.key_heads * own.key_dim, "value_dim": own.heads * own.value_dim}
+        for name, count in counts.items():
+            if hasattr(mixer, name):
+                setattr(mixer, name, count)
 
     def _heads_of(self, count: int) -> Range:
         """Those of this rank among all query heads, or all key heads. Raises InputError where there are as many of neither."""
@@ -209,8 +254,7 @@ class Division:
         for name, parameter in _own(module).items():
             if parameter.shape[0] != count:
                 raise _unknown(f"{where}.{name} {list(parameter.shape)}")
-            _keep_rows(module, name, own)
-            divided.rows[f"{where}.{name}"] = (own,)
+            divided.keep_rows(module, name, f"{where}.{name}", (own,))
         module.own_experts, module.collectives = own, self._collectives
 
     def _count_heads(self, attention: Any) -> None:
@@ -233,12 +277,6 @@ def _own(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def _has_experts(module: nn.Module) -> bool:
     return not isinstance(module, nn.Conv1d) and any(each.ndim == _EXPERTS_FIRST for each in _own(module).values())
-
-
-def _keep_rows(module: nn.Module, name: str, rows: Range) -> None:
-    whole: nn.Parameter = getattr(module, name)
-    part = whole.new_empty(rows[1] - rows[0], *whole.shape[1:])
-    setattr(module, name, nn.Parameter(part, requires_grad=False))
 
 
 def _unknown(what: str) -> InputError:

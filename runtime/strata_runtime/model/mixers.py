@@ -25,6 +25,10 @@ def own_mixer(module: Any) -> Callable[..., Any] | None:
     return None if forward is None else partial(forward, module)
 
 
+def keeps_state(module: Any) -> bool:
+    return type(module).__name__ in _FORWARDS
+
+
 def _short_convolution(module: Any, hidden_states: Tensor, **_given: Any) -> Tensor:
     """The forward of Lfm2ShortConv. hidden_states: [1, rows, hidden]."""
     before, after, inputs = module.in_proj(hidden_states)[0].chunk(3, dim=-1)

@@ -18,7 +18,9 @@ from strata_runtime.ranges import Range, Ranges
 
 # By the last name in a linear's path, or the last two.
 _KINDS: Mapping[str, str] = {
-    "q_proj": "queries",
+    **dict.fromkeys(
+        ("q_proj", "q_b_proj", "kv_b_proj"), "queries"
+    ),  # of latent keys and values each query head makes its own
     **dict.fromkeys(("k_proj", "v_proj"), "keys"),
     **dict.fromkeys(("qkv_proj", "c_attn"), "one after the other"),  # all queries, all keys, all values
     "query_key_value": "by key heads",  # each with its queries before it and its value behind it
@@ -26,7 +28,9 @@ _KINDS: Mapping[str, str] = {
     **dict.fromkeys(("gate_proj", "up_proj", "fc1", "c_fc", "w1", "w3", "dense_h_to_4h"), "wide"),
     "gate_up_proj": "two wide",
     **dict.fromkeys(("down_proj", "fc2", "c_proj", "w2", "dense_4h_to_h"), "narrow"),
-    **dict.fromkeys(ROUTING, "whole"),
+    **dict.fromkeys(
+        (*ROUTING, "q_a_proj", "kv_a_proj_with_mqa"), "whole"
+    ),  # what routes, and what all heads are made of
 }
 OF_ATTENTION = frozenset({"queries", "keys", "one after the other", "by key heads", "attended"})
 BY_INPUTS = frozenset({"attended", "narrow"})
@@ -34,7 +38,7 @@ BY_INPUTS = frozenset({"attended", "narrow"})
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of a model's attention: query heads, key heads, width of one."""
+    """Of a model's attention: query heads, key heads, width of what is kept of one."""
 
     queries: int
     keys: int
@@ -106,7 +110,8 @@ class Cut:
         if kind == "whole":
             return WHOLE
         if kind in BY_INPUTS:
-            return LinearCut(columns=self._wide(self.queries) if kind == "attended" else self.columns(shape[1]))
+            columns = self._of_queries(shape[1]) if kind == "attended" else self.columns(shape[1])
+            return LinearCut(columns=columns)
         return LinearCut(rows=self._rows(kind, shape[0]))
 
     def _rows(self, kind: str, count: int) -> Ranges:
@@ -115,7 +120,7 @@ class Cut:
         all_queries, all_keys = self.heads.queries * self.heads.width, self.heads.keys * self.heads.width
         match kind:
             case "queries":
-                return (queries,)
+                return (self._of_queries(count),)
             case "keys":
                 return (keys,)
             case "one after the other":
@@ -142,6 +147,11 @@ class Cut:
             first, last = (min(max(each - head * group, 0), group) for each in self.queries)
             ranges += [(start + first, start + last), (start + group, start + group + 2)]
         return joined(self._wide(each) for each in ranges)
+
+    def _of_queries(self, count: int) -> Range:
+        """Of so many values in a row, as many of each query head: keys may be wider or narrower, as may what is attended."""
+        width = count // self.heads.queries
+        return self.queries[0] * width, self.queries[1] * width
 
     def _wide(self, heads: Range) -> Range:
         return heads[0] * self.heads.width, heads[1] * self.heads.width

@@ -52,6 +52,7 @@ def strata(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     logging.getLogger().handlers[:] = root
 
 
+ACT_ORDER = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": True, "desc_act": True}
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 300, "hidden_size": 256,
 "intermediate_size": 688, "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 4,
 "max_position_embeddings": 1024, "tie_word_embeddings": false}"""
@@ -297,12 +298,12 @@ def test_a_model_path_may_hold_below_the_deployments_folder(strata: Strata, inpu
         ),
         pytest.param(
             {
-                "config": CONFIG.replace('"llama"', '"lfm2"'),
+                "config": json.dumps(json.loads(CONFIG) | {"quantization_config": ACT_ORDER}),
                 "more": "placement: {tensorParallel: [1, 2]}\n  planning: {solver: layout}",
             },
             2,
-            ["'lfm2'", "cut over several devices", "placement.tensorParallel [1]"],
-            id="several-devices-for-a-model-that-is-not-cut",
+            ["desc_act", "not cut over several devices", "placement.tensorParallel [1]"],
+            id="several-devices-for-a-checkpoint-that-is-not-cut",
         ),
         pytest.param(
             {

@@ -24,6 +24,7 @@ from strata_operator.local.record import running_deployment
 from strata_planner.contract.control import GetStatus, SlotStatus
 from strata_runtime.model.random_model import make_random_model
 from tests.laws import swept
+from tests.runtime.architectures import make_tiny_model
 
 # Some ten processes: test_local_deployment.py has the supervisor, runtime/slot and runtime/gateway what it supervises.
 pytestmark = pytest.mark.slow
@@ -303,6 +304,27 @@ def test_two_unlike_processors_of_a_node_share_a_stage(tmp_path: Path) -> None:
         finally:
             running.stop()
     assert texts["unlike"] == texts["alone"]
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next"])
+def test_processors_share_latent_keys_and_layers_with_state(kind: str, tmp_path: Path) -> None:
+    def make(folder: Path) -> None:
+        make_tokenizer(folder)
+        make_tiny_model(folder, kind, vocab_size=128, max_position_embeddings=512, bos_token_id=0, eos_token_id=1)
+
+    texts = {}
+    node = CLUSTER.splitlines()[2].replace("memoryBytes", "count: 2, memoryBytes")
+    for name, degree in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        how = f"placement: {{tensorParallel: [{degree}], maxReplicas: 1, maxStages: 1}}"
+        running = Up(tmp_path / name, how, name, make=make, cluster=f"nodes:\n{node}")
+        try:
+            texts[name] = "".join(running.stream([5, 9, 2]))
+            (stage,) = running_deployment(name).plan.stages
+            assert stage.tensor_parallel == degree
+        finally:
+            running.stop()
+    assert texts["two"] == texts["one"]
 
 
 def test_ranks_and_what_forks_them_may_be_killed_and_end_with_the_rest(ranks: Up, expected: str) -> None:

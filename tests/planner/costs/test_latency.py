@@ -162,11 +162,14 @@ def test_the_first_source_that_knows_answers_and_is_named() -> None:
 
 
 def test_shards_hold_the_whole_layer_between_them_and_few_key_heads_several_times() -> None:
+    layer = a_model(intermediate_size=512).layers[0]
     assert divisible(a_model(), 2)
-    assert 2 * sharded(LAYER, 2).linear_parameters == LAYER.linear_parameters
+    assert 2 * sharded(layer, 2).linear_parameters == layer.linear_parameters
     assert divisible(a_model(), 4)
-    assert 4 * sharded(LAYER, 4).linear_parameters == LAYER.linear_parameters + 2 * 2 * 32 * 128  # keys and values
+    assert 4 * sharded(layer, 4).linear_parameters == layer.linear_parameters + 2 * 2 * 32 * 128  # keys and values
     assert not divisible(a_model(), 3)
+    wide = {linear.name: linear.out_features for linear in sharded(LAYER, 4).linears}
+    assert wide["up_proj"] == 128, "of 384 columns, 6 tiles of 64, the first device has two"
 
 
 def test_a_group_of_two_exchanges_the_hidden_states_twice() -> None:

@@ -1,10 +1,15 @@
 """Laws of loading a checkpoint in float8: at its own bits or at 16 it computes what a plain model of the same weights does, in the bytes that are planned."""
 
 import json
+import shutil
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from strata_planner.contract.formats import FormatName
@@ -12,7 +17,12 @@ from strata_planner.costs.memory import layer_weights_bytes
 from strata_planner.question.model import Model
 from strata_runtime.errors import InputError
 from strata_runtime.formats import stored_bytes_of
+from strata_runtime.formats.errors import PrecisionError
 from strata_runtime.formats.float8.block_linear import BlockFloat8Linear
+from strata_runtime.loading import checkpoint as loading_checkpoint
+from strata_runtime.loading.float8_checkpoint import BlockFloat8Checkpoint
+from strata_runtime.loading.quantized import quantized_checkpoint
+from strata_runtime.ranks.cut import LinearCut
 from tests.laws import swept
 from tests.runtime.architectures import make_tiny_model
 from tests.runtime.loading.float8_models import make_float8_model
@@ -63,6 +73,53 @@ def test_layers_take_the_bytes_that_the_planner_counts(name: str, tmp_path: Path
     shapes = Model.from_folder(float8).layers
     counted = [layer_weights_bytes(shape, "fp8_block", "float32") for shape in shapes]
     assert [stored_bytes_of(layer) for layer in stage.layers] == counted
+
+
+@given(data=st.data())
+def test_of_some_outputs_the_blocks_that_they_lie_in_are_read_alone(float8: Path, data: st.DataObject) -> None:
+    checkpoint, key = quantized_checkpoint(float8), "model.layers.0.mlp.up_proj.weight"
+    assert isinstance(checkpoint, BlockFloat8Checkpoint)
+    shape = checkpoint.shape(key)
+    edges = data.draw(st.lists(st.integers(0, shape[0]), min_size=2, max_size=6, unique=True).map(sorted))
+    rows = tuple(zip(edges[::2], edges[1::2], strict=False))
+    columns = data.draw(st.none() | st.tuples(st.integers(0, 15), st.integers(16, shape[1])))
+    checkpoint.check([key])  # the header is read
+    sizes: list[int] = []
+
+    class Counting(FileIO):
+        def readinto(self, buffer: Any) -> int:
+            sizes.append(super().readinto(buffer))
+            return sizes[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading_checkpoint, "FileIO", Counting)
+        linear = checkpoint.read_linear({"weight": key}, (shape[0], shape[1]), torch.float32, LinearCut(rows, columns))
+    whole = checkpoint.dequantized(key)[:, slice(*(columns or (None,)))]
+    assert torch.equal(linear.dequantized(), torch.cat([whole[slice(*each)] for each in rows]))
+    first, last = rows[0][0] // BLOCK[0], -(-rows[-1][1] // BLOCK[0])
+    read = (min(last * BLOCK[0], shape[0]) - first * BLOCK[0]) * shape[1]
+    assert sum(sizes) == read + 2 * (last - first) * -(-shape[1] // BLOCK[1])
+
+
+def test_scales_of_other_blocks_are_refused_whatever_is_read_of_them(float8: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(float8, tmp_path / "broken"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(1, 1)
+    save_file(tensors, folder / "model.safetensors")
+    checkpoint, key = quantized_checkpoint(folder), "model.layers.0.mlp.up_proj.weight"
+    assert isinstance(checkpoint, BlockFloat8Checkpoint)
+    with pytest.raises(PrecisionError, match="scales"):
+        checkpoint.read_linear({"weight": key}, (48, 32), torch.float32, LinearCut(rows=((20, 40),)))
+
+
+BLOCK = (20, 24)
+
+
+@pytest.fixture(scope="module")
+def float8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("blocks")
+    make_float8_model(make_tiny_model(folder / "plain", "llama"), folder / "float8", block=BLOCK)
+    return folder / "float8"
 
 
 def test_what_the_description_leaves_out_stays_dense(tmp_path: Path) -> None:

@@ -72,6 +72,24 @@ def test_eight_key_heads_over_three_ranks(key: str, shape: tuple[int, int], expe
     assert Cut(1, 3, Heads(32, 8, 16)).linear(key, shape) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("q_a_proj", (48, 256), LinearCut()),
+        ("kv_a_proj_with_mqa", (72, 256), LinearCut()),
+        ("q_b_proj", (8 * 24, 48), LinearCut(rows=((72, 144),))),
+        ("q_proj", (8 * 24, 256), LinearCut(rows=((72, 144),))),
+        ("kv_b_proj", (8 * 20, 64), LinearCut(rows=((60, 120),))),
+        ("o_proj", (256, 8 * 10), LinearCut(columns=(30, 60))),
+    ],
+)
+def test_eight_heads_of_latent_keys_over_three_ranks(name: str, shape: tuple[int, int], expected: LinearCut) -> None:
+    """All hold the latents, which are wider than anything of a head."""
+    cut = Cut(1, 3, Heads(8, 1, 72))
+    assert cut.linear(f"model.layers.0.self_attn.{name}", shape) == expected
+    assert (cut.keys, cut.queries) == ((0, 1), (3, 6))
+
+
 def test_eight_over_three_is_three_three_two() -> None:
     assert [share(8, 3, place) for place in range(3)] == [(0, 3), (3, 6), (6, 8)]
 

@@ -170,13 +170,32 @@ def test_text_is_the_same_when_strategies_switch_between_prompt_and_answer(tiny_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["phi3", "qwen2_moe", "gpt_oss", "olmo2"])
+@pytest.mark.parametrize("name", ["phi3", "qwen2_moe", "gpt_oss", "olmo2", "deepseek_v3"])
 def test_text_of_every_kind_of_layer_is_the_same(name: str, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, name, vocab_size=128)
     with PipelineHarness(["s0"]) as pipeline:
         plan = even_plan(model, ["s0"], pages=12)
         expected = pipeline.serve(plan).generate(penalized())
-        assert pipeline.serve(shared(plan, [3])).generate(penalized()) == expected
+        leader = pipeline.serve(shared(structs.replace(plan, speculation=Speculation("ngram", 3)), [3]))
+        assert leader.generate(penalized()) == expected
+
+
+KEEPING = [(name, each) for name in ("lfm2", "qwen3_next", "qwen3_5_text") for each in (((3, 1),), ((1, 1), (1, 2, 1)))]
+
+
+@pytest.mark.parametrize("case", swept(KEEPING, KEEPING[:1]), ids=str)
+def test_states_on_ranks_go_with_their_sequences(case: tuple[str, tuple[Shares, ...]], tmp_path: Path) -> None:
+    """Prompts in chunks, sequences that are preempted and computed again, more of them than states, and the next epoch on the same ranks."""
+    name, shares = case
+    model = make_tiny_model(tmp_path, name, vocab_size=128)
+    names = [f"s{place}" for place in range(len(shares))]
+    with PipelineHarness(names) as pipeline:
+        plan = even_plan(model, names, pages=12, micro_batch=(4, 4, 16))
+        expected = pipeline.serve(plan).generate(penalized())
+        for _ in range(2):
+            leader = pipeline.serve(unlike(plan, *shares))
+            assert leader.generate(penalized()) == expected
+            assert leader.hello().preemptions
 
 
 @pytest.mark.slow
@@ -235,9 +254,9 @@ def test_a_rank_that_hangs_is_named_and_the_next_epoch_has_a_new_one(
 
 def test_what_no_rank_can_share_is_refused_by_name(tmp_path: Path) -> None:
     with PipelineHarness(["s0"]) as pipeline:
-        plan = even_plan(make_tiny_model(tmp_path / "lfm2", "lfm2"), ["s0"])
-        with pytest.raises(RuntimeFaultError, match=r"how model\.layers\.0\.conv\.conv\.weight .* is cut"):
-            pipeline.serve(shared(plan, [2]))
+        plan = even_plan(make_tiny_model(tmp_path / "delta", "qwen3_next", linear_num_value_heads=2), ["s0"])
+        with pytest.raises(RuntimeFaultError, match="3 ranks cannot share 2 heads of linear attention"):
+            pipeline.serve(shared(plan, [3]))
         plan = even_plan(make_tiny_model(tmp_path / "llama", "llama"), ["s0"])
         with pytest.raises(RuntimeFaultError, match="5 ranks cannot share 4 heads"):
             pipeline.serve(shared(plan, [5]))

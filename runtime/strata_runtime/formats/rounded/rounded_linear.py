@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from strata_planner.contract.formats import FormatName
+from strata_planner.contract.formats import WHOLE_ROW_VALUES, FormatName
 from strata_runtime.formats.kernels import CHANNEL_KERNELS, GROUP_KERNELS, select
 from strata_runtime.formats.quant_linear import NamedProducts, QuantLinear
 from strata_runtime.formats.quantizers import quantize_channels
@@ -53,10 +53,8 @@ class WholeRowLinear(ChannelLinear):
     Rows get more values, as large as the largest one, which are multiplied by zeros: so they are rounded as whole rows are, by the same kernels.
     """
 
-    MORE = 64  # values: kernels take inputs by so many
-
     def __init__(self, stored: ChannelWeight, bias: Tensor | None) -> None:
-        codes = torch.nn.functional.pad(stored.codes, (0, self.MORE))
+        codes = torch.nn.functional.pad(stored.codes, (0, WHOLE_ROW_VALUES))
         super().__init__(ChannelWeight(codes, stored.scales), bias, "w8a8")
         self.largest: Callable[[Tensor], Tensor] | None = (
             None  # of rows, over all ranks: magnitudes [rows, 1] -> [rows, 1]
@@ -66,7 +64,7 @@ class WholeRowLinear(ChannelLinear):
         assert self.largest is not None, "nobody tells it of the other ranks"
         rows = inputs.reshape(-1, inputs.shape[-1])
         peaks = self.largest(rows.abs().amax(1, keepdim=True))
-        out = super().forward(torch.cat((rows, peaks.expand(-1, self.MORE)), dim=1))
+        out = super().forward(torch.cat((rows, peaks.expand(-1, WHOLE_ROW_VALUES)), dim=1))
         return out.view(*inputs.shape[:-1], self.out_features)
 
     def native_product(self, tokens: int) -> bytes | None:  # noqa: ARG002
