@@ -6,8 +6,8 @@ import msgspec
 
 from strata_operator.act.planner_call import Answer, Question
 from strata_operator.api import LLMDeployment, deployment_from_object
-from strata_planner.contract.control import GatewayRequest, GatewayStatus, SlotRequest, SlotStatus
-from strata_planner.contract.plan import DeviceRef, MicroBatch, Plan, Replica
+from strata_planner.contract.control import GatewayRequest, GatewayStatus, OrderRequest, SlotRequest, SlotStatus
+from strata_planner.contract.plan import DeviceRef, MicroBatch, Plan, Replica, StandingOrder
 from strata_planner.replan.repair import RepairNote
 from tests.chain.arithmetic import LAYERS
 from tests.chain.gateway_process import GatewayProcess
@@ -86,13 +86,20 @@ class Chain(Kubernetes):
         name = pod["metadata"]["name"]
         host = self.hosts[name] = Host(name)
         if isinstance(fake, FakeSlot):
-            process = SlotProcess(self.time, host, fake.name, 7070)
+            process = SlotProcess(self.time, host, fake.name, self.processes[uid].key)
             process.told, process.broken, process.exits = self.told, self.found, lambda: self._exits(host, pod)
             real: FakeSlot | FakeGateway = ChainSlot(fake.name, process)
         else:
-            real = ChainGateway(GatewayProcess(self.time, host, self.told))
+            real = ChainGateway(GatewayProcess(self.time, host, self.told, lambda *what: self._ordered(host, *what)))
         self.processes[uid] = Process(self.processes[uid].key, real)
         return real
+
+    def _ordered(self, gateway: Host, slot: str, request: OrderRequest) -> SlotStatus | None:
+        """What a gateway asks of a slot by its standing orders' key; None: it is not reached."""
+        for process in self.slots().values():
+            if process.name == slot and self.network.reach(gateway, process.host):
+                return process.ordered(request)
+        return None
 
     def stop(self, pod: Object) -> None:
         process = self.processes.pop(pod["metadata"]["uid"], None)
@@ -141,7 +148,23 @@ class ChainPlanner(PretendedPlanner):
                 note = RepairNote("neighbours", 1, 2, 1 << 20, 0.5, 3.5)
                 return Answer(plan_of(deployment, pairs_left), repair=note)
         gain = None if question.running is None else self.gain
-        return Answer(plan_of(deployment, pairs), gain=gain)
+        return Answer(with_orders(deployment, pairs), gain=gain)
+
+
+def with_orders(deployment: LLMDeployment, pairs: list[tuple[str, ...]]) -> Plan:
+    """Where they are wanted, the neighbour of a lost slot takes its layers."""
+    plan = plan_of(deployment, pairs)
+    if deployment.spec.replanning.takeover.standing_orders is None:
+        return plan
+    orders = []
+    for number, pair in enumerate(pairs):
+        for lost, left in ((pair[0], pair[1:]), (pair[-1], pair[:-1])):
+            if left:
+                after = plan_of(deployment, [left])
+                replica = msgspec.structs.replace(after.replicas[0], replica=number)
+                lost_slot = (f"{deployment.name}-{lost}",)
+                orders.append(StandingOrder(lost_slot, (replica,), plan.prediction, "neighbours", 1, 0, 1 << 20, 0.5))
+    return msgspec.structs.replace(plan, orders=tuple(orders))
 
 
 def plan_of(deployment: LLMDeployment, pairs: list[tuple[str, ...]]) -> Plan:

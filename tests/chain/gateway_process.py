@@ -6,15 +6,19 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
-from strata_planner.contract.control import GatewayRequest, GatewayStatus, SetRoute
+from strata_planner.contract.control import GatewayRequest, GatewayStatus, OrderRequest, SetOrders, SetRoute, SlotStatus
 from strata_planner.contract.frames import Sampling
 from strata_runtime.gateway.errors import ApiError, UnavailableError
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.routing.journal import GenerationRequest
 from strata_runtime.gateway.settings import Limits
+from strata_runtime.gateway.standing.carrying import OrderCarrier
+from strata_runtime.gateway.standing.doors import ANSWER_SECONDS
 from tests.chain.arithmetic import STOP, text_of
-from tests.chain.virtual_network import Host, here
+from tests.chain.virtual_network import LATENCY_SECONDS, Host, here
+
+Order = Callable[[str, OrderRequest], SlotStatus | None]
 
 PATIENT = Limits(hold_seconds=1e6)
 ASK_AGAIN_SECONDS = 1.0
@@ -60,12 +64,17 @@ def a_client(name: str, prompt: tuple[int, ...], most: int, seed: int) -> Client
 class GatewayProcess:
     """One life of a gateway. What its clients have not got by its end is theirs to ask for again."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, host: Host, told: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, host: Host, told: Callable[[], None], order: Order = lambda *_: None
+    ) -> None:
+        """`order`: asks a slot by the key for standing orders."""
         self._loop, self.host, self._told = loop, host, told
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = copy_context()
         self._context.run(here.set, host)
+        self._order = order
         self.dispatcher: Dispatcher = self.inside(self._make())
+        self.orders = self._context.run(OrderCarrier, self.dispatcher, doors=lambda _: self)
         self._starts(self._tells())
 
     async def _make(self) -> Dispatcher:
@@ -80,6 +89,15 @@ class GatewayProcess:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def ask(self, slot: str, message: OrderRequest) -> SlotStatus | None:
+        """In place of `Doors`."""
+        await asyncio.sleep(LATENCY_SECONDS)
+        status = self._order(slot, message)
+        await asyncio.sleep(ANSWER_SECONDS if status is None else LATENCY_SECONDS)
+        return status
+
+    def close(self) -> None: ...
 
     async def _tells(self) -> None:
         while True:
@@ -109,8 +127,11 @@ class GatewayProcess:
 
     def handle(self, request: GatewayRequest) -> GatewayStatus:
         async def answer() -> GatewayStatus:
+            self.orders.hear()
             if isinstance(request, SetRoute):
                 self.dispatcher.set_route(request)
+            elif isinstance(request, SetOrders):
+                self.orders.take(request)
             return self.dispatcher.status()
 
         status: GatewayStatus = self.inside(answer())
@@ -122,6 +143,8 @@ class GatewayProcess:
         self.inside(self._close())
 
     async def _close(self) -> None:
+        if self.orders._task is not None:
+            self.orders._task.cancel()
         self.dispatcher._housekeeper.cancel()
         self.dispatcher._gathering.cancel()
         self.dispatcher._end(self.dispatcher._links.values())

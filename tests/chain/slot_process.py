@@ -226,7 +226,7 @@ class SlotProcess:
 
     _now: "SlotProcess"
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, host: Host, name: str, port: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: Host, name: str, key: str) -> None:
         self.host, self.name = host, name
         self.refuses = ""
         self.hangs = False
@@ -241,7 +241,7 @@ class SlotProcess:
         host.wake = self.wakes
         self._context: Context = copy_context()
         self._context.run(here.set, host)
-        self.slot: Slot = self.inside(Slot, SlotOptions(name, "0.0.0.0", port, "key", 1))
+        self.slot: Slot = self.inside(Slot, SlotOptions(name, "0.0.0.0", 7070, key, 1))
         self.looks()
 
     @classmethod
@@ -292,8 +292,17 @@ class SlotProcess:
             if served.turn(now):
                 self.loop.call_later(self.step_seconds, self.wakes)
 
+    def hears_the_controller(self) -> None:
+        """It asks for the status now and then."""
+        self.slot._ordering.hear()
+
     def handle(self, request: SlotRequest) -> SlotStatus:
-        """As `Slot._answer` does with what comes by the control port."""
+        """As `Slot._answer` does with what comes by the control port from a controller."""
+        self.hears_the_controller()
+        return self.ordered(request)
+
+    def ordered(self, request: SlotRequest) -> SlotStatus:
+        """The same from a gateway, by the key for standing orders."""
 
         def answer() -> SlotStatus:
             try:

@@ -6,6 +6,7 @@ the operator's controller; the cluster and its API server are the operator's own
 Time is virtual. The same laws have a machine each where they are decided: the journal, the engine, the epochs, the operator.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,9 +27,11 @@ moments = st.sampled_from([0.0, 0.003, 0.02, 0.1, 0.25, 0.7])
 class ChainMachine(RuleBasedStateMachine):
     """One deployment of two replicas of two stages."""
 
+    world_of: Callable[[int], ChainWorld] = ChainWorld
+
     @initialize(seed=st.integers(0, 9))
     def begin(self, seed: int) -> None:
-        self.world = ChainWorld(seed)
+        self.world = self.world_of(seed)
         self.world.passes(6)
         for number in range(3):
             self.world.ask((number, 5, 6), 40, number)

@@ -10,7 +10,8 @@ from unittest import mock
 
 from strata_planner.contract.control import Commit
 from strata_runtime.gateway.routing import dispatcher, generation, leader_link
-from strata_runtime.slot import epoch, leader, reception, room, slot
+from strata_runtime.gateway.standing import carrying
+from strata_runtime.slot import epoch, leader, ordered, reception, room, slot
 from strata_runtime.wire import transport
 from tests.chain import slot_process
 from tests.chain.arithmetic import Executor
@@ -51,7 +52,7 @@ class ChainWorld:
             self._put(module, zmq=virtual)
         for module in (leader_link, dispatcher):
             self._put(module, zmq=virtual)
-        for module in (slot, epoch, dispatcher, generation):
+        for module in (slot, epoch, dispatcher, generation, ordered, carrying):
             self._put(module, time=time)
         self._put(transport, recv_monitor_message=read_event, _see_to_gatekeeper=lambda _: None)
         self._put(leader_link, recv_monitor_message=await_event)
@@ -168,9 +169,12 @@ class ChainWorld:
         end = self.cluster.time.time() + seconds
         while (left := end - self.cluster.time.time()) > 1e-6:
             self.cluster.tick(min(left, every))
-            self.operator.look()
+            self._look()
             self._ask_again()
             self.check()
+
+    def _look(self) -> None:
+        self.operator.look()
 
     def _ask_again(self) -> None:
         """Clients whose gateway is gone: their streams are broken, as its documentation says, and they ask anew."""

@@ -29,7 +29,9 @@ from strata_operator.decide.actions import (
     DeletePod,
     DeleteStatefulSet,
     Emit,
+    GiveOrders,
     MakePlan,
+    RecordOrder,
     RenewEpoch,
     SetStatus,
 )
@@ -40,6 +42,7 @@ from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import Dealing, still_free
 from strata_operator.decide.planning import with_margin
 from strata_operator.decide.reconcile import GOES_ON, RUN_PODS
+from strata_operator.decide.standing_orders import OrderTerms, cause_of
 from strata_operator.decide.view import PlanFailure, View
 from strata_operator.decide.wishes import plan_key, planned_digest, without_digest
 from strata_operator.errors import NotReadyError
@@ -135,6 +138,11 @@ class Hands:
                 return await self._plan(action, look, view, kept)
             case RenewEpoch():
                 return await self._renew(action, view, kept)
+            case RecordOrder():
+                await self._record_order(action, view, kept)
+            case GiveOrders(terms=terms):
+                await self._give_orders(terms, view, kept)
+                return False
             case Apply(manifest=manifest, digest=digest):
                 await apply_own(self._kube, deployment, manifest)
                 kept.applied[f"{manifest['kind']} {manifest['metadata']['name']}"] = (digest, self._clock.seconds())
@@ -319,17 +327,33 @@ class Hands:
         await self._create_epoch(view, kept, newest.epoch.plan, newest.cluster, cause)
         return True
 
+    async def _give_orders(self, terms: OrderTerms, view: View, kept: Kept) -> None:
+        if not self._leading():
+            raise NotLeadingError("this operator leads no more: nobody is told anything")
+        assert view.newest is not None
+        await kept.orders.give(kept.links, view.newest.epoch, view.seen, terms)
+
+    async def _record_order(self, action: RecordOrder, view: View, kept: Kept) -> None:
+        """With its own number and key, which follow from the epoch that had the order: whoever records it records the same."""
+        newest, ordered = view.newest, action.ordered
+        assert newest is not None
+        log.info("%s: epoch %d was made by a standing order", view.deployment.name, ordered.epoch.number)
+        await self._store(view, kept, ordered.epoch, newest.cluster, cause_of(ordered, newest))
+
     async def _create_epoch(self, view: View, kept: Kept, plan: Plan, cluster: Cluster, cause: Cause) -> None:
         """The Secret first. Of two controllers that create the same epoch, the one whose ConfigMap is there has won."""
-        uid = view.deployment.metadata.uid
         number = 1 + max(highest_epoch(view.ledger, view.seen), view.highest_number, kept.taken_number)
+        epoch = Epoch(number, new_secret(), plan, going_on(plan, view.ledger, view.seen))
+        await self._store(view, kept, epoch, cluster, cause)
+
+    async def _store(self, view: View, kept: Kept, epoch: Epoch, cluster: Cluster, cause: Cause) -> None:
+        uid, number, plan = view.deployment.metadata.uid, epoch.number, epoch.plan
         own = cause.spec_digest == view.spec_digest
         deployment = view.deployment if own else as_planned(view.deployment, view.newest)
-        epoch = Epoch(number, new_secret(), plan, going_on(plan, view.ledger, view.seen))
         secret, config_map = record_objects(deployment, epoch, cluster, cause)
         self._dealing.deal(uid, number, claims_of(view.deployment, plan, cluster))
         try:
-            if not await create_own(self._kube, view.deployment, secret):
+            if not await create_own(self._kube, view.deployment, secret) and not epoch.reserved:
                 log.info(
                     "the key of epoch %d exists already: an earlier attempt ended before its plan was stored", number
                 )
@@ -368,7 +392,9 @@ def _still_asked(asked: Asked, wish: MakePlan, view: View) -> bool:
 
 def _comes_first(action: Action) -> bool:
     """What would be done after it is not said yet: of that, nobody knows whether it is still wanted."""
-    return not isinstance(action, SetStatus | Emit) and not (isinstance(action, MakePlan) and action.reason in GOES_ON)
+    return not isinstance(action, SetStatus | Emit | GiveOrders) and not (
+        isinstance(action, MakePlan) and action.reason in GOES_ON
+    )
 
 
 def _named(action: Action, view: View) -> str:
@@ -376,7 +402,7 @@ def _named(action: Action, view: View) -> str:
     match action:
         case Apply(manifest=manifest):
             return f"{manifest['kind']} {manifest['metadata']['name']}"
-        case MakePlan() | RenewEpoch():
+        case MakePlan() | RenewEpoch() | RecordOrder():
             return f"a new epoch of {view.deployment.name}"
         case DeleteStatefulSet(name=name) | DeletePod(name=name):
             return f"the end of {name}"

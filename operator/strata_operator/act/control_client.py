@@ -26,6 +26,7 @@ from strata_planner.contract.control import (
     GetStatus,
     Prepare,
     SetBits,
+    SetOrders,
     SetRoute,
     SlotStatus,
     Status,
@@ -41,7 +42,7 @@ from strata_planner.contract.values import ContractError
 
 log = logging.getLogger(__name__)
 
-Message = Prepare | Commit | SetBits | SetRoute | GetStatus | Watch
+Message = Prepare | Commit | SetBits | SetRoute | SetOrders | GetStatus | Watch
 
 ANSWER_SECONDS = 5.0
 ASK_AGAIN_SECONDS = 0.5  # a watch asks by itself: a lost change is late by this much, never missed
@@ -353,18 +354,23 @@ class Links:
         self._endpoints.pop(name, None)
         self.statuses.pop(name, None)
 
-    async def send(self, name: str, message: Message) -> None:
-        """Deliver and keep the status that answers; silence is only logged, the next round sends again."""
+    async def send(self, name: str, message: Message) -> bool:
+        """Deliver and keep the status that answers; silence is only logged, the next round sends again. Whether one came."""
         endpoint = self._endpoints.get(name)
         if endpoint is None:
-            return
+            return False
         try:
             status = await self._control.ask(endpoint, message, ANSWER_SECONDS)
         except NoAnswerError as error:
             log.warning("%s: %s", name, error)
-            return
+            return False
         if self._endpoints.get(name) == endpoint:
             self._keep(name, status)
+        return True
+
+    def secrets(self) -> dict[str, str]:
+        """Of the control ports that are watched."""
+        return {name: endpoint.secret for name, endpoint in self._endpoints.items()}
 
     async def all_answer(self, names: Iterable[str], timeout_seconds: float = SILENCE_SECONDS) -> bool:
         """Ask them now; who does not answer has no status any more. An accused process is asked before it is given up."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from strata_operator.act.control_client import Links
+from strata_operator.act.order_giving import OrderGiving
 from strata_operator.api import LLMDeploymentStatus
 from strata_operator.decide.backoff import Backoff
 from strata_operator.decide.view import PlanFailure, PlanKey
@@ -71,6 +72,7 @@ class Kept:
     def __init__(self, links: Links, since: float) -> None:
         self.links = links
         self.drafts = DraftsHeard()
+        self.orders = OrderGiving()
         self.control_key = new_secret()  # used if the cluster has none yet
         self.applied: dict[str, tuple[str, float]] = {}  # kind and name -> what it was made last (digest), and when
         self.refusals: dict[str, Refusal] = {}  # by what was to be done

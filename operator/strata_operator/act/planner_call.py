@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from strata_operator.api import LLMDeployment, deployment_from_object
-from strata_operator.decide.planning import request_for, shadowed, takeover_of, with_draft_model
+from strata_operator.decide.planning import readied, request_for, takeover_of, with_draft_model
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.observe.model_files import check_shards, read_beside, read_model
 from strata_planner.answer.alternatives import with_alternatives
@@ -107,14 +107,14 @@ def _plan(question: Question) -> Answer:
     if question.hurried and question.running is None:
         return Answer(make_plan(request, quick=True).plan)
     answer = _best(request, question.running, deployment.spec.replanning.min_gain)
-    return msgspec.structs.replace(answer, plan=_shadowed(request, answer.plan, deployment)) if answer.plan else answer
+    return msgspec.structs.replace(answer, plan=_readied(request, answer.plan, deployment)) if answer.plan else answer
 
 
-def _shadowed(request: PlanRequest, plan: Plan, deployment: LLMDeployment) -> Plan:
-    """With what slots keep for takeovers, also where the plan in force stays: a repair has only what was left of the plan before."""
-    found = shadowed(deployment, request, plan)
-    if found.note:
-        log.info("%s: %s", deployment.name, found.note)
+def _readied(request: PlanRequest, plan: Plan, deployment: LLMDeployment) -> Plan:
+    """With what is kept ready for losses, also where the plan in force stays: a repair has only what was left of the plan before."""
+    found = readied(deployment, request, plan)
+    for note in found.notes:
+        log.info("%s: %s", deployment.name, note)
     return found.plan
 
 

@@ -248,6 +248,14 @@ class ShadowSpec(ApiType):
     they ask for; a slot on a processor keeps them in what the plan leaves of its memory."""
 
 
+class StandingOrdersSpec(ApiType):
+    """Repairs that gateways and slots carry out by themselves while no operator is there: the plan carries one for the loss of each slot, and of each node."""
+
+    silence_seconds: Annotated[int, Field(ge=10, le=3600)] = 20
+    """How long each slot that takes part, and the gateway, must have heard no operator. Operators speak with everybody each 4 s; another one takes the
+    place of one that dies within some 20. A slot that is away after that is waited for `gracePeriodSeconds`."""
+
+
 class TakeoverSpec(ApiType):
     """What the plan that a loss is repaired by may cost in quality, while it serves: neighbours make room for lost layers by fewer bits."""
 
@@ -259,6 +267,8 @@ class TakeoverSpec(ApiType):
     """Lower no bits at all: answers go on as they would have. Where that leaves no room, fewer requests run at once, or a new plan is made."""
     shadow: ShadowSpec | None = None
     """By default none are kept: they take memory that nothing else uses, and where a node has the model's files in its page cache they bring little."""
+    standing_orders: StandingOrdersSpec | None = None
+    """By default a loss waits for the operator: with orders gateways may speak with slots, if only to have them do what the operator has written."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

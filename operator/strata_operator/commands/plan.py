@@ -15,7 +15,7 @@ from strata_operator.commands.foretold import foretold
 from strata_operator.commands.inputs import read_question
 from strata_operator.commands.profile import profiles_for
 from strata_operator.commands.studies import Found, Studies, StudyOptions
-from strata_operator.decide.planning import shadowed_outcome
+from strata_operator.decide.planning import readied_outcome
 from strata_operator.errors import InvalidInputError
 from strata_operator.local.planning_line import planning_line
 from strata_operator.local.run import Progress, interruptible, leave_on_signals, leaving_at_once, log_to
@@ -101,7 +101,7 @@ def _show_anew(request: PlanRequest, wished: LLMDeployment, options: PlanOptions
         def planned() -> PlanOutcome:
             found = make_plan(request, watch=line.watch)
             line.say(f"looking at alternatives and idle devices: {', '.join(objective_lines(found.plan))}")
-            return shadowed_outcome(wished, request, explained(request, found))
+            return readied_outcome(wished, request, explained(request, found))
 
         outcome = interruptible(planned)
     outcome = replace(outcome, plan=foretold(outcome.plan, request, simulated=True))
@@ -115,7 +115,7 @@ def _show_change(request: PlanRequest, running: Plan, wished: LLMDeployment, opt
         change = interruptible(lambda: replan(request, running, watch=line.watch))
     plan = change.plan if change.kept else foretold(change.plan, request, simulated=True)
     notes = (change.search.warning,) if change.search and change.search.was_cut else ()
-    outcome = shadowed_outcome(wished, request, PlanOutcome(plan, change.stats, notes))
+    outcome = readied_outcome(wished, request, PlanOutcome(plan, change.stats, notes))
     if not options.as_json:
         console = Console()
         show_plan(outcome, console)

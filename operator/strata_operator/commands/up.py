@@ -15,7 +15,7 @@ from strata_operator.api.load import read_text
 from strata_operator.commands.foretold import foretold
 from strata_operator.commands.inputs import Question, measured, read_question
 from strata_operator.commands.profile import profiles_for
-from strata_operator.decide.planning import shadow_bytes_of, shadowed_outcome, takeover_of
+from strata_operator.decide.planning import has_orders, order_terms_of, readied_outcome, shadow_bytes_of, takeover_of
 from strata_operator.errors import InvalidInputError
 from strata_operator.local import launcher as launching
 from strata_operator.local.acceptance import acceptance_kept
@@ -130,7 +130,7 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
         request.objective.requests_per_second is not None
     )  # nobody waits for a simulation who has not asked for it
     outcome = replace(outcome, plan=foretold(outcome.plan, request, simulated=has_rate))
-    outcome = shadowed_outcome(question.deployment, request, outcome)
+    outcome = readied_outcome(question.deployment, request, outcome)
     show_plan(outcome, Console())
     course.phases.enter("tokenizer and memory")
     progress.enter("looking at the tokenizer and at free memory")
@@ -142,8 +142,14 @@ def _run(options: UpOptions, console: Console, course: Course) -> None:
         return
     local = local_options(options, question, outcome.plan, logs)
     wished = question.deployment
-    mender = Mender(request, takeover_of(wished), wished.spec.replanning.min_gain, shadow_bytes_of(wished))
-    local = replace(local, mender=mender)
+    mender = Mender(
+        request,
+        takeover_of(wished),
+        wished.spec.replanning.min_gain,
+        shadow_bytes_of(wished),
+        orders=has_orders(wished),
+    )
+    local = replace(local, mender=mender, orders=order_terms_of(wished))
 
     def tell() -> None:
         if options.verbose:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from strata_operator.api import LLMDeploymentStatus
 from strata_operator.decide.epochs import SendToGateway, SendToSlot
+from strata_operator.decide.standing_orders import Ordered, OrderTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,20 @@ class RenewEpoch:
     number: int
     message: str
     renewals: int = 1  # how many in a row did not last, this one included
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOrder:
+    """The epoch that a standing order has made while no operator was there: as it is served, so that it is gone on from."""
+
+    ordered: Ordered
+
+
+@dataclass(frozen=True, slots=True)
+class GiveOrders:
+    """The standing orders of the epoch in force, to each gateway that routes to it and has not been given them."""
+
+    terms: OrderTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,8 @@ class Emit:
 Action = (
     MakePlan
     | RenewEpoch
+    | RecordOrder
+    | GiveOrders
     | Apply
     | SendToSlot
     | SendToGateway

@@ -118,13 +118,14 @@ def why_new_epoch(desired: Plan, ledger: Ledger, seen: Observed) -> str:
         return "there is no epoch yet"
     if epoch.plan != desired:
         return "the plan has changed"
-    if highest_epoch(ledger, seen) > epoch.number:
-        return (
-            f"epoch {highest_epoch(ledger, seen)} is known to a slot or gateway; the newest on record is {epoch.number}"
-        )
+    if (known := max(highest_known(seen), ledger.committed)) > epoch.number:
+        return f"epoch {known} is known to a slot or gateway; the newest on record is {epoch.number}"
     if not slots_of(epoch.plan) <= set(seen.slots):
         return ""  # a slot that is away cannot prepare: wait for it, or for another plan
-    return why_broken(epoch, seen) if ledger.committed >= epoch.number else why_not_going_on(epoch, seen.slots)
+    if ledger.committed < epoch.number:
+        return why_not_going_on(epoch, seen.slots)
+    used_up = "its standing orders are used up" if epoch.reserved and epoch.plan.orders is not None else ""
+    return why_broken(epoch, seen) or used_up
 
 
 def why_broken(epoch: Epoch, seen: Observed) -> str:
@@ -198,10 +199,17 @@ def _broken(epoch: Epoch, status: SlotStatus) -> str:
 
 def highest_epoch(ledger: Ledger, seen: Observed) -> int:
     """Numbers only rise, also after records were lost: no slot may see one twice with different plans."""
+    kept = [
+        each.last_number for each in (ledger.newest, ledger.in_force) if each
+    ]  # for standing orders, carried out or not
+    return max([ledger.committed, highest_known(seen), *kept])
+
+
+def highest_known(seen: Observed) -> int:
+    """To a slot or gateway that answers."""
     known = [status.prepare.epoch for status in seen.slots.values()]
     known += [status.committed_epoch for status in seen.slots.values()]
-    known += [gateway.epoch for gateway in seen.gateways.values()]
-    return max([ledger.newest.number if ledger.newest else 0, ledger.committed, *known])
+    return max([0, *known, *(gateway.epoch for gateway in seen.gateways.values())])
 
 
 def progress_of(epoch: int, status: SlotStatus | None) -> int:
@@ -237,7 +245,7 @@ def _prepares(epoch: Epoch, in_force: Epoch | None, seen: Observed) -> tuple[Ste
     addresses = {slot: structs.replace(seen.addresses[slot], pages_port=0) for slot in sorted(roles)}
     orders = _orders(epoch, in_force, seen) if oldest >= _TAKES_ORDERS else PageOrders()
     prepares = {
-        slot: _prepare(epoch, roles.get(slot, ()), addresses, seen.slots[slot], with_keys=oldest > 0)
+        slot: prepare_for(epoch, roles.get(slot, ()), addresses, seen.slots[slot], with_keys=oldest > 0)
         for slot in sorted((set(roles) | set(orders.giving)) & set(seen.slots))
     }
     return tuple(
@@ -265,9 +273,15 @@ def _orders(epoch: Epoch, in_force: Epoch | None, seen: Observed) -> PageOrders:
     return page_orders(moves_between(serving, formed_now), seen.addresses, epoch.key)
 
 
-def _prepare(
-    epoch: Epoch, roles: tuple[Role, ...], addresses: dict[str, SlotAddress], status: SlotStatus, *, with_keys: bool
+def prepare_for(
+    epoch: Epoch,
+    roles: tuple[Role, ...],
+    addresses: dict[str, SlotAddress],
+    status: SlotStatus,
+    *,
+    with_keys: bool = True,
 ) -> Prepare:
+    """For one slot."""
     formed = tuple(epoch.formed_in(role.replica) for role in roles)
     is_new = status.protocol >= _TAKES_ORDERS  # others refuse what they do not know
     return Prepare(
@@ -320,14 +334,18 @@ def _routes(epoch: Epoch, seen: Observed) -> tuple[Step, ...]:
     """To every gateway that lacks them, once all slots serve; who does not answer keeps no gateway from the replicas that are whole."""
     if not set(seen.addresses) >= slots_of(epoch.plan) or not _serves(epoch, seen):
         return ()
-    route = SetRoute(
-        epoch=epoch.number,
-        key=request_secret(epoch.key),
-        leaders=_leaders(epoch, seen.addresses),
-        max_model_len=epoch.plan.max_model_len,
-    )
+    route = route_of(epoch, seen.addresses)
     return tuple(
         SendToGateway(name, route) for name, status in sorted(seen.gateways.items()) if status.epoch != epoch.number
+    )
+
+
+def route_of(epoch: Epoch, addresses: Mapping[str, SlotAddress]) -> SetRoute:
+    return SetRoute(
+        epoch=epoch.number,
+        key=request_secret(epoch.key),
+        leaders=_leaders(epoch, addresses),
+        max_model_len=epoch.plan.max_model_len,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from strata_operator.api import LLMDeployment
+from strata_operator.decide.standing_orders import OrderTerms
 from strata_operator.render.requests import parse_quantity
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.calibration import Calibration
@@ -26,7 +27,8 @@ from strata_planner.question.model import Model
 from strata_planner.question.request import MOST_PADDED_ROWS, ONE_PIPELINE, Objective, PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.replan.repair import Takeover
-from strata_planner.replan.shadows import Shadowed, with_shadows
+from strata_planner.replan.shadows import with_shadows
+from strata_planner.replan.standing_orders import with_orders
 from strata_planner.search.planning import PlanOutcome
 from strata_planner.sensitivity import Sensitivity, check_shapes, penalty_bound, prior
 
@@ -244,15 +246,38 @@ def shadow_bytes_of(deployment: LLMDeployment) -> int:
     return 0 if wish is None else int(parse_quantity(wish.max_memory))
 
 
-def shadowed(deployment: LLMDeployment, request: PlanRequest, plan: Plan) -> Shadowed:
-    """The plan with what its slots keep for takeovers, as `spec.replanning.takeover` wants it."""
-    return with_shadows(request, plan, takeover_of(deployment), shadow_bytes_of(deployment))
+def has_orders(deployment: LLMDeployment) -> bool:
+    """Whether the plan is to have standing orders."""
+    return deployment.spec.replanning.takeover.standing_orders is not None
 
 
-def shadowed_outcome(deployment: LLMDeployment, request: PlanRequest, outcome: PlanOutcome) -> PlanOutcome:
+def order_terms_of(deployment: LLMDeployment) -> OrderTerms | None:
+    """When they are carried out; None where there are to be none."""
+    replanning = deployment.spec.replanning
+    wish = replanning.takeover.standing_orders
+    return None if wish is None else OrderTerms(wish.silence_seconds, replanning.grace_period_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Readied:
+    """`notes`: against which losses there is less than was asked for."""
+
+    plan: Plan
+    notes: tuple[str, ...] = ()
+
+
+def readied(deployment: LLMDeployment, request: PlanRequest, plan: Plan) -> Readied:
+    """The plan with what is kept ready for losses, as `spec.replanning.takeover` wants it: what slots keep of others, and standing orders."""
+    wishes = takeover_of(deployment)
+    shadowed = with_shadows(request, plan, wishes, shadow_bytes_of(deployment))
+    ordered = with_orders(request, shadowed.plan, wishes, wanted=has_orders(deployment))
+    return Readied(ordered.plan, tuple(note for note in (shadowed.note, ordered.note) if note))
+
+
+def readied_outcome(deployment: LLMDeployment, request: PlanRequest, outcome: PlanOutcome) -> PlanOutcome:
     """The same of a plan with what is said about it."""
-    found = shadowed(deployment, request, outcome.plan)
-    return replace(outcome, plan=found.plan, notes=(*outcome.notes, *([found.note] if found.note else [])))
+    found = readied(deployment, request, outcome.plan)
+    return replace(outcome, plan=found.plan, notes=(*outcome.notes, *found.notes))
 
 
 def corrected(deployment: LLMDeployment, cluster: Cluster) -> Cluster:

@@ -17,7 +17,9 @@ from strata_operator.decide.actions import (
     DeletePod,
     DeleteStatefulSet,
     Emit,
+    GiveOrders,
     MakePlan,
+    RecordOrder,
     RenewEpoch,
 )
 from strata_operator.decide.brake import is_overdue, losses
@@ -25,8 +27,10 @@ from strata_operator.decide.conditions import Outcome, is_serving
 from strata_operator.decide.epochs import CreateEpoch, PlanWithout, RecordCommit, Step, next_steps
 from strata_operator.decide.exclusions import PEACE, Memory, delay, remember
 from strata_operator.decide.hung import HUNG_GRACE_SECONDS, hung, stuck
+from strata_operator.decide.planning import order_terms_of
 from strata_operator.decide.report import report
 from strata_operator.decide.rollout import outdated, replaced, speakable
+from strata_operator.decide.standing_orders import carried_out, ordered_epochs
 from strata_operator.decide.troubles import Trouble, troubles
 from strata_operator.decide.view import PodView, View
 from strata_operator.decide.wishes import Wanted, wanted
@@ -51,13 +55,23 @@ def reconcile(view: View) -> tuple[Action, ...]:
     memory = remember(view, found)
     if view.deployment.spec.paused:
         return report(view, Outcome(view.deployment.status.committed_epoch, memory))
+    if served := carried_out(view.ledger, view.seen):  # all else is decided once this is on record
+        return RecordOrder(served), *report(view, Outcome(view.deployment.status.committed_epoch, memory))
     wish = wanted(view, memory, found, steps)
     planning = _plan(view, wish, memory)
     replaces = planning and planning[0].reason not in GOES_ON  # nobody is told anything of the plan in force any more
     going_on = _roll_out(view) if replaces else _go_on(view, steps)
     committed = _committed(view, steps)
     outcome = Outcome(committed, memory, wish, found, losses(view).braked, bool(outdated(view)))
-    return (*planning, *_freed(view), *_ended(view, found), *going_on, *report(view, outcome))
+    return (*planning, *_freed(view), *_ended(view, found), *going_on, *report(view, outcome), *_orders(view))
+
+
+def _orders(view: View) -> tuple[GiveOrders, ...]:
+    """Where there are any, and the spec still wants them."""
+    terms, newest = order_terms_of(view.deployment), view.newest
+    if terms is None or newest is None or not view.is_committed or not ordered_epochs(newest.epoch):
+        return ()
+    return (GiveOrders(terms),)
 
 
 def _go_on(view: View, steps: tuple[Step, ...]) -> tuple[Action, ...]:

@@ -26,7 +26,7 @@ from strata_operator.decide.conditions import Outcome, conditions_of, is_serving
 from strata_operator.decide.troubles import progress
 from strata_operator.decide.view import View
 from strata_operator.render.names import gateway_url
-from strata_operator.render.records import EpochRecord, exact_stamp, stamp
+from strata_operator.render.records import ORDERED, EpochRecord, exact_stamp, stamp
 from strata_planner.contract.draft_weights import draft_wish
 from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.plan import NO_SPECULATION, Prediction, Stage
@@ -260,12 +260,24 @@ def _repair(note: RepairNote) -> RepairStatus:
 def _events(old: LLMDeploymentStatus, new: LLMDeploymentStatus) -> tuple[Emit, ...]:
     """A plan made or not to be had, service begun, what once served missing, no devices: each once, when it becomes so."""
     before = {condition.type: condition for condition in old.conditions}
-    return tuple(
+    known = {replan.epoch for replan in old.replans}
+    ordered = tuple(
+        Emit("Warning", ORDERED, f"epoch {replan.epoch} was made while no operator was there: {_what_was_done(replan)}")
+        for replan in new.replans
+        if replan.reason == ORDERED and replan.epoch not in known
+    )
+    return ordered + tuple(
         Emit("Normal" if condition.type in GOOD_NEWS and condition.status == "True" else "Warning",
              condition.reason, f"{condition.type}: {condition.message}")
         for condition in new.conditions
         if condition.status in NEWS.get(condition.type, ()) and _has_changed(before.get(condition.type), condition)
     )  # fmt: skip
+
+
+def _what_was_done(replan: Replan) -> str:
+    if replan.node is None:
+        return "slots that were started anew got their parts again"
+    return f"a slot on {replan.node} was lost, and those that were left took over"
 
 
 def _has_changed(before: Condition | None, now: Condition) -> bool:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from strata_operator.act.control_client import Endpoint, Links, as_kind
+from strata_operator.act.order_giving import OrderGiving
 from strata_operator.decide.epochs import (
     CreateEpoch,
     Ledger,
@@ -32,12 +33,13 @@ from strata_operator.decide.epochs import (
     slots_of,
     unheard,
 )
+from strata_operator.decide.standing_orders import OrderTerms, carried_out, ordered_epochs
 from strata_operator.local import launcher as launching
 from strata_operator.local.errors import CrashedError, RefusedError
 from strata_operator.local.launcher import LAUNCHER_LOG, Launcher, begin
 from strata_operator.local.mending import Mender
 from strata_operator.local.phases import Phases, phase_of
-from strata_operator.local.ports import check_port
+from strata_operator.local.ports import check_port, until_listening
 from strata_operator.local.progress import Progress
 from strata_operator.local.services import GatewayService, Service, SlotService
 from strata_operator.render.epoch import Epoch
@@ -81,6 +83,7 @@ class LocalOptions:
     programs: Programs = Programs()
     verify: bool = True  # what slots read of any-precision copies
     mender: Mender | None = None  # None: a slot that is gone for good ends the deployment
+    orders: OrderTerms | None = None  # of standing orders, where the plan has any
 
     @property
     def url(self) -> str:
@@ -112,6 +115,7 @@ class LocalDeployment:
         self._changed = asyncio.Event()
         self._links = Links(self._changed.set)
         self._ledger = Ledger()
+        self._orders = OrderGiving()
         self._epochs_made: list[float] = []
         self._loading = Progress(options.prepare_timeout_seconds)
         self._ready = asyncio.Event()
@@ -225,9 +229,11 @@ class LocalDeployment:
         while True:
             self._changed.clear()
             self._links.follow({service.name: service.control for service in self._services() if service.control})
+            self._record_order()
             before, steps = steps, next_steps(self.plan, self._ledger, self._observed())
             self._end_hung()
             await self._say_ready()
+            await self._give_orders()
             self._improve()
             self._tell_phase()
             self._progress()
@@ -236,6 +242,24 @@ class LocalDeployment:
                 await asyncio.gather(*(self._do(step) for step in steps))
             else:
                 await self._wait()
+
+    def _record_order(self) -> bool:
+        """What gateway and slots have done by themselves while this process was stopped is gone on from. Whether there was anything."""
+        served = carried_out(self._ledger, self._observed())
+        if served is None:
+            return False
+        number = served.epoch.number
+        what = (
+            f"{', '.join(served.lost)} was lost, and the others took over" if served.lost else "slots were formed anew"
+        )
+        log.warning("epoch %d was made by a standing order while nobody controlled the deployment: %s", number, what)
+        self._ledger = self._ledger.with_newest(served.epoch).with_commit(number)
+        return True
+
+    async def _give_orders(self) -> None:
+        epoch, terms = self._ledger.newest, self.options.orders
+        if terms is not None and epoch is not None and self._ledger.committed == epoch.number and ordered_epochs(epoch):
+            await self._orders.give(self._links, epoch, self._observed(), terms)
 
     def _tell_phase(self) -> None:
         if self._begun.phases is not None and self._launcher is not None:
@@ -266,6 +290,8 @@ class LocalDeployment:
             case CreateEpoch():
                 if self._ledger.committed and not await self._all_answer():
                     return  # one has just died: it is started again first
+                if self._record_order():
+                    return  # nobody had said so yet: what they said last is as old as this process has been stopped
                 await self._pace()
                 log.info("epoch %d: %s", step.number, step.reason)
                 epoch = Epoch(step.number, new_secret(), step.plan, step.formations)
@@ -327,7 +353,7 @@ class LocalDeployment:
         for service in self._services() if ready else ():
             service.has_served = True
         if ready and not self._ready.is_set():
-            await _until_listening(self.options.host, self.options.port)
+            await until_listening(self.options.host, self.options.port)
             log.info("ready in %.1f s", time.monotonic() - self._not_ready_since)
             self._ready.set()
             self._was_ready = True
@@ -367,14 +393,3 @@ def _gateway_arguments(plan: Plan, options: LocalOptions) -> list[str]:
         *keys,
         *options.page_flags,
     ]
-
-
-async def _until_listening(host: str, port: int) -> None:
-    """The gateway's control port may answer a moment before its HTTP port does."""
-    while True:
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(host, port)
-            writer.close()
-            await writer.wait_closed()
-            return
-        await asyncio.sleep(0.02)

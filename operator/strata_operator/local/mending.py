@@ -6,25 +6,27 @@ Called by `deployment`. Slots that were never started are not counted on: a repa
 import logging
 from dataclasses import replace
 
-import msgspec
-
-from strata_planner.contract.plan import Place, Plan
+from strata_planner.contract.plan import Plan
 from strata_planner.errors import PlannerError
-from strata_planner.question.cluster import Cluster
 from strata_planner.question.request import PlanRequest
 from strata_planner.replan.decision import ReplanWishes, replan
 from strata_planner.replan.repair import Takeover, repair
 from strata_planner.replan.shadows import with_shadows
+from strata_planner.replan.standing_orders import only, with_orders
 
 log = logging.getLogger(__name__)
 
 
 class Mender:
-    """`request`: what the deployment was planned for; it shrinks with every loss. `shadow_bytes`: of host memory on each slot."""
+    """`request`: what the deployment was planned for; it shrinks with every loss. `shadow_bytes`: of host memory on each slot. `orders`: whether plans have
+    standing ones.
+    """
 
-    def __init__(self, request: PlanRequest, takeover: Takeover, min_gain: float, shadow_bytes: int = 0) -> None:
+    def __init__(
+        self, request: PlanRequest, takeover: Takeover, min_gain: float, shadow_bytes: int = 0, *, orders: bool = False
+    ) -> None:
         self._request, self._takeover, self._min_gain = request, takeover, min_gain
-        self._shadow_bytes = shadow_bytes
+        self._shadow_bytes, self._orders = shadow_bytes, orders
 
     def repaired(self, plan: Plan, slot: str) -> Plan | None:
         """Without this slot; None where its layers find no place, which the log says."""
@@ -56,19 +58,5 @@ class Mender:
             log.warning("no better plan than the repair: %s", error)
             return plan
         log.info("the repair %s: %s", "stays" if found.kept else "is replaced", found.reason)
-        return with_shadows(self._request, found.plan, self._takeover, self._shadow_bytes).plan
-
-
-def only(cluster: Cluster, places: frozenset[Place]) -> Cluster:
-    """The cluster with no other devices, which keep their numbers as long as the last ones of a type go."""
-    nodes = []
-    for node in cluster.nodes:
-        kept = {kind: 1 + index for name, kind, index in sorted(places) if name == node.name}
-        devices = []
-        for device in node.devices:
-            count = min(device.count, kept.get(device.type, 0))
-            kept[device.type] = kept.get(device.type, 0) - count
-            devices += [msgspec.structs.replace(device, count=count)] if count else []
-        nodes += [msgspec.structs.replace(node, devices=tuple(devices))] if devices else []
-    rest = cluster.restricted_to({node.name for node in nodes})
-    return msgspec.structs.replace(rest, nodes=tuple(nodes))
+        shadowed = with_shadows(self._request, found.plan, self._takeover, self._shadow_bytes).plan
+        return with_orders(self._request, shadowed, self._takeover, wanted=self._orders).plan

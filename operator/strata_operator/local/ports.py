@@ -1,5 +1,6 @@
 """Ports of the local processes: free ones, and the check of the one that the user asked for."""
 
+import asyncio
 import contextlib
 import errno
 import random
@@ -67,3 +68,14 @@ def _why(host: str, port: int, error: OSError | OverflowError) -> str:
 def _first_ephemeral() -> int:
     lowest = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 0
     return lowest if lowest > LOWEST + ATTEMPTS else 1 << 16
+
+
+async def until_listening(host: str, port: int) -> None:
+    """The gateway's control port may answer a moment before its HTTP port does."""
+    while True:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            await writer.wait_closed()
+            return
+        await asyncio.sleep(0.02)

@@ -54,7 +54,9 @@ def _digest_of(spec: LLMDeploymentSpec) -> str:
     said = {part: _said(getattr(spec, part)) for part in PLANNED_PARTS}
     said["runtime"] = _said_of_runtime(spec.runtime)
     said["placement"] = _said_of_placement(spec.placement)
-    said["shadow"] = _said(shadow) if (shadow := spec.replanning.takeover.shadow) else {}
+    takeover = spec.replanning.takeover
+    said["shadow"] = _said(takeover.shadow) if takeover.shadow else {}
+    said["orders"] = {"wanted": True} if takeover.standing_orders else {}  # when they are carried out is in no plan
     return _hashed({part: fields for part, fields in said.items() if fields})
 
 
@@ -73,7 +75,8 @@ def _digest_of_0_1_0(spec: LLMDeploymentSpec) -> str | None:
         if not _knows(fields, _said(getattr(spec, name))):
             return None
         parts.append(_cut(fields, getattr(spec, name).model_dump(mode="json")))
-    if _said_of_runtime(spec.runtime).keys() - {"compute_type"} or spec.replanning.takeover.shadow:
+    takeover = spec.replanning.takeover
+    if _said_of_runtime(spec.runtime).keys() - {"compute_type"} or takeover.shadow or takeover.standing_orders:
         return None
     return _hashed([*parts, spec.runtime.compute_type])
 

@@ -19,6 +19,7 @@ from strata_planner.question.cluster import Cluster
 PLAN_FILE = "plan.json"
 CLUSTER_FILE = "cluster.json"
 FORMED_FILE = "formed.json"  # replica -> the epoch in which it was formed, of those that go on
+RESERVED_FILE = "reserved"  # the last number that its forerunner kept, of an epoch that a standing order has made
 EPOCH_SECRET_KEY = "key"  # noqa: S105  the field's name
 
 
@@ -33,18 +34,32 @@ class Formation:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One plan with its number and the secret that those of its connections follow from, but for the replicas that go on (`formations`)."""
+    """One plan with its number and the secret that those of its connections follow from, but for the replicas that go on (`formations`). Its standing
+    orders have the numbers behind its own, whoever carries them out; an epoch that one of them has made has none to give.
+    """
 
     number: int
     key: str
     plan: Plan
     formations: tuple[Formation, ...] = ()
+    reserved: int = 0  # of one that a standing order has made: the last number that its forerunner kept for orders
+
+    @property
+    def last_number(self) -> int:
+        """The highest that it keeps: its own, and one for each of its standing orders."""
+        return self.reserved or self.number + order_count(self.plan)
 
     def formed_in(self, replica: int) -> int:
         return next((each.epoch for each in self.formations if each.replica == replica), self.number)
 
     def key_of(self, replica: int) -> str:
         return next((each.key for each in self.formations if each.replica == replica), self.key)
+
+
+def order_count(plan: Plan) -> int:
+    """Of the numbers that a plan's standing orders take: one for each loss, one to form each replica anew and, of several, one for all."""
+    replicas = len(plan.replicas)
+    return 0 if plan.orders is None else len(plan.orders) + replicas + (replicas > 1)
 
 
 def epoch_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster) -> tuple[Object, Object]:
@@ -70,7 +85,8 @@ def epoch_objects(deployment: LLMDeployment, epoch: Epoch, cluster: Cluster) -> 
         "metadata": metadata(deployment, name, own_labels),
         "immutable": True,
         "data": {PLAN_FILE: epoch.plan.encode().decode(), CLUSTER_FILE: to_json(taken).decode()}
-        | ({FORMED_FILE: json.dumps(formed)} if formed else {}),
+        | ({FORMED_FILE: json.dumps(formed)} if formed else {})
+        | ({RESERVED_FILE: str(epoch.reserved)} if epoch.reserved else {}),
     }
     return secret, config_map
 
@@ -86,4 +102,5 @@ def read_epoch(secret: dict[str, Any], config_map: dict[str, Any]) -> tuple[Epoc
     data = config_map["data"]
     formed = {int(replica): int(epoch) for replica, epoch in json.loads(data.get(FORMED_FILE, "{}")).items()}
     formations = tuple(Formation(each, at, secret_text(secret, _key_field(at))) for each, at in sorted(formed.items()))
-    return Epoch(number, key, Plan.decode(data[PLAN_FILE]), formations), from_json(data[CLUSTER_FILE], Cluster)
+    epoch = Epoch(number, key, Plan.decode(data[PLAN_FILE]), formations, int(data.get(RESERVED_FILE, "0")))
+    return epoch, from_json(data[CLUSTER_FILE], Cluster)

@@ -63,7 +63,10 @@ def _slot_policy(deployment: LLMDeployment, options: RenderOptions) -> Object:
         ingress=[
             {"from": [slots], "ports": [_range(DATA_PORT)]},
             {"from": [gateway], "ports": [_range(REQUEST_PORT)]},
-            {"from": [_operator(options)], "ports": [_port(CONTROL_PORT)]},
+            {
+                "from": [_operator(options), *([gateway] if _has_orders(deployment) else [])],
+                "ports": [_port(CONTROL_PORT)],
+            },
         ],
         egress=[{"to": [slots], "ports": [_range(DATA_PORT)]}, *_common_egress(deployment)],
     )
@@ -81,7 +84,10 @@ def _gateway_policy(deployment: LLMDeployment, options: RenderOptions) -> Object
             {"from": [gateways], **journals},
         ],
         egress=[
-            {"to": [slots], "ports": [_range(REQUEST_PORT)]},
+            {
+                "to": [slots],
+                "ports": [_range(REQUEST_PORT), *([_port(CONTROL_PORT)] if _has_orders(deployment) else [])],
+            },
             {"to": [gateways], **journals},
             *_common_egress(deployment),
         ],
@@ -102,6 +108,11 @@ def _policy(deployment: LLMDeployment, component: str, ingress: list[Object], eg
             "egress": egress,
         },
     }
+
+
+def _has_orders(deployment: LLMDeployment) -> bool:
+    """Gateways then open slots' control ports, with a key that is good for standing orders alone."""
+    return deployment.spec.replanning.takeover.standing_orders is not None
 
 
 def _common_egress(deployment: LLMDeployment) -> list[Object]:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from strata_operator.api import LLMDeployment, LLMDeploymentSpec
-from strata_operator.api.spec import ReplanningSpec, RuntimeSpec, ShadowSpec
+from strata_operator.api.spec import ReplanningSpec, RuntimeSpec
 from strata_operator.render import epoch_objects, read_epoch
 from strata_operator.render.digest import PLANNED_OF_RUNTIME, PLANNED_PARTS, same_spec
 from strata_operator.render.epoch import Epoch
@@ -36,6 +36,7 @@ GAIN = "strata.dev/gain"
 NOTICED = "strata.dev/noticed"
 PLANNED = "strata.dev/planned"
 SPEC_FILE = "spec.json"
+ORDERED = "StandingOrder"  # of one that was made while no operator was there
 RENEWED = "SlotLost"  # the reason of an epoch whose plan is that of the last one
 
 Object = dict[str, Any]
@@ -93,7 +94,7 @@ def as_planned(deployment: LLMDeployment, record: EpochRecord | None) -> LLMDepl
     old, now = record.spec, deployment.spec
     parts: dict[str, Any] = {name: getattr(old, name) for name in PLANNED_PARTS}
     parts["runtime"] = now.runtime.model_copy(update=_planned_of(old.runtime))
-    parts["replanning"] = _with_shadow(now.replanning, old.replanning.takeover.shadow)
+    parts["replanning"] = _with_kept(now.replanning, old.replanning)
     return deployment.model_copy(update={"spec": now.model_copy(update=parts)})
 
 
@@ -169,15 +170,16 @@ def _read(secret: Object, config_map: Object) -> EpochRecord:
 def _planned_spec(spec: LLMDeploymentSpec) -> LLMDeploymentSpec:
     """Only what plans are made from."""
     parts: dict[str, Any] = {name: getattr(spec, name) for name in PLANNED_PARTS}
-    replanning = _with_shadow(ReplanningSpec(), spec.replanning.takeover.shadow)
+    replanning = _with_kept(ReplanningSpec(), spec.replanning)
     return LLMDeploymentSpec(**parts, runtime=RuntimeSpec(**_planned_of(spec.runtime)), replanning=replanning)
 
 
-def _with_shadow(replanning: ReplanningSpec, shadow: ShadowSpec | None) -> ReplanningSpec:
-    """The one wish of replanning that plans are made from."""
-    if replanning.takeover.shadow == shadow:
+def _with_kept(replanning: ReplanningSpec, planned: ReplanningSpec) -> ReplanningSpec:
+    """The wishes of replanning that plans are made from: what is kept for losses."""
+    kept = {name: getattr(planned.takeover, name) for name in ("shadow", "standing_orders")}
+    if all(getattr(replanning.takeover, name) == value for name, value in kept.items()):
         return replanning
-    return replanning.model_copy(update={"takeover": replanning.takeover.model_copy(update={"shadow": shadow})})
+    return replanning.model_copy(update={"takeover": replanning.takeover.model_copy(update=kept)})
 
 
 def _planned_of(runtime: RuntimeSpec) -> dict[str, Any]:

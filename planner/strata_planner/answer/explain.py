@@ -11,6 +11,7 @@ from rich.text import Text
 
 from strata_planner.answer.shadows import shadow_table
 from strata_planner.answer.speculation import forecast_lines
+from strata_planner.answer.standing_orders import order_table
 from strata_planner.contract.formats import BITS_OF_FORMAT
 from strata_planner.contract.judged import Stated
 from strata_planner.contract.plan import Plan, Prediction, Replica, Stage
@@ -29,6 +30,8 @@ def render_plan(plan: Plan, outcome: PlanOutcome | None = None) -> RenderableTyp
         parts += [Text(search_line(outcome.stats)), *(Text(f"note: {note}") for note in outcome.notes)]
     if plan.shadows:
         parts.append(shadow_table(plan))
+    if plan.orders:
+        parts.append(order_table(plan))
     parts += map(Text, unused_lines(plan))
     if plan.alternatives:
         parts.append(alternatives_table(plan))

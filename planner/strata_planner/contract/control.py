@@ -4,7 +4,8 @@ Sent as JSON over a ROUTER socket of the slot or gateway. Every request is answe
 a status at every change: nothing depends on an event that could be missed.
 
     controller -> slot      Prepare | Commit | SetBits | GetStatus | Watch      -> SlotStatus
-    controller -> gateway   SetRoute | GetStatus | Watch                        -> GatewayStatus
+    controller -> gateway   SetRoute | SetOrders | GetStatus | Watch            -> GatewayStatus
+    gateway -> slot         CarryOut | CommitOrder | GetStatus                  -> SlotStatus, while nobody controls
 """
 
 from typing import Literal
@@ -19,8 +20,9 @@ from strata_planner.contract.values import Value
 
 # Of one control message. The longest are a `Prepare`, which holds the addresses of all slots (some 100 bytes each), and statuses.
 LARGEST_CONTROL_BYTES = 4 << 20
-# What a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too; 2, planned steps, shadows and orders for pages, too
-CONTROL_PROTOCOL = 2
+# What a slot of this release takes, as its status tells: 0, all that 0.1.0 does; 1, role keys, too; 2, planned steps, shadows and orders for pages, too;
+# 3, standing orders, too
+CONTROL_PROTOCOL = 3
 
 STEP_TIMEOUT_SECONDS = 30  # that a step may always be still; an object that says nothing else has it
 
@@ -131,8 +133,63 @@ class SetRoute(Value, frozen=True, tag="setRoute"):
     max_model_len: int
 
 
-SlotRequest = Prepare | Commit | SetBits | GetStatus | Watch
-GatewayRequest = SetRoute | GetStatus | Watch
+class CarryOut(Value, frozen=True, tag="carryOut"):
+    """A standing order's prepare for one slot, as its controller has written and sealed it. Taken only where no controller was heard for so long, by a slot
+    that serves the epoch `after` or nothing.
+    """
+
+    after: int
+    silence_seconds: float
+    prepare: str  # a Prepare, as JSON
+    seal: str  # `seal_of` the slot's secret and `sealed`
+
+    @property
+    def sealed(self) -> str:
+        return f"{self.after}/{self.silence_seconds!r}/{self.prepare}"
+
+
+class CommitOrder(Value, frozen=True, tag="commitOrder"):
+    """All have prepared the epoch of a standing order: switch to it."""
+
+    epoch: int
+
+
+class OrderedEpoch(Value, frozen=True, omit_defaults=True):
+    """One standing order with all that carrying it out takes. `lost`: the slots that it does without; none: replicas are formed anew as they were."""
+
+    number: int  # of the epoch that it makes, which nobody else makes
+    slots: dict[str, CarryOut]  # of that epoch
+    route: SetRoute
+    lost: tuple[str, ...] = ()
+    renewed: tuple[int, ...] = ()  # replicas
+
+
+class SlotDoor(Value, frozen=True):
+    """Where a slot takes standing orders: the public half of its control port's key, and the secret that opens that for nothing else."""
+
+    host: str
+    port: int
+    public_key: str
+    secret: str
+
+
+class SetOrders(Value, frozen=True, tag="setOrders"):
+    """What a gateway may do about a loss once it has heard no controller for `silence_seconds`. `grace_seconds`: how long a slot may be away before the plan
+    goes on without it. Those of a lower epoch are out of date.
+    """
+
+    epoch: int  # in force
+    last: int  # the highest number that is kept for orders
+    silence_seconds: float
+    grace_seconds: float
+    replicas: dict[int, tuple[str, ...]]  # the slots of each
+    doors: dict[str, SlotDoor]  # of all slots of the plan
+    orders: tuple[OrderedEpoch, ...]  # by rising number
+
+
+SlotRequest = Prepare | Commit | SetBits | CarryOut | CommitOrder | GetStatus | Watch
+OrderRequest = CarryOut | CommitOrder | GetStatus
+GatewayRequest = SetRoute | SetOrders | GetStatus | Watch
 
 
 class PrepareState(Value, frozen=True):
@@ -249,6 +306,7 @@ def news_of(status: SlotStatus | GatewayStatus) -> SlotStatus | GatewayStatus:
 Status = SlotStatus | GatewayStatus
 
 encode = msgspec.json.encode
+prepare_decoder: msgspec.json.Decoder[Prepare] = msgspec.json.Decoder(Prepare)
 slot_request_decoder: msgspec.json.Decoder[SlotRequest] = msgspec.json.Decoder(SlotRequest)
 gateway_request_decoder: msgspec.json.Decoder[GatewayRequest] = msgspec.json.Decoder(GatewayRequest)
 status_decoder: msgspec.json.Decoder[Status] = msgspec.json.Decoder(Status)

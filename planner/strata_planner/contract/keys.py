@@ -13,6 +13,8 @@ slot as the controller does, nor a gateway as a slot; a zombie of an old epoch l
 | request_secret  | leaders' request ports   | gateways and slots                                  |
 | RoleKeys        | the data port of a role  | the role, the one before it and the one behind it   |
 | pages_secret    | a slot's port for pages  | that slot and those that get pages of it            |
+| order_secret    | a slot's control port,   | that slot, and gateways that have standing orders   |
+|                 | for standing orders only |                                                     |
 """
 
 import base64
@@ -57,6 +59,20 @@ def position_secret(gateway_secret: str) -> str:
 
 def request_secret(epoch_key: str) -> str:
     return _derived(epoch_key, "requests")
+
+
+def order_secret(slot_secret: str) -> str:
+    return _derived(slot_secret, "orders")
+
+
+def order_key(epoch_key: str, number: int) -> str:
+    """The key of the epoch that a standing order of this one makes."""
+    return _derived(epoch_key, f"order/{number}")
+
+
+def seal_of(slot_secret: str, text: str) -> str:
+    """That the controller has written this for the slot: gateways hand it on and cannot make one."""
+    return _derived(slot_secret, f"seal/{text}")
 
 
 def pages_secret(epoch_key: str, slot: str) -> str:

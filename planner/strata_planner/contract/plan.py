@@ -209,6 +209,23 @@ class UnusedDevices(Value, frozen=True):
     reason: str
 
 
+class StandingOrder(Value, frozen=True, omit_defaults=True):
+    """The repair that slots and gateways carry out by themselves when exactly these slots are lost while nobody controls them: their replicas as they
+    are then, made of slots that run already. `kept_share`: of the plan's value, by the request's metric.
+    """
+
+    lost: tuple[str, ...]  # slots
+    replicas: tuple[Replica, ...]  # formed anew, without them
+    prediction: Prediction  # of the whole plan then
+    kind: str  # of the repair
+    layers_moved: int
+    bits_lowered: int  # layers
+    loaded_bytes: int
+    kept_share: float
+    left_out: tuple[int, ...] = ()  # replicas that end with them
+    shadows: tuple[Shadow, ...] = ()  # that are still of use
+
+
 class Plan(Value, frozen=True):
     """The plan in force for one deployment in one epoch. `decode` checks what a schema cannot say."""
 
@@ -230,6 +247,9 @@ class Plan(Value, frozen=True):
     speculation: Speculation = NO_SPECULATION
     head_format: FormatName = "dense"  # of the table that logits are made with
     shadows: tuple[Shadow, ...] = ()  # what slots keep in host memory of layers that they would take over
+    orders: tuple[StandingOrder, ...] | None = (
+        None  # what is done about losses while nobody controls the deployment; None: nothing
+    )
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -245,6 +265,22 @@ class Plan(Value, frozen=True):
     def shadow_orders(self) -> dict[str, ShadowOrder]:
         """Slot name -> what it is to keep; no slot that keeps nothing."""
         return orders_of(self.shadows, self.model_uri, self.compute_type)
+
+    def after(self, order: StandingOrder) -> "Plan":
+        """Once one of its standing orders has been carried out. What was said of the search, and what else would stand then, is of another plan."""
+        changed = {each.replica: each for each in order.replicas}
+        return msgspec.structs.replace(
+            self,
+            replicas=tuple(
+                changed.get(each.replica, each) for each in self.replicas if each.replica not in order.left_out
+            ),
+            prediction=order.prediction,
+            shadows=order.shadows,
+            alternatives=(),
+            unused=(),
+            search=None,
+            orders=None,
+        )
 
     def encode(self) -> bytes:
         return to_json(self)
@@ -270,6 +306,8 @@ class Plan(Value, frozen=True):
         nodes = {stage.slot: stage.node for stage in self.stages}
         for shadow in self.shadows:
             _check_shadow(shadow, nodes.get(shadow.slot), self.num_layers)
+        for order in self.orders or ():
+            _check_order(self, order)
 
 
 def _check_replica(replica: Replica, num_layers: int) -> None:
@@ -298,6 +336,23 @@ def _check_replica(replica: Replica, num_layers: int) -> None:
         expected = last + 1
     if expected != num_layers:
         raise ContractError(f"replica {replica.replica}: {expected} layers are placed; the model has {num_layers}")
+
+
+def _check_order(plan: Plan, order: StandingOrder) -> None:
+    """It makes do with slots that run, and leaves replicas that lose nothing as they are."""
+    where = f"standing order for the loss of {', '.join(order.lost)}"
+    slots = {stage.slot for stage in plan.stages}
+    losing = {each.replica for each in plan.replicas if {stage.slot for stage in each.stages} & {*order.lost}}
+    if not order.lost or not {*order.lost} <= slots:
+        raise ContractError(f"{where}: it has to name slots of the plan; plan again")
+    if {each.replica for each in order.replicas} | {*order.left_out} != losing or len(order.left_out) == len(
+        plan.replicas
+    ):
+        raise ContractError(f"{where}: it has to change the replicas that lose a slot, and no others; plan again")
+    after = plan.after(order)
+    if not {stage.slot for stage in after.stages} <= slots - {*order.lost}:
+        raise ContractError(f"{where}: it takes slots that are lost or not in the plan; plan again")
+    after.check()
 
 
 def _check_shadow(shadow: Shadow, node: str | None, num_layers: int) -> None:

@@ -218,7 +218,13 @@ class _Mending:
             raise InfeasibleError(self._reasons)
         prediction = together(predictions, [each.concurrency for each in replicas], [each.replica for each in replicas])
         plan = msgspec.structs.replace(
-            self._running, replicas=tuple(replicas), prediction=prediction, alternatives=(), unused=(), search=None
+            self._running,
+            replicas=tuple(replicas),
+            prediction=prediction,
+            alternatives=(),
+            unused=(),
+            search=None,
+            orders=None,
         )
         return tuple(mended), plan
 

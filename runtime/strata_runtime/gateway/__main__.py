@@ -27,6 +27,7 @@ from strata_runtime.gateway.keeping.twins import TwinLinks
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
 from strata_runtime.gateway.settings import Limits, Settings, read_settings
+from strata_runtime.gateway.standing.carrying import OrderCarrier
 from strata_runtime.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from strata_runtime.gateway.trials import GrammarTrials
 from strata_runtime.loading.uri import resolve_model
@@ -57,7 +58,9 @@ async def serve(settings: Settings) -> None:
     dispatcher = Dispatcher(limits, metrics)
     async with contextlib.AsyncExitStack() as held:
         held.push_async_callback(dispatcher.close)
-        control = ControlServer(dispatcher, settings.control_host, settings.control_port, settings.control_key)
+        orders = OrderCarrier(dispatcher, metrics.order_done)
+        held.push_async_callback(orders.close)
+        control = ControlServer(dispatcher, settings.control_host, settings.control_port, settings.control_key, orders)
         held.push_async_callback(control.close)
         held.callback(listener.close)
         keeper = Keeper(dispatcher, limits, position_secret(settings.control_key).encode())

@@ -15,6 +15,7 @@ import zmq.asyncio
 from strata_planner.contract.control import (
     LARGEST_CONTROL_BYTES,
     GatewayStatus,
+    SetOrders,
     SetRoute,
     Status,
     Watch,
@@ -27,6 +28,7 @@ from strata_planner.contract.values import ContractError
 from strata_runtime.errors import InputError
 from strata_runtime.gateway.errors import StartError
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
+from strata_runtime.gateway.standing.carrying import OrderCarrier
 from strata_runtime.wire.transport import Keys, listen
 
 log = logging.getLogger(__name__)
@@ -37,8 +39,11 @@ NEWS_SECONDS = 0.05  # changes closer together than this reach watchers as one
 class ControlServer:
     """Serves until `close`. Create it inside the event loop. Raises StartError for a port in use."""
 
-    def __init__(self, dispatcher: Dispatcher, host: str, port: int, key: str) -> None:
-        self._dispatcher = dispatcher
+    def __init__(
+        self, dispatcher: Dispatcher, host: str, port: int, key: str, orders: OrderCarrier | None = None
+    ) -> None:
+        """`orders`: carries standing orders out; None: nobody does."""
+        self._dispatcher, self._orders = dispatcher, orders
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a watcher that is gone is an error, not silence
@@ -78,10 +83,14 @@ class ControlServer:
             except ContractError as error:
                 log.warning("control: %s; the status answers it", error)
                 request = None
+            if self._orders is not None:
+                self._orders.hear()
             if isinstance(request, SetRoute):
                 self._set_route(request)
             elif isinstance(request, Watch):
                 self._watchers.add(identity)
+            elif isinstance(request, SetOrders) and self._orders is not None:
+                self._orders.take(request)
             self._send(identity, self._dispatcher.status())
 
     def _set_route(self, route: SetRoute) -> None:

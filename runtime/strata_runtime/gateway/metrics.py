@@ -89,6 +89,12 @@ class Metrics:
         self._epoch = gauge("strata_epoch", "The epoch that requests are routed to; 0: no route yet.")
         self._leaders = gauge("strata_leaders_connected", "Leaders that have said hello in this epoch.")
         self._replays = counter("strata_replays", "Times that a running request was handed to a leader again.")
+        self._orders = Counter(
+            "strata_standing_orders",
+            "Epochs that this gateway came to route to by standing orders, by what they did: takeover or renewal.",
+            ("model_name", "kind"),
+            registry=self._registry,
+        )
 
     def first_token(self, seconds: float, prompt_tokens: int, found_tokens: int) -> None:
         """`found_tokens`: of the prompt, those whose KV was there already."""
@@ -121,6 +127,9 @@ class Metrics:
     def drafted(self) -> DraftCounts | None:
         """Since this process started; None: nothing was drafted."""
         return self._drafted.plus(DraftCounts(tokens=self._tokens)) if self._drafted.verifications else None
+
+    def order_done(self, kind: str) -> None:
+        self._orders.labels(self._model_name, kind).inc()
 
     def replayed(self, times: int) -> None:
         self._replays.inc(times)

@@ -20,7 +20,9 @@ from strata_planner.contract.control import (
     CONTROL_PROTOCOL,
     LARGEST_CONTROL_BYTES,
     STEP_TIMEOUT_SECONDS,
+    CarryOut,
     Commit,
+    CommitOrder,
     GetStatus,
     HungStep,
     Prepare,
@@ -44,6 +46,7 @@ from strata_runtime.slot.epoch import LoadedRole, Place, RunningEpoch, changed_r
 from strata_runtime.slot.giver import Giver
 from strata_runtime.slot.kept_pages import KeptRole, leaving
 from strata_runtime.slot.memory import MemoryMeter, private_bytes
+from strata_runtime.slot.ordered import Ordering, received
 from strata_runtime.slot.other_ranks import held_by_ranks, idle_of_ranks
 from strata_runtime.slot.prepare import Held, Loading
 from strata_runtime.slot.room import bytes_beside, is_on_processors, not_held, shadows_beside, usable_bytes
@@ -102,12 +105,13 @@ class Slot:
         self._switches = Switches(self._wakeup.ring)
         self._shadowing = Shadowing(self._wakeup.ring)
         self._stopping = False
+        self._ordering = Ordering(options.name, options.control_key)
         self._context: zmq.Context[Any] = zmq.Context()
         self._control = self._context.socket(zmq.ROUTER)
         self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is told, not left out silently
         self._bind = _bindable(options.host)
         endpoint = f"tcp://{self._bind}:{options.control_port}"
-        listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES)
+        listen(self._control, endpoint, Keys.of(options.control_key), LARGEST_CONTROL_BYTES, self._ordering.keys)
         binding = Binding.here(options.division)
         self._place = Place(
             options.name, self._incarnation, self._bind, self._wakeup.ring, binding, options.step_timeout
@@ -174,12 +178,14 @@ class Slot:
         )
 
     def _answer(self) -> None:
-        while self._control.poll(0):
-            identity, *rest = self._control.recv_multipart()
+        while frames := received(self._control):
+            identity, *rest = (frame.bytes for frame in frames)
             try:
                 request = decode_message(slot_request_decoder, rest, LARGEST_CONTROL_BYTES)
             except ContractError as error:
                 log.warning("control: %s", error)
+                continue
+            if not self._ordering.lets(str(frames[-1].get("User-Id")), request):
                 continue
             try:
                 self._handle(request, identity)
@@ -196,10 +202,13 @@ class Slot:
                 self._commit(epoch)
             case SetBits():
                 self._set_bits(request)
+            case CarryOut():
+                if prepare := self._ordering.prepare_of(request, self._running.epoch if self._running else 0):
+                    self._prepare(prepare)
+            case CommitOrder(epoch=epoch) if epoch == self._ordering.number:
+                self._commit(epoch)
             case Watch():
                 self._watchers.add(identity)
-            case GetStatus():
-                pass
 
     def _prepare(self, prepare: Prepare) -> None:
         """Idempotent: an epoch that is known is not loaded twice, a lower one is out of date."""

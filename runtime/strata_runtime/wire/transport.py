@@ -7,7 +7,7 @@ is silent for 1.5 s, also while the process computes; a socket's monitor tells o
 import resource
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import zmq
@@ -35,14 +35,19 @@ class Keys:
     client_secret: bytes
     client_public: bytes
 
+    def of_server(self, public_key: str) -> "Keys":
+        """The client's pair, for a server with another pair of its own."""
+        return replace(self, server_secret=b"", server_public=public_key.encode())
+
     @classmethod
     def of(cls, secret: str) -> "Keys":
         server, client = curve_secret_key(secret, "server"), curve_secret_key(secret, "client")
         return cls(server, zmq.curve_public(server), client, zmq.curve_public(client))
 
 
-def listen(socket: S, endpoint: str, keys: Keys, largest_bytes: int = SMALL_BYTES) -> S:
-    """Bind; only clients that know the secret get in: the server's public key alone opens nothing.
+def listen(socket: S, endpoint: str, keys: Keys, largest_bytes: int = SMALL_BYTES, also: Keys | None = None) -> S:
+    """Bind; only clients that know the secret get in: the server's public key alone opens nothing. `also`: other clients that do; whose key opened the
+    connection is then the `User-Id` of its frames. libzmq sends that ahead of them, so that such a socket may be readable and have nothing: never wait in it.
 
     Raises InputError for a port in use.
     """
@@ -50,7 +55,7 @@ def listen(socket: S, endpoint: str, keys: Keys, largest_bytes: int = SMALL_BYTE
     socket.curve_secretkey = keys.server_secret
     socket.curve_publickey = keys.server_public
     socket.curve_server = True
-    socket.zap_domain = keys.client_public
+    socket.zap_domain = keys.client_public + (b" " + also.client_public if also else b"")
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a gatekeeper nobody gets in
     _see_to_gatekeeper(socket.context)
     try:
@@ -114,9 +119,11 @@ def _keep_gate(socket: zmq.Socket[bytes]) -> None:
     try:
         while True:
             version, request, domain, _address, _identity, mechanism, *credentials = socket.recv_multipart()
-            welcome = mechanism == b"CURVE" and [z85.encode(key) for key in credentials] == [domain]
+            keys = [z85.encode(key) for key in credentials]
+            known = domain.split(b" ")
+            welcome = mechanism == b"CURVE" and len(keys) == 1 and keys[0] in known
             code, text = (b"200", b"OK") if welcome else (b"400", b"not the key of this socket's client")
-            socket.send_multipart([version, request, code, text, b"", b""])
+            socket.send_multipart([version, request, code, text, keys[0] if welcome and len(known) > 1 else b"", b""])
     except zmq.ContextTerminated:
         socket.close(linger=0)
 

@@ -1,7 +1,6 @@
 """`strata up` with the real runtime: a small random model over two slots, killed under a client's stream, then stopped."""
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -24,6 +23,7 @@ from strata_operator.local.record import running_deployment
 from strata_planner.contract.control import GetStatus, SlotStatus
 from strata_runtime.model.random_model import make_random_model
 from tests.laws import swept
+from tests.operator.local import streaming
 from tests.runtime.architectures import make_tiny_model
 
 # Some ten processes: test_local_deployment.py has the supervisor, runtime/slot and runtime/gateway what it supervises.
@@ -113,24 +113,7 @@ class Up:
         raise AssertionError("".join(self.said))
 
     def stream(self, prompt: list[int], **more: Any) -> Iterator[str]:
-        body = {
-            "model": self.name,
-            "prompt": prompt,
-            "max_tokens": ANSWER,
-            "temperature": 0,
-            "ignore_eos": True,
-            **more,
-        }
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
-            json.dumps({**body, "stream": True}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            for line in answer:
-                data = line.decode().strip().removeprefix("data: ")
-                if data and data != "[DONE]":
-                    yield json.loads(data)["choices"][0]["text"]
+        return streaming.stream(self.port, prompt, self.name, **{"max_tokens": ANSWER} | more)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)

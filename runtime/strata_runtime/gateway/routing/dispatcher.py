@@ -146,6 +146,11 @@ class Dispatcher:
 
     # What the controller asks
 
+    @property
+    def epoch(self) -> int:
+        """That is routed to; 0: none."""
+        return self._journal.epoch
+
     def set_route(self, route: SetRoute) -> None:
         """Switch to a newer epoch and replay what runs at replicas that do not go on. The epoch in force or an older one changes nothing.
 
