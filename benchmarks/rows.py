@@ -122,6 +122,10 @@ LISTED: dict[str, tuple[str, ...]] = {
     ),
     "precision_switch": ("switch_milliseconds_per_layer", "switch_memory_returned"),
     "plan_clusters": ("plan_cluster_3", "plan_cluster_5"),
+    "node_loss": (
+        "node_loss_seconds",
+        *(f"node_loss_{step}" for step in ("noticed", "planned", "prepared", "committed")),
+    ),
     "hostile": (
         "crashes",
         "epochs_by_strangers",

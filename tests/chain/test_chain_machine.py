@@ -115,6 +115,10 @@ class ChainMachine(RuleBasedStateMachine):
         self.world.node_goes(node, power=power)
 
     @rule(node=nodes)
+    def a_node_falls_silent(self, node: str) -> None:
+        self.world.node_falls_silent(node)
+
+    @rule(node=nodes)
     def a_node_comes_back(self, node: str) -> None:
         self.world.node_returns(node)
 

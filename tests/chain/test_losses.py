@@ -37,6 +37,7 @@ def one(world: ChainWorld) -> Client:
         pytest.param(lambda world: [world.kill(f"chat-{node}-0") for node in "ad"], id="two replicas lose a slot each"),
         pytest.param(lambda world: world.fail_step("chat-b-0"), id="a step fails"),
         pytest.param(lambda world: world.node_goes("b", power=False), id="a node loses its power"),
+        pytest.param(lambda world: world.node_falls_silent("a"), id="a node loses its power, and nobody says so"),
     ],
 )
 def test_every_client_gets_its_text(world: ChainWorld, befalls: Callable[[ChainWorld], None]) -> None:
@@ -60,6 +61,17 @@ def test_what_later_stages_hold_outlives_their_leaders(world: ChainWorld) -> Non
         refilled |= {name for name, slot in slots if any(each.worker.executor.work.refilled for each in slot.serving)}
     world.settle()
     assert refilled == {"chat-a-0", "chat-c-0"}
+    assert all(client.got == client.wanted for client in world.clients)
+
+
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_a_node_that_falls_silent_is_planned_without_at_once(world: ChainWorld, node: str) -> None:
+    """Kubernetes calls it Ready all the time."""
+    world.node_falls_silent(node)
+    world.passes(5.0, every=0.1)
+    assert "NodeLost" in {planned.reason for planned in world.planner.plans}
+    assert world.is_serving()
+    world.passes(20.0, every=0.5)
     assert all(client.got == client.wanted for client in world.clients)
 
 

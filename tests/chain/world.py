@@ -144,6 +144,10 @@ class ChainWorld:
     def node_goes(self, node: str, *, power: bool) -> None:
         self.cluster.set_ready(node, "Unknown", power=power)
 
+    def node_falls_silent(self, node: str) -> None:
+        """It loses its power, and Kubernetes still calls it Ready."""
+        self.cluster.set_ready(node, "True", power=False)
+
     def node_returns(self, node: str) -> None:
         self.cluster.set_ready(node, "True")
 

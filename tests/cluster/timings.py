@@ -32,5 +32,5 @@ class Steps:
 
     def __str__(self) -> str:
         return f"{self.title}: " + ", ".join(
-            f"{step} {seconds:.1f} s" for step, seconds in sorted(self.marks, key=lambda mark: mark[1])
+            f"{step} {seconds:.2f} s" for step, seconds in sorted(self.marks, key=lambda mark: mark[1])
         )

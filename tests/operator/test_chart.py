@@ -281,7 +281,7 @@ def test_monitors_and_policy_are_behind_flags() -> None:
     assert len(of_kind("ServiceMonitor", serviceMonitor={"enabled": True})) == 2
     (policy,) = of_kind("NetworkPolicy", networkPolicy={"enabled": True})
     ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
-    assert {443, 6443, 53, names.CONTROL_PORT} == ports
+    assert {443, 6443, 10250, 53, names.CONTROL_PORT} == ports
 
 
 @pytest.mark.parametrize("image", ["operator", "runtime"])

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from strata_operator.act.clock import Clock
-from strata_operator.act.control_client import Control, Endpoint, Message, NoAnswerError
+from strata_operator.act.control_client import KNOCK_SECONDS, Control, Endpoint, Message, NoAnswerError
 from strata_operator.act.controller import Controller, ControllerOptions
 from strata_operator.act.lease import NotLeadingError
 from strata_operator.act.planner_call import Answer, Question
@@ -145,7 +145,16 @@ class ModelControl:
         await asyncio.sleep(0)
         return answer
 
-    async def watch(self, endpoint: Endpoint) -> AsyncGenerator[Status | None]:
+    async def knock(self, endpoint: Endpoint) -> bool:
+        """Whether the node has power and is not cut off: its kernel answers for processes that are gone or stopped."""
+        pods = (each for each in self._cluster.all("pods") if each["status"].get("podIP") == endpoint.host)
+        node = next((str(pod["spec"].get("nodeName", "")) for pod in pods), "")
+        if self._cluster.is_up(node) and node not in self._cluster.faults.unreachable:
+            return True
+        await asyncio.sleep(KNOCK_SECONDS)
+        return False
+
+    async def watch(self, endpoint: Endpoint, broken: Callable[[], None]) -> AsyncGenerator[Status | None]:
         """As the real one, which asks again and again, it tells what has not changed, too."""
         while True:
             moved = self._cluster.moved
@@ -274,7 +283,7 @@ class VirtualOperator:
             OPTIONS,
             lambda: self._leads,
             planner,
-            control=Control(control.ask, control.watch),
+            control=Control(control.ask, control.watch, control.knock),
             clock=Clock(cluster.now, cluster.time.time),
         )
 

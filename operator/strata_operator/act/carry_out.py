@@ -193,6 +193,8 @@ class Hands:
         answer = self._planners.answer(uid)
         if answer is None:
             return False
+        if wish.early:
+            return False
         if not asked.seconds:
             asked = kept.asked = replace(asked, seconds=self._clock.seconds() - asked.since)
         if answer.plan is None:

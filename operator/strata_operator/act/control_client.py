@@ -51,6 +51,8 @@ ASK_SHARE = 0.25  # of the time since its last change
 WRAPPING_BYTES = 1024  # what CURVE adds to a message; its handshake is smaller than this, too
 SILENCE_SECONDS = 2.0  # unanswered for so long, the other side counts as away
 BROKEN_SECONDS = 0.5  # and for so long once its connection has closed: it may come again
+KNOCK_SECONDS = 0.3  # that a kernel anywhere may take to answer
+KNOCK_AGAIN_SECONDS = 1.0
 # libzmq's own threads ask so often, and close a connection after so long.
 HEARTBEAT_SECONDS, HEART_STOPPED_SECONDS = (
     0.7,
@@ -77,6 +79,7 @@ class Endpoint:
     host: str
     port: int
     secret: str
+    kubelet: tuple[str, int] | None = None  # of its node: whether that lives
 
 
 async def ask(endpoint: Endpoint, message: Message, timeout_seconds: float = ANSWER_SECONDS) -> Status:
@@ -112,6 +115,37 @@ async def set_bits(
     return state
 
 
+async def knock(endpoint: Endpoint) -> bool:
+    """Whether anybody is there: a kernel that takes or refuses a connection to the port, or the node's kubelet. A process that died is refused by its pod's own
+    kernel; a host that is gone, or behind a cut, says nothing at all.
+    """
+    doors = [asyncio.create_task(_opens(endpoint.host, endpoint.port, refusal=True))]
+    if endpoint.kubelet is not None:  # one that was ended leaves its node's kernel, which tells nothing of pods
+        doors.append(asyncio.create_task(_opens(*endpoint.kubelet, refusal=False)))
+    try:
+        for door in asyncio.as_completed(doors):
+            if await door:
+                return True
+        return False
+    finally:
+        for each in doors:
+            each.cancel()
+        await asyncio.gather(*doors, return_exceptions=True)
+
+
+async def _opens(host: str, port: int, *, refusal: bool) -> bool:
+    """`refusal`: what a refused connection counts as."""
+    try:
+        async with asyncio.timeout(KNOCK_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return refusal
+    except OSError:  # TimeoutError is one
+        return False
+    writer.close()
+    return True
+
+
 def _state_of(endpoint: Endpoint, status: Status | None, request: SetBits) -> SwitchState:
     switches = status.switches if isinstance(status, SlotStatus) else ()
     for state in switches:
@@ -122,10 +156,10 @@ def _state_of(endpoint: Endpoint, status: Status | None, request: SetBits) -> Sw
     )
 
 
-async def watch(endpoint: Endpoint) -> AsyncGenerator[Status | None]:
-    """The status now and after every change; None whenever nobody answers. Never ends by itself."""
+async def watch(endpoint: Endpoint, broken: Callable[[], None] = lambda: None) -> AsyncGenerator[Status | None]:
+    """The status now and after every change; None whenever nobody answers. Never ends by itself. `broken` is called when a connection ends that was made."""
     while True:
-        connection = _Connection(endpoint)
+        connection = _Connection(endpoint, broken)
         try:
             while not await connection.is_made():
                 yield None
@@ -158,7 +192,8 @@ class _Connection:
     There are hundreds, quiet nearly always: their descriptors are given to the event loop as they are, as `zmq.asyncio` takes ten times as long to wait.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, broken: Callable[[], None]) -> None:
+        self._broken = broken
         self._socket: zmq.Socket[bytes] = _socket(_many_sockets(), endpoint)
         self._events = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._socket.connect(_address(endpoint))
@@ -204,6 +239,7 @@ class _Connection:
             event, frames = self._event(), _taken(self._socket)
         if event == zmq.EVENT_DISCONNECTED:
             self._patience = BROKEN_SECONDS
+            self._broken()
             self._ask(Watch())  # who is connected anew is not the one that watched
         if frames is not None:
             return self._heard(_status(self._socket, frames))
@@ -319,7 +355,8 @@ class Control:
     """How control ports are spoken with: over ZeroMQ, unless somebody brings something else."""
 
     ask: Callable[[Endpoint, Message, float], Awaitable[Status]] = ask
-    watch: Callable[[Endpoint], AsyncGenerator[Status | None]] = watch
+    watch: Callable[[Endpoint, Callable[[], None]], AsyncGenerator[Status | None]] = watch
+    knock: Callable[[Endpoint], Awaitable[bool]] = knock
 
 
 OVER_ZEROMQ = Control()
@@ -328,14 +365,17 @@ OVER_ZEROMQ = Control()
 class Links:
     """Watches many control ports at once and keeps the last status of each; `changed` is called after every change.
 
-    A name whose endpoint changes is watched anew; a name that is gone is forgotten. `statuses` holds only who answers.
+    A name whose endpoint changes is watched anew; a name that is gone is forgotten. `statuses` holds only who answers; `unreachable` who fell silent, and where
+    nobody answers a knock.
     """
 
     def __init__(self, changed: Callable[[], None], control: Control = OVER_ZEROMQ) -> None:
         self._changed, self._control = changed, control
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._endpoints: dict[str, Endpoint] = {}
+        self._knocks: dict[str, asyncio.Task[None]] = {}
         self.statuses: dict[str, Status] = {}
+        self.unreachable: set[str] = set()
 
     def follow(self, endpoints: dict[str, Endpoint]) -> None:
         """Watch exactly these."""
@@ -349,10 +389,18 @@ class Links:
 
     def forget(self, name: str) -> None:
         """It ended: its last status counts no more."""
-        if task := self._tasks.pop(name, None):
-            task.cancel()
+        for tasks in (self._tasks, self._knocks):
+            if task := tasks.pop(name, None):
+                task.cancel()
         self._endpoints.pop(name, None)
         self.statuses.pop(name, None)
+        self.unreachable.discard(name)
+
+    def doubt(self, name: str) -> None:
+        """Somebody misses it, or its connection has ended: it is knocked at, unless it is already."""
+        knock = self._knocks.get(name)
+        if name in self._endpoints and (knock is None or knock.done()):
+            self._knocks[name] = asyncio.create_task(self._knock(name, self._endpoints[name]))
 
     async def send(self, name: str, message: Message) -> bool:
         """Deliver and keep the status that answers; silence is only logged, the next round sends again. Whether one came."""
@@ -376,28 +424,58 @@ class Links:
         """Ask them now; who does not answer has no status any more. An accused process is asked before it is given up."""
         asked = {name: self._endpoints[name] for name in names if name in self._endpoints}
         answers = await asyncio.gather(
-            *(self._control.ask(endpoint, GetStatus(), timeout_seconds) for endpoint in asked.values()),
-            return_exceptions=True,
+            *(self._answer(endpoint, timeout_seconds) for endpoint in asked.values()), return_exceptions=True
         )
         for name, answer in zip(asked, answers, strict=True):
             if isinstance(answer, NoAnswerError):
                 self.statuses.pop(name, None)
         return not any(isinstance(answer, BaseException) for answer in answers)
 
+    async def _answer(self, endpoint: Endpoint, timeout_seconds: float) -> Status:
+        """Nobody is waited for where nobody answers a knock either."""
+        asking = asyncio.ensure_future(self._control.ask(endpoint, GetStatus(), timeout_seconds))
+        knocking = asyncio.ensure_future(self._control.knock(endpoint))
+        try:
+            await asyncio.wait([asking, knocking], return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done() and not await knocking:
+                raise NoAnswerError(f"nobody is at {endpoint.host}:{endpoint.port}")
+            return await asking
+        finally:
+            for each in (asking, knocking):
+                each.cancel()
+            await asyncio.gather(asking, knocking, return_exceptions=True)
+
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._knocks.values()]
         self.follow({})
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, name: str, endpoint: Endpoint) -> None:
-        async for status in self._control.watch(endpoint):
+        async for status in self._control.watch(endpoint, lambda: self.doubt(name)):
             self._keep(name, status)
+
+    async def _knock(self, name: str, endpoint: Endpoint) -> None:
+        """Until somebody is there, or speaks."""
+        while not await self._control.knock(endpoint):
+            if name not in self.unreachable:
+                self.unreachable.add(name)
+                self.statuses.pop(name, None)
+                self._changed()
+            await asyncio.sleep(KNOCK_AGAIN_SECONDS)
+            if name in self.statuses:
+                break
+        if name in self.unreachable:
+            self.unreachable.discard(name)
+            self._changed()
 
     def _keep(self, name: str, status: Status | None) -> None:
         """None: nobody answers. Who says the same again, as all do twice a second, has changed nothing."""
         before = self.statuses.pop(name, None)
         if status is not None:
             self.statuses[name] = status
+            self.unreachable.discard(name)
+        elif before is not None:
+            self.doubt(name)
         if (status and news_of(status)) != (before and news_of(before)):
             self._changed()
 

@@ -7,6 +7,7 @@ ReconcileError of that deployment, which is left alone for a while; what is kept
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from strata_operator.act.control_client import OVER_ZEROMQ, Control, Links
 from strata_operator.act.kept import Kept
 from strata_operator.act.objects import failed_status_object
 from strata_operator.act.observation import ControllerOptions, Look
+from strata_operator.act.pace import Pace
 from strata_operator.act.plan_process import PlanProcess
 from strata_operator.act.planners import Planner, Planners
 from strata_operator.act.readings import Readings
@@ -28,7 +30,7 @@ from strata_operator.decide.reconcile import reconcile
 from strata_operator.decide.view import View
 from strata_operator.errors import InvalidInputError, NotReadyError
 from strata_operator.observe.inventories import Inventories
-from strata_operator.observe.kube import PODS, Kube
+from strata_operator.observe.kube import PODS, Kind, Kube
 from strata_operator.observe.source import Lists, Source
 from strata_operator.observe.stock import Stock
 
@@ -39,7 +41,6 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_SECONDS = 5.0
 LOOK_SOON_SECONDS = 0.5  # while something is to become Ready: time alone may be what a decision waits for
 AT_REST = {"Ready", "Failed"}  # phases
-DEBOUNCE_SECONDS = 0.1  # events come in bursts
 PATIENCE_SECONDS = 2.0  # so long a look waits for slow deployments; they go on, and are not looked at twice
 QUIET_SECONDS = 15.0  # between looks at a deployment of which nothing changes
 PATIENT_SHARE = (
@@ -66,7 +67,7 @@ class Controller:
     ) -> None:
         self._kube = kube
         self._source = source or Lists(kube, options.namespaces)
-        kube.written = self._source.stock.wrote
+        kube.written = self._wrote
         self._readings, self._inventories = Readings(), Inventories(self._source.stock, options.inventory)
         self._led = False
         self._options = options
@@ -84,19 +85,30 @@ class Controller:
     def wake(self) -> None:
         self._woken.set()
 
+    def _wrote(self, kind: Kind, thing: Object) -> None:
+        """The watch will tell nothing new of it: what follows from it is done at once."""
+        stock = self._source.stock
+        before = stock.news
+        stock.wrote(kind, thing)
+        if stock.news != before:
+            self.wake()
+
     async def run(self) -> None:
         """Until cancelled."""
+        pace = Pace()
         try:
             while True:
+                busy = time.process_time()
                 if self._leading():
                     self._planners.warm()
                     await self._look_safely()
                 else:
                     self._led = False
+                busy = time.process_time() - busy
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_SECONDS if self._is_at_rest else LOOK_SOON_SECONDS):
                         await self._woken.wait()
-                await asyncio.sleep(DEBOUNCE_SECONDS)
+                await asyncio.sleep(pace.pause(time.monotonic(), busy))
                 self._woken.clear()
         finally:
             await self.close()

@@ -4,6 +4,7 @@ Starts to listen to the slots of the newest plan; decides nothing.
 """
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from strata_operator.decide.epochs import Observed
 from strata_operator.decide.epochs import slots_of as slots_in
 from strata_operator.decide.ledger import DeviceLedger
 from strata_operator.decide.reconcile import manifest_digest
+from strata_operator.decide.silence import suspects
 from strata_operator.decide.view import (
     NodeView,
     View,
@@ -28,6 +30,7 @@ from strata_operator.decide.view import (
     given_the_control_key,
     pod_views,
     slot_hosts,
+    slot_nodes,
 )
 from strata_operator.observe.inventories import Inventories
 from strata_operator.observe.inventory import Inventory, InventoryOptions
@@ -107,10 +110,10 @@ class Look:
         )
         manifests = self.readings.manifests(deployment, newest, options) if newest else ()
         number = newest.epoch.number if newest else 0
-        seen = _observe(deployment, plan, key, snapshot, kept.links)
+        seen = _observe(deployment, plan, key, snapshot, nodes, kept.links)
         # Each of them has counted what all have asked for. One that stays the same, for as long as it lives.
         gateway = next((seen.gateways[name] for name in sorted(seen.gateways)), None)
-        return View(
+        view = View(
             now=self.clock.now(),
             deployment=deployment,
             records=records,
@@ -134,7 +137,11 @@ class Look:
             postponed=kept.postponed(seconds),
             drafted=kept.drafts.take(gateway, number, plan.speculation if plan else NO_SPECULATION),
             is_unsaid=kept.is_to_be_said(seconds),
+            unreachable=frozenset(kept.links.unreachable),
         )
+        for slot in suspects(view):
+            kept.links.doubt(slot)
+        return view
 
     def outdated(self, deployment: LLMDeployment) -> tuple[int, ...]:
         """Epochs behind a committed one that are none: another release's records, and what attempts that ended early have left."""
@@ -197,9 +204,16 @@ def _is_away(node: NodeView | None) -> bool:
     return node is None or node.away_since is not None
 
 
-def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: Snapshot, links: Links) -> Observed:
+def _observe(
+    deployment: LLMDeployment,
+    plan: Plan | None,
+    key: str,
+    snapshot: Snapshot,
+    nodes: Mapping[str, NodeView],
+    links: Links,
+) -> Observed:
     """Follow the pods of the plan's slots, of those that leave and of every gateway, and hand over what they have said last. Slots find each other by name."""
-    hosts = slot_hosts(deployment, snapshot.pods)
+    hosts, on = slot_hosts(deployment, snapshot.pods), slot_nodes(deployment, snapshot.pods)
     addresses = {slot: slot_address(deployment, slot) for slot in {*slots_in(plan), *hosts}} if plan else {}
     earlier = given_the_control_key(deployment, snapshot.pods)
     stored = _keys_of(deployment, snapshot)
@@ -208,7 +222,12 @@ def _observe(deployment: LLMDeployment, plan: Plan | None, key: str, snapshot: S
         return key if who in earlier else stored.get(process_secret(process), derived)
 
     endpoints = {
-        slot: Endpoint(hosts[slot], address.control_port, key_of(slot, slot, slot_secret(key, slot)))
+        slot: Endpoint(
+            hosts[slot],
+            address.control_port,
+            key_of(slot, slot, slot_secret(key, slot)),
+            node.kubelet if (node := nodes.get(on.get(slot, ""))) else None,
+        )
         for slot, address in addresses.items()
         if slot in hosts
     }

@@ -282,9 +282,10 @@ class TakeoverSpec(ApiType):
 
 class ReplanningSpec(ApiType):
     grace_period_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
-    """How long a node may be away before a new plan is made without it."""
+    """How long a node may be not Ready before a new plan is made without it, and a slot that others still reach, or whose host answers, silent before it
+    is ended. A node that neither those who worked with it nor the operator reach is planned without at once."""
     max_simultaneous_node_loss: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the cluster's nodes. While more of them, and at least two, are not Ready at once, that counts as a false alarm: nothing
+    """Share of the cluster's nodes. While more of them, and at least two, are not Ready, or silent, at once, that is a false alarm: nothing
     is moved away from them. 1 turns this off."""
     min_gain: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Where the cluster offers more than the plan was made for, a better plan is taken only if it gains this share."""

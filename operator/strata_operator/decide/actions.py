@@ -19,6 +19,7 @@ class MakePlan:
     margin: float = 0.0  # share of each device's memory to leave free beyond the rules
     optional: bool = False  # only a plan that gains `replanning.minGain` over the running one
     repair: bool = False  # of the plan in force, in milliseconds, where it can be repaired
+    early: bool = False  # it is made and not taken yet: it may not be wanted, or status does not say what is remembered
 
 
 @dataclass(frozen=True, slots=True)

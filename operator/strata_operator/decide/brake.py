@@ -1,12 +1,14 @@
 """Which nodes of the plan are lost, which are about to go, and when so many are away at once that none is believed lost.
 
 Called by wishes and report. Pure. A false alarm that is believed costs every slot its KV and its node; one that is not believed
-costs a wait: so losses are believed slowly (the grace period), and many at once not at all.
+costs a wait: so losses are believed slowly (the grace period) where Kubernetes alone tells of them, at once where those who worked with a node and the
+operator itself agree, and many at once not at all.
 """
 
 from dataclasses import dataclass
 from datetime import timedelta
 
+from strata_operator.decide.silence import silent_nodes
 from strata_operator.decide.view import View
 
 AT_LEAST = 2  # nodes away before the share of them is looked at: the only node of a plan may be lost
@@ -14,21 +16,29 @@ AT_LEAST = 2  # nodes away before the share of them is looked at: the only node 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """`lost`: nodes of the plan to do without, by name. `braked`: why nodes that are away do not count; empty: they do."""
+    """`lost`: nodes of the plan to do without, by name; `silent`: those of them of which Kubernetes knows nothing yet. `braked`: why nodes that are away do not
+    count; empty: they do.
+    """
 
     lost: tuple[str, ...]
     braked: str = ""
+    silent: frozenset[str] = frozenset()
 
 
 def losses(view: View) -> Losses:
-    """Nodes of the plan that are gone, or not Ready for longer than the grace period and silent: a slot that answers its
-    controller is not lost, whatever the node's condition says.
+    """Nodes of the plan that are gone, that nobody reaches any more, or that are not Ready for longer than the grace period and silent: a slot that answers
+    its controller is not lost, whatever the node's condition says.
     """
     silent = {stage.node for stage in view.stages() if not view.answers(stage.slot)}
     gone = {node for node in silent if node not in view.nodes}
-    overdue = {node for node in silent - gone if is_overdue(view, node)}
-    braked = _braked(view) if overdue else ""
-    return Losses(tuple(sorted(gone if braked else gone | overdue)), braked)
+    unreached = silent_nodes(view)
+    overdue = {node for node in silent - gone if is_overdue(view, node)} | unreached
+    braked = _braked(view, unreached) if overdue else ""
+    if braked:
+        return Losses(tuple(sorted(gone)), braked)
+    return Losses(
+        tuple(sorted(gone | overdue)), silent=frozenset(each for each in unreached if not view.nodes[each].away_since)
+    )
 
 
 def cordoned(view: View) -> tuple[str, ...]:
@@ -53,12 +63,12 @@ def is_overdue(view: View, name: str) -> bool:
     return away is not None and view.now - away >= grace
 
 
-def _braked(view: View) -> str:
-    away = [node.name for node in view.nodes.values() if node.away_since]
+def _braked(view: View, unreached: frozenset[str]) -> str:
+    away = unreached | {node.name for node in view.nodes.values() if node.away_since}
     most = view.deployment.spec.replanning.max_simultaneous_node_loss
     if len(away) < AT_LEAST or len(away) <= most * len(view.nodes):
         return ""
     return (
-        f"{len(away)} of {len(view.nodes)} nodes are not Ready at once, more than replanning.maxSimultaneousNodeLoss {most:g}: "
+        f"{len(away)} of {len(view.nodes)} nodes are not Ready, or silent, at once, more than replanning.maxSimultaneousNodeLoss {most:g}: "
         "that counts as a false alarm, and nothing is moved. If they are lost, delete the Node objects or raise the share"
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from strata_operator.api.status import MAX_EXCLUSIONS, Backoff, Exclusion
-from strata_operator.decide.troubles import Trouble
+from strata_operator.decide.troubles import SILENT, Trouble
 from strata_operator.decide.view import View
 from strata_operator.render.records import RENEWED, EpochRecord, moment, stamp
 
@@ -33,6 +33,10 @@ class Memory:
 
     def excluded(self, now: datetime) -> frozenset[str]:
         return frozenset(each.node for each in self.exclusions if now < moment(each.until))
+
+    def silent(self, now: datetime) -> frozenset[str]:
+        """Those that are lost although Kubernetes calls them Ready."""
+        return frozenset(each.node for each in self.exclusions if each.reason == SILENT and now < moment(each.until))
 
     def may_plan(self, now: datetime, reason: str) -> bool:
         """Whether a plan for this reason need not wait any more. A loss waits for nothing but other losses."""
@@ -62,12 +66,21 @@ def _exclusions(view: View, found: tuple[Trouble, ...], backoff: Backoff | None)
     if _is_edited(view):
         ended = {"strikes": 0, "until": stamp(view.now)}
         kept = {node: each.model_copy(update=ended) for node, each in kept.items()}
+    for node, each in kept.items():
+        if each.reason == SILENT and _is_known_away(view, node) and view.now < moment(each.until):
+            kept[node] = each.model_copy(update={"until": stamp(view.now)})
     for trouble in found:
         before = kept.get(trouble.node)
         if view.newest and (before is None or before.epoch != view.newest.epoch.number):
             kept[trouble.node] = _struck(view, view.newest, trouble, before, backoff)
     newest = sorted(kept.values(), key=lambda each: (each.until, each.node))[-MAX_EXCLUSIONS:]
     return tuple(sorted(newest, key=lambda each: each.node))
+
+
+def _is_known_away(view: View, name: str) -> bool:
+    """Kubernetes has noticed: from now on its word counts for the node, also when it is back."""
+    node = view.nodes.get(name)
+    return node is None or node.away_since is not None
 
 
 def _is_remembered(view: View, exclusion: Exclusion) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from strata_operator.decide.epochs import hung_slots, unheard
+from strata_operator.decide.silence import silent_nodes
 from strata_operator.decide.troubles import STALLED, Trouble, progress
 from strata_operator.decide.view import PodView, View
 from strata_planner.contract.plan import Stage
@@ -41,12 +42,16 @@ def is_hung(silence: Silence, now: datetime, patience: timedelta) -> bool:
 
 def hung(view: View, found: Iterable[Trouble]) -> tuple[PodView, ...]:
     """Pods to be ended: of slots that served and are heard by nobody any more, that got no further and no plan does without, or that say of themselves that a
-    step hangs. What is on a node that is away is the brake's.
+    step hangs. What is on a node that is away, or that nobody reaches, is the brake's.
     """
-    told = stuck(view)
+    told, silent = stuck(view), silent_nodes(view)
     accused, stalled = unheard(view.ledger, view.seen), _nodes_without_another_plan(view, found)
     useless = {stage.slot: stage for stage in view.stages() if stage.slot in told or not view.answers(stage.slot)}
-    pods = ((stage, view.pod_of(slot)) for slot, stage in useless.items() if _is_there(view, stage.node))
+    pods = (
+        (stage, view.pod_of(slot))
+        for slot, stage in useless.items()
+        if _is_there(view, stage.node) and stage.node not in silent
+    )
     return tuple(
         pod
         for stage, pod in pods

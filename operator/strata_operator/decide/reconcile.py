@@ -7,6 +7,7 @@ remembered is written into status first, and acted on at the next look.
 
 import hashlib
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +26,7 @@ from strata_operator.decide.actions import (
 from strata_operator.decide.brake import is_overdue, losses
 from strata_operator.decide.conditions import Outcome, is_serving
 from strata_operator.decide.epochs import CreateEpoch, PlanWithout, RecordCommit, Step, next_steps
-from strata_operator.decide.exclusions import PEACE, Memory, delay, remember
+from strata_operator.decide.exclusions import LOST, PEACE, Memory, delay, remember
 from strata_operator.decide.hung import HUNG_GRACE_SECONDS, hung, stuck
 from strata_operator.decide.planning import order_terms_of
 from strata_operator.decide.report import report
@@ -33,7 +34,7 @@ from strata_operator.decide.rollout import outdated, replaced, speakable
 from strata_operator.decide.standing_orders import carried_out, ordered_epochs
 from strata_operator.decide.troubles import Trouble, troubles
 from strata_operator.decide.view import PodView, View
-from strata_operator.decide.wishes import Wanted, wanted
+from strata_operator.decide.wishes import Wanted, foreseen, wanted
 from strata_operator.once import once_of_each
 
 RENEWALS_AT_ONCE = 3  # so many epochs of a plan in a row that did not last; further ones wait, each twice as long
@@ -59,11 +60,13 @@ def reconcile(view: View) -> tuple[Action, ...]:
         return RecordOrder(served), *report(view, Outcome(view.deployment.status.committed_epoch, memory))
     wish = wanted(view, memory, found, steps)
     planning = _plan(view, wish, memory)
-    replaces = planning and planning[0].reason not in GOES_ON  # nobody is told anything of the plan in force any more
+    replaces = (
+        planning and not planning[0].early and planning[0].reason not in GOES_ON
+    )  # nobody is told anything of the plan in force any more
     going_on = _roll_out(view) if replaces else _go_on(view, steps)
     committed = _committed(view, steps)
     outcome = Outcome(committed, memory, wish, found, losses(view).braked, bool(outdated(view)))
-    return (*planning, *_freed(view), *_ended(view, found), *going_on, *report(view, outcome), *_orders(view))
+    return (*planning, *_freed(view, memory), *_ended(view, found), *going_on, *report(view, outcome), *_orders(view))
 
 
 def _orders(view: View) -> tuple[GiveOrders, ...]:
@@ -97,10 +100,15 @@ def _committed(view: View, steps: tuple[Step, ...]) -> int:
 
 
 def _plan(view: View, wish: Wanted, memory: Memory) -> tuple[MakePlan, ...]:
-    """Not before status says what is remembered: a plan that was made and not counted could be made again for ever."""
+    """Taken not before status says what is remembered: a plan that was made and not counted could be made again for ever. That of a loss is made meanwhile."""
     status = view.deployment.status
     is_recorded = (memory.exclusions, memory.backoff) == (status.exclusions, status.backoff)
-    return (wish.plan,) if wish.plan and is_recorded else ()
+    if wish.plan is None:
+        early = foreseen(view, memory)
+        return (early,) if early else ()
+    if is_recorded:
+        return (wish.plan,)
+    return (replace(wish.plan, early=True),) if wish.plan.reason == LOST else ()
 
 
 def _roll_out(view: View) -> tuple[Action, ...]:
@@ -174,12 +182,16 @@ def _retire(view: View) -> tuple[Action, ...]:
     )
 
 
-def _freed(view: View) -> tuple[DeletePod, ...]:
-    """A gateway that is to end on a node that cannot end it: nobody else confirms that."""
+def _freed(view: View, memory: Memory) -> tuple[DeletePod, ...]:
+    """A gateway that is to end on a node that cannot end it, or that ran on one that is lost: nobody else confirms that."""
+    silent = memory.silent(view.now)
     return tuple(
         DeletePod(pod.name, pod.uid, grace_seconds=0)
         for pod in view.gateway_pods
-        if pod.is_ending and pod.node and (pod.node not in view.nodes or is_overdue(view, pod.node))
+        if (
+            pod.node in silent and pod.started_at
+        )  # one that the scheduler sends there is left: another would follow it
+        or (pod.is_ending and pod.node and (pod.node not in view.nodes or is_overdue(view, pod.node)))
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from strata_operator.decide.brake import losses
 from strata_operator.decide.epochs import PlanWithout, Step, holds, progress_of, why_broken
 from strata_operator.decide.view import View
 from strata_operator.render.records import moment, stamp
@@ -15,6 +16,7 @@ from strata_planner.contract.plan import Stage
 # So long a slot may wait for a place, for its pod, for its image, or for the end of the pod before.
 UNSCHEDULABLE = timedelta(seconds=60)
 STALLED = "PrepareStalled"
+SILENT = "NodeSilent"
 TOLD_TIMES = 10  # so often at most within the time that it may make no progress, that of a download is written
 
 
@@ -30,8 +32,12 @@ class Trouble:
 def troubles(view: View, steps: Iterable[Step]) -> tuple[Trouble, ...]:
     """At most one of a node, in the order of the plan."""
     refused = {step.slot: step.reason for step in steps if isinstance(step, PlanWithout)}
+    silent = losses(view).silent
     found: dict[str, Trouble] = {}
     for stage in view.stages():
+        if stage.node in silent:  # Kubernetes would offer it for the next plan
+            told = f"node {stage.node} is lost: slot {stage.slot} is missed, and nobody answers a knock, neither there nor at its kubelet"
+            found.setdefault(stage.node, Trouble(stage.node, SILENT, told))
         for trouble in _of(view, stage, refused):
             found.setdefault(stage.node, trouble)
     return tuple(found.values())

@@ -38,6 +38,7 @@ class NodeView:
     away_since: datetime | None
     ready_since: datetime | None = None
     cordoned: bool = False
+    kubelet: tuple[str, int] | None = None  # where it listens, by address and port
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,9 @@ class View:
     refusals: tuple[str, ...] = ()  # what the API server refused, as sentences that name the object
     postponed: frozenset[str] = frozenset()  # digests of manifests that were refused and wait to be tried again
     drafted: DraftCounts = NONE_DRAFTED  # under the newest plan's wish, since this operator has heard of it
+    unreachable: frozenset[str] = (
+        frozenset()
+    )  # slots that fell silent, and where nobody answers a knock: neither a kernel nor a kubelet
     is_unsaid: bool = False  # `deployment.status` is known here alone: the API server would not take it as it is
 
     @property
@@ -177,7 +181,16 @@ def _node_view(node: Mapping[str, Any]) -> NodeView:
         away_since=away,
         ready_since=None if away else _ready_since(node),
         cordoned=bool(node.get("spec", {}).get("unschedulable")),
+        kubelet=_kubelet(node),
     )
+
+
+def _kubelet(node: Mapping[str, Any]) -> tuple[str, int] | None:
+    status = node.get("status", {})
+    port = ((status.get("daemonEndpoints") or {}).get("kubeletEndpoint") or {}).get("Port")
+    hosts = (each["address"] for each in status.get("addresses") or () if each["type"] == "InternalIP")
+    host = next(hosts, None)
+    return (host, int(port)) if host and port else None
 
 
 def pod_views(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> tuple[PodView, ...]:
@@ -197,6 +210,12 @@ def gateway_hosts(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) 
 def slot_hosts(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Where each slot's pod is reached, by the slot: asking for its name would begin before it is there, and be told so for longer."""
     return _hosts((slot, pod) for pod in pods if is_pod_of(deployment, pod) and (slot := pod_label(pod, SLOT_LABEL)))
+
+
+def slot_nodes(deployment: LLMDeployment, pods: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """On which node each slot's pod is, by the slot."""
+    own = ((slot, pod) for pod in pods if is_pod_of(deployment, pod) and (slot := pod_label(pod, SLOT_LABEL)))
+    return {slot: str((pod.get("spec") or {}).get("nodeName") or "") for slot, pod in own}
 
 
 def _hosts(pods: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:

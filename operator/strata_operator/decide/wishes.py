@@ -13,7 +13,8 @@ from strata_operator.decide.actions import MakePlan
 from strata_operator.decide.brake import closed, cordoned, losses
 from strata_operator.decide.epochs import CreateEpoch, Step
 from strata_operator.decide.exclusions import LOST, PEACE, Memory
-from strata_operator.decide.troubles import Trouble
+from strata_operator.decide.silence import unreached_nodes
+from strata_operator.decide.troubles import SILENT, Trouble
 from strata_operator.decide.view import PlanFailure, PlanKey, View
 from strata_operator.render.records import moment
 
@@ -46,6 +47,17 @@ def wanted(view: View, memory: Memory, found: tuple[Trouble, ...], steps: tuple[
         if (failure is None or failure.passing) and memory.may_plan(view.now, wish.reason):
             return Wanted(wish, *(failed or ()))
     return Wanted(None, *(failed or ()))
+
+
+def foreseen(view: View, memory: Memory) -> MakePlan | None:
+    """The repair of a loss that only the operator knows of so far: it is made while nobody can say yet whether it is wanted."""
+    known = losses(view)
+    doubted = {name for name in unreached_nodes(view) - set(known.lost) if not view.nodes[name].away_since}
+    if view.newest is None or not view.is_committed or not doubted or known.braked:
+        return None
+    without = memory.excluded(view.now) | closed(view) | doubted
+    margin = view.newest.cause.margin
+    return MakePlan(LOST, without, min(doubted), recorded=True, margin=margin, repair=True, early=True)
 
 
 def _last_failure(view: View, wish: MakePlan) -> PlanFailure | None:
@@ -89,8 +101,8 @@ def _wishes(view: View, memory: Memory, found: tuple[Trouble, ...], steps: tuple
         yield replace(again, reason=LOST, node=lost[0], repair=True)
     if view.newest.cause.spec_digest != view.spec_digest:
         yield MakePlan("SpecChanged", without)
-    if found:
-        yield replace(again, reason=found[0].reason, node=found[0].node)
+    if others := [trouble for trouble in found if trouble.reason != SILENT]:
+        yield replace(again, reason=others[0].reason, node=others[0].node)
     if short := _short_of_memory(view, steps):
         yield replace(again, reason=OUT_OF_MEMORY, node=short, margin=min(MOST_MARGIN, round(margin + MARGIN_STEP, 2)))
     if leaving := cordoned(view):

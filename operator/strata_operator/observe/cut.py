@@ -73,7 +73,11 @@ def _node(node: Object) -> Object:
     return {
         "metadata": _meta(node, "labels"),
         "spec": _some(spec, "unschedulable", "taints"),
-        "status": {"allocatable": status.get("allocatable"), "conditions": ready},
+        "status": {
+            "allocatable": status.get("allocatable"),
+            "conditions": ready,
+            **_some(status, "addresses", "daemonEndpoints"),
+        },
     }
 
 

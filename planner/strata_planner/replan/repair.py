@@ -42,9 +42,6 @@ KINDS: tuple[RepairKind, ...] = (
     "withoutReplica",
 )
 _NEVER_LOWERED = 17  # bits
-_WORTH_STARTING = (
-    0.5  # by what share idle devices, which must be started first, have to make a repair better than survivors alone
-)
 
 
 @dataclass(frozen=True)
@@ -261,24 +258,20 @@ class _Mending:
         repairing = Repairing(self._request, replica, self._wishes.fewest_bits)
         groups = self._groups[replica.replica]
         filled = with_spares(self._request, replica, groups, frozenset(self._taken))
+        # Idle devices last, whatever they would make of it: they must be started first, while everybody waits.
+        orders = [each for each in (groups, filled) if each and sum(map(len, each)) >= max(1, self._request.min_stages)]
         nearest: Short | None = None
         for sequences in _halved(replica.concurrency):
-            tried = {
-                kind: repairing.repaired(order, sequences)
-                for kind, order in (("alone", groups), ("filled", filled))
-                if order is not None and sum(map(len, order)) >= max(1, self._request.min_stages)
-            }
-            alone, spared = (
-                each if isinstance(each := tried.get(kind), Repaired) else None for kind in ("alone", "filled")
-            )
-            if alone is not None and (spared is None or gain(spared.value, alone.value) < _WORTH_STARTING):
-                self._note("neighbours" if alone.reach == 1 else "reshuffle")
-                spared, chosen = None, alone
-            elif spared is not None:
-                self._note("spareDevices")
-                chosen = spared
-            else:
-                nearest = nearest or next((each for each in tried.values() if isinstance(each, Short)), None)
+            chosen: Repaired | None = None
+            for order in orders:
+                tried = repairing.repaired(order, sequences)
+                if isinstance(tried, Repaired):
+                    chosen = tried
+                    alone = order is groups
+                    self._note(("neighbours" if tried.reach == 1 else "reshuffle") if alone else "spareDevices")
+                    break
+                nearest = nearest or tried
+            if chosen is None:
                 continue
             if sequences < replica.concurrency:
                 self._note("fewerSequences")

@@ -58,7 +58,8 @@ from strata_runtime.wire.transport import Keys, listen
 
 log = logging.getLogger(__name__)
 
-LOOP_MILLISECONDS = 250  # the longest a lost link can go unnoticed beyond its own silence
+# Between looks at what nothing tells of by itself: steps that do not get on, links that never came about.
+LOOP_MILLISECONDS = 250
 NO_PREPARE = PrepareState(epoch=0, phase="none")
 
 
@@ -117,13 +118,13 @@ class Slot:
             options.name, self._incarnation, self._bind, self._wakeup.ring, binding, options.step_timeout
         )
         self._poller = zmq.Poller()
-        self._poller.register(self._control, zmq.POLLIN)
-        self._poller.register(self._wakeup.reader, zmq.POLLIN)
+        self._polled: tuple[zmq.Socket[Any], ...] | None = None
 
     def run(self) -> None:
         """Serve until `stop`."""
         try:
             while not self._stopping:
+                self._poll_too(tuple(link.monitor for link in self._running.links) if self._running else ())
                 self._poller.poll(LOOP_MILLISECONDS)
                 self._wakeup.clear()
                 self._answer()
@@ -144,6 +145,14 @@ class Slot:
             self._switches.close()
             self._context.destroy(linger=0)
             self._wakeup.close()
+
+    def _poll_too(self, monitors: tuple[zmq.Socket[Any], ...]) -> None:
+        """Links tell of a loss at once. Those of an epoch that has ended are closed: none is polled again."""
+        if self._polled == monitors:
+            return
+        self._poller, self._polled = zmq.Poller(), monitors
+        for each in (self._control, self._wakeup.reader, *monitors):
+            self._poller.register(each, zmq.POLLIN)
 
     def stop(self) -> None:
         self._stopping = True

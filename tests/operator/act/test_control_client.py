@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -319,7 +319,7 @@ async def test_only_what_changes_wakes() -> None:
     assert one.incarnation != other.incarnation
     told, all_told = [one, one, None, None, one, one, other, other], asyncio.Event()
 
-    async def tell(_: Endpoint) -> AsyncGenerator[Status | None]:
+    async def tell(_: Endpoint, __: Callable[[], None]) -> AsyncGenerator[Status | None]:
         for status in told:
             yield status
         all_told.set()
@@ -337,7 +337,7 @@ async def test_counts_of_drafts_are_kept_and_wake_nobody() -> None:
     counted = [GatewayStatus("one", 1, 1, 0, DraftCounts(each, each, each, each)) for each in (1, 2)]
     all_told = asyncio.Event()
 
-    async def tell(_: Endpoint) -> AsyncGenerator[Status | None]:
+    async def tell(_: Endpoint, __: Callable[[], None]) -> AsyncGenerator[Status | None]:
         for status in counted:
             yield status
         all_told.set()

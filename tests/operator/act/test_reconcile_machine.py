@@ -103,11 +103,17 @@ class Life(RuleBasedStateMachine):
         self.cluster.tick(10)
         self.looks()
 
+    @rule(node=nodes, within=within)
+    def node_falls_silent(self, node: str, within: int) -> None:
+        """It loses its power, and is called Ready for a while."""
+        self.happens(lambda: self.known(node) and self.cluster.set_ready(node, "True", power=False), within)
+        self.looks()
+
     @rule(node=nodes)
     def node_comes_back(self, node: str) -> None:
         if not self.known(node):
             self.cluster.add_node(node)
-        elif not self.cluster.is_ready(node):
+        elif not self.cluster.is_ready(node) or not self.cluster.is_up(node):
             self.cluster.set_ready(node, "True")
         self.looks()
 

@@ -288,7 +288,16 @@ def test_a_replica_that_is_gone_leaves_the_others_as_they_are() -> None:
     assert after == pytest.approx(before * 3 / 4, rel=1e-3)
 
 
-def test_an_idle_device_takes_a_lost_ones_place_where_survivors_alone_are_far_slower() -> None:
+def test_an_idle_device_is_not_waited_for_where_survivors_have_room() -> None:
+    """However much better it would be: it must be started first."""
+    running, request = three_stages(allowed_bits=(16,), memory=3.0)
+    node = running.stages[1].node
+    mended = repair(left(replace(request, cluster=a_cluster(3.0, 3.0, 3.0, 64)), {node}), running)
+    assert mended.kind == "neighbours"
+    assert {stage.node for stage in mended.plan.stages} == {stage.node for stage in running.stages} - {node}
+
+
+def test_an_idle_device_takes_a_lost_ones_place_where_no_survivor_is_left() -> None:
     running, request = four_replicas()
     lost = running.replicas[1].stages[0].node
     larger = replace(request, cluster=a_cluster(*[64] * 5))

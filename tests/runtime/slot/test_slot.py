@@ -177,8 +177,11 @@ def test_a_lost_slot_is_named_and_a_new_epoch_goes_on_with_the_same_tokens(
     assert delivered + rest["a"] == expected["a"]
 
 
-def test_a_leader_tells_at_once_which_stage_is_lost_however_far_it_is(tiny_llama: Path) -> None:
-    """Its own connections reach the next stage and the last one."""
+def test_a_leader_tells_at_once_which_stage_is_lost_however_far_it_is(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own connections reach the next stage and the last one. No slot looks at its links before they say something."""
+    monkeypatch.setattr("strata_runtime.slot.slot.LOOP_MILLISECONDS", 600_000)
     names = ["s0", "s1", "s2", "s3"]
     with PipelineHarness(names) as pipeline:
         plan = even_plan(tiny_llama, names)
