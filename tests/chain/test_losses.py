@@ -1,9 +1,14 @@
 """Losses by name, told to the whole chain: what the checker has found once."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from strata_planner.contract.frames import FrameHeader
+from strata_runtime.gateway.routing.suspicion import MOST_FAILED_STEPS
+from strata_runtime.stage.executor import Answered, Passed
+from tests.chain.arithmetic import Executor
 from tests.chain.gateway_process import Client
 from tests.chain.world import ChainWorld
 
@@ -134,6 +139,36 @@ def test_a_step_that_hangs_is_noticed_and_its_slot_started_anew(world: ChainWorl
     assert {name for name in before if after[name] is not before[name]} == {pod}
     assert {planned.reason for planned in world.planner.plans} == {"Created"}
     assert all(client.got == client.wanted for client in world.clients)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_request_that_hangs_every_step_it_is_in_ends_and_the_others_go_on(
+    world: ChainWorld, monkeypatch: pytest.MonkeyPatch, stage: int
+) -> None:
+    """After three hangs, the last ones alone: at whichever replica. Its slot was started anew for ever."""
+    marker, run, hung = [7] * 6, Executor.run, []
+
+    def poisoned(executor: Executor, header: FrameHeader, *inputs: Any) -> Passed | Answered | None:
+        tokens = header.tokens
+        if executor.role.stage == stage and any(tokens[at : at + 6] == marker for at in range(len(tokens))):
+            hung.append(len(header.segments))
+            executor.hangs = True
+        return run(executor, header, *inputs)
+
+    monkeypatch.setattr(Executor, "run", poisoned)
+    poison = world.ask((*marker, 5), 40, 0)
+    world.clients.remove(poison)  # no other may end by an error
+    for number in range(3):
+        world.ask((number, 8, 9), 40, number)
+    for _ in range(60):
+        if poison.error:
+            break
+        world.passes(10)
+    assert "the pipeline failed 3 times at this request, the last time in a step that does not end" in poison.error
+    world.settle()
+    assert all(client.got == client.wanted for client in world.clients)
+    assert len(hung) == MOST_FAILED_STEPS
+    assert hung[1:] == [1, 1]
 
 
 def test_gateways_are_told_of_a_stage_that_hangs(world: ChainWorld) -> None:

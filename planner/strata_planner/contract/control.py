@@ -37,7 +37,7 @@ class SlotAddress(Value, frozen=True, omit_defaults=True):
     pages_port: int = 0  # where it gives KV pages while they move; 0: nowhere
 
 
-class PageSource(Value, frozen=True):
+class PageSource(Value, frozen=True, omit_defaults=True):
     """A slot that has pages of layers which a role gets: where it gives them from its own prepare until it has given all behind the commit."""
 
     replica: int
@@ -46,6 +46,7 @@ class PageSource(Value, frozen=True):
     slot: str
     endpoint: str
     key: str  # secret of that port
+    waits: bool = False  # its replica has lost a stage: nothing is served while pages are fetched
 
 
 class PageGiving(Value, frozen=True):

@@ -279,6 +279,7 @@ class StageLost(Message, frozen=True, tag="lost"):
     replica: int
     epoch: int
     slot: str  # that is not reached
+    hangs: bool = False  # it is, and its step does not end: those in it are suspects
 
 
 DataMessage = FrameHeader | StepResult | StepFailed | Survey | StageLost

@@ -20,6 +20,7 @@ class PageMove(NamedTuple):
     replica: int
     stage: int
     layers: tuple[int, ...]
+    waits: bool = False  # a stage of the replica does not run: nothing is served meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ def moves_between(old: Mapping[str, Sequence[Role]], new: Mapping[str, Sequence[
         for role in roles
         for layer in range(role.layers[0], role.layers[1] + 1)
     }
+    waiting = _waiting(old)
     found = []
     for slot, roles in new.items():
         had = old.get(slot, ())
@@ -49,8 +51,20 @@ def moves_between(old: Mapping[str, Sequence[Role]], new: Mapping[str, Sequence[
                 giver, its = having.get((role.replica, layer), ("", role))
                 if giver and layer not in stays and not why_not_given(its, role):
                     givers.setdefault(giver, []).append(layer)
-            found += [PageMove(giver, slot, role.replica, role.stage, tuple(each)) for giver, each in givers.items()]
+            found += [
+                PageMove(giver, slot, role.replica, role.stage, tuple(each), role.replica in waiting)
+                for giver, each in givers.items()
+            ]
     return tuple(found)
+
+
+def _waiting(running: Mapping[str, Sequence[Role]]) -> set[int]:
+    """The replicas of which a stage is missing."""
+    seen: dict[int, set[tuple[int, int]]] = {}
+    for roles in running.values():
+        for role in roles:
+            seen.setdefault(role.replica, set()).add((role.stage, role.stages))
+    return {replica for replica, stages in seen.items() if any(len(stages) < count for _, count in stages)}
 
 
 def page_orders(moves: Sequence[PageMove], addresses: Mapping[str, SlotAddress], epoch_key: str) -> PageOrders:
@@ -62,7 +76,7 @@ def page_orders(moves: Sequence[PageMove], addresses: Mapping[str, SlotAddress],
         if address is None or not address.pages_port:
             continue
         endpoint = f"tcp://{address.host}:{address.pages_port}"
-        source = PageSource(move.replica, move.stage, move.layers, move.giver, endpoint, key)
+        source = PageSource(move.replica, move.stage, move.layers, move.giver, endpoint, key, move.waits)
         sources[move.taker] = (*sources.get(move.taker, ()), source)
         takers = giving[move.giver].takers if move.giver in giving else 0
         giving[move.giver] = PageGiving(address.pages_port, key, takers + 1)

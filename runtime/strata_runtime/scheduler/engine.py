@@ -52,6 +52,7 @@ class _Asked(NamedTuple):
     tokens: tuple[tuple[int, int], ...]
     draft: bool
     refill: bool
+    sequences: tuple[int, ...]
 
 
 class Engine:
@@ -79,6 +80,12 @@ class Engine:
         with suppress(IndexError):  # its result has just come
             return self._under_way[0].step
         return None
+
+    def requests_under_way(self, *, newest: bool) -> list[str]:
+        """Those in the newest step whose result has not come back, else in the oldest. May be read from any thread, in the midst of a step too."""
+        with suppress(IndexError):
+            return self.requests_of(self._under_way[-1 if newest else 0].sequences)
+        return []
 
     @property
     def running(self) -> int:
@@ -137,7 +144,9 @@ class Engine:
             rows = sum(segment.length for _, segment in batch.segments[: batch.decoding])
             wanted = tuple((segment.sequence, position) for segment in step.segments for position in segment.sampled)
             is_refill = batch.refill is not None
-            self._under_way.append(_Asked(step.step, rows, len(token_ids) - rows, wanted, batch.draft, is_refill))
+            sequences = tuple(segment.sequence for segment in segments)
+            prompts = len(token_ids) - rows
+            self._under_way.append(_Asked(step.step, rows, prompts, wanted, batch.draft, is_refill, sequences))
         return step
 
     def take(self, result: StepResult) -> list[TokenEvent]:

@@ -86,8 +86,11 @@ class Place:
 
 def changed_roles(prepare: Prepare) -> Prepare:
     """The same with those roles alone whose replicas are formed in its epoch: the others go on as they run."""
-    formed_now = tuple(role for place, role in enumerate(prepare.roles) if prepare.formed_in(place) == prepare.epoch)
-    return msgspec.structs.replace(prepare, roles=formed_now, role_keys=(), formed=(), steps=())
+    places = [place for place in range(len(prepare.roles)) if prepare.formed_in(place) == prepare.epoch]
+    steps = tuple(prepare.steps[place] for place in places) if prepare.steps else ()
+    return msgspec.structs.replace(
+        prepare, roles=tuple(prepare.roles[place] for place in places), role_keys=(), formed=(), steps=steps
+    )
 
 
 class RunningEpoch:
@@ -284,6 +287,8 @@ class RunningRole:
         if isinstance(worker, LeaderWorker):
             step = worker.awaited
             late = self._pipeline.look(None if step is None or self.hung else step, now, is_first=not step or step < 1)
+            if late and not self.overdue:
+                worker.miss()
             self.overdue = late and f"step {step} {late}"
 
     def _tell_hung(self) -> None:
@@ -296,7 +301,7 @@ class RunningRole:
         self._watched.append(word)
         address = self._slots[role.next.slot]
         connect(word, f"tcp://{address.host}:{address.data_port + role.next.role}", Keys.of(self.keys.next))
-        word.send(encode(StageLost(role.replica, self.formed, slot)))
+        word.send(encode(StageLost(role.replica, self.formed, slot, hangs=True)))
 
     def held(self) -> LoadedRole:
         """With the bits that its layers have now. They stay so if `keep_bits` was called. Ranks of one that has failed are of no use: one may hang."""

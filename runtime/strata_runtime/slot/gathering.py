@@ -12,6 +12,7 @@ from typing import Any
 
 import zmq
 
+from strata_planner.contract.block_names import TOKEN_BYTES
 from strata_planner.contract.control import PageSource, Prepare
 from strata_planner.contract.decoding import decode_frame
 from strata_planner.contract.frames import (
@@ -28,6 +29,7 @@ from strata_planner.contract.roles import Role
 from strata_planner.contract.values import ContractError
 from strata_runtime.errors import RuntimeFaultError, StepError, SupersededError, reason_of
 from strata_runtime.model.kv.pool import LayerPool
+from strata_runtime.slot.fetch_pace import Came, after_message, is_slower, seconds_each
 from strata_runtime.stage.bounds import check_pages
 from strata_runtime.stage.executor import StageExecutor
 from strata_runtime.stage.handover import Arriving
@@ -48,16 +50,25 @@ class GoneError(RuntimeFaultError):
     """Who has pages is not reached, or says nothing."""
 
 
-class Fetch:
-    """From one slot. `pools`: of the layers of the role that are not its own slot's already."""
+class SlowError(GoneError):
+    """Nothing is served, and what it still has would be computed sooner."""
 
-    def __init__(self, source: PageSource, epoch: int, pools: Mapping[int, LayerPool], page_tokens: int) -> None:
+
+class Fetch:
+    """From one slot. `pools`: of the layers of the role that are not its own slot's already. `each`: seconds to compute one token in one of them, 0: not known."""
+
+    def __init__(
+        self, source: PageSource, epoch: int, pools: Mapping[int, LayerPool], page_tokens: int, each: float = 0.0
+    ) -> None:
         self.source = source
         self.arriving = Arriving(pools, page_tokens)
         self.whole = False  # all that there was has come once
         self.is_taken = False  # by a role, which ends it
         self.over = False  # nothing comes any more
         self._messages = self._bytes = 0
+        self._each = each
+        self._hurries = source.waits  # else there is time: the old epoch serves
+        self._came: Came | None = None
         self._epoch, self._layers, self._page_tokens = epoch, sorted(pools), page_tokens
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -96,6 +107,7 @@ class Fetch:
             self._end()
 
     def _rest(self) -> None:
+        self._hurries, self._came = True, None
         try:
             self._round(lambda: None, time.monotonic() + REST_SECONDS, rest=True)
             self._told("with those behind the commit")
@@ -120,7 +132,7 @@ class Fetch:
         return came
 
     def _receive(self, step: Callable[[], None]) -> PagesGiven | KvPages:
-        """The next message; pages are written."""
+        """The next message; pages are written. Raises GoneError, StepError, ContractError."""
         silent = time.monotonic() + SILENT_SECONDS
         while not self._socket.poll(_SLICE_MILLISECONDS):
             step()
@@ -128,6 +140,7 @@ class Fetch:
             self._link.read(now)
             if self._link.reason or self._stopped.is_set() or now > silent:
                 raise GoneError(self._link.reason or "silent")
+            self._look(now)
         header, *bodies = (part.buffer for part in self._socket.recv_multipart(copy=False))
         message = decode_frame(pages_decoder, header, LARGEST_PART_BYTES)
         if message.epoch != self._epoch or isinstance(message, WantPages):
@@ -139,7 +152,15 @@ class Fetch:
             self._messages += 1
             self._bytes += sum(map(len, bodies))
             self.arriving.take(message, bodies)
+            now = time.monotonic()
+            self._came = after_message(self._came, sum(len(each.tokens) for each in message.blocks) // TOKEN_BYTES, now)
+            self._look(now)
         return message
+
+    def _look(self, now: float) -> None:
+        """Raises SlowError."""
+        if self._hurries and is_slower(self._came, now, self._each):
+            raise SlowError("the rest is computed sooner than fetched")
 
     def _give_up(self, error: Exception) -> None:
         """Whatever it is, no epoch ends by it: the stage computes what has not come."""
@@ -170,10 +191,11 @@ class Fetch:
 def fetches_for(role: Role, prepare: Prepare, pools: Mapping[int, LayerPool]) -> list[Fetch]:
     """Of all slots that have pages of this role. `pools`: of its layers, but for those whose pages are its own slot's."""
     found = []
+    each = seconds_each(role, prepare.steps[prepare.roles.index(role)]) if prepare.steps else 0.0
     for source in prepare.sources if not why_never(role) else ():
         wanted = {layer: pool for layer, pool in pools.items() if layer in source.layers}
         if (source.replica, source.stage) == (role.replica, role.stage) and wanted:
-            found.append(Fetch(source, prepare.epoch, wanted, role.page_tokens))
+            found.append(Fetch(source, prepare.epoch, wanted, role.page_tokens, each))
     return found
 
 

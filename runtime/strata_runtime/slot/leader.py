@@ -158,7 +158,9 @@ class LeaderWorker:
                 self._fail(failure)
             case Survey() as survey:
                 self._inherit(survey)
-            case StageLost(slot=slot):
+            case StageLost(slot=slot, hangs=hangs):
+                if hangs:
+                    self._suspect(f"at slot {slot}", newest=False)
                 self._lose(slot)
             case _:
                 raise StepError("the leader got a frame of hidden states; only results come back to stage 0")
@@ -270,6 +272,16 @@ class LeaderWorker:
         if not self._failed:
             self._gateways.tell(self._hello())
 
+    def miss(self) -> None:
+        """A step that has not come back for too long, with no word of who hangs: whose process hangs whole tells nobody. Called by the slot."""
+        self._suspect("at a later stage", newest=False)
+
+    def _suspect(self, where: str, *, newest: bool) -> None:
+        """Gateways learn who was in a step that does not end, as in one that failed. The oldest has not come back from a later stage; the newest is this stage's."""
+        requests = self.engine.requests_under_way(newest=newest)
+        if requests and not self._failed:
+            self._gateways.suspect(requests, f"a step that does not end {where}")
+
     @property
     def awaited(self) -> int | None:
         """The oldest step that has not come back from the stages behind, -1 of what they have kept; None: nothing that could. Read from any thread."""
@@ -279,6 +291,7 @@ class LeaderWorker:
 
     def hang(self, slot: str) -> None:
         """Of this stage itself: its worker can tell nobody, so the thread that meets gateways does. Called by the slot."""
+        self._suspect(f"at slot {slot}", newest=True)
         self._lost = self._lost or slot
         if (hello := self._gateways.hello) is not None:
             self._gateways.hello = structs.replace(hello, lost=slot)

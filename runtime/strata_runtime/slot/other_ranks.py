@@ -29,6 +29,7 @@ from strata_runtime.slot.binding import UNBOUND, Binding
 from strata_runtime.slot.memory import private_bytes
 from strata_runtime.slot.nursery import RankHandle, the_nursery
 from strata_runtime.slot.rank_process import (
+    LOADING,
     Answer,
     Begin,
     CheckBits,
@@ -134,9 +135,9 @@ class OtherRanks:
         """Nobody has any use for them: they end now."""
         self._ended()
 
-    def wait_loaded(self, still_wanted: Callable[[], None]) -> None:
-        """Raises InputError where a part could not be loaded, and whatever `still_wanted` does, which is called now and then."""
-        answers = self._answers(0, still_wanted)
+    def wait_loaded(self, still_wanted: Callable[[], None], gets_on: Callable[[], None]) -> None:
+        """Raises InputError where a part could not be loaded, and whatever `still_wanted` does, which is called now and then; `gets_on`: when one has loaded more."""
+        answers = self._answers(0, still_wanted, gets_on)
         for process, answer in zip(self.processes, answers, strict=True):
             _idle[process.pid] = answer.idle_bytes
             if process.has_ended:
@@ -195,15 +196,17 @@ class OtherRanks:
         except OSError as error:
             raise RankLostError(self._lost or f"a rank of stage {self._role.stage} has ended: {error}") from error
 
-    def _answers(self, number: int, still_wanted: Callable[[], None] = lambda: None) -> list[Answer]:
+    def _answers(
+        self, number: int, still_wanted: Callable[[], None] = lambda: None, gets_on: Callable[[], None] = lambda: None
+    ) -> list[Answer]:
         """Of all ranks, once they are there; earlier ones that nobody waited for are let go. Raises InputError for the first with a reason."""
-        answers = [self._answer(rank, number, still_wanted) for rank in range(1, self._role.tensor_parallel)]
+        answers = [self._answer(rank, number, still_wanted, gets_on) for rank in range(1, self._role.tensor_parallel)]
         reason = next((each.reason for each in answers if each.reason), "")
         if reason:
             raise InputError(reason)
         return answers
 
-    def _answer(self, rank: int, number: int, still_wanted: Callable[[], None]) -> Answer:
+    def _answer(self, rank: int, number: int, still_wanted: Callable[[], None], gets_on: Callable[[], None]) -> Answer:
         connection = self._connections[rank - 1]
         try:
             while True:
@@ -212,6 +215,8 @@ class OtherRanks:
                 answer = receive_answer(connection)
                 if answer.number == number:
                     return answer
+                if answer.number == LOADING:
+                    gets_on()
         except (EOFError, OSError):
             what = "did what it was told" if number else "loaded its part"
             return Answer(

@@ -285,7 +285,7 @@ class Loading:
             ),
         )
         if others is not None:
-            others.wait_loaded(lambda: self._step(role))
+            others.wait_loaded(lambda: self._check(role), lambda: self._tell(1))
         drafter = None
         _watch(role, model)
         if drafts:
@@ -349,11 +349,15 @@ class Loading:
             self._progress(layers - self._done)
 
     def _step(self, role: Role) -> None:
-        """Something was read, stored or fetched for this role. Raises SupersededError where nobody wants it any more."""
+        """Something was read, stored or fetched for this role. Raises SupersededError."""
+        self._check(role)
+        self._tell(1)
+
+    def _check(self, role: Role) -> None:
+        """Raises SupersededError where nobody wants it any more."""
         wanted = self._wanted
         if wanted is not None and not any(same_weights(role, each) for each in wanted):
             raise SupersededError("superseded by a higher epoch")
-        self._tell(1)
 
     def _progress(self, layers: int) -> None:
         self._done += layers

@@ -8,9 +8,11 @@ what it needs is read beside them. It ends with the socket, so with its slot.
 import argparse
 import contextlib
 import logging
+import math
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -79,7 +81,7 @@ class DropBits(Value, frozen=True, tag=True):
 
 
 class Answer(Value, frozen=True):
-    """`number`: of the order, 0 of `LoadPart`; `reason`: why it could not be obeyed, empty if it could; added, returned: of a layer that was read; idle: what the
+    """`number`: of the order, 0 of `LoadPart`, LOADING while that gets on; `reason`: why it could not be obeyed, empty if it could; added, returned: of a layer that was read; idle: what the
     process held before it loaded its part.
     """
 
@@ -89,6 +91,9 @@ class Answer(Value, frozen=True):
     returned_bytes: int = 0
     idle_bytes: int = 0
 
+
+LOADING = -1
+LOADING_SECONDS = 5.0  # between two of them: they wait in the socket until the first rank has loaded its own part
 
 Order = LoadPart | Begin | CheckBits | ReadBits | SwapBits | DropBits
 _orders = msgspec.msgpack.Decoder(Order)
@@ -163,12 +168,23 @@ class RankProcess:
         except Exception as error:
             log.exception("rank %d cannot do what it was told", self._collectives.rank)
             answer = Answer(number, f"rank {self._collectives.rank}: {reason_of(error)}")
+        self._send(answer)
+
+    def _send(self, answer: Answer) -> None:
         with contextlib.suppress(OSError):  # the slot has ended; whoever reads from it sees that too
             self._connection.send_bytes(msgspec.msgpack.encode(answer))
 
     def _load(self, order: LoadPart) -> None:
         options = LoadOptions(keep=True, verify=order.verify, collectives=self._collectives)
-        model = load_stage(order.role, Path(order.folder), lambda *_: None, torch.device("cpu"), options)
+        told = -math.inf
+
+        def gets_on(*_: int) -> None:
+            nonlocal told
+            if (now := time.monotonic()) - told >= LOADING_SECONDS:
+                told = now
+                self._send(Answer(LOADING))
+
+        model = load_stage(order.role, Path(order.folder), gets_on, torch.device("cpu"), options)
         self._loaded = model, cache_of(order.role, model)
         self._begin(order.role)
 

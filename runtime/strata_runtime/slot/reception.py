@@ -28,6 +28,7 @@ from strata_planner.contract.frames import (
     gateway_message_decoder,
 )
 from strata_planner.contract.values import ContractError
+from strata_runtime.slot.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +47,18 @@ class Gateways:
         self.hello: LeaderHello | None = None  # what the thread answers; None: nothing
         self._epoch = epoch
         self._owner: dict[str, bytes] = {}
+        self.suspects: dict[bytes, StepFailure] = {}  # the thread tells them
+        self._wakeup: Wakeup | None = None
         self.socket, inner = _pair(socket.context)
         self._reception = _Reception(socket, inner, self)
 
     def open(self, hello: LeaderHello) -> None:
         """From here on gateways are answered."""
         self.hello = hello
-        threading.Thread(target=self._reception.run, name="gateways of a leader", daemon=True).start()
+        self._wakeup = Wakeup()
+        threading.Thread(
+            target=self._reception.run, args=(self._wakeup,), name="gateways of a leader", daemon=True
+        ).start()
 
     def received(self) -> Iterator[tuple[bytes, Submit | Abort | Gone]]:
         """All that has come, with its sender's identity."""
@@ -101,6 +107,16 @@ class Gateways:
             count = len(failure.sequences)
             self.send(identity, StepFailure(failure.replica, failure.epoch, own, count, failure.reason))
 
+    def suspect(self, requests: list[str], reason: str) -> None:
+        """Of a step that does not end: every gateway takes back what runs here, and learns which of its requests were in it. From any thread: the worker may hang."""
+        if (hello := self.hello) is not None:
+            owner = self._owner.copy()
+            for identity in set(owner.values()):
+                own = [request for request in requests if owner.get(request) == identity]
+                self.suspects[identity] = StepFailure(hello.replica, hello.epoch, own, len(requests), reason)
+            if self._wakeup is not None:
+                self._wakeup.ring()
+
     def close(self) -> None:
         self.socket.close()  # what was sent is delivered: the other end is in this process
 
@@ -117,11 +133,14 @@ class _Reception:
         self._poller.register(outer, zmq.POLLIN)
         self._poller.register(inner, zmq.POLLIN)
 
-    def run(self) -> None:
+    def run(self, wakeup: Wakeup) -> None:
+        self._poller.register(wakeup.reader, zmq.POLLIN)
         try:
             while True:
                 ready = dict(self._poller.poll())
-                if self._inner in ready:
+                if is_rung := wakeup.reader.fileno() in ready:
+                    wakeup.clear()
+                if is_rung or self._inner in ready:
                     self._pass_out()
                 if self._outer in ready:
                     self._take_in()
@@ -130,8 +149,12 @@ class _Reception:
         finally:
             self._outer.close()
             self._inner.close()
+            wakeup.close()
 
     def _pass_out(self) -> None:
+        while self._gateways.suspects:
+            gateway, suspects = self._gateways.suspects.popitem()
+            self._send(gateway, encode(suspects))
         while self._inner.poll(0):
             identity, payload = self._inner.recv_multipart()
             for each in tuple(self._known) if identity == _ALL else (identity,):

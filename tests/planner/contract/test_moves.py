@@ -95,6 +95,15 @@ def test_givers_and_takers_are_told_the_same(old: Roles, new: Roles, without: se
     assert all(source.key == orders.giving[source.slot].key for source in sources)
 
 
+@given(old=pipelines(), new=pipelines(), lost=st.sets(st.sampled_from(SLOTS)))
+def test_takers_know_whether_their_replica_waits(old: Roles, new: Roles, lost: set[str]) -> None:
+    living = {slot: each for slot, each in old.items() if slot not in lost}
+    moves = moves_between(living, new)
+    assert {move.waits for move in moves} <= {len(living) < len(old)}
+    orders = page_orders(moves, ADDRESSES, "key")
+    assert {source.waits for each in orders.sources.values() for source in each} == {move.waits for move in moves}
+
+
 @given(pipelines())
 def test_nothing_moves_where_nothing_changes(old: Roles) -> None:
     assert not moves_between(old, old)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, GetStatus, SlotStatus
 from strata_planner.contract.formats import ComputeType
+from strata_planner.contract.frames import StepFailure
 from strata_runtime.loading.loader import Loader
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.slot import epoch
@@ -161,6 +162,9 @@ def test_a_process_that_hangs_whole_and_can_tell_nobody_is_missed_by_its_leader(
         status = pipeline.slots["s0"].until(lambda status: bool(status.overdue))
         assert [(each.replica, each.stage) for each in status.overdue] == [(0, 0)]
         assert (status.hung, status.lost_peers) == ((), ())
+        while not isinstance(said := leader.receive(), StepFailure):
+            continue
+        assert (said.requests, said.carried, said.reason) == (["a"], 1, "a step that does not end at a later stage")
         del deaf._watch_links
         forward.go.set()
         leader.collect(["a"])

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,15 +12,18 @@ import zmq
 from msgspec import structs
 
 from strata_planner.contract.block_names import TOKEN_BYTES
+from strata_planner.contract.control import PlannedStep, Prepare
 from strata_planner.contract.frames import HeldBlock, KvPages, PagesGiven, WantPages, encode, pages_decoder
 from strata_planner.contract.plan import Plan
 from strata_runtime.errors import StepError
 from strata_runtime.model.kv.pool import PoolShape, make_pool
-from strata_runtime.slot import gathering, giver
+from strata_runtime.slot import fetch_pace, gathering, giver
+from strata_runtime.stage import handover
 from strata_runtime.stage.bounds import check_pages
 from strata_runtime.stage.handover import Arriving, paged
-from strata_runtime.wire.client import LeaderClient, greedy
+from strata_runtime.wire.client import LeaderClient, SlotClient, greedy
 from strata_runtime.wire.transport import Keys, connect
+from tests.laws import swept
 from tests.runtime.slot.harness import PipelineHarness
 from tests.runtime.slot.streams import Streams, asked, bound, computed_again, drained
 from tests.runtime.slot.test_moved_pages import LAST, plan_with, prompts_again
@@ -132,6 +136,37 @@ def test_what_a_giver_does_not_give_is_computed_again(
     if how in ("it is killed", "it does not commit"):
         held = sum(len(each.prompt) + len(expected[each.request]) for each in streams.submits.values())
         assert again < 16 * len(expected) * (LAST + 1) < held * 2
+
+
+@pytest.mark.parametrize("each", swept([0.0, 1e-12, 1e3], [1e-12]))
+def test_where_a_slot_is_lost_pages_are_fetched_only_if_that_is_quicker(
+    tiny_llama: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, each: float
+) -> None:
+    """The leader is, and a layer moves between the others. `each`: seconds to compute a token in a layer, by the plan; 0: none."""
+    monkeypatch.setattr(fetch_pace, "TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(handover, "PART_BYTES", 1)  # a block at a time
+    waits: list[bool] = []
+    ask = SlotClient.ask
+
+    def with_steps(slot: SlotClient, message: Any) -> Any:
+        if isinstance(message, Prepare):
+            waits.extend(source.waits for source in message.sources)
+            seconds = [role.micro_batch.max_step_tokens * len(role.bits) * each for role in message.roles]
+            message = structs.replace(message, steps=tuple(PlannedStep(one, one) for one in seconds))
+        return ask(slot, message)
+
+    monkeypatch.setattr(SlotClient, "ask", with_steps)
+    with PipelineHarness("abc") as pipeline:
+        streams, _ = half_way(pipeline, plan_with(tiny_llama, "abc", (1, 3, LAST)))
+        monkeypatch.setattr(pipeline.slots["a"], "listens", lambda: False)
+        pipeline.threads["a"].slot.stop()
+        after = plan_with(tiny_llama, "bc", (2, LAST))
+        to_the_end(streams, pipeline.serve(after))
+        again = computed_again(pipeline, after)
+    assert streams.tokens == expected
+    assert waits == [True]
+    first_two = sum(len(one.prompt) + len(expected[one.request]) for one in streams.submits.values()) * 2
+    assert (again > first_two) == (each == 1e-12)
 
 
 def test_an_epoch_that_supersedes_a_prepared_one_gets_its_pages_too(

@@ -232,6 +232,33 @@ def test_a_rank_that_ends_is_named_and_the_next_epoch_has_a_new_one(tiny_llama: 
     assert all(process.wait(20) is not None for process in after)  # with the slot
 
 
+class LookedError(Exception):
+    """Often enough."""
+
+
+def test_a_rank_that_hangs_while_it_loads_does_not_count_as_progress(tiny_llama: Path) -> None:
+    """The slot's control loop then says that the load stands still: the first rank's waiting kept it quiet for ever."""
+    ((role,),) = roles_of(shared(even_plan(tiny_llama, ["s0"]), [2])).values()
+    others = other_ranks.OtherRanks(role, tiny_llama, verify=True)
+    (process,) = others.processes
+    os.kill(process.pid, signal.SIGSTOP)
+    looks, steps = [], []
+
+    def looked() -> None:
+        looks.append(len(steps))
+        if len(looks) > 2:
+            raise LookedError
+
+    with pytest.raises(LookedError):
+        others.wait_loaded(looked, lambda: steps.append(1))
+    assert looks[-1] == looks[-2], "what it sent before it was stopped is heard first"
+    os.kill(process.pid, signal.SIGCONT)
+    others.wait_loaded(lambda: None, lambda: steps.append(1))
+    assert steps
+    others.end()
+    assert process.wait(20) is not None
+
+
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_and_the_next_epoch_has_a_new_one(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch

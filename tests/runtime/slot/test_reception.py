@@ -1,5 +1,6 @@
 """A leader's gateways: answered while a step goes on, and all of them heard between two steps."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,6 +94,24 @@ def test_who_leads_is_answered_while_the_worker_is_in_a_step(reception: Receptio
         client.say(Hello())
         assert client.hear() == HELLO
     assert not reception.gateways.socket.poll(0), "no hello waits for the worker"
+
+
+def test_gateways_hear_at_once_who_was_in_a_step_that_does_not_end(reception: Reception) -> None:
+    """Told by another thread, while the worker's side does not look: each of its own requests, and how many there were. Its slot is ended soon after."""
+    clients = reception.client(), reception.client()
+    for name, client in zip("ab", clients, strict=True):
+        client.say(a_submit(name))
+        client.say(Hello())
+        assert client.hear() == HELLO
+        [(identity, _)] = reception.received(1)
+        reception.gateways.own(name, identity)
+    thread = threading.Thread(target=reception.gateways.suspect, args=(["b", "forgotten"], "hangs"))
+    thread.start()
+    thread.join()
+    assert [client.hear() for client in clients] == [StepFailure(0, 1, own, 2, "hangs") for own in ([], ["b"])]
+    for client in clients:
+        client.say(Hello())
+        assert client.hear() == HELLO, "it is said once"
 
 
 def test_all_requests_that_came_in_a_step_are_there_after_it(reception: Reception) -> None:

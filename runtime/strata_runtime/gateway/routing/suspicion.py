@@ -1,6 +1,6 @@
 """Which requests may be the reason of failed steps: a pure record that `journal` keeps of each.
 
-A step that fails ends the epoch for all, and only says which requests it carried. All of these are suspects and are tried
+A step that fails, or does not end, ends the epoch for all, and only says which requests it carried. All of these are suspects and are tried
 again alone: of those that are not the reason each then gets its next token and is forgiven; the one that is fails again
 and again, alone, and ends after three failed steps.
 """

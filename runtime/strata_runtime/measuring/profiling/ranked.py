@@ -39,7 +39,7 @@ class RankedStage:
         self._others = OtherRanks(role, model, verify=True)
         options = LoadOptions(collectives=self._others.collectives)
         self._model: StageModel = load_stage(role, model, lambda *_: None, torch.device("cpu"), options)
-        self._others.wait_loaded(lambda: None)
+        self._others.wait_loaded(lambda: None, lambda: None)
         self._cache: PagedKvCache = cache_of(role, self._model)
         self._entered = self._left = 0.0
         self._clocks = (
