@@ -1,39 +1,52 @@
 """A model of four layers that computes digests: what a token becomes depends on every layer's keys of every token before it.
 
-A cache that lost a page, kept one of another text, or a layer that is computed twice or by nobody changes the text. The text depends on layers
-and not on who has them, nor on what runs beside it: it is the same after every loss.
+Keys lie in the real cache (`PagedKvCache`), in the blocks that the engine gave, beside a digest of the weights that computed them: a block that was kept of another
+text or of other weights, that came in part or was never computed, changes the text or is told (`Host.broken`). The text depends on layers and not on who has
+them, on their bits, nor on what runs beside it: it is the same after every loss.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
 
+import numpy as np
 import torch
 from msgspec import structs
 
 from strata_planner.contract.frames import FrameHeader, Free, Open, SampledToken, Sampling, StepResult, Submit, Survey
+from strata_planner.contract.plan import NO_SPECULATION, Speculation
 from strata_planner.contract.roles import Role
 from strata_runtime.errors import StepError
+from strata_runtime.loading.layer_store import HeldLayer
+from strata_runtime.model.kv import PagedKvCache
+from strata_runtime.model.kv.pool import LayerPool
 from strata_runtime.stage.boundary import StepBoundary
+from strata_runtime.stage.contents import Content
 from strata_runtime.stage.executor import Answered, Passed, Work
 from strata_runtime.stage.holdings import Holdings
 from strata_runtime.stage.inheritance import Inheritance, Refill, weights_by_layer
+from tests.chain.virtual_network import here
 
 LAYERS = 4
-HIDDEN = 8  # floats, one byte in each
+DIGEST = 8  # bytes
+HIDDEN = 2 * DIGEST  # floats, one byte in each: a token's state, and the weights that it has come through
 VOCABULARY = 97
 STOP = 7
-NOTHING = b"\0" * HIDDEN
+UNWEIGHED = b"\0" * DIGEST
 
 
 def embed(token: int) -> bytes:
-    return token.to_bytes(HIDDEN, "little")
+    return token.to_bytes(DIGEST, "little")
 
 
 def layer_of(number: int, state: bytes, before: bytes) -> bytes:
-    """`before`: what the layer keeps of the token before."""
-    return blake2b(bytes([number]) + state + before, digest_size=HIDDEN).digest()
+    """`before`: what the layer keeps of all tokens before."""
+    return blake2b(bytes([number]) + state + before, digest_size=DIGEST).digest()
+
+
+def weighed(through: bytes, number: int, bits: int) -> bytes:
+    """The weights up to a layer, behind those of all layers before."""
+    return blake2b(through + bytes([number, bits]), digest_size=DIGEST).digest()
 
 
 def drawn(state: bytes, sampling: Sampling, position: int) -> int:
@@ -43,12 +56,13 @@ def drawn(state: bytes, sampling: Sampling, position: int) -> int:
 
 def text_of(prompt: Sequence[int], most: int, sampling: Sampling) -> list[int]:
     """The answer where nothing goes wrong."""
-    kept = [NOTHING] * LAYERS
+    kept = [b""] * LAYERS
     tokens, answer = list(prompt), []
     for position, token in enumerate(tokens):
         state = embed(token)
         for number in range(LAYERS):
-            kept[number] = state = layer_of(number, state, kept[number])
+            state = layer_of(number, state, kept[number])
+            kept[number] += state
         if position >= len(prompt) - 1:
             answer.append(drawn(state, sampling, position))
             if len(answer) == most or answer[-1] == STOP:
@@ -57,46 +71,30 @@ def text_of(prompt: Sequence[int], most: int, sampling: Sampling) -> list[int]:
     raise AssertionError("a prompt is never empty")
 
 
-class Rows(dict[tuple[int, int], bytes]):
-    """By block and place in it."""
-
-
-@dataclass
-class Held:
-    """In place of the pages that a role leaves: by layer."""
-
-    layers: dict[int, Rows]
-
-    def shrink(self, layers: Collection[int], pages: int) -> None:
-        self.layers = {
-            number: Rows({place: row for place, row in rows.items() if place[0] < pages})
-            for number, rows in self.layers.items()
-            if number in layers
-        }
-
-
-@dataclass(eq=False)
-class Cache:
-    """What each layer keeps of a token."""
-
-    numbers: range
-    layers: dict[int, Rows] = field(default_factory=dict)
-
-    def take(self, held: Any) -> frozenset[int]:
-        self.layers = {number: held.layers.get(number, Rows()) for number in self.numbers}
-        return frozenset(number for number in self.numbers if number in held.layers)
-
-    def held(self) -> Held:
-        return Held(dict(self.layers))
-
-
 @dataclass(eq=False)
 class Stage:
-    """In place of the weights."""
+    """In place of the weights: as many bytes. `held`: its layers, by number."""
 
+    held: dict[int, HeldLayer] = field(default_factory=dict)
     hidden_size: int = HIDDEN
     vocab_size: int = VOCABULARY
-    speculation: object = None
+    speculation: Speculation = NO_SPECULATION
+    keeps_state: bool = False
+    states: None = None
+    num_kv_heads: int = 1
+    head_dim: int = DIGEST
+    latent: bool = False
+    dtype: torch.dtype = torch.uint8
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.held)
+
+    def parts(self) -> tuple[HeldLayer, ...]:
+        return tuple(self.held.values())
+
+    def watch(self, layers: Sequence[int]) -> None: ...
 
 
 class Hangs(BaseException):
@@ -107,7 +105,7 @@ class Executor:
     """Runs a role's layers on frames, as `StageExecutor` does."""
 
     def __init__(
-        self, role: Role, model: Stage, cache: Cache, others: object = None, inherited: Inheritance | None = None
+        self, role: Role, model: Stage, cache: PagedKvCache, others: object = None, inherited: Inheritance | None = None
     ) -> None:
         self.role, self.model, self.others = role, model, others
         self.work = Work()
@@ -119,8 +117,9 @@ class Executor:
         self._holdings = Holdings(role, weights_by_layer(role, {}), inherited)
         self._cache = cache
         self._next_step = 0
-        self._tables: dict[int, list[int]] = {}
         self._sampling: dict[int, Sampling] = {}
+        self._bits = dict(zip(range(role.layers[0], role.layers[1] + 1), role.bits, strict=True))
+        self._rows = {number: pool.storage[0].numpy()[:, 0] for number, pool in cache.pools.items()}  # [2, places, 8]
 
     def run(
         self, header: FrameHeader, inputs: torch.Tensor, _: Sequence[torch.Tensor] = ()
@@ -135,7 +134,7 @@ class Executor:
                     self._holdings.open(operation)
                     self._sampling[operation.sequence] = operation.sampling
                 case Free(sequence):
-                    self._holdings.free(sequence, self._tables.pop(sequence, []))
+                    self._holdings.free(sequence, self._cache.free(sequence))
                     self._sampling.pop(sequence, None)
         if not header.segments:
             return None
@@ -157,6 +156,17 @@ class Executor:
     def moved(self) -> tuple[int, int]:
         return self.work.turns, self._next_step
 
+    @property
+    def pools(self) -> Mapping[int, LayerPool]:
+        return self._cache.pools
+
+    @property
+    def blocks(self) -> Mapping[int, Content]:
+        return self._holdings.blocks
+
+    def holds(self, formed: int) -> Inheritance:
+        return self._holdings.holds(formed)
+
     def inherit(self, inherited: Inheritance) -> None:
         self._holdings.inherit(inherited)
 
@@ -164,7 +174,7 @@ class Executor:
         return self._holdings.survey(survey, begins_anywhere=True)
 
     def left(self, formed: int) -> Inheritance:
-        return self._holdings.left(formed, self._tables.values(), 0)
+        return self._holdings.left(formed, self._cache.tables, 0)
 
     def _states(self, header: FrameHeader, inputs: torch.Tensor) -> list[bytes]:
         """What goes on to the next stage."""
@@ -173,36 +183,38 @@ class Executor:
         layers = refill.layers if refill else range(first, last + 1)
         rows = iter(inputs.tolist())
         states = []
-        for segment in header.segments:
-            table = self._tables.setdefault(segment.sequence, [])
-            table.extend(segment.blocks)
+        spans = self._cache.plan(header.segments).spans
+        for segment, span in zip(header.segments, spans, strict=True):
+            size = self.role.page_tokens
+            places = [page * size + place for page in span.pages for place in range(size)]
             for position in range(segment.start, segment.start + segment.length) if layers else ():
                 row = next(rows)
-                state = embed(row) if self.role.embedding else bytes(int(each) for each in row)
-                for number in layers:
-                    state = layer_of(number, state, self._kept(table, number, position - 1))
-                    self._cache.layers[number][self._place(table, position)] = state
-                states.append(state)
+                came = embed(row) + UNWEIGHED if self.role.embedding else bytes(map(int, row))
+                states.append(self._through(layers, came, places[: position + 1]))
         self.work.refilled += len(states) * len(layers) if refill else 0
-        self._holdings.computed(header, [self._tables[segment.sequence] for segment in header.segments])
+        self._holdings.computed(header, [span.pages for span in spans])
         return states if refill is None or refill.sends else []
 
-    def _kept(self, table: list[int], number: int, position: int) -> bytes:
-        """Whoever reads what was never written computes garbage, as a real stage does."""
-        if position < 0:
-            return NOTHING
-        return self._cache.layers[number].get(self._place(table, position), b"garbage!")
-
-    def _place(self, table: list[int], position: int) -> tuple[int, int]:
-        size = self.role.page_tokens
-        return table[position // size], position % size
+    def _through(self, layers: range, came: bytes, places: list[int]) -> bytes:
+        """One token, whose keys are to lie at the last of these places. Whoever reads what was never written computes garbage, as a real stage does."""
+        state, through = came[:DIGEST], came[DIGEST:]
+        for number in layers:
+            keys, weights = self._rows[number]
+            through = weighed(through, number, self._bits[number])
+            if (weights[places[:-1]] != np.frombuffer(through, np.uint8)).any():
+                here.get().broken.append(
+                    f"{here.get().name}: layer {number} reads what other weights have computed, or nobody has"
+                )
+            state = layer_of(number, state, keys[places[:-1]].tobytes())
+            keys[places[-1]], weights[places[-1]] = np.frombuffer(state, np.uint8), np.frombuffer(through, np.uint8)
+        return state + through
 
     def _samples(self, header: FrameHeader, states: list[bytes]) -> list[SampledToken]:
         begin, tokens = 0, []
         for segment in header.segments:
             for position in segment.sampled:
                 state = states[begin + position - segment.start]
-                token = drawn(state, self._sampling[segment.sequence], position)
+                token = drawn(state[:DIGEST], self._sampling[segment.sequence], position)
                 tokens.append(SampledToken(segment.sequence, position, token, 0.0, []))
             begin += segment.length
         return tokens

@@ -9,7 +9,7 @@ from strata_operator.api import LLMDeployment, deployment_from_object
 from strata_planner.contract.control import GatewayRequest, GatewayStatus, OrderRequest, SlotRequest, SlotStatus
 from strata_planner.contract.plan import DeviceRef, MicroBatch, Plan, Replica, StandingOrder
 from strata_planner.replan.repair import RepairNote
-from tests.chain.arithmetic import LAYERS
+from tests.chain.arithmetic import DIGEST, LAYERS
 from tests.chain.gateway_process import GatewayProcess
 from tests.chain.slot_process import LAYER_BYTES, SlotProcess
 from tests.chain.virtual_network import Host, Network
@@ -18,8 +18,12 @@ from tests.operator.fakes import FakeGateway, FakeSlot, a_plan
 from tests.operator.virtual_operator import Planned, PretendedPlanner
 
 NAME = "chat"
-POOL_BYTES = 60  # of a role, for keys and values
-USABLE_BYTES = 250  # of each of a node's two devices: two roles fit beside each other only where they share layers
+PAGES, PAGE_TOKENS = 32, 4
+POOL_BYTES = 2 * DIGEST * PAGES * PAGE_TOKENS  # of a layer, for keys and values
+TIGHT_BYTES = (
+    2 * (LAYER_BYTES + POOL_BYTES) + 1_000
+)  # of each of a node's two devices: a role of all layers fits, and nothing beside it
+ROOMY_BYTES = 2 * TIGHT_BYTES
 
 
 class ChainSlot(FakeSlot):
@@ -48,8 +52,7 @@ class ChainSlot(FakeSlot):
     def handle(self, message: SlotRequest) -> SlotStatus:
         return self.process.handle(message)
 
-    def finish_loading(self) -> None:
-        self.process.hangs = False
+    def finish_loading(self) -> None: ...
 
     def lose(self, peer: str) -> None: ...
 
@@ -69,8 +72,10 @@ class ChainGateway(FakeGateway):
 class Chain(Kubernetes):
     """Pods with real processes in them."""
 
-    def __init__(self, *nodes: str, keep: Callable[[int], int]) -> None:
+    def __init__(self, *nodes: str, keep: Callable[[int], int], usable_bytes: int = TIGHT_BYTES) -> None:
+        """`usable_bytes`: of each device."""
         super().__init__()
+        self.usable_bytes = usable_bytes
         self.network = Network(self.time, keep)
         self.hosts: dict[str, Host] = {}  # by pod
         self.found: list[str] = []  # laws that are broken
@@ -78,15 +83,17 @@ class Chain(Kubernetes):
             self.add_node(node)
 
     def _started(self, pod: Object, make: Callable[[], FakeSlot | FakeGateway]) -> FakeSlot | FakeGateway | None:
+        for process in self._slots_of(pod):
+            process.hangs = pod["spec"].get("nodeName") in self.faults.hangs
         uid = pod["metadata"]["uid"]
         is_new = uid not in self.processes
         fake = super()._started(pod, make)
         if fake is None or not is_new:
             return fake
         name = pod["metadata"]["name"]
-        host = self.hosts[name] = Host(name)
+        host = self.hosts[name] = Host(name, broken=self.found)
         if isinstance(fake, FakeSlot):
-            process = SlotProcess(self.time, host, fake.name, self.processes[uid].key)
+            process = SlotProcess(self.time, host, fake.name, self.processes[uid].key, 2 * self.usable_bytes)
             process.told, process.broken, process.exits = self.told, self.found, lambda: self._exits(host, pod)
             real: FakeSlot | FakeGateway = ChainSlot(fake.name, process)
         else:
@@ -100,6 +107,10 @@ class Chain(Kubernetes):
             if process.name == slot and self.network.reach(gateway, process.host):
                 return process.ordered(request)
         return None
+
+    def _slots_of(self, pod: Object) -> list[SlotProcess]:
+        slot = self.slot_of(pod)
+        return [slot.process] if isinstance(slot, ChainSlot) else []
 
     def stop(self, pod: Object) -> None:
         process = self.processes.pop(pod["metadata"]["uid"], None)
@@ -126,12 +137,16 @@ class Chain(Kubernetes):
         return {pod["metadata"]["name"]: each.process for pod, each in running if isinstance(each, ChainSlot)}
 
     @property
-    def gateway(self) -> GatewayProcess | None:
-        speaks = (process.speaks for process in self.processes.values())
-        return next((each.process for each in speaks if isinstance(each, ChainGateway)), None)
+    def gateways(self) -> dict[str, GatewayProcess]:
+        """By pod."""
+        running = (
+            (pod["metadata"]["name"], self.processes.get(pod["metadata"]["uid"])) for pod in self.gateways_of(NAME)
+        )
+        return {name: each.speaks.process for name, each in running if each and isinstance(each.speaks, ChainGateway)}
 
 
 class ChainPlanner(PretendedPlanner):
+    _cluster: Chain
     """Pairs of nodes, a replica each. A repair leaves what is whole, and gives a lost stage's layers to its neighbour."""
 
     async def answer(self, question: Question) -> Answer:
@@ -146,28 +161,32 @@ class ChainPlanner(PretendedPlanner):
             left = [tuple(node for node in each if node in nodes) for each in had]
             if pairs_left := [each for each in left if each]:
                 note = RepairNote("neighbours", 1, 2, 1 << 20, 0.5, 3.5)
-                return Answer(plan_of(deployment, pairs_left), repair=note)
+                return Answer(self._plan_of(deployment, pairs_left), repair=note)
         gain = None if question.running is None else self.gain
-        return Answer(with_orders(deployment, pairs), gain=gain)
+        return Answer(with_orders(deployment, pairs, self._cluster.usable_bytes), gain=gain)
+
+    def _plan_of(self, deployment: LLMDeployment, pairs: list[tuple[str, ...]]) -> Plan:
+        return plan_of(deployment, pairs, self._cluster.usable_bytes)
 
 
-def with_orders(deployment: LLMDeployment, pairs: list[tuple[str, ...]]) -> Plan:
+def with_orders(deployment: LLMDeployment, pairs: list[tuple[str, ...]], usable_bytes: int) -> Plan:
     """Where they are wanted, the neighbour of a lost slot takes its layers."""
-    plan = plan_of(deployment, pairs)
+    plan = plan_of(deployment, pairs, usable_bytes)
     if deployment.spec.replanning.takeover.standing_orders is None:
         return plan
     orders = []
     for number, pair in enumerate(pairs):
         for lost, left in ((pair[0], pair[1:]), (pair[-1], pair[:-1])):
             if left:
-                after = plan_of(deployment, [left])
+                after = plan_of(deployment, [left], usable_bytes)
                 replica = msgspec.structs.replace(after.replicas[0], replica=number)
                 lost_slot = (f"{deployment.name}-{lost}",)
                 orders.append(StandingOrder(lost_slot, (replica,), plan.prediction, "neighbours", 1, 0, 1 << 20, 0.5))
     return msgspec.structs.replace(plan, orders=tuple(orders))
 
 
-def plan_of(deployment: LLMDeployment, pairs: list[tuple[str, ...]]) -> Plan:
+def plan_of(deployment: LLMDeployment, pairs: list[tuple[str, ...]], usable_bytes: int) -> Plan:
+    """`usable_bytes`: of each device."""
     replicas = []
     bits = deployment.spec.precision.allowed[0]
     for number, nodes in enumerate(pairs):
@@ -176,9 +195,10 @@ def plan_of(deployment: LLMDeployment, pairs: list[tuple[str, ...]]) -> Plan:
         stages = []
         for stage, node in zip(replica.stages, nodes, strict=True):
             weights = LAYER_BYTES * bits // 16 * len(stage.bits)
-            memory = msgspec.structs.replace(stage.memory, weights_bytes=weights, kv_bytes=POOL_BYTES, overhead_bytes=0, total_bytes=weights + POOL_BYTES)  # fmt: skip
-            devices = tuple(DeviceRef("Tesla-T4", index, USABLE_BYTES) for index in range(2))
+            pool = POOL_BYTES * len(stage.bits)
+            memory = msgspec.structs.replace(stage.memory, weights_bytes=weights, kv_bytes=pool, overhead_bytes=0, total_bytes=weights + pool)  # fmt: skip
+            devices = tuple(DeviceRef("Tesla-T4", index, usable_bytes) for index in range(2))
             stages.append(msgspec.structs.replace(stage, node=node, devices=devices, memory=memory))
         batch = MicroBatch(prefill=2, decode=4, max_step_tokens=16)
         replicas.append(Replica(number, tuple(stages), batch, concurrency=4))
-    return msgspec.structs.replace(plan, replicas=tuple(replicas), page_tokens=4)
+    return msgspec.structs.replace(plan, replicas=tuple(replicas), page_tokens=PAGE_TOKENS)

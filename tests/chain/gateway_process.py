@@ -1,64 +1,31 @@
-"""A real gateway, less its HTTP, as one process of the checker: `Dispatcher`, `Journal`, `LeaderLink` and control port on virtual ZeroMQ; and its clients."""
+"""A real gateway, less its HTTP, as one process of the checker: `Dispatcher`, `Journal`, `LeaderLink`, `Keeper` and `TwinLinks` on virtual ZeroMQ."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from typing import Any
 
 from strata_planner.contract.control import GatewayRequest, GatewayStatus, OrderRequest, SetOrders, SetRoute, SlotStatus
-from strata_planner.contract.frames import Sampling
-from strata_runtime.gateway.errors import ApiError, UnavailableError
+from strata_planner.contract.keys import journal_secret
+from strata_runtime.gateway.errors import ApiError, ConflictError, GoneError, UnavailableError
+from strata_runtime.gateway.http.asked import Again, wish_of
+from strata_runtime.gateway.keeping.keeper import Keeper
+from strata_runtime.gateway.keeping.twins import TwinLinks
 from strata_runtime.gateway.metrics import Metrics
 from strata_runtime.gateway.routing.dispatcher import Dispatcher
-from strata_runtime.gateway.routing.journal import GenerationRequest
-from strata_runtime.gateway.settings import Limits
+from strata_runtime.gateway.settings import Limits, Peer
 from strata_runtime.gateway.standing.carrying import OrderCarrier
 from strata_runtime.gateway.standing.doors import ANSWER_SECONDS
-from tests.chain.arithmetic import STOP, text_of
+from strata_runtime.wire.transport import Keys
+from tests.chain.client import PATH, Client, KeptClient
 from tests.chain.virtual_network import LATENCY_SECONDS, Host, here
 
 Order = Callable[[str, OrderRequest], SlotStatus | None]
 
-PATIENT = Limits(hold_seconds=1e6)
+FOR_EVER = 1e6
+PATIENT = Limits(hold_seconds=FOR_EVER, resume_seconds=FOR_EVER, keep_seconds=FOR_EVER)
 ASK_AGAIN_SECONDS = 1.0
-
-
-@dataclass
-class Client:
-    """One request: what its client has, and what it should have."""
-
-    request: GenerationRequest
-    got: list[int] = field(default_factory=list)
-    error: str = ""
-    done: bool = False
-    broken: str = ""  # a law
-    served_by: "GatewayProcess | None" = None
-    reader: "asyncio.Task[None] | None" = None
-
-    def __post_init__(self) -> None:
-        self.wanted = text_of(self.request.prompt, self.request.max_tokens, self.request.sampling)
-
-    def leave(self) -> None:
-        """It wants no more."""
-        self.done = True
-        if self.reader is not None:
-            self.reader.cancel()
-
-    def take(self, index: int, token: int, finish: str | None) -> None:
-        if index != len(self.got):
-            self.broken = f"{self.request.id}: token {index} came where {len(self.got)} was due"
-        self.got.append(token)
-        if self.got != self.wanted[: len(self.got)]:
-            self.broken = f"{self.request.id}: {self.got} is no beginning of {self.wanted}"
-        self.done = finish is not None
-        if self.done and self.got != self.wanted:
-            self.broken = f"{self.request.id} ended after {len(self.got)} tokens of {len(self.wanted)}"
-
-
-def a_client(name: str, prompt: tuple[int, ...], most: int, seed: int) -> Client:
-    sampling = Sampling(temperature=0.0 if seed == 0 else 1.0, seed=seed)
-    return Client(GenerationRequest(name, prompt, most, (STOP,), sampling))
+JOURNAL_PORT = 7072
 
 
 class GatewayProcess:
@@ -73,12 +40,19 @@ class GatewayProcess:
         self._context = copy_context()
         self._context.run(here.set, host)
         self._order = order
-        self.dispatcher: Dispatcher = self.inside(self._make())
+        self.dispatcher, self.keeper, self.twins = self.inside(self._make())
         self.orders = self._context.run(OrderCarrier, self.dispatcher, doors=lambda _: self)
         self._starts(self._tells())
 
-    async def _make(self) -> Dispatcher:
-        return Dispatcher(PATIENT, Metrics("model"))
+    async def _make(self) -> tuple[Dispatcher, Keeper, TwinLinks]:
+        """As `gateway.__main__` does."""
+        dispatcher = Dispatcher(PATIENT, Metrics("model"))
+        keeper = Keeper(dispatcher, PATIENT, b"positions")
+        keys = Keys.of(journal_secret("key"))
+        twins = TwinLinks(dispatcher.incarnation, "*", JOURNAL_PORT, keys, keeper.hear, keeper.kept)
+        keeper.twins = twins
+        twins.follow([Peer("gateways", JOURNAL_PORT)])
+        return dispatcher, keeper, twins
 
     def inside(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Runs what never waits, within the loop and the process."""
@@ -107,7 +81,8 @@ class GatewayProcess:
             await asyncio.sleep(0.05)
 
     def serve(self, client: Client) -> None:
-        client.reader = self._starts(self._serve(client))
+        serving = self._serve_kept(client) if isinstance(client, KeptClient) else self._serve(client)
+        client.reader = self._starts(serving)
 
     async def _serve(self, client: Client) -> None:
         while True:
@@ -120,10 +95,44 @@ class GatewayProcess:
             while not client.done:
                 _, event = await generation.next()
                 client.take(event.index, event.token, event.finish)
+                client.found += event.found
         except ApiError as error:
             client.error = str(error)
         finally:
             generation.close()
+
+    async def _serve_kept(self, client: KeptClient) -> None:
+        """As `http` answers a stream under a key. Its client sends the request again where it is told to."""
+        while not client.done:
+            try:
+                self.dispatcher.check_open()
+                wish = wish_of(client.headers(), PATH, client.body, b"")
+                assert wish is not None, "it has a key"
+                birth = self.keeper.birth(wish)
+                asked = Again(self.keeper, wish, birth)
+                source = asked.open([client.born(birth)])
+            except (UnavailableError, ConflictError):  # 503, 409
+                await asyncio.sleep(ASK_AGAIN_SECONDS)
+                continue
+            except GoneError as error:  # 410
+                client.is_lost(str(error))
+                continue
+            try:
+                number = 0
+                while not client.done:
+                    _, event = await source.next()
+                    number += 1
+                    line = asked.id_line(number)
+                    if number > asked.events_seen:
+                        client.take(number - 1, event.token, event.finish)
+                        client.last_id = line.removeprefix(b"id: ").strip().decode()
+            except ConflictError:  # another gateway goes on with it
+                await asyncio.sleep(ASK_AGAIN_SECONDS)
+            except ApiError as error:
+                client.error = str(error)
+                return
+            finally:
+                source.close()
 
     def handle(self, request: GatewayRequest) -> GatewayStatus:
         async def answer() -> GatewayStatus:
@@ -137,17 +146,15 @@ class GatewayProcess:
         status: GatewayStatus = self.inside(answer())
         return status
 
-    def dies(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        self.inside(self._close())
+    @property
+    def is_whole(self) -> bool:
+        """Whether another gateway knows what this one does, but for what is on its way."""
+        return self.twins.connected > 0
 
-    async def _close(self) -> None:
-        if self.orders._task is not None:
-            self.orders._task.cancel()
-        self.dispatcher._housekeeper.cancel()
+    def dies(self) -> None:
+        for task in list(self.host.tasks):
+            task.cancel()
         self.dispatcher._gathering.cancel()
-        self.dispatcher._end(self.dispatcher._links.values())
 
 
 def run_now(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:

@@ -13,8 +13,8 @@ SILENCE_SECONDS = 10
 class OrderedWorld(ChainWorld):
     """`away`: no operator runs."""
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
+    def __init__(self, seed: int = 0, *, tight: bool = True, gateways: int = 2) -> None:
+        super().__init__(seed, tight=tight, gateways=gateways)
         self.away = False
         self._told: dict[int, Any] = {}  # epoch -> its key, and what each slot was told of it
         self._real = Slot._prepare
@@ -57,8 +57,8 @@ class OrderedWorld(ChainWorld):
             )
             if isinstance(speaks, ChainSlot) and there:
                 speaks.process.hears_the_controller()
-        if self.cluster.gateway is not None:
-            self.cluster.gateway.orders.hear()
+        for gateway in self.cluster.gateways.values():
+            gateway.orders.hear()
 
     def heal(self) -> None:
         self.operator_returns()

@@ -1,158 +1,104 @@
 """A real slot as one process of the checker: its own control loop, workers and sockets, on virtual ZeroMQ and by virtual time.
 
-Real are `Slot`, `RunningEpoch`, `RunningRole`, `LeaderWorker`, `Follower`, the engine and all messages. Modelled are the arithmetic, the loading of weights
-(`Loading`) and threads: each role's worker has its turns on the event loop, and is busy for as long as its steps take.
+Real are `Slot`, `Loading`, `Fetch`, `Giver`, `RunningEpoch`, `RunningRole`, `LeaderWorker`, `Follower`, the engine, caches and all messages. Modelled are the
+arithmetic, what is read from disks (`load_stage`) and threads: those beside the workers are played one at a time (`virtual_threads`); each role's worker has its turns
+on the event loop, and is busy for as long as its steps take.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextvars import Context, copy_context
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextvars import Context, ContextVar, copy_context
+from pathlib import Path
 from typing import Any
 
-import msgspec
+import torch
+from torch import nn
 
-from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, Prepare, PrepareState, SlotRequest, SlotStatus
+from strata_planner.contract.control import STEP_TIMEOUT_SECONDS, SlotRequest, SlotStatus
 from strata_planner.contract.roles import Role
-from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
+from strata_runtime.errors import InputError
+from strata_runtime.loading.layer_store import HeldLayer, Origin
+from strata_runtime.loading.load import LoadOptions
+from strata_runtime.model.kv.pool import LayerPool
+from strata_runtime.slot.epoch import LoadedRole
 from strata_runtime.slot.leader import LeaderWorker
-from strata_runtime.slot.prepare import Held, same_weights
+from strata_runtime.slot.prepare import Loading
 from strata_runtime.slot.slot import Slot, SlotOptions
+from strata_runtime.stage.handover import LeftPages
 from strata_runtime.stage.worker import Follower
-from tests.chain.arithmetic import Cache, Hangs, Stage
+from tests.chain.arithmetic import Hangs, Stage
 from tests.chain.virtual_network import Host, here
+from tests.chain.virtual_threads import sleep
 
 STEP_SECONDS = 0.05  # an answer takes some seconds: most of what goes wrong meets some
 LAYER_SECONDS = 0.05  # to load
 LOOK_SECONDS = 0.25
-LAYER_BYTES = 100  # of 16 bits
+LAYER_BYTES = 20_000  # of 16 bits
+
+
+class Rings:
+    """What a poller sees of a wakeup."""
+
+    def __init__(self) -> None:
+        self.inbox: list[bytes] = []
 
 
 class Wakeup:
     """In place of a pair of sockets."""
 
     def __init__(self) -> None:
-        self.reader = None
+        self.reader = Rings()
         self._host = here.get()
 
     def ring(self) -> None:
-        self._host.wake()
+        self.reader.inbox.append(b"")
+        self._host.rings()
 
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        self.reader.inbox.clear()
 
     def close(self) -> None: ...
 
 
-class NoGiver:
-    """In place of who gives pages: nobody gets any here."""
+class Weights(nn.Module):
+    """A layer's, of so many bytes."""
 
-    def __init__(self, *_: object) -> None: ...
-
-    def ended(self, _: object) -> None: ...
-
-    def close(self, *, gives: bool = False) -> None: ...
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self.register_buffer("all", torch.empty(LAYER_BYTES * bits // 16, dtype=torch.uint8))
 
 
-def weights_of(role: Role) -> frozenset[tuple[int, int]]:
-    """(layer, bits)"""
-    return frozenset(zip(range(role.layers[0], role.layers[1] + 1), role.bits, strict=True))
+def resolved(_: str, step: Callable[[], None]) -> Path:
+    """In place of a checkpoint's folder."""
+    step()
+    return Path()
 
 
-def bytes_of(weights: Iterable[tuple[int, int]]) -> int:
-    return sum(LAYER_BYTES * bits // 16 for _, bits in weights)
+def load_stage(
+    role: Role, _: Path, stored: Callable[[int, int], None], _device: torch.device, options: LoadOptions
+) -> Stage:
+    """As the real one, layer after layer. What is there already is shared and takes no time. Raises InputError where the process refuses."""
+    process = SlotProcess.current()
+    assert options.store is not None
+    process.reads_on()
+    origin = Origin(role.model_uri, "", role.compute_type, "cpu")
+    held: dict[int, HeldLayer] = {}
+    for place, number in enumerate(range(role.layers[0], role.layers[1] + 1)):
+        name = role.format[place]
+        layer = options.store.layer(origin, number, name)
+        if layer is None or layer.format != name:
+            layer = HeldLayer(origin, number, name, None, Weights(role.bits[place]))  # type: ignore[arg-type]
+            options.store.put(layer)
+            process.check_memory(layer)
+            process.reads_on()
+        held[number] = layer
+        stored(place + 1, role.layers[1] - role.layers[0] + 1)
+    return Stage(held)
 
 
-def pool_of(role: Role) -> int:
-    """Beside weights."""
-    return role.total_bytes - bytes_of(weights_of(role))
-
-
-def cache_of(role: Role) -> Cache:
-    return Cache(range(role.layers[0], role.layers[1] + 1))
-
-
-@dataclass(eq=False)
-class Store:
-    """What other roles may take of those that are held."""
-
-    held: frozenset[tuple[int, int]]
-
-    def kept_bytes(self, role: Role) -> int:
-        return bytes_of(self.held & weights_of(role))
-
-
-def store_of(held: Iterable[LoadedRole]) -> Store:
-    return Store(frozenset().union(*(weights_of(each.role) for each in held)))
-
-
-class Loading:
-    """As the real one, layer after layer, by timers. What is there already is shared and takes no time."""
-
-    def __init__(self, prepare: Prepare, held: Held, changed: Callable[[], None], **_: object) -> None:
-        self.prepare, self.result = prepare, None
-        self._process = SlotProcess.current()
-        total = sum(role.layers[1] - role.layers[0] + 1 for role in prepare.roles)
-        self.state = PrepareState(epoch=prepare.epoch, phase="loading", layers_total=total)
-        self.weights: set[tuple[int, int]] = set()
-        self.pools: list[int] = []
-        self._held = list(held.roles)
-        self._changed = changed
-        self._given = False
-        there = frozenset().union(*(weights_of(each.role) for each in held.roles)) if not held.idle else frozenset()
-        if held.before is not None:
-            there |= held.before.weights
-            held.before.weights.clear()
-            held.before.pools.clear()
-        self._missing = sorted(frozenset().union(*(weights_of(role) for role in prepare.roles)) - there)
-        self.weights |= there & frozenset().union(*(weights_of(role) for role in prepare.roles))
-        self._process.loadings.append(self)
-        self._later(LAYER_SECONDS)
-
-    def supersede(self, prepare: Prepare) -> None:
-        if self.state.phase == "loading":
-            self._change("refused", "superseded by a higher epoch")
-
-    def leave(self) -> None: ...
-
-    def give(self) -> list[LoadedRole]:
-        self.result, self._given = None, True
-        self.weights.clear()
-        self.pools.clear()
-        return []
-
-    def _later(self, seconds: float) -> None:
-        self._process.loop.call_later(seconds, self._process.runs, self._goes_on)
-
-    def _goes_on(self) -> None:
-        if self.state.phase != "loading":
-            return
-        if self._process.hangs:
-            self._later(LOOK_SECONDS)
-        elif self._process.refuses:
-            self._change("refused", self._process.refuses)
-            self.weights.clear()
-        elif self._missing:
-            self.weights.add(self._missing.pop())
-            self._process.check_memory()
-            self._later(LAYER_SECONDS)
-            self._changed()
-        else:
-            self._is_whole()
-
-    def _is_whole(self) -> None:
-        loaded = []
-        for role in self.prepare.roles:
-            same = next((each for each in self._held if same_weights(each.role, role)), None)
-            loaded.append(replace(same, role=role) if same else LoadedRole(role, Stage(), cache_of(role)))  # type: ignore[arg-type]
-            self.pools += [] if same else [pool_of(role)]
-        self._process.check_memory()
-        self.result = PreparedEpoch(self.prepare, tuple(loaded))
-        self._change("prepared")
-
-    def _change(self, phase: Any, reason: str = "") -> None:
-        done = self.state.layers_total if phase == "prepared" else 0
-        self.state = msgspec.structs.replace(self.state, phase=phase, reason=reason, layers_loaded=done)
-        self._changed()
+def cannot_move(*_: object) -> None:
+    """In place of planes that are moved in place: everything is loaded anew."""
+    raise InputError("layers of the checker do not move")
 
 
 class Served:
@@ -206,6 +152,8 @@ class Served:
             worker._step()
             return
         assert isinstance(worker, Follower)
+        if worker._gathering.awaits:
+            worker._answer()
         while worker._inlet.socket.poll(0) and not self.over:
             steps = worker.executor.work.steps
             if (received := worker._inlet.receive()) is not None:
@@ -221,18 +169,19 @@ class Served:
             gateways._take_in()
 
 
+_current: "ContextVar[SlotProcess]" = ContextVar("slot process")
+
+
 class SlotProcess:
     """One life of a slot. `broken`: what of a law it has found broken."""
 
-    _now: "SlotProcess"
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, host: Host, name: str, key: str) -> None:
-        self.host, self.name = host, name
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: Host, name: str, key: str, usable: int) -> None:
+        """`usable`: bytes of all its devices."""
+        self.host, self.name, self.usable = host, name, usable
         self.refuses = ""
         self.hangs = False
         self.step_seconds = STEP_SECONDS
         self.serving: list[Served] = []
-        self.loadings: list[Loading] = []
         self.broken: list[str] = []
         self.told: Callable[[], None] = lambda: None
         self.exits: Callable[[], None] = lambda: None
@@ -241,26 +190,24 @@ class SlotProcess:
         host.wake = self.wakes
         self._context: Context = copy_context()
         self._context.run(here.set, host)
+        self._context.run(_current.set, self)
         self.slot: Slot = self.inside(Slot, SlotOptions(name, "0.0.0.0", 7070, key, 1))
         self.looks()
 
     @classmethod
     def current(cls) -> "SlotProcess":
-        return cls._now
+        return _current.get()
 
     def inside(self, work: Callable[..., Any], *what: Any) -> Any:
-        SlotProcess._now = self
         return self._context.run(work, *what)
 
-    def runs(self, work: Callable[[], None]) -> None:
-        """A timer of its own, which waits while it is stopped."""
-        if not self.host.alive:
-            return
-        if self.host.frozen:
-            self.loop.call_later(LOOK_SECONDS, self.runs, work)
-            return
-        self.inside(work)
-        self.wakes()
+    def reads_on(self) -> None:
+        """By a loading thread, of its disk. Raises InputError."""
+        sleep(LAYER_SECONDS)
+        while self.hangs:
+            sleep(LOOK_SECONDS)
+        if self.refuses:
+            raise InputError(self.refuses)
 
     def looks(self) -> None:
         if self.host.alive:
@@ -283,7 +230,9 @@ class SlotProcess:
             self.told()
 
     def turn(self) -> None:
+        self.slot._wakeup.clear()
         self.slot._answer()
+        self.slot._ended = None
         self.slot._watch_links()
         self.slot._watch_progress()
         self.slot._publish()
@@ -327,16 +276,38 @@ class SlotProcess:
         if told - hanging:
             self.broken.append(f"{self.name} says that {told} of replica and stage hang, of which {hanging} do")
 
-    def check_memory(self) -> None:
-        """What it holds, against what its devices have."""
-        running = self.slot._running.roles if self.slot._running else ()
-        weights = frozenset().union(*(weights_of(role.loaded.role) for role in running))
-        pools = sum(pool_of(role.loaded.role) for role in running)
-        loading = self.slot._loading
-        if (loading is not None and loading.result is None) or (loading is not None and not loading._given):
-            weights |= loading.weights
-            pools += sum(loading.pools)
-        roles: Sequence[Role] = loading.prepare.roles if loading else [role.planned for role in running]
-        usable = sum(device.usable_bytes for device in {each for role in roles for each in role.devices})
-        if roles and bytes_of(weights) + pools > usable:
-            self.broken.append(f"{self.name} holds {bytes_of(weights) + pools} bytes of {usable}")
+    def check_memory(self, *layers: HeldLayer) -> None:
+        """What it holds, with layers that have just been read, against what its devices have."""
+        weights, pools = set(layers), set()
+        for layer in self._layers():
+            weights.add(layer)
+        for pool in self._pools():
+            pools.add(pool)
+        held = sum(each.module.all.nbytes for each in weights) + sum(each.bytes for each in pools)  # type: ignore[union-attr]
+        if held > self.usable:
+            self.broken.append(f"{self.name} holds {held} bytes of {self.usable}")
+
+    def _loadings(self) -> list[Loading]:
+        slot = self.slot
+        found = [each for each in (slot._loading, slot._unused) if each is not None]
+        return found + [each._before for each in found if each._before is not None]
+
+    def _loaded(self) -> Iterator[LoadedRole]:
+        for epoch in (self.slot._running, self.slot._ended):
+            yield from (each.loaded for each in epoch.roles) if epoch else ()
+        for loading in self._loadings():
+            yield from (*loading._loaded, *loading._held)
+
+    def _layers(self) -> Iterator[HeldLayer]:
+        for each in self._loaded():
+            yield from each.model.held.values()
+        for loading in self._loadings():
+            yield from (each for each in loading._store.parts() if isinstance(each, HeldLayer))
+
+    def _pools(self) -> Iterator[LayerPool]:
+        for each in self._loaded():
+            yield from each.cache.pools.values()
+        for kept in self.slot._kept:
+            yield from kept.pages.layers.values()
+        for pages in self.slot._giver._pages if self.slot._giver else ():
+            yield from pages.pools.values() if isinstance(pages, LeftPages) else ()

@@ -1,12 +1,11 @@
 """The model checker of the whole chain: whatever dies, hangs, is cut off or refuses, and in whatever order, no client sees a token twice, skipped or
 wrong, and everything serves in the end.
 
-Real are clients' way through the gateway (dispatcher, journal, links), leaders and followers with the engine, slots with their epochs, all messages and keys, and
-the operator's controller; the cluster and its API server are the operator's own model. Modelled: ZeroMQ (`virtual_zmq`), the arithmetic (`arithmetic`), loading.
-Time is virtual. The same laws have a machine each where they are decided: the journal, the engine, the epochs, the operator.
+Real are clients' way through two gateways (dispatcher, journal, links, kept answers and what gateways tell each other of them), leaders and followers with the engine,
+slots with their epochs, how they prepare them and what they hand on, caches, all messages and keys, and the operator's controller; the cluster and its API server are the
+operator's own model. Modelled: ZeroMQ (`virtual_zmq`), threads (`virtual_threads`), the arithmetic (`arithmetic`), disks. Time is virtual. The same laws have a machine each where they are decided: the journal, the engine, the epochs, the operator.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,34 +13,53 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.chain.world import ChainWorld
+from tests.chain.world import BEFALLS, ChainWorld
 from tests.laws import share
 from tests.operator.virtual_operator import FAULTS
 
 NODES = ("a", "b", "c", "d")
+GATEWAYS = ("chat-gateway-x", "chat-gateway-y")
 nodes = st.sampled_from(NODES)
 pods = st.sampled_from([f"chat-{node}-0" for node in NODES])
+gateways = st.sampled_from(GATEWAYS)
+BEGINNING = (9, 8, 7, 6, 5, 4, 3, 2, 1)  # which many prompts share: two blocks and a token
 moments = st.sampled_from([0.0, 0.003, 0.02, 0.1, 0.25, 0.7])
 
 
 class ChainMachine(RuleBasedStateMachine):
     """One deployment of two replicas of two stages."""
 
-    world_of: Callable[[int], ChainWorld] = ChainWorld
+    world_of: type[ChainWorld] = ChainWorld
 
-    @initialize(seed=st.integers(0, 9))
-    def begin(self, seed: int) -> None:
-        self.world = self.world_of(seed)
+    @initialize(seed=st.integers(0, 9), tight=st.booleans())
+    def begin(self, seed: int, tight: bool) -> None:  # noqa: FBT001
+        self.world = self.world_of(seed, tight=tight)
         self.world.passes(6)
         for number in range(3):
             self.world.ask((number, 5, 6), 40, number)
+        for number in range(2):
+            self.world.ask((*BEGINNING, number), 40, at=number)
 
     # What clients do.
 
     @rule(count=st.integers(1, 6))
     def many_ask(self, count: int) -> None:
         for number in range(count):
-            self.world.ask((count, number), 40, number % 2)
+            self.world.ask((*BEGINNING, number), 40, number % 2, at=number)
+
+    @rule(count=st.integers(1, 3), at=st.integers(0, 1))
+    def some_ask_under_a_key(self, count: int, at: int) -> None:
+        for number in range(count):
+            self.world.ask((*BEGINNING, number), 40, at=at)
+
+    @rule(number=st.integers(0, 9), at=st.integers(0, 1))
+    def a_chat_goes_on(self, number: int, at: int) -> None:
+        self.world.goes_on(number, at)
+
+    @rule(number=st.integers(0, 9), at=st.integers(0, 1), forgets=st.booleans())
+    def a_client_comes_back(self, number: int, at: int, forgets: bool) -> None:  # noqa: FBT001
+        """To either gateway, behind what it has or for all of it."""
+        self.world.comes_back(number, at, forgets=forgets)
 
     @rule(prompt=st.lists(st.integers(0, 3), min_size=1, max_size=12), most=st.integers(1, 45), seed=st.integers(0, 2))
     def ask(self, prompt: list[int], most: int, seed: int) -> None:
@@ -88,20 +106,33 @@ class ChainMachine(RuleBasedStateMachine):
     def steps_take_long(self, pod: str, seconds: float) -> None:
         self.world.slow_down(pod, seconds)
 
-    @rule(
-        one=st.sampled_from([*(f"chat-{node}-0" for node in NODES), "chat-gateway-x"]), other=pods, apart=st.booleans()
-    )
+    @rule(one=st.sampled_from([*(f"chat-{node}-0" for node in NODES), *GATEWAYS]), other=pods, apart=st.booleans())
     def a_partition(self, one: str, other: str, apart: bool) -> None:  # noqa: FBT001
         self.world.part(one, other, apart=apart)
 
-    @rule(pod=pods, seconds=st.sampled_from([0.5, 1.4, 2.0, 5.0]), busy=st.booleans())
-    def the_gateway_cannot_reach_a_slot_for_a_while(self, pod: str, seconds: float, busy: bool) -> None:  # noqa: FBT001
+    @rule(apart=st.booleans())
+    def the_gateways_are_parted(self, apart: bool) -> None:  # noqa: FBT001
+        self.world.part(*GATEWAYS, apart=apart)
+
+    @rule(gateway=gateways, pod=pods, seconds=st.sampled_from([0.5, 1.4, 2.0, 5.0]), busy=st.booleans())
+    def a_gateway_cannot_reach_a_slot_for_a_while(self, gateway: str, pod: str, seconds: float, busy: bool) -> None:  # noqa: FBT001
         if busy:
             self.many_ask(4)
             self.world.passes(0.5, every=0.1)
-        self.world.part("chat-gateway-x", pod, apart=True)
+        self.world.part(gateway, pod, apart=True)
         self.world.passes(seconds, every=0.1)
-        self.world.part("chat-gateway-x", pod, apart=False)
+        self.world.part(gateway, pod, apart=False)
+
+    @rule(node=nodes, befalls=st.sampled_from(["nothing", *BEFALLS]), whom=st.booleans(), after=moments)
+    def pages_go_to_another_slot(self, node: str, befalls: str, whom: bool, after: float) -> None:  # noqa: FBT001
+        """A node is left out and taken in again; something may befall whoever gives, or whoever gets them, while they go."""
+        self.world.node_goes(node, power=False)
+        self.world.passes(12.0, every=1.0)
+        self.world.node_returns(node)
+        self.many_ask(4)
+        if self.world.until_pages_go(60.0) and befalls != "nothing":
+            self.world.cluster.time.passes(after)
+            self.world.befalls_pages(befalls, giver=whom)
 
     @rule(node=nodes)
     def a_node_is_lost_under_load(self, node: str) -> None:
@@ -122,9 +153,9 @@ class ChainMachine(RuleBasedStateMachine):
     def a_node_comes_back(self, node: str) -> None:
         self.world.node_returns(node)
 
-    @rule()
-    def the_gateway_is_killed(self) -> None:
-        self.world.kill("chat-gateway-x")
+    @rule(gateway=gateways)
+    def a_gateway_is_killed(self, gateway: str) -> None:
+        self.world.kill(gateway)
 
     @rule(node=nodes, what=st.sampled_from(["refuses", "hangs", "mute", "unreachable"]), wrong=st.booleans())
     def slots_of_a_node_fail(self, node: str, what: str, wrong: bool) -> None:  # noqa: FBT001
@@ -163,7 +194,7 @@ class ChainMachine(RuleBasedStateMachine):
 
 
 TestChain = pytest.mark.timeout(900)(ChainMachine.TestCase)
-TestChain.settings = settings(max_examples=share(40), stateful_step_count=20, deadline=None)
+TestChain.settings = settings(max_examples=share(40, 20), stateful_step_count=20, deadline=None)
 
 
 class LongLives(ChainMachine):

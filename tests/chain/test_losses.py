@@ -9,7 +9,7 @@ from strata_planner.contract.frames import FrameHeader
 from strata_runtime.gateway.routing.suspicion import MOST_FAILED_STEPS
 from strata_runtime.stage.executor import Answered, Passed
 from tests.chain.arithmetic import Executor
-from tests.chain.gateway_process import Client
+from tests.chain.client import Client
 from tests.chain.world import ChainWorld
 
 A_REPLICA = ("chat-c-0", "chat-d-0")

@@ -14,7 +14,7 @@ World = OrderedWorld
 @pytest.fixture
 def world() -> Iterator[World]:
     """It serves, its operator has been away for a while, and three clients have some of their tokens."""
-    made = OrderedWorld()
+    made = OrderedWorld(gateways=1)
     try:
         made.passes(8)
         made.operator_dies()
@@ -32,8 +32,8 @@ def answered(world: World) -> bool:
 
 
 def routed(world: World) -> int:
-    assert world.cluster.gateway is not None
-    return world.cluster.gateway.dispatcher.status().epoch
+    (gateway,) = world.cluster.gateways.values()
+    return gateway.dispatcher.status().epoch
 
 
 @pytest.mark.parametrize("pod", swept(["chat-a-0", "chat-b-0"], ["chat-b-0"]))

@@ -3,12 +3,14 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 if TYPE_CHECKING:
+    from tests.chain.virtual_threads import VirtualThread
     from tests.chain.virtual_zmq import Socket
 
 LATENCY_SECONDS = 0.002
@@ -26,6 +28,15 @@ class Host:
     frozen: bool = False
     alive: bool = True
     sockets: "set[Socket]" = field(default_factory=set)
+    threads: "list[VirtualThread]" = field(default_factory=list)  # beside its event or control loop
+    tasks: "WeakSet[asyncio.Task[Any]]" = field(default_factory=WeakSet)  # on its event loop
+    broken: list[str] = field(default_factory=list)  # laws
+
+    def rings(self) -> None:
+        """Something has come: whoever waits in it looks."""
+        self.wake()
+        for thread in tuple(self.threads):
+            thread.wakes()
 
 
 here: ContextVar[Host] = ContextVar("here")
@@ -41,6 +52,8 @@ class Network:
         self.cut: set[frozenset[str]] = set()
         self.connections: set[Connection] = set()
         self.ids = itertools.count(1)
+        loop.set_task_factory(_noted)
+        self.altered: Callable[[Host, Frames], Frames] = lambda _, frames: frames  # by who sends them, on their way
 
     def reach(self, one: Host, other: Host) -> bool:
         apart = frozenset((one.name, other.name)) in self.cut
@@ -53,6 +66,8 @@ class Network:
 
     def dies(self, host: Host) -> None:
         host.alive = False
+        for thread in list(host.threads):
+            thread.ends()
         for socket in list(host.sockets):
             socket.close()
 
@@ -75,7 +90,8 @@ class Connection:
         self.look()
 
     def send(self, to: "Socket", frames: Frames) -> None:
-        self.under_way[to].append(frames)
+        sender = self.server if to is self.client else self.client
+        self.under_way[to].append(self.network.altered(sender.host, frames))
         self.network.loop.call_later(LATENCY_SECONDS, self._arrives, to)
 
     def _arrives(self, to: "Socket") -> None:
@@ -97,16 +113,26 @@ class Connection:
         if self.open and self.silent_since == since:
             self.breaks(arriving=False)
 
-    def breaks(self, *, arriving: bool = True) -> None:
-        """What the kernels have of it may still arrive; then both ends learn of it."""
+    def breaks(self, *, arriving: bool = True, whole: bool = False) -> None:
+        """What the kernels have of it may still arrive, or all of it; then both ends learn of it."""
         if not self.open:
             return
         ends = [end for end in (self.client, self.server) if end.open and end.host.alive]
         for end in ends:
-            count = self.network.keep(len(self.under_way[end])) if arriving and self.silent_since is None else 0
-            for _ in range(count):
+            most = len(self.under_way[end]) if arriving and self.silent_since is None else 0
+            for _ in range(most if whole else self.network.keep(most)):
                 end.take(self, self.under_way[end].popleft())
         self.open = False
         self.network.connections.discard(self)
         for end in ends:
             end.lost(self)
+
+
+def _noted(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], context: Context | None = None
+) -> "asyncio.Task[Any]":
+    """A task, which its process knows of."""
+    task = asyncio.Task(work, loop=loop, context=context)
+    if (host := (context or copy_context()).get(here)) is not None:
+        host.tasks.add(task)
+    return task

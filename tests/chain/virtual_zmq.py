@@ -15,6 +15,7 @@ import zmq
 from zmq import constants
 
 from tests.chain.virtual_network import LATENCY_SECONDS, Connection, Frames, Network, here
+from tests.chain.virtual_threads import VirtualThread
 
 RECONNECT_SECONDS = 0.05
 
@@ -160,9 +161,11 @@ class Socket:
 
     def _wakes(self) -> None:
         self.changed.set()
-        self.host.wake()
+        self.host.rings()
 
-    def poll(self, _: int | None = None) -> bool:
+    def poll(self, milliseconds: int | None = None) -> bool:
+        if VirtualThread.current is not None:
+            VirtualThread.current.wait(lambda: bool(self.inbox), _seconds(milliseconds))
         return bool(self.inbox)
 
     def recv_multipart(self, flags: int = 0, copy: bool = True) -> Any:  # noqa: FBT001, FBT002
@@ -178,7 +181,7 @@ class Socket:
         if self.endpoint and self.context.network.listening.get(self.endpoint) is self:
             del self.context.network.listening[self.endpoint]
         for connection in [*self.connections.values(), *([self.connection] if self.connection else [])]:
-            connection.breaks()
+            connection.breaks(whole=bool(linger))
         self.host.sockets.discard(self)
         self.context.sockets.discard(self)
         self.changed.set()
@@ -262,18 +265,27 @@ class Context:
             socket.close()
 
     def destroy(self, linger: int = 0) -> None:
-        self.term()
+        for socket in list(self.sockets):
+            socket.close(linger)
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None or milliseconds < 0 else milliseconds / 1000
 
 
 class Poller:
+    """Of sockets, and of whatever else has an `inbox`."""
+
     def __init__(self) -> None:
         self._sockets: list[Any] = []
 
     def register(self, socket: Any, _: int) -> None:
         self._sockets.append(socket)
 
-    def poll(self, _: int | None = None) -> list[tuple[Any, int]]:
-        return [(each, zmq.POLLIN) for each in self._sockets if isinstance(each, Socket) and each.inbox]
+    def poll(self, milliseconds: int | None = None) -> list[tuple[Any, int]]:
+        if VirtualThread.current is not None:
+            VirtualThread.current.wait(lambda: any(each.inbox for each in self._sockets), _seconds(milliseconds))
+        return [(each, zmq.POLLIN) for each in self._sockets if each.inbox]
 
 
 class VirtualZmq:

@@ -8,41 +8,59 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import msgspec
+
 from strata_planner.contract.control import Commit
+from strata_planner.contract.frames import WantPages, encode, pages_decoder
+from strata_runtime.gateway.keeping import birth, twins
 from strata_runtime.gateway.routing import dispatcher, generation, leader_link
+from strata_runtime.gateway.settings import Peer
 from strata_runtime.gateway.standing import carrying
-from strata_runtime.slot import epoch, leader, ordered, reception, room, slot
+from strata_runtime.slot import epoch, gathering, giver, leader, ordered, prepare, reception, slot
+from strata_runtime.slot.gathering import Fetch
+from strata_runtime.stage import handover
 from strata_runtime.wire import transport
 from tests.chain import slot_process
 from tests.chain.arithmetic import Executor
-from tests.chain.cluster import NAME, Chain, ChainPlanner
-from tests.chain.gateway_process import Client, a_client
-from tests.chain.slot_process import Loading, NoGiver, Served, Wakeup
+from tests.chain.client import Client, KeptClient, a_client
+from tests.chain.cluster import NAME, PAGES, POOL_BYTES, ROOMY_BYTES, TIGHT_BYTES, Chain, ChainPlanner
+from tests.chain.gateway_process import GatewayProcess
+from tests.chain.slot_process import Served
+from tests.chain.virtual_network import Frames, Host
+from tests.chain.virtual_threads import VirtualThreading
 from tests.chain.virtual_zmq import VirtualZmq, await_event, read_event
 from tests.operator.virtual_operator import ApiFaults, ModelControl, VirtualOperator
 
-# Until all is well again, once nothing goes wrong any more: after many failures the next plan waits for ten minutes, behind a prepare that stalls.
-MOST_SECONDS = 660.0
+# Until all is well again, once nothing goes wrong any more: after many failures the next plan waits for ten minutes, behind a prepare that stalls, and so does the one
+# after it, where two devices are gone for good.
+MOST_SECONDS = 1320.0
+MOST_BEFORE = 48  # tokens of a chat that goes on
+BEFALLS = ("dies", "stops", "is late", "is parted", "answers for another epoch")  # pages under way
 
 
 class ChainWorld:
     """One deployment on four nodes. `close` it."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, tight: bool = True, gateways: int = 2) -> None:
+        """`tight`: devices hold a role of all layers and nothing beside it."""
         draw = random.Random(seed)
         self._held = ExitStack()
-        self.cluster = Chain("a", "b", "c", "d", keep=lambda most: draw.randint(0, most))
-        self._replace()
+        usable = TIGHT_BYTES if tight else ROOMY_BYTES
+        self.cluster = Chain("a", "b", "c", "d", keep=lambda most: draw.randint(0, most), usable_bytes=usable)
+        self._replace(draw)
         self.cluster.serve(NAME)
-        self.cluster.edit(NAME, replanning={"prepareTimeoutSeconds": 30})
+        self.cluster.edit(
+            NAME, replanning={"prepareTimeoutSeconds": 30}, gateway={"replicas": gateways}, precision={"allowed": [16]}
+        )
         self.api = ApiFaults()
         self.planner = ChainPlanner(self.cluster)
         self.planner.repairs = True
         self.operator = self._a_new_operator()
         self.clients: list[Client] = []
+        self._gateways: set[GatewayProcess] = set()  # that lived at the last look
         self._names = itertools.count(1)
 
-    def _replace(self) -> None:
+    def _replace(self, draw: random.Random) -> None:
         """Threads, sockets, clocks and weights; all else is the real thing."""
         network = self.cluster.network
         virtual = VirtualZmq(network)
@@ -50,14 +68,27 @@ class ChainWorld:
         time = SimpleNamespace(monotonic=clock, time=clock, perf_counter=clock)
         for module in (transport, slot, epoch, leader, reception):
             self._put(module, zmq=virtual)
-        for module in (leader_link, dispatcher):
+        for module in (leader_link, dispatcher, twins):
             self._put(module, zmq=virtual)
-        for module in (slot, epoch, dispatcher, generation, ordered, carrying):
+        for module in (slot, epoch, dispatcher, generation, birth, ordered, carrying):
             self._put(module, time=time)
         self._put(transport, recv_monitor_message=read_event, _see_to_gatekeeper=lambda _: None)
-        self._put(leader_link, recv_monitor_message=await_event)
-        self._put(slot, Loading=Loading, Wakeup=Wakeup, Giver=NoGiver, private_bytes=lambda: 0)
-        self._put(room, store_of=slot_process.store_of)
+        for module in (leader_link, twins):
+            self._put(module, recv_monitor_message=await_event)
+        self._put(twins, _endpoints=self._endpoints)
+        chance = SimpleNamespace(token_hex=lambda count: draw.randbytes(count).hex(), randbits=draw.getrandbits)
+        self._put(birth, secrets=chance)
+        threads = VirtualThreading(network)
+        for module in (prepare, gathering, giver):
+            self._put(module, threading=threads)
+        for module in (gathering, giver):
+            self._put(module, zmq=virtual, time=time)
+        for module in (slot, giver):
+            self._put(module, Wakeup=slot_process.Wakeup)
+        self._put(prepare, load_stage=slot_process.load_stage, resolve_model=slot_process.resolved)
+        self._put(prepare, moves_within=slot_process.cannot_move)
+        self._put(handover, PART_BYTES=2 * POOL_BYTES // PAGES)  # two pages of a layer in a message
+        self._put(slot, private_bytes=lambda: 0)
         self._put(epoch, StageExecutor=Executor, serve=_served)
         self._put(reception.Gateways, open=lambda gateways, hello: setattr(gateways, "hello", hello))
 
@@ -91,17 +122,43 @@ class ChainWorld:
 
     # What happens.
 
-    def ask(self, prompt: tuple[int, ...], most: int, seed: int) -> Client:
+    def ask(self, prompt: tuple[int, ...], most: int, seed: int | None = None, at: int = 0) -> Client:
+        """`seed`: None: under an Idempotency-Key. `at`: one of the gateways."""
         client = a_client(f"r{next(self._names)}", prompt, most, seed)
         self.clients.append(client)
-        self._serve(client)
+        self._serve(client, at)
         return client
 
-    def _serve(self, client: Client) -> None:
-        gateway = self.cluster.gateway
-        if gateway is not None:
-            client.served_by = gateway
-            gateway.serve(client)
+    def _serve(self, client: Client, at: int = 0) -> None:
+        gateways = list(self.cluster.gateways.values())
+        if gateways:
+            client.served_by = gateways[at % len(gateways)]
+            client.served_by.serve(client)
+
+    def asks_again(self, client: Client, at: int) -> None:
+        """Its connection breaks, and it goes on at one of the gateways."""
+        if not client.done:
+            client.drop()
+            client.begin_anew()
+            self._serve(client, at)
+
+    def comes_back(self, number: int, at: int, *, forgets: bool = False) -> None:
+        """One of those who wait under a key. `forgets`: what it has."""
+        waiting = [client for client in self.clients if isinstance(client, KeptClient) and not client.done]
+        if waiting:
+            client = waiting[number % len(waiting)]
+            if forgets:
+                client.forgets()
+            self.asks_again(client, at)
+
+    def goes_on(self, number: int, at: int = 0) -> Client | None:
+        """A chat whose beginning, prompt and answer, is that of an answer so far."""
+        begun = [client for client in self.clients if client.got]
+        if not begun:
+            return None
+        before = begun[-1 - number % len(begun)]
+        prompt = (*before.request.prompt, *before.got)[:MOST_BEFORE]
+        return self.ask((*prompt, number), 8, number % 3, at)
 
     def leaves(self, number: int) -> None:
         """The client closes its connection in the midst of its answer."""
@@ -112,6 +169,7 @@ class ChainWorld:
     # What goes wrong.
 
     def kill(self, pod: str, *, for_good: bool = False) -> None:
+        self.watch_gateways()
         found = self.cluster.one("pods", pod)
         if found is not None:
             (self.cluster.kill if for_good else self.cluster.stop)(found)
@@ -132,6 +190,45 @@ class ChainWorld:
         if (process := self.cluster.slots().get(pod)) and process.serving:
             process.serving[0].worker.executor.hangs = True
 
+    def fetches(self) -> list[tuple[str, Fetch]]:
+        """Pages that are under way, by the pod that gets them."""
+        found = []
+        for pod, process in self.cluster.slots().items():
+            loading, running = process.slot._loading, process.slot._running
+            fetches = list(loading._fetches) if loading else []
+            fetches += [each for role in running.roles for each in role._fetches] if running else []
+            found += [(pod, each) for each in fetches if not each.over]
+        return found
+
+    def until_pages_go(self, seconds: float) -> bool:
+        until = self.cluster.time.time() + seconds
+        while not self.fetches() and self.cluster.time.time() < until:
+            self.passes(0.05, every=0.05)
+        return bool(self.fetches())
+
+    def befalls_pages(self, what: str, *, giver: bool) -> None:
+        """One of BEFALLS: of pages that are under way, who gives them or who gets them."""
+        fetches = self.fetches()
+        if not fetches:
+            return
+        pod, fetch = fetches[0]
+        giving = f"{fetch.source.slot}-0"
+        match what:
+            case "dies":
+                self.kill(giving if giver else pod)
+            case "stops":
+                self.stop(giving if giver else pod, stopped=True)
+                self.passes(3.0, every=0.5)
+                self.stop(giving if giver else pod, stopped=False)
+            case "is late":
+                self.part(giving, pod, apart=True)
+                self.passes(1.2, every=0.1)
+                self.part(giving, pod, apart=False)
+            case "is parted":
+                self.part(giving, pod, apart=True)
+            case "answers for another epoch":
+                self.cluster.network.altered = _of_another_epoch
+
     def slow_down(self, pod: str, seconds: float) -> None:
         if process := self.cluster.slots().get(pod):
             process.step_seconds = seconds
@@ -140,6 +237,7 @@ class ChainWorld:
         pair = frozenset((one, other))
         (self.cluster.network.cut.add if apart else self.cluster.network.cut.discard)(pair)
         self.cluster.network.changed()
+        self.watch_gateways()
 
     def node_goes(self, node: str, *, power: bool) -> None:
         self.cluster.set_ready(node, "Unknown", power=power)
@@ -152,6 +250,7 @@ class ChainWorld:
         self.cluster.set_ready(node, "True")
 
     def heal(self) -> None:
+        self.cluster.network.altered = _as_it_is
         self.cluster.faults.end()
         self.api.end()
         self.cluster.network.cut.clear()
@@ -170,6 +269,7 @@ class ChainWorld:
 
     def passes(self, seconds: float, every: float = 0.5) -> None:
         """With a look of the operator now and then."""
+        self.watch_gateways()
         end = self.cluster.time.time() + seconds
         while (left := end - self.cluster.time.time()) > 1e-6:
             self.cluster.tick(min(left, every))
@@ -181,11 +281,25 @@ class ChainWorld:
         self.operator.look()
 
     def _ask_again(self) -> None:
-        """Clients whose gateway is gone: their streams are broken, as its documentation says, and they ask anew."""
+        """Clients whose gateway is gone: a stream without a key is broken, as its documentation says, and asked anew."""
+        alive = list(self.cluster.gateways.values())
         for client in self.clients:
-            if not client.done and client.served_by is not self.cluster.gateway:
-                client.got.clear()
+            if not client.done and client.served_by not in alive:
+                client.begin_anew()
                 self._serve(client)
+
+    def watch_gateways(self) -> None:
+        """Answers may be lost that one gateway alone knows."""
+        alive = set(self.cluster.gateways.values())
+        for client in self.clients:
+            if isinstance(client, KeptClient) and not client.done:
+                by = client.served_by
+                known = by.is_whole if by in alive else bool(alive & self._gateways)
+                client.may_be_lost |= not known
+        self._gateways = alive
+
+    async def _endpoints(self, peer: Peer) -> list[str]:
+        return [f"tcp://{host}:{port}" for host, port in self.cluster.network.listening if port == peer.port]
 
     def settle(self) -> None:
         """Nothing goes wrong any more: every client gets its whole answer."""
@@ -198,19 +312,21 @@ class ChainWorld:
         return all(client.done or client.error for client in self.clients) and self.is_serving()
 
     def is_serving(self) -> bool:
-        gateway = self.cluster.gateway
-        status = gateway.dispatcher.status() if gateway else None
-        return bool(status and status.epoch and status.leaders_connected == len(gateway.dispatcher._links))
+        """At all gateways."""
+        dispatchers = [gateway.dispatcher for gateway in self.cluster.gateways.values()]
+        told = [(each.status(), len(each._links)) for each in dispatchers]
+        return bool(told) and all(status.epoch and status.leaders_connected == count for status, count in told)
 
     def story(self) -> str:
         slots = {name: process.slot._essence() for name, process in self.cluster.slots().items()}
-        gateway = self.cluster.gateway.dispatcher.status() if self.cluster.gateway else None
+        gateway = {name: each.dispatcher.status() for name, each in self.cluster.gateways.items()}
         waiting = [client.request.id for client in self.clients if not client.done]
         return f"{gateway}\nwaiting: {waiting}\n" + "\n".join(f"{name}: {essence}" for name, essence in slots.items())
 
     # What holds at every moment.
 
     def check(self) -> None:
+        self.watch_gateways()
         for process in self.cluster.slots().values():
             process.check_hung()
         assert not self.cluster.found, self.cluster.found
@@ -221,3 +337,18 @@ class ChainWorld:
 
 def _served(worker: Any, name: str, failed: Callable[[str], None], *_: object) -> Served:
     return Served(worker, failed, name)
+
+
+def _as_it_is(_: Host, frames: Frames) -> Frames:
+    return frames
+
+
+def _of_another_epoch(_: Host, frames: Frames) -> Frames:
+    """Pages that somebody has given in the epoch before."""
+    try:
+        message = pages_decoder.decode(frames[0])
+    except (msgspec.MsgspecError, IndexError):
+        return frames
+    if isinstance(message, WantPages):
+        return frames
+    return [encode(msgspec.structs.replace(message, epoch=message.epoch - 1)), *frames[1:]]

@@ -1,7 +1,8 @@
 """What is remembered of trouble: nodes that are planned without for a while, and how long the next plan waits.
 
 Both live in status, so that they outlast the operator: reconcile writes them down before it acts on them. Each time a node is
-excluded lasts twice as long as the last, and beyond the next plan; each plan that the operator makes of itself waits twice as long as the last, until
+excluded lasts twice as long as the last, and beyond as many of the next plans as it has had strikes, or one more where plan after plan has failed: nodes that are found
+out one by one, a plan each, are then left out together. Each plan that the operator makes of itself waits twice as long as the last, until
 the deployment has served in peace. Any edit of the spec ends both: whoever has mended the cause need not wait. Pure.
 """
 
@@ -21,6 +22,10 @@ PEACE = timedelta(seconds=600)  # so long a deployment serves before its trouble
 LOST = "NodeLost"
 LONGEST_DELAYS = {LOST: timedelta(seconds=60), "Created": timedelta(seconds=120), "SpecChanged": timedelta(seconds=120)}
 WISHED = {"Created", "SpecChanged"}  # reasons for epochs that a person gave
+_FEW_ATTEMPTS, _MOST_PLANS = (
+    2,
+    6,
+)  # plans in a row that may fail by chance; that an exclusion outlasts, an hour where they wait longest
 TEXT = 1024  # characters that status takes of a message
 
 
@@ -95,7 +100,9 @@ def _struck(
     strikes = 1 + (before.strikes if before else 0)
     until = view.now + min(LONGEST_EXCLUSION, EXCLUDED * 2 ** min(strikes - 1, 16))
     if backoff is not None:  # else it might be over when the next plan is made, which would take the node again
-        until = max(until, moment(backoff.retry_at) + EXCLUDED)
+        plans = min(strikes + (backoff.attempts > _FEW_ATTEMPTS), _MOST_PLANS)
+        waits = (delay(backoff.attempts + number, LONGEST_DELAY) for number in range(1, plans))
+        until = max(until, moment(backoff.retry_at) + sum(waits, EXCLUDED))
     return Exclusion(
         node=trouble.node,
         reason=trouble.reason,

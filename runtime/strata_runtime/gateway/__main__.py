@@ -105,7 +105,7 @@ async def _serve_http(
 def _twins(settings: Settings, port: int, keeper: Keeper, dispatcher: Dispatcher) -> TwinLinks:
     """It listens to the other gateways, and tells them all that it keeps."""
     keys = Keys.of(journal_secret(settings.control_key))
-    twins = TwinLinks(dispatcher.incarnation, settings.control_host, port, keys, keeper.hear, keeper.whole)
+    twins = TwinLinks(dispatcher.incarnation, settings.control_host, port, keys, keeper.hear, keeper.kept)
     keeper.twins = twins
     twins.follow(settings.peers)
     return twins

@@ -205,5 +205,6 @@ def page_bytes(tensor: torch.Tensor) -> int:
 def _pages_of(pool: LayerPool, blocks: list[int]) -> list[torch.Tensor]:
     with torch.inference_mode():
         return [
-            each.index_select(2, torch.tensor(blocks, device=each.device)).cpu().contiguous() for each in paged(pool)
+            each.index_select(2, torch.tensor(blocks, dtype=torch.long, device=each.device)).cpu().contiguous()
+            for each in paged(pool)
         ]

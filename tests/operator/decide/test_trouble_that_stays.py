@@ -219,14 +219,25 @@ def test_an_exclusion_ends_and_the_node_is_used_again(a_world: AWorld) -> None:
     assert (world.status.phase, world.nodes()) == ("Ready", ["a", "b"])
 
 
-@pytest.mark.parametrize(("waits", "lasts"), [(None, 60), (20, 80), (-90, 60), (600, 660)])
-def test_a_node_is_left_out_beyond_the_next_plan_however_long_that_waits(waits: int | None, lasts: int) -> None:
-    """Else that plan would take it again, and so on (found by the checker of the whole chain)."""
+@pytest.mark.parametrize(
+    ("waits", "attempts", "lasts"),
+    [
+        (None, 0, 60),
+        (20, 2, 80),
+        (-90, 2, 60),
+        (600, 2, 660),
+        pytest.param(600, 8, 1260, id="plan after plan has failed: beyond two"),
+    ],
+)
+def test_a_node_is_left_out_beyond_the_next_plan_however_long_that_waits(
+    waits: int | None, attempts: int, lasts: int
+) -> None:
+    """Else that plan would take it again, and so on; of two nodes that are gone each plan would take one (found by the checker of the whole chain)."""
     now = moment("2026-01-01T00:00:00Z")
     view: Any = SimpleNamespace(now=now)
     newest: Any = SimpleNamespace(epoch=SimpleNamespace(number=7))
     at = stamp(now + timedelta(seconds=waits or 0))
-    backoff = None if waits is None else Backoff(attempts=8, last="PrepareStalled: epoch 7", at=at, retry_at=at)
+    backoff = None if waits is None else Backoff(attempts=attempts, last="PrepareStalled: epoch 7", at=at, retry_at=at)
     exclusion = _struck(view, newest, Trouble("a", "PrepareStalled", "it does not answer"), None, backoff)
     assert moment(exclusion.until) - now == timedelta(seconds=lasts)
 

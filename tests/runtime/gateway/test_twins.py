@@ -55,7 +55,7 @@ class Twin:
 async def a_twin(tokenizer: Tokenizer, leader: FakeLeader, limits: Limits | None = None) -> AsyncIterator[Twin]:
     async with a_gateway(tokenizer, limits=limits) as harness, harness.serving() as url:
         keeper, own = harness.gateway.keeper, harness.dispatcher.incarnation
-        links = TwinLinks(own, "127.0.0.1", 0, Keys.of(SECRET), keeper.hear, keeper.whole)
+        links = TwinLinks(own, "127.0.0.1", 0, Keys.of(SECRET), keeper.hear, keeper.kept)
         keeper.twins = links
         await harness.connect(leader)
         async with httpx.AsyncClient(base_url=url, timeout=10) as http:
@@ -164,6 +164,29 @@ async def test_a_gateway_that_starts_later_is_told_what_there_is(tokenizer: Toke
                 leader.allow(None)
                 async with stream(other.http, after=first.last_id) as second:
                     seen += await second.rest()
+    assert len([event for event in seen if "text" in event]) == 10
+
+
+async def test_a_gateway_that_begins_learns_of_what_one_that_is_no_more_has_made(
+    tokenizer: Tokenizer, leader: FakeLeader
+) -> None:
+    """Found by the checker: the client came to it before anybody had told it, or to be told was nobody left."""
+    leader.model = scripted(tokenizer, FOX)
+    async with a_twin(tokenizer, leader) as one, a_twin(tokenizer, leader) as other:
+        await know_each_other(one, other)
+        leader.allow(4)
+        async with stream(one.http) as first:
+            seen = [await first.next() for _ in range(3)]
+            await until(lambda: kept(other) == kept(one))
+            await one.dies()
+        async with a_twin(tokenizer, leader) as third:
+            third.links.follow([Peer("127.0.0.1", other.links.port)])
+            early = await third.http.post("/v1/completions", json=body(), headers={"Idempotency-Key": KEY})
+            assert (early.status_code, "has just begun" in early.text) == (503, True)
+            await until(lambda: third.links.knows_all)
+            leader.allow(None)
+            async with stream(third.http, after=first.last_id) as second:
+                seen += await second.rest()
     assert len([event for event in seen if "text" in event]) == 10
 
 

@@ -65,7 +65,15 @@ class Confirmed(_Array, frozen=True, tag="confirmed"):
     number: int
 
 
-Message = Greeting | Batch | Confirmed
+class Wanted(_Array, frozen=True, tag="wanted"):
+    """This gateway has just begun, and wants all that the other one keeps."""
+
+
+class Told(_Array, frozen=True, tag="told"):
+    """That was all."""
+
+
+Message = Greeting | Batch | Confirmed | Wanted | Told
 
 encode = msgspec.msgpack.encode
 decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -19,6 +19,7 @@ from strata_runtime.gateway.errors import (
     RequestFailedError,
     ReusedKeyError,
     TooManyRequestsError,
+    UnavailableError,
 )
 from strata_runtime.gateway.keeping.birth import Birth
 from strata_runtime.gateway.keeping.changes import Begun, Change, Dropped, Ended, Grown
@@ -43,6 +44,11 @@ class Wish:
 class Twins(Protocol):
     """The other gateways."""
 
+    @property
+    def knows_all(self) -> bool:
+        """Whether they have told what they keep, since this one began."""
+        ...
+
     def forget_all_but(self, keys: Container[bytes]) -> None:
         """The others are asked for no more."""
         ...
@@ -56,6 +62,8 @@ class Twins(Protocol):
 
 class Alone:
     """No other gateway."""
+
+    knows_all = True
 
     def forget_all_but(self, keys: Container[bytes]) -> None: ...
 
@@ -89,9 +97,14 @@ class Keeper:
         return len(self._records)
 
     def birth(self, wish: Wish) -> Birth:
-        """Of what is kept under this key, or of a new answer. Raises ReusedKeyError, GoneError."""
+        """Of what is kept under this key, or of a new answer. Raises ReusedKeyError, GoneError; UnavailableError while others may know of it."""
         record = self._records.get(wish.key)
         if record is None:
+            if not self.twins.knows_all:
+                raise UnavailableError(
+                    "this gateway has just begun, and others have not told it yet what they keep under an Idempotency-Key: "
+                    f"send the request again in {UnavailableError.retry_after_seconds} s"
+                )
             if wish.after is not None:
                 raise GoneError(
                     "Last-Event-ID: nothing is kept under this Idempotency-Key: it was never asked here, or ended or was left so long ago "
@@ -165,11 +178,11 @@ class Keeper:
             case Dropped():
                 self._drop(record)
 
-    def whole(self) -> Iterator[Change]:
-        """All that this gateway owns, as a twin that knows nothing is told it."""
-        for record in self._records.values():
-            if record.owner == self._own:
-                yield from _changes_of(record)
+    def kept(self) -> Iterator[tuple[str, Change]]:
+        """All that it keeps, also of gateways that are no more, each behind who makes it or made it."""
+        for record in list(self._records.values()):
+            for change in _changes_of(record):
+                yield record.owner, change
 
     def _replace(self, record: Record | None, begun: Begun, owner: str) -> None:
         if record is not None:

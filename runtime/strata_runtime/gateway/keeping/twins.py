@@ -1,8 +1,8 @@
 """The twins: connections to the other gateways of a deployment, over which each tells the others what it keeps.
 
 Every gateway connects to every other and tells it, in order, all that becomes of its own answers; the other confirms. Nobody waits for that: what is not
-confirmed yet is in the ids of events (`positions`). Who connects is told all anew, so that nothing rests on what was sent before. Used by
-`__main__`; knows no answers.
+confirmed yet is in the ids of events (`positions`). Who connects is told all anew, so that nothing rests on what was sent before. Who has just begun asks
+those that it reaches for all that they keep, and knows of no answer for sure before they have told it. Used by `__main__`; knows no answers.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 import zmq
@@ -31,6 +32,8 @@ from strata_runtime.gateway.keeping.changes import (
     Greeting,
     Grown,
     Message,
+    Told,
+    Wanted,
     decoder,
     encode,
 )
@@ -40,6 +43,7 @@ from strata_runtime.wire.transport import Keys, connect, listen
 log = logging.getLogger(__name__)
 
 RESOLVE_SECONDS = 2.0
+BEGIN_SECONDS = 5.0  # after which one that has just begun waits for no other any more
 MOST_WAITING = 10_000  # batches that a connection may lag behind by
 PART_BYTES = 1 << 20  # of what a twin that connects is told at once
 
@@ -56,10 +60,10 @@ class TwinLinks:
         port: int,
         keys: Keys,
         hear: Callable[[Change, str], None],
-        whole: Callable[[], Iterator[Change]],
+        kept: Callable[[], Iterator[tuple[str, Change]]],
     ) -> None:
-        """`hear`: takes what another gateway tells, with its name. `whole`: all that is to be told to one that knows nothing."""
-        self._incarnation, self._keys, self._hear, self._whole = incarnation, keys, hear, whole
+        """`hear`: takes what another gateway tells, with its name. `kept`: all that this one keeps, as one that knows nothing is told it, each behind who makes it."""
+        self._incarnation, self._keys, self._hear, self._kept = incarnation, keys, hear, kept
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket = self._context.socket(zmq.ROUTER)
         try:
@@ -69,10 +73,14 @@ class TwinLinks:
             raise StartError(f"--journal-port {port}: {error}") from error
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._links: dict[str, TwinLink] = {}
+        self._has_looked = False  # whether the names of the others have been looked up
+        self._clock = asyncio.get_running_loop().time
+        self._begins_until = 0.0  # while it is beginning
         self._tasks = [asyncio.create_task(self._serve(), name="answers of other gateways")]
 
     def follow(self, peers: Iterable[Peer]) -> None:
-        """Look these names up, again and again, and connect to whatever they stand for; this gateway may be among them."""
+        """Look these names up, again and again, and connect to whatever they stand for; this gateway may be among them, and begins: it asks them for all."""
+        self._begins_until = self._clock() + BEGIN_SECONDS
         self._tasks.append(asyncio.create_task(self._resolve(tuple(peers)), name="other gateways"))
 
     def connect(self, endpoints: Iterable[str]) -> None:
@@ -81,7 +89,9 @@ class TwinLinks:
         for endpoint in set(self._links) - wanted:
             self._links.pop(endpoint).close()
         for endpoint in wanted - set(self._links):
-            self._links[endpoint] = TwinLink(self._context, endpoint, self._keys, self._incarnation, self._whole)
+            hear = None if self.knows_all else self._hear
+            self._links[endpoint] = TwinLink(self._context, endpoint, self._keys, self._incarnation, self._whole, hear)
+        self._has_looked = True
 
     def tell(self, change: Change) -> None:
         for link in self._links.values():
@@ -93,6 +103,20 @@ class TwinLinks:
     def forget_all_but(self, keys: Container[bytes]) -> None:
         for link in self._links.values():
             link.forget_all_but(keys)
+
+    def _whole(self) -> Iterator[Change]:
+        """What it makes itself."""
+        return (change for owner, change in self._kept() if owner == self._incarnation)
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether this gateway has been told what the others keep; of those that it does not reach nobody knows."""
+        if self._begins_until and (
+            (self._has_looked and all(link.has_told for link in self._links.values()))
+            or self._clock() > self._begins_until
+        ):
+            self._begins_until = 0.0
+        return not self._begins_until
 
     @property
     def connected(self) -> int:
@@ -125,6 +149,11 @@ class TwinLinks:
                 self._answer(identity, Greeting(self._incarnation))
             elif isinstance(message, Batch):
                 self._take(identity, message)
+            elif isinstance(message, Wanted):
+                for owner, changes in groupby(self._kept(), lambda each: each[0]):
+                    for part in _parts(change for _, change in changes):
+                        self._answer(identity, Batch(owner, 0, part))
+                self._answer(identity, Told())
 
     def _take(self, identity: bytes, batch: Batch) -> None:
         try:
@@ -150,8 +179,12 @@ class TwinLink:
         keys: Keys,
         incarnation: str,
         whole: Callable[[], Iterator[Change]],
+        hear: Callable[[Change, str], None] | None = None,
     ) -> None:
+        """`hear`: takes all that it keeps, which it is asked for once; None: it is not."""
         self.is_up = False
+        self.has_told = hear is None  # or is this gateway itself
+        self._hear = hear
         self._incarnation, self._whole = incarnation, whole
         self._waiting: list[Change] = []
         self._number = 0
@@ -220,6 +253,8 @@ class TwinLink:
                 self._heard(decode_message(decoder, frames, LARGEST_BATCH_BYTES))
 
     def _heard(self, message: Message) -> None:
+        if not self.has_told and self._hear is not None:
+            self._learn(message, self._hear)
         if isinstance(message, Greeting) and message.incarnation != self._incarnation and not self.is_up:
             log.info("gateway %s at %s keeps what this one keeps", message.incarnation, self._endpoint)
             self.is_up = True
@@ -229,6 +264,19 @@ class TwinLink:
             while self._sent and self._sent[0][0] <= message.number:
                 for change in self._sent.popleft()[1]:
                     self._note(change)
+
+    def _learn(self, message: Message, hear: Callable[[Change, str], None]) -> None:
+        """What the other one kept before this gateway began."""
+        match message:
+            case Greeting(incarnation) if incarnation == self._incarnation:
+                self.has_told = True
+            case Greeting():
+                self._send(Wanted())
+            case Batch(incarnation, _, changes):
+                for change in changes:
+                    hear(change, incarnation)
+            case Told():
+                self.has_told = True
 
     def _note(self, change: Change) -> None:
         match change:
