@@ -189,7 +189,7 @@ def _wished_degrees(deployment: LLMDeployment) -> tuple[int, ...]:
 
 def _helpful_degrees(request: PlanRequest, config: dict[str, Any]) -> tuple[int, ...]:
     """Of a deployment that names none: all that the processors here make, for a model and formats that the runtime can run so. The search
-    takes groups where they are better by the request's own metric.
+    takes groups where they are better by the request's own metric. GPUs form groups where they are asked to: no machine of ours has had several.
     """
     formats = {name for names in request.formats.values() for name in names}
     if request.solver in ONE_PIPELINE or _gpus(request.cluster) or not formats <= set(DIVIDED_FORMATS):
@@ -219,11 +219,13 @@ def _check_degrees(deployment: LLMDeployment, config: dict[str, Any], cluster: C
     degrees = _wished_degrees(deployment)
     if degrees == (1,):
         return
-    if gpus := _gpus(cluster):
-        raise WorkloadError(
-            f"placement.tensorParallel {list(degrees)}: of {', '.join(gpus)} this release runs one device per stage, of processors several; "
-            "use [1], or study the plan with `strata plan --shapes-only`"
-        )
+    for node in cluster.nodes:
+        types = sorted({device.type for device in node.devices})
+        if len(types) > 1 and _gpus(cluster):
+            raise WorkloadError(
+                f"placement.tensorParallel {list(degrees)}: node {node.name} has {' and '.join(types)}, and devices of a stage are of one type; exclude the "
+                "node, use [1], or study the plan with `strata plan --shapes-only`"
+            )
     _check_shared(config, method, deployment.spec.precision.allowed)
 
 

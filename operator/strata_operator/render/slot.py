@@ -23,6 +23,7 @@ from strata_planner.contract.environment import SLOT_ENVIRONMENT
 
 # What a slot on GPUs asks of its host; `runtime.pod.resources` replaces it.
 _HOST_REQUESTS = {"cpu": "1", "memory": "2Gi"}
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  inside the pod
 
 
 def slot_statefulset(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Object:
@@ -83,7 +84,7 @@ def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Objec
         *("python", "-m", "strata_runtime.pipeline.slot"),
         *("--name", slot.name, "--host", "0.0.0.0"),  # noqa: S104  the pod's own address, behind the NetworkPolicy
         *("--control-port", str(CONTROL_PORT), "--threads", str(slot.device.threads)),
-        *(("--ranks", str(slot.device.count)) if slot.is_cpu and slot.device.count > 1 else ()),
+        *(("--ranks", str(slot.device.count)) if slot.device.count > 1 else ()),
     ]
     listening = {"tcpSocket": {"port": "control"}}
     made = {
@@ -101,12 +102,23 @@ def _pod(deployment: LLMDeployment, slot: Slot, options: RenderOptions) -> Objec
         "readinessProbe": {**listening, "periodSeconds": 5},
         "livenessProbe": {**listening, "periodSeconds": 10, "failureThreshold": 6},
     }
+    pod = pod_spec(deployment, made)
+    if slot.device.count > 1 and not slot.is_cpu:
+        _give_shared_memory(pod)
     return {
-        **pod_spec(deployment, made),
+        **pod,
         "affinity": {"nodeAffinity": _only_on(slot.node)},
         "tolerations": tolerations(deployment, seconds=None),
         "terminationGracePeriodSeconds": 10,
     }
+
+
+def _give_shared_memory(pod: Object) -> None:
+    """Ranks on GPUs that cannot read each other's memory meet there, and a runtime's own 64 MB are too few for NCCL; what is used counts as the pod's."""
+    (made,) = pod["containers"]
+    if all(each.get("mountPath") != _SHARED_MEMORY for each in made["volumeMounts"]):
+        pod["volumes"].append({"name": "strata-shared-memory", "emptyDir": {"medium": "Memory"}})
+        made["volumeMounts"].append({"name": "strata-shared-memory", "mountPath": _SHARED_MEMORY})
 
 
 def _step_timeout(deployment: LLMDeployment) -> dict[str, str]:

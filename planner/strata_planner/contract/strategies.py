@@ -53,7 +53,7 @@ def switches(table: StrategyTable) -> bool:
 def why_not_switched(model_type: str, formats: tuple[FormatName, ...], device_type: str) -> str:
     """Why a stage of several devices runs Megatron alone, whatever would be faster; empty: it may switch."""
     if not is_processor(device_type):
-        return f"several {device_type} in one stage are planned, but not run yet"
+        return f"several {device_type} do not read each other's weights"
     if model_type not in SWITCHED:
         return f"layers of '{model_type}' do not go as Llama's dense ones do"
     if not set(formats) & set(SWITCHED_FORMATS):

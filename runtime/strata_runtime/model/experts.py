@@ -34,11 +34,11 @@ def experts(
     on_cpu = hidden_states.device.type == "cpu"
     weigh_inputs = getattr(module, "weigh_inputs", False)
     quantized = isinstance(module.gate_up_proj, ExpertProjection)
-    if not (quantized or on_cpu or weigh_inputs) or not _plain(module):
+    own = getattr(module, "own_experts", None)
+    if not (quantized or on_cpu or weigh_inputs or own) or not _plain(module):
         grouped: torch.Tensor = grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
         return grouped
     chosen, count = top_k_index.flatten(), module.num_experts
-    own = getattr(module, "own_experts", None)
     if own is not None:
         chosen, count = chosen - own[0], own[1] - own[0]
         chosen = chosen.where((chosen >= 0) & (chosen < count), count)  # behind all: another rank's

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from strata_planner.contract.strategies import StrategyName
-from strata_runtime.ranks.collectives import Collectives
+from strata_runtime.ranks.collectives import RowCollectives
 from strata_runtime.ranks.cut import share
 from strata_runtime.ranks.linears import SummedLinear
 from strata_runtime.ranks.shared_memory import added
@@ -43,7 +43,7 @@ class SwitchedLayer:
     """The forward of a decoder layer for which `goes_as_llama`. `attended`: the sum of its attention's output projection."""
 
     def __init__(
-        self, layer: Any, attended: SummedLinear, parts: PartsNow, switch: Switch, collectives: Collectives
+        self, layer: Any, attended: SummedLinear, parts: PartsNow, switch: Switch, collectives: RowCollectives
     ) -> None:
         self._layer, self._attended, self.parts_now = layer, attended, parts
         self._switch, self._collectives = switch, collectives

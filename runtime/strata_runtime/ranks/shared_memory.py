@@ -20,13 +20,13 @@ from torch import Tensor
 from strata_runtime.errors import InputError
 from strata_runtime.kernels.native import library
 from strata_runtime.ranges import Range
+from strata_runtime.ranks import collectives
 from strata_runtime.ranks.collectives import RankLostError
 from strata_runtime.ranks.cut import share
 
 BUFFER_BYTES = 1 << 20  # larger tensors go in pieces
 # Of addresses, for what a rank shows the others of its weights: only pages that are written to are memory. A process has 2^47 in all.
 WEIGHTS_BYTES = 1 << 38
-PATIENCE_SECONDS = 10.0  # ranks are apart by far less, unless one hangs: they meet twice in every layer
 _POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14
 _LINE = 64
 _MEET = struct.Struct("6q")
@@ -52,18 +52,24 @@ def _weights_begin(ranks: int, rank: int) -> int:
 
 
 class SharedMemory:
-    """One rank's end of a segment: see `Collectives`. float32 and bfloat16; other types are added up in float32."""
+    """One rank's end of a segment: see `RowCollectives`. float32 and bfloat16; other types are added up in float32."""
 
     def __init__(self, segment: int, rank: int, ranks: int, patience: float | None = None) -> None:
         """segment: its file descriptor, which may be closed afterwards."""
         self.rank, self.ranks = rank, ranks
-        self._patience = PATIENCE_SECONDS if patience is None else patience
+        self._patience = collectives.PATIENCE_SECONDS if patience is None else patience
         self._memory = mmap.mmap(segment, _weights_begin(ranks, 0))
         self._segment = os.dup(segment)
         weakref.finalize(self, os.close, self._segment)
         self._sees_weights = False
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._meeting = 0
+
+    def join(self) -> None:
+        """All have the segment."""
+
+    def finish(self) -> None:
+        """Calls come back when they are done."""
 
     def all_reduce(self, items: Tensor) -> None:
         if items.dtype not in {torch.float32, torch.bfloat16}:

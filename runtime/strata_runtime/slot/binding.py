@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from strata_planner.contract.devices import is_processor
 from strata_planner.contract.processors import ANYWHERE, UNDIVIDED, Division, Processors, memories
 from strata_planner.contract.roles import Role
@@ -25,3 +27,9 @@ class Binding:
 
 
 UNBOUND = Binding()
+
+
+def device_of(role: Role, rank: int = 0) -> torch.device:
+    """Where this rank computes; a slot sees only its own GPUs, in the order of their indices."""
+    device = role.devices[rank]
+    return torch.device("cpu") if is_processor(device.type) else torch.device("cuda", device.index)

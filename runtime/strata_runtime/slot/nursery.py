@@ -70,11 +70,14 @@ class Nursery:
         self._wait = wait
         self._lock = threading.Lock()
 
-    def start(self, arguments: Sequence[str], connection: int, segment: int) -> RankHandle:
-        """`python -m ...rank_process` with the descriptors of its socket and its segment, which may be closed afterwards. Raises OSError where it has ended."""
+    def start(self, arguments: Sequence[str], connection: int, segment: int, *, fresh: bool = False) -> RankHandle:
+        """`python -m ...rank_process` with the descriptors of its socket and its segment, which may be closed afterwards. `fresh`: as a program of its own that
+        shares no imports, as CUDA wants it. Raises OSError where it has ended.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._lock:
-            socket.send_fds(self._control, [json.dumps(arguments).encode()], [connection, segment, theirs.fileno()])
+            asked = json.dumps([fresh, list(arguments)]).encode()
+            socket.send_fds(self._control, [asked], [connection, segment, theirs.fileno()])
         return RankHandle(ours)
 
     def close(self) -> None:
@@ -182,12 +185,12 @@ def _tell(life: socket.socket, number: int) -> None:
         life.send(str(number).encode())
 
 
-def _fork(arguments: list[str], descriptors: list[int], others: Sequence["int | socket.socket"]) -> int:
+def _fork(asked: tuple[bool, list[str]], descriptors: list[int], others: Sequence["int | socket.socket"]) -> int:
     """others: what the rank has no use for."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        exit_with(lambda: _become(arguments, descriptors, others, parent))
+        exit_with(lambda: _become(asked, descriptors, others, parent))
     _check_alone()
     return pid
 
@@ -198,13 +201,20 @@ def _check_alone() -> None:
     assert threads == 1, f"a process of {threads} threads was forked: what locks they held, nobody opens in the child"
 
 
-def _become(arguments: list[str], descriptors: list[int], others: Sequence["int | socket.socket"], parent: int) -> int:
+def _become(
+    asked: tuple[bool, list[str]], descriptors: list[int], others: Sequence["int | socket.socket"], parent: int
+) -> int:
+    fresh, arguments = asked
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     end_with(parent)
     for each in (*others, descriptors[2]):
         os.close(each if isinstance(each, int) else each.fileno())
     own = ["--socket", str(descriptors[0]), "--segment", str(descriptors[1])]
+    if fresh:
+        for each in descriptors[:2]:
+            os.set_inheritable(each, True)
+        os.execv(sys.executable, [sys.executable, "-m", RANK, *own, *arguments])  # noqa: S606  our own module
     code: int = importlib.import_module(RANK).main([*own, *arguments])
     return code
 

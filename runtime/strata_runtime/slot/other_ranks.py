@@ -1,7 +1,7 @@
 """The other ranks of a stage, as its first one has them: processes that load their parts and compute every step with it.
 
 Made by the slot's prepare for a role of several devices, told of epochs by `RunningEpoch` and of steps by the stage executor. On processors a device
-is some cores of the slot's node, and a rank one process on them; several GPUs in a stage are refused.
+is some cores of the slot's node, on GPUs one of those that the slot has; a rank is one process on it.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from strata_planner.contract.roles import Role
 from strata_planner.contract.shares import problem_of
 from strata_runtime.errors import InputError
 from strata_runtime.loading.precision_switch import Growth
-from strata_runtime.ranks.collectives import RankLostError
-from strata_runtime.ranks.shared_memory import SharedMemory, make_segment, runs
-from strata_runtime.slot.binding import UNBOUND, Binding
+from strata_runtime.ranks.collectives import Collectives, RankLostError
+from strata_runtime.ranks.kinds import CollectivesName, kind_for, make_collectives, make_file
+from strata_runtime.slot.binding import UNBOUND, Binding, device_of
 from strata_runtime.slot.memory import private_bytes
 from strata_runtime.slot.nursery import RankHandle, the_nursery
 from strata_runtime.slot.rank_process import (
@@ -34,6 +34,7 @@ from strata_runtime.slot.rank_process import (
     Begin,
     CheckBits,
     DropBits,
+    Join,
     LoadPart,
     Order,
     ReadBits,
@@ -62,19 +63,26 @@ def check_ranks(role: Role) -> None:
         raise InputError(
             f"rankBytes of {len(role.rank_bytes)} devices and {len(role.shares)} shares: one of each for a device; plan again"
         )
-    if any(not is_processor(device.type) for device in role.devices):
-        raise InputError(
-            f"a stage over {role.tensor_parallel} {role.devices[0].type}: several GPUs in one stage are planned, but not run yet; use tensorParallel [1]"
-        )
+    _check_devices(role)
     if role.leader and role.speculation.has_head:
         raise InputError(
             f"a head of EAGLE-3 beside a stage over {role.tensor_parallel} devices: it reads the whole embedding, of which ranks have parts; use "
             "speculation ngram, suffix, draft or selfPrecision, or tensorParallel [1]"
         )
-    if not runs():
+
+
+def _check_devices(role: Role) -> None:
+    types = sorted({device.type for device in role.devices})
+    if all(map(is_processor, types)):
+        return
+    if len(types) > 1:
+        raise InputError(f"a stage over {' and '.join(types)}: its devices must be of one type; plan again")
+    seen = torch.cuda.device_count()
+    numbers = [device.index for device in role.devices]
+    if len(set(numbers)) < len(numbers) or max(numbers) >= seen:
         raise InputError(
-            "ranks of a stage talk through the native library, which is not here: install a C++ compiler and run "
-            "python -m strata_runtime.kernels.native.build, or use tensorParallel [1]"
+            f"a stage over the {types[0]} {', '.join(map(str, numbers))}: this slot sees {seen} GPUs, numbered from 0, and a rank has one of its own; give "
+            "the slot as many, or use tensorParallel [1]"
         )
 
 
@@ -96,8 +104,9 @@ class OtherRanks:
     def __init__(self, role: Role, folder: Path, *, verify: bool, binding: Binding = UNBOUND) -> None:
         """Starts them; each loads its part of `role` from `folder`."""
         ranks = role.tensor_parallel
-        segment = make_segment(ranks)
-        self.collectives = SharedMemory(segment, 0, ranks)
+        kind = kind_for(device_of(role))
+        file = make_file(kind, ranks)
+        self.collectives = make_collectives(kind, file, 0, ranks, device_of(role))
         _groups.add(self)
         self._role = role
         self._lost = ""
@@ -113,11 +122,11 @@ class OtherRanks:
                 ours, theirs = socket.socketpair()
                 self._connections.append(Connection(ours.detach()))
                 with theirs:
-                    arguments = _arguments(role, rank, binding.of(role, rank))
-                    self.processes.append(_start(arguments, theirs.fileno(), segment))
+                    arguments = _arguments(role, rank, kind, binding.of(role, rank))
+                    self.processes.append(_start(arguments, theirs.fileno(), file, fresh=_starts_fresh(role)))
                 send_order(self._connections[-1], LoadPart(role, str(folder), verify))
         finally:
-            os.close(segment)
+            os.close(file)
         for rank, process in enumerate(self.processes, 1):
             watch = threading.Thread(
                 target=_watch,
@@ -136,12 +145,19 @@ class OtherRanks:
         self._ended()
 
     def wait_loaded(self, still_wanted: Callable[[], None], gets_on: Callable[[], None]) -> None:
-        """Raises InputError where a part could not be loaded, and whatever `still_wanted` does, which is called now and then; `gets_on`: when one has loaded more."""
+        """They have loaded their parts, and all ranks have met. Raises InputError where one could not, and whatever `still_wanted` does, which is called now and then;
+        `gets_on`: when one has loaded more.
+        """
         answers = self._answers(0, still_wanted, gets_on)
         for process, answer in zip(self.processes, answers, strict=True):
             _idle[process.pid] = answer.idle_bytes
             if process.has_ended:
                 _idle.pop(process.pid, None)
+        try:
+            self._order(Join())
+            self.collectives.join()
+        except RankLostError as error:
+            raise InputError(self._lost or str(error)) from error
 
     def begin(self, role: Role, failed: Callable[[str], None]) -> None:
         """An epoch begins, with the weights that are held. `failed` hears, from any thread, why it cannot go on when a rank ends."""
@@ -184,6 +200,10 @@ class OtherRanks:
     def step(self, header: FrameHeader, inputs: torch.Tensor) -> None:
         """They compute it too, now. Raises RankLostError."""
         self._send(lambda connection: send_step(connection, header, inputs))
+
+    def finish(self) -> None:
+        """What all have added up of a step is there. Raises RankLostError."""
+        self.collectives.finish()
 
     def _order(self, order: Order) -> None:
         self._send(lambda connection: send_order(connection, order))
@@ -231,24 +251,35 @@ class OtherRanks:
             self._failed(self._lost)
 
 
-def _arguments(role: Role, rank: int, processors: Processors) -> list[str]:
+def _arguments(role: Role, rank: int, kind: CollectivesName, processors: Processors) -> list[str]:
     threads = role.devices[rank].threads or torch.get_num_threads()
-    values: dict[str, object] = {"rank": rank, "ranks": role.tensor_parallel, "threads": threads}
+    values: dict[str, object] = {
+        "rank": rank,
+        "ranks": role.tensor_parallel,
+        "collectives": kind,
+        "device": device_of(role, rank),
+        "threads": threads,
+    }
     if processors:
         values["processors"] = ",".join(map(str, sorted(processors)))
     return [text for name, value in values.items() for text in (f"--{name}", str(value))]
 
 
-def _start(arguments: Sequence[str], connection: int, segment: int) -> RankHandle:
+def _start(arguments: Sequence[str], connection: int, file: int, *, fresh: bool) -> RankHandle:
     nursery = the_nursery()
     try:
-        return nursery.start(arguments, connection, segment)
+        return nursery.start(arguments, connection, file, fresh=fresh)
     except OSError:
         log.warning("the process that ranks are forked from has ended: another one starts")
-        return the_nursery(nursery).start(arguments, connection, segment)
+        return the_nursery(nursery).start(arguments, connection, file, fresh=fresh)
 
 
-def _watch(group: "weakref.ref[OtherRanks]", collectives: SharedMemory, rank: int, process: RankHandle) -> None:
+def _starts_fresh(role: Role) -> bool:
+    """CUDA must not have been touched by whoever a process is forked from: a rank on a GPU is a program of its own."""
+    return device_of(role).type == "cuda"
+
+
+def _watch(group: "weakref.ref[OtherRanks]", collectives: Collectives, rank: int, process: RankHandle) -> None:
     code = process.wait()
     _idle.pop(process.pid, None)
     collectives.end()
@@ -257,7 +288,7 @@ def _watch(group: "weakref.ref[OtherRanks]", collectives: SharedMemory, rank: in
         still.lose(rank, code)
 
 
-def _end(collectives: SharedMemory, connections: list[Connection], processes: list[RankHandle]) -> None:
+def _end(collectives: Collectives, connections: list[Connection], processes: list[RankHandle]) -> None:
     """Nobody has any use for them: one that hears no more ends by itself, one that computes or loads is ended."""
     collectives.end()
     for connection in connections:

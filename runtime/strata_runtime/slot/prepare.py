@@ -16,10 +16,8 @@ from typing import Literal
 from weakref import WeakSet
 
 import msgspec
-import torch
 
 from strata_planner.contract.control import Prepare, PrepareState
-from strata_planner.contract.devices import is_processor
 from strata_planner.contract.draft_weights import draft_wish, has_draft
 from strata_planner.contract.moves import layers_in_common, taken_from
 from strata_planner.contract.processors import bound
@@ -34,7 +32,7 @@ from strata_runtime.loading.shadow import Shadow
 from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.uri import resolve_model
 from strata_runtime.model.kv import PagedKvCache
-from strata_runtime.slot.binding import UNBOUND, Binding
+from strata_runtime.slot.binding import UNBOUND, Binding, device_of
 from strata_runtime.slot.drafter_loading import check_draft_model, load_drafter
 from strata_runtime.slot.epoch import LoadedRole, PreparedEpoch
 from strata_runtime.slot.gathering import Fetch, fetches_for
@@ -275,7 +273,7 @@ class Loading:
             role,
             folder,
             lambda done, _: self._stored(role, before + done),
-            _device(role),
+            device_of(role),
             LoadOptions(
                 keep=True,
                 verify=self._verify,
@@ -392,9 +390,3 @@ def _watch(role: Role, model: StageModel) -> None:
     """The leader's own layers its head watches, for as long as it is loaded."""
     if not role.leader:
         model.watch(role.watched)
-
-
-def _device(role: Role) -> torch.device:
-    """Where the role's first device is; a slot sees only its own GPUs, in the order of their indices."""
-    device = role.devices[0]
-    return torch.device("cpu") if is_processor(device.type) else torch.device("cuda", device.index)

@@ -1,4 +1,5 @@
-"""The process of a rank other than the first: `main` with `--socket FD --segment FD --rank R --ranks N --threads T [--processors 0,1]`, in a fork of `slot.nursery`.
+"""The process of a rank other than the first: `main` with `--socket FD --segment FD --rank R --ranks N --threads T
+[--collectives KIND] [--device cuda:1] [--processors 0,1]`, in a child of `slot.nursery`.
 
 Asked for by `slot.other_ranks` of the slot whose stage it shares. It loads its part, then computes every step that the first rank is given, whose
 sampling, sockets and requests it knows nothing of. Layers change their bits where the first rank's do: the order lies between two steps, and
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import torch
@@ -33,7 +35,9 @@ from strata_runtime.loading.stage_model import StageModel
 from strata_runtime.loading.warmup import warm_up
 from strata_runtime.logs import set_up_logs
 from strata_runtime.model.kv import PagedKvCache
-from strata_runtime.ranks.shared_memory import SharedMemory
+from strata_runtime.ranks.collectives import Collectives
+from strata_runtime.ranks.kinds import CollectivesName, make_collectives
+from strata_runtime.slot.forked import exit_with
 from strata_runtime.slot.memory import private_bytes
 from strata_runtime.slot.role_cache import cache_of
 from strata_runtime.slot.switching import moves_within
@@ -49,6 +53,10 @@ class LoadPart(Value, frozen=True, tag=True):
     role: Role
     folder: str
     verify: bool
+
+
+class Join(Value, frozen=True, tag=True):
+    """All ranks have loaded their parts: meet them. No answer; one that cannot ends."""
 
 
 class Begin(Value, frozen=True, tag=True):
@@ -95,7 +103,7 @@ class Answer(Value, frozen=True):
 LOADING = -1
 LOADING_SECONDS = 5.0  # between two of them: they wait in the socket until the first rank has loaded its own part
 
-Order = LoadPart | Begin | CheckBits | ReadBits | SwapBits | DropBits
+Order = LoadPart | Join | Begin | CheckBits | ReadBits | SwapBits | DropBits
 _orders = msgspec.msgpack.Decoder(Order)
 _answers = msgspec.msgpack.Decoder(Answer)
 _ORDER, _STEP = b"o", b"s"  # what a message begins with; a step is followed by its inputs
@@ -118,10 +126,11 @@ def receive_answer(connection: Connection) -> Answer:
 class RankProcess:
     """Orders in, steps computed; what is computed goes to the other ranks within the step."""
 
-    def __init__(self, connection: Connection, collectives: SharedMemory) -> None:
+    def __init__(self, connection: Connection, collectives: Collectives, device: torch.device) -> None:
         self._idle_bytes = private_bytes()
         self._connection = connection
         self._collectives = collectives
+        self._device = device
         self._loaded: tuple[StageModel, PagedKvCache] | None = None
         self._executor: StageExecutor | None = None
         self._change: Change | None = None
@@ -146,6 +155,8 @@ class RankProcess:
         match order:
             case LoadPart():
                 self._answer(0, lambda: self._load(order))
+            case Join():
+                self._collectives.join()
             case Begin(role):
                 self._begin(role)
             case CheckBits(number, wanted):
@@ -184,7 +195,7 @@ class RankProcess:
                 told = now
                 self._send(Answer(LOADING))
 
-        model = load_stage(order.role, Path(order.folder), gets_on, torch.device("cpu"), options)
+        model = load_stage(order.role, Path(order.folder), gets_on, self._device, options)
         self._loaded = model, cache_of(order.role, model)
         self._begin(order.role)
 
@@ -229,6 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="strata-rank", description="One of several ranks that share a stage.")
     for name in ("socket", "segment", "rank", "ranks", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--collectives", choices=get_args(CollectivesName), default="shared")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--processors", type=listed_processors, default=ANYWHERE)
     known = parser.parse_args(arguments)
     bind(known.processors)
@@ -237,7 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(known.threads)
     warm_up()
     threading.Thread(target=_end_with, args=(known.socket,), daemon=True).start()
-    RankProcess(Connection(known.socket), SharedMemory(known.segment, known.rank, known.ranks)).run()
+    collectives = make_collectives(known.collectives, known.segment, known.rank, known.ranks, known.device)
+    RankProcess(Connection(known.socket), collectives, known.device).run()
     return 0
 
 
@@ -247,3 +261,7 @@ def _end_with(descriptor: int) -> None:
     poller.register(descriptor, select.POLLRDHUP)
     poller.poll()
     os._exit(0)
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -87,6 +87,9 @@ class OtherRanks(Protocol):
     def step(self, header: FrameHeader, inputs: torch.Tensor) -> None:
         """They compute it too. Raises StepError where they cannot."""
 
+    def finish(self) -> None:
+        """What all ranks have added up of a step is there. Raises StepError where one of them is lost."""
+
     def swap_bits(self) -> None:
         """The layer that they have read for a switch has its new bits from the next step on. Raises StepError where they cannot."""
 
@@ -135,6 +138,8 @@ class StageExecutor:
         if computed is None:
             return None
         outputs, own, places = computed
+        if self.others is not None:
+            self.others.finish()
         states = (*received, *own)
         tokens = self._sampler.sample(header.segments, outputs) if self.role.head and header.refill is None else []
         if outputs.is_cuda:  # launches come back at once; what follows waits for them anyway

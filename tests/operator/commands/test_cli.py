@@ -291,12 +291,6 @@ def test_a_model_path_may_hold_below_the_deployments_folder(strata: Strata, inpu
         pytest.param({"max_model_len": 4096}, 2, ["maxModelLen 4096", "1024"], id="context-longer-than-the-models"),
         pytest.param({"type": "abacus"}, 2, ["abacus", "unknown", "T4"], id="unknown-device"),
         pytest.param(
-            {"type": "T4", "more": "placement: {tensorParallel: [1, 2]}\n  planning: {solver: layout}"},
-            2,
-            ["tensorParallel [1, 2]", "of T4", "one device per stage", "--shapes-only"],
-            id="several-gpus-in-a-stage",
-        ),
-        pytest.param(
             {
                 "config": json.dumps(json.loads(CONFIG) | {"quantization_config": ACT_ORDER}),
                 "more": "placement: {tensorParallel: [1, 2]}\n  planning: {solver: layout}",

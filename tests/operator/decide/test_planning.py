@@ -10,10 +10,11 @@ import pytest
 
 from strata_operator.act.planner_call import Question, answer_to
 from strata_operator.decide.planning import request_for, with_draft_model, with_margin
+from strata_operator.render.slots import device_requests, slots_of
 from strata_planner.answer.alternatives import with_alternatives
 from strata_planner.contract.architectures import UnsupportedModelError
 from strata_planner.contract.plan import Plan, Speculation
-from strata_planner.errors import ModelError
+from strata_planner.errors import ModelError, WorkloadError
 from strata_planner.question.cluster import Cluster, Device, LinkRate, Node
 from strata_planner.question.model import Model
 from strata_planner.question.request import PlanRequest
@@ -255,6 +256,27 @@ DEGREES: dict[str, tuple[dict[str, Any], tuple[Node, ...], dict[str, Any], tuple
 def test_stages_of_several_processors_are_looked_for_where_they_run(name: str) -> None:
     spec, nodes, config, degrees = DEGREES[name]
     assert a_wide_request(*nodes, config=config, **spec).tensor_parallel == degrees
+
+
+GPUS = Node("g", (Device("Tesla-T4", 2, 16 << 30),))
+
+
+def test_stages_of_several_gpus_are_planned_where_they_are_asked_for_and_one_slot_asks_for_all_of_them() -> None:
+    request = a_wide_request(GPUS, placement={"tensorParallel": [2]})
+    plan = make_plan(request).plan
+    (stage,) = plan.stages
+    assert (stage.tensor_parallel, [each.index for each in stage.devices]) == (2, [0, 1])
+    (slot,) = slots_of(plan, request.cluster)
+    assert device_requests(slot.device) == {"nvidia.com/gpu": "2"}
+
+
+def test_a_node_of_unlike_gpus_forms_no_stage() -> None:
+    unlike = Node("g", (Device("Tesla-T4", 2, 16 << 30), Device("L4", 2, 24 << 30)))
+    with pytest.raises(
+        WorkloadError, match=r"\[2\]: node g has L4 and Tesla-T4, and devices of a stage are of one type"
+    ):
+        a_wide_request(unlike, placement={"tensorParallel": [2]})
+    assert a_wide_request(unlike, placement={"tensorParallel": [1]}).tensor_parallel == (1,)
 
 
 def test_beside_a_head_that_drafts_no_stage_is_shared_unless_it_must_be() -> None:

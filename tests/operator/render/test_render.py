@@ -193,6 +193,30 @@ def test_a_slot_on_several_devices_asks_for_all_of_them_and_computes_with_the_th
     assert (options.threads, options.ranks) == (2, 3)
 
 
+def test_a_slot_of_several_gpus_starts_ranks_and_has_memory_for_them_to_meet_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pod = slot_pod(a_deployment().build())
+    (box,) = pod["containers"]
+    assert box["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    monkeypatch.setenv("STRATA_CONTROL_KEY", "secret")
+    assert parse(box["command"][3:]).ranks == 2
+    [mount] = [each for each in box["volumeMounts"] if each["mountPath"] == "/dev/shm"]
+    [volume] = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+    assert volume["emptyDir"] == {"medium": "Memory"}
+    own = {
+        "pod": {
+            "volumes": [{"name": "shm", "emptyDir": {}}],
+            "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        }
+    }
+    theirs = slot_pod(a_deployment().with_spec(runtime=own).build())["containers"][0]["volumeMounts"]
+    assert [each["name"] for each in theirs if each["mountPath"] == "/dev/shm"] == ["shm"]
+    one = dataclasses.replace(GPU_SLOT, device=Device(type="Tesla-T4", count=1, memory_bytes=15 * GIB))
+    (alone,) = slot_pod(a_deployment().build(), one)["containers"]
+    assert all(each["mountPath"] != "/dev/shm" for each in alone["volumeMounts"])
+
+
 def test_slots_stay_on_lost_nodes_and_the_gateway_leaves_them() -> None:
     deployment = a_deployment().with_spec(**FULL).build()
     away = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
@@ -278,7 +302,7 @@ MODELS = {
 def test_the_model_is_mounted(uri: str) -> None:
     source, path = MODELS[uri]
     for pod in pods(a_deployment().with_spec(model={"uri": uri}).build()):
-        (volume,) = [each for each in pod["volumes"] if each["name"] != "strata-scratch"]
+        (volume,) = [each for each in pod["volumes"] if each["name"] not in {"strata-scratch", "strata-shared-memory"}]
         (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == volume["name"]]
         assert source.items() <= volume.items()
         assert mount["mountPath"] == path
@@ -301,6 +325,7 @@ def test_the_draft_model_is_mounted_beside_the_model(model: str, draft: str, cla
     for pod in pods(a_deployment().with_spec(model={"uri": model}, runtime={"speculation": speculation}).build()):
         volumes = {each["name"]: each.get("persistentVolumeClaim", {}).get("claimName") for each in pod["volumes"]}
         mounts = {each["mountPath"]: volumes[each["name"]] for each in pod["containers"][0]["volumeMounts"]}
+        mounts.pop("/dev/shm", None)
         assert mounts == claims | {"/tmp": None}
         named = {each["name"] for each in pod["containers"][0]["env"]}
         assert ("HF_HOME" in named) == ("/cache" in claims)

@@ -30,9 +30,7 @@ def test_groups_say_how_their_layers_are_cut() -> None:
     outcome = make_plan(a_layout_request(objective=Objective("latency"), tensor_parallel=(1, 2)))
     assert any(stage.tensor_parallel == 2 for each in outcome.plan.replicas for stage in each.stages)
     assert any(
-        note.startswith(
-            "tensor partition of 2 x L4: megatron (several L4 in one stage are planned, but not run yet); predicted"
-        )
+        note.startswith("tensor partition of 2 x L4: megatron (several L4 do not read each other's weights); predicted")
         for note in outcome.notes
     )
 

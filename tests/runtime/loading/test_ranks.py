@@ -30,7 +30,7 @@ from tests.runtime.loading.artefacts import write_artefact
 from tests.runtime.loading.float8_models import make_float8_model
 from tests.runtime.loading.gptq_models import formats_of, make_gptq_model
 from tests.runtime.loading.parity import FIRST, logits, make_texts
-from tests.runtime.loading.shared import part, run, shared
+from tests.runtime.loading.shared import part, run, shared, shared_by_torch
 from tests.runtime.loading.stages import CPU, Stages, roles
 from tests.runtime.ranks.together import together
 
@@ -65,6 +65,17 @@ def test_ranks_together_compute_what_one_does(case: tuple[str, int], tmp_path: P
     [role] = roles(model, 1)
     expected = logits(model, stages=1)
     for computed in shared(model, ranks, role):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=tolerance(name))
+
+
+@pytest.mark.parametrize("case", swept(CASES, [("qwen2_moe", 3), ("olmo2", 2)]))
+def test_ranks_that_talk_by_torch_compute_what_one_does(case: tuple[str, int], tmp_path: Path) -> None:
+    """By Gloo, with the code that NCCL runs under on GPUs: ragged steps of every architecture."""
+    name, ranks = case
+    model = make_tiny_model(tmp_path, name)
+    [role] = roles(model, 1)
+    expected = logits(model, stages=1)
+    for computed in shared_by_torch(model, ranks, role):
         torch.testing.assert_close(computed, expected, rtol=0, atol=tolerance(name))
 
 

@@ -24,7 +24,7 @@ from strata_runtime.errors import InputError, RuntimeFaultError
 from strata_runtime.loading.load import LoadOptions, load_stage
 from strata_runtime.loading.precision_switch import growth_of, read_change
 from strata_runtime.model.random_model import make_random_model
-from strata_runtime.ranks import shared_memory
+from strata_runtime.ranks import collectives, shared_memory
 from strata_runtime.slot import other_ranks
 from strata_runtime.slot.nursery import RankHandle
 from strata_runtime.slot.other_ranks import check_ranks, held_by_ranks, idle_of_ranks
@@ -112,7 +112,8 @@ def test_every_rank_is_started_with_the_threads_of_its_device(
     started: list[Sequence[str]] = []
 
     class Nursery:
-        def start(self, arguments: Sequence[str], *_: int) -> RankHandle:
+        def start(self, arguments: Sequence[str], *_: int, fresh: bool) -> RankHandle:
+            assert not fresh
             started.append(arguments)
             raise InputError("enough")
 
@@ -264,7 +265,7 @@ def test_a_rank_that_hangs_is_named_and_the_next_epoch_has_a_new_one(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = shared(even_plan(tiny_llama, ["s0"]), [2])
-    monkeypatch.setattr(shared_memory, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(collectives, "PATIENCE_SECONDS", 0.2)
     with PipelineHarness(["s0"]) as pipeline:
         expected = pipeline.serve(plan).generate(penalized())
         leader = pipeline.serve(plan)
@@ -289,18 +290,111 @@ def test_what_no_rank_can_share_is_refused_by_name(tmp_path: Path) -> None:
             pipeline.serve(shared(plan, [5]))
 
 
-def test_several_gpus_in_a_stage_are_refused(tiny_llama: Path) -> None:
-    plan = shared(even_plan(tiny_llama, ["s0"]), [2])
+def on_gpus(plan: Plan, types: Sequence[str]) -> Plan:
     (replica,) = plan.replicas
-    gpus = tuple(DeviceRef(type="L4", index=index, usable_bytes=1 << 30) for index in range(2))
+    gpus = tuple(DeviceRef(type=name, index=index, usable_bytes=1 << 30) for index, name in enumerate(types))
     stage = structs.replace(replica.stages[0], devices=gpus)
-    with (
-        PipelineHarness(["s0"]) as pipeline,
-        pytest.raises(
-            RuntimeFaultError, match=r"a stage over 2 L4: several GPUs .* not run yet; use tensorParallel \[1\]"
-        ),
-    ):
-        pipeline.serve(structs.replace(plan, replicas=(structs.replace(replica, stages=(stage,)),)))
+    return structs.replace(plan, replicas=(structs.replace(replica, stages=(stage,)),))
+
+
+@pytest.mark.parametrize(
+    ("types", "says"),
+    [
+        (["L4", "L4"], r"a stage over the L4 0, 1: this slot sees 0 GPUs, .* use tensorParallel \[1\]"),
+        (["L4", "T4"], r"a stage over L4 and T4: its devices must be of one type"),
+        (["L4", "cpu"], r"a stage over L4 and cpu: its devices must be of one type"),
+    ],
+)
+def test_gpus_that_no_stage_can_be_run_on_are_refused(
+    tiny_llama: Path, types: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    (role,) = roles_of(on_gpus(shared(even_plan(tiny_llama, ["s0"]), [2]), types))["s0"]
+    with pytest.raises(InputError, match=says):
+        check_ranks(role)
+
+
+def test_each_rank_has_a_gpu_of_its_own_and_a_program_of_its_own(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[Sequence[str], bool]] = []
+
+    class Nursery:
+        def start(self, arguments: Sequence[str], *_: int, fresh: bool) -> RankHandle:
+            started.append((arguments, fresh))
+            raise InputError("enough")
+
+    monkeypatch.setattr(other_ranks, "the_nursery", lambda *_: Nursery())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    (role,) = roles_of(on_gpus(shared(even_plan(tiny_llama, ["s0"]), [2]), ["L4", "L4"]))["s0"]
+    check_ranks(role)
+    with pytest.raises(InputError, match="enough"):
+        other_ranks.OtherRanks(role, tiny_llama, verify=True)
+    [(arguments, fresh)] = started
+    told = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert (told["--device"], told["--collectives"], fresh) == ("cuda:1", "distributed", True)
+
+
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks talk by torch.distributed, as those of GPUs do, and machines without the native library."""
+    monkeypatch.setattr(other_ranks, "kind_for", lambda _: "distributed")
+
+
+@pytest.mark.slow  # loading/test_ranks.py has logits, ranks/test_process_group.py who does not come
+@pytest.mark.usefixtures("by_torch")
+@pytest.mark.parametrize("ranks", swept([(2,), (1, 3), (2, 2)], [(2,)]))
+def test_text_is_the_same_where_ranks_talk_by_torch(tiny_llama: Path, ranks: tuple[int, ...]) -> None:
+    """Prompts in chunks, prefixes that are found, preemption, drafts; a rank that ends is named, and the next epoch has a new one."""
+    names = [f"s{place}" for place in range(len(ranks))]
+    with PipelineHarness(names) as pipeline:
+        plan = even_plan(tiny_llama, names, pages=12, micro_batch=(4, 4, 16))
+        expected = pipeline.serve(plan).generate(penalized())
+        leader = pipeline.serve(shared(plan, ranks))
+        assert leader.generate(penalized()) == expected
+        assert leader.hello().preemptions
+        leader = pipeline.serve(shared(structs.replace(plan, speculation=Speculation("ngram", 3)), ranks))  # kept ranks
+        assert leader.generate(penalized()) == expected
+        ranks_of(pipeline, names[-1])[0].kill()
+        status = pipeline.slots[names[-1]].until(lambda status: bool(status.failure))
+        assert f"rank 1 of {ranks[-1]} of stage {len(ranks) - 1} ended with -9" in status.failure
+        assert pipeline.serve(shared(plan, ranks)).generate(penalized()) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("by_torch")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_ends_or_hangs_within_a_step_ends_its_role_where_ranks_talk_by_torch(
+    tiny_llama: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = shared(even_plan(tiny_llama, ["s0"]), [3])
+    monkeypatch.setattr(collectives, "PATIENCE_SECONDS", 0.5)
+    with PipelineHarness(["s0"]) as pipeline:
+        expected = pipeline.serve(plan).generate(penalized())
+        leader = pipeline.serve(plan)
+        leader.send(greedy("r", range(9, 14), 90))
+        next(iter(leader.events()))
+        os.kill(ranks_of(pipeline, "s0")[1].pid, how)
+        status = pipeline.slots["s0"].until(lambda status: bool(status.failure))
+        assert "of 3" in status.failure
+        monkeypatch.undo()
+        monkeypatch.setattr(other_ranks, "kind_for", lambda _: "distributed")
+        assert pipeline.serve(plan).generate(penalized()) == expected
+
+
+@pytest.mark.slow  # each rank imports torch
+@pytest.mark.usefixtures("by_torch")
+def test_ranks_that_are_programs_of_their_own_compute_the_same(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_ranks, "_starts_fresh", lambda _: True)
+    plan = even_plan(tiny_llama, ["s0"], pages=12)
+    with PipelineHarness(["s0"]) as pipeline:
+        expected = pipeline.serve(plan).generate(penalized())
+        assert pipeline.serve(shared(plan, [2])).generate(penalized()) == expected
+        (rank,) = ranks_of(pipeline, "s0")
+        assert b"strata_runtime.slot.rank_process" in Path(f"/proc/{rank.pid}/cmdline").read_bytes()
+    assert rank.wait(20) is not None
 
 
 @pytest.fixture(scope="module")
@@ -320,9 +414,13 @@ MOVES = {1: 4, 2: 16, 5: 3}
 
 
 @pytest.mark.slow  # loading/test_ranks.py has layers that change on all ranks, test_switching.py streams that run
-@pytest.mark.parametrize("ranks", swept([2, 3], [2]))
-def test_layers_of_ranks_change_their_bits_together_while_streams_run(movable: Path, ranks: int) -> None:
+@pytest.mark.parametrize("case", swept([(2, "shared"), (3, "shared"), (3, "distributed")], [(2, "shared")]))
+def test_layers_of_ranks_change_their_bits_together_while_streams_run(
+    movable: Path, case: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the step that is told on, as a stage of one rank whose layers change at the same steps; and all of the text that comes later."""
+    ranks, kind = case
+    monkeypatch.setattr(other_ranks, "kind_for", lambda _: kind)
     with PipelineHarness(["s0"]) as pipeline:
         slot = pipeline.slots["s0"]
         later = pipeline.serve(any_plan(movable, MOVED)).generate(penalized())

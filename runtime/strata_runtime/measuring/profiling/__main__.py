@@ -62,7 +62,7 @@ def _complete(
     """Measures what the file lacks of the formats that are asked for, or all of these (`--fresh`). `place`: the file and what it holds."""
     if options.ranks > 1 and options.device != "cpu":
         raise InputError(
-            "--ranks measures stages that several processors share; several GPUs in one are not run yet: leave it out"
+            "--ranks measures stages that several processors share, not yet those of several GPUs: leave it out"
         )
     file, base = place
     wanted: tuple[FormatName, ...] = options.formats

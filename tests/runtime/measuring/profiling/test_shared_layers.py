@@ -62,7 +62,7 @@ def test_ranks_of_gpus_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "config.json").write_text(json.dumps(FIELDS))
     asked = ["--model", str(tmp_path), "--device", "cuda", "--ranks", "2", "--output", str(tmp_path / "profile.json")]
     assert command.main(asked) == 2
-    assert "several GPUs in one are not run yet" in capsys.readouterr().err
+    assert "not yet those of several GPUs" in capsys.readouterr().err
 
 
 def test_a_model_that_ranks_cannot_share_is_refused() -> None:
