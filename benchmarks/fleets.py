@@ -2,7 +2,7 @@
 
 `python -m benchmarks.fleets [--json FILE] [--fleets 100] [--seconds 30] [--jobs 1] [--only NUMBER]`. Costs are rooflines over datasheets with the
 catalogue's efficiencies; every rate is **predicted**. The best known of a fleet is the best of all that is planned here: longer searches
-from several seeds for `--seconds`, the solvers `layout` and `pipeline`, alternatives, and the fleet under other names. Beside it each plan's
+from several seeds for `--seconds`, the solvers `layout`, `pipeline` and, of few devices, `exact`, alternatives, and the fleet under other names. Beside it each plan's
 prediction is held against the simulator's closed loop, replica by replica, with the requests in flight that it was planned for.
 """
 
@@ -39,18 +39,24 @@ from strata_planner.simulate import fleet, of_clients, simulate
 SEED = 12
 MODELS = Path(__file__).parent.parent / "examples" / "models"
 # Which models people put on how many GiB, by the memory of the whole fleet.
-SIZES = {"llama-3.1-8b": 12, "llama-2-13b": 20, "opt-30b": 40, "llama-3.1-70b": 60, "opt-66b": 60, "bloom-176b": 150}
+SIZES = {
+    "llama-3.1-8b": 12, "llama-2-13b": 20, "opt-30b": 40, "llama-3.1-70b": 60, "opt-66b": 60, "bloom-176b": 150,
+    "qwen3-235b-a22b-fp8": 260,
+}  # fmt: skip
 POSITIONS = {"opt-30b": 2048, "opt-66b": 2048, "bloom-176b": 2048, "llama-2-13b": 4096}
 LOADS = {"chat": (512, 256), "summarise": (4096, 256), "agent": (2048, 64)}
 # An hour of each on public clouds and rental markets, about; only their ratios matter here.
 PRICES = {
     "T4": 0.35, "L4": 0.7, "A10G": 1.0, "V100-16GB": 0.9, "V100-32GB": 1.2, "RTX-3090": 0.4, "RTX-4090": 0.6, "RTX-A6000": 0.8,
     "L40S": 1.6, "A100-40GB": 1.8, "A100-80GB": 2.4, "H100": 4.0,
+    "RTX-5070": 0.35, "RTX-5090": 0.9, "H200": 5.0, "B200": 8.0, "MI300X": 4.0,
 }  # fmt: skip
 NETWORKS = (LinkRate(10, 0.1), LinkRate(25, 0.05), LinkRate(100, 0.02))
 SAME = 1e-6  # values that are apart by less are the same plan's
+FEW = 8  # devices at most that `exact` is asked for
 NAMED_AGAIN = 2  # times that a fleet is planned under other names
 WAVES = 3  # requests that are simulated of each client
+FEWEST = 64  # requests: few of few clients would tell chance alone
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,7 @@ class Judged:
     first: float = 0.0
     cut: bool = False
     over_simulated: float = 1.0  # tokens/s, predicted over simulated
+    first_token_over_simulated: float = 1.0
 
     @property
     def best(self) -> float:
@@ -174,8 +181,9 @@ def judge(fleet: Fleet, seconds: float) -> Judged | None:
     judged.values["alternatives"] = max(
         (each.objective for each in shown.alternatives if each.objective is not None), default=-float("inf")
     )
-    for solver in ("layout", "pipeline"):
-        judged.values[solver] = _planned(replace(request, solver=solver, time_limit_seconds=10.0))
+    few = len(request.cluster.accelerators()) <= FEW
+    for solver in ("layout", "pipeline", *(("exact",) if few else ())):
+        judged.values[solver] = _planned(replace(request, solver=solver, time_limit_seconds=10.0), request)
     judged.values["longer"] = _planned(replace(request, time_limit_seconds=30.0))
     draw = random.Random(fleet.number)
     for each in range(NAMED_AGAIN):
@@ -183,33 +191,37 @@ def judge(fleet: Fleet, seconds: float) -> Judged | None:
     judged.values["search"] = _long(request, seconds)
     trace = outcome.improvements
     enough = judged.best - 0.1 * abs(judged.best)
-    judged.over_simulated = shown.prediction.tokens_per_second / simulated(request, shown)
+    rate, first_token = simulated(request, shown)
+    judged.over_simulated = shown.prediction.tokens_per_second / rate
+    judged.first_token_over_simulated = shown.prediction.ttft_ms / 1e3 / first_token
     in_the_end = took if value_of_plan(request, outcome.plan) >= enough else float("inf")
     judged.first = next((at for at, value in trace if value >= enough), in_the_end)
     return judged
 
 
-def simulated(request: PlanRequest, plan: Plan) -> float:
-    """Tokens a second of closed loops, one for each replica; alike replicas do alike."""
-    load, known = request.workload, dict[tuple[object, ...], float]()
+def simulated(request: PlanRequest, plan: Plan) -> tuple[float, float]:
+    """Tokens a second of closed loops, one for each replica, and seconds to the first token in the mean; alike replicas do alike."""
+    load, known = request.workload, dict[tuple[object, ...], tuple[float, float]]()
     models = fleet(plan, request.model, request.cluster, Latencies(request.latency_sources))
-    total = 0.0
+    total = waited = 0.0
     for replica, model in zip(plan.replicas, models, strict=True):
         stages = tuple((stage.devices[0].type, stage.layers, stage.bits) for stage in replica.stages)
-        key = (stages, replica.concurrency, replica.micro_batch)
+        clients = replica.concurrency
+        key = (stages, clients, replica.micro_batch)
         if key not in known:
-            clients = replica.concurrency
-            lengths = (load.prompt_tokens, load.output_tokens)
-            trace = of_clients(clients, WAVES * clients + 8, *lengths, SEED, model.limits.most_tokens)
-            known[key] = simulate([model], trace, in_flight=clients).steady_tokens_per_second(clients)
-        total += known[key]
-    return total
+            lengths, count = (load.prompt_tokens, load.output_tokens), max(WAVES * clients, FEWEST) + 8
+            trace = of_clients(clients, count, *lengths, SEED, model.limits.most_tokens)
+            outcome = simulate([model], trace, in_flight=clients)
+            first = statistics.mean(each.ttft_seconds or 0.0 for each in outcome.requests[clients:])
+            known[key] = outcome.steady_tokens_per_second(clients), first
+        total, waited = total + known[key][0], waited + clients * known[key][1]
+    return total, waited / sum(replica.concurrency for replica in plan.replicas)
 
 
-def _planned(request: PlanRequest) -> float:
-    """Minus infinity where there is none."""
+def _planned(request: PlanRequest, asked: PlanRequest | None = None) -> float:
+    """By the number of what was asked, which is another one than a single pipeline's; minus infinity where there is none."""
     try:
-        return value_of_plan(request, make_plan(request).plan)
+        return value_of_plan(asked or request, make_plan(request).plan)
     except PlannerError:
         return -float("inf")
 
@@ -272,6 +284,16 @@ def measure(count: int, seconds: float, only: int | None, jobs: int) -> list[Row
             f"fleet {max(judged, key=lambda each: abs(each.over_simulated - 1)).fleet.number}",
             goal=0.25,
             lower_is_better=True,
+        ),
+        Row(
+            "first_token_over_simulated",
+            statistics.mean(each.first_token_over_simulated for each in judged),
+            "predicted time to the first token over a simulated closed loop's, in the mean",
+        ),
+        Row(
+            "first_token_over_simulated_worst",
+            max((each.first_token_over_simulated for each in judged), key=lambda ratio: abs(math.log(ratio))),
+            "the ratio that is furthest from one",
         ),
         Row("never_beaten", len(beaten), "times that another way was better", goal=0, lower_is_better=True),
         *(

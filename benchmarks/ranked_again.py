@@ -29,6 +29,7 @@ from strata_planner.simulate import ReplicaModel, fleet, of_clients, simulate
 MOST = 20  # plans of a fleet
 SEEDS = (1, 2, 3)
 WAVES = 3  # requests of each client
+FEWEST = 64  # requests: few of few clients would tell chance alone
 CHUNKS = (128, 256, 512, 1024, 2048)
 
 
@@ -87,7 +88,7 @@ def simulated(request: PlanRequest, plan: Plan, seed: int) -> float:
 
 def _closed_loop(model: ReplicaModel, clients: int, lengths: tuple[int, int], seed: int) -> tuple[float, float, float]:
     """Tokens a second, seconds to the first token and between tokens."""
-    trace = of_clients(clients, WAVES * clients + 8, *lengths, seed, model.limits.most_tokens)
+    trace = of_clients(clients, max(WAVES * clients, FEWEST) + 8, *lengths, seed, model.limits.most_tokens)
     outcome = simulate([model], trace, in_flight=clients)
     later = [each for each in outcome.requests[clients:] if each.tpot_seconds is not None]
     first = statistics.mean(each.ttft_seconds or 0.0 for each in later)

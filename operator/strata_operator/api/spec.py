@@ -112,6 +112,8 @@ class WorkloadSpec(ApiType):
     """Tokens of a typical answer."""
     concurrency: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Sequences in flight at once, at most (the global batch of LLM-PQ)."""
+    prompt_tokens_deviation: Annotated[float, Field(ge=0, le=1e7)] = 0
+    """Standard deviation of the tokens of prompts: where they differ, more KV is kept free and short ones wait for long ones."""
     output_tokens_deviation: Annotated[float, Field(ge=0, le=1e7)] = 0
     """Standard deviation of the tokens of answers: where they differ, long ones are in flight longer, and more KV is needed."""
     requests_per_second: Annotated[float, Field(gt=0, le=1e6)] | None = None

@@ -19,7 +19,8 @@ from strata_planner.costs.latency import Latencies
 from strata_planner.question.request import PlanRequest
 from strata_planner.question.workload import Workload
 from strata_planner.search.planning import make_plan
-from strata_planner.simulate import Outcome, Request, azure, fleet, of_clients, poisson, scaled, simulate
+from strata_planner.simulate import Outcome, Request, azure, fleet, of_clients, poisson, scaled, simulate, within
+from strata_planner.simulate.arrivals import lengths_of
 from strata_planner.simulate.outcome import METRICS
 
 _PERCENTS = (50, 90, 99)
@@ -117,12 +118,15 @@ def trace_of(arrivals: Arrivals, request: PlanRequest) -> tuple[Request, ...]:
     if arrivals.trace is not None:
         trace = azure(arrivals.trace, arrivals.requests)
         return trace if arrivals.rate is None else scaled(trace, arrivals.rate)
-    lengths, count = (request.workload.prompt_tokens, request.workload.output_tokens), arrivals.requests
-    clients = arrivals.in_flight(request.workload)
+    load, count, most = request.workload, arrivals.requests, request.max_model_len
+    clients = arrivals.in_flight(load)
     if clients is not None:
-        return of_clients(clients, count or max(1000, 4 * clients), *lengths, arrivals.seed, request.max_model_len)
+        return of_clients(clients, count or max(1000, 4 * clients), *lengths_of(load), arrivals.seed, most)
     assert arrivals.rate is not None, "else there are clients"
-    return poisson(arrivals.rate, count or 1000, *lengths, arrivals.seed)
+    if not (load.prompt_deviation or load.output_deviation):
+        return poisson(arrivals.rate, count or 1000, load.prompt_tokens, load.output_tokens, arrivals.seed)
+    unlike = poisson(arrivals.rate, count or 1000, *lengths_of(load), arrivals.seed)
+    return tuple(within(each, most) for each in unlike)
 
 
 def latency_table(outcome: Outcome) -> Table:

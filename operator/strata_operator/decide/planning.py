@@ -70,6 +70,7 @@ def request_for(
         output_tokens=spec.workload.output_tokens,
         concurrency=spec.workload.concurrency,
         output_deviation=spec.workload.output_tokens_deviation,
+        prompt_deviation=spec.workload.prompt_tokens_deviation,
     )
     devices = corrected(deployment, cluster)
     method = _method(deployment, model, prequantized=bool(beside.copied_bits))

@@ -168,8 +168,10 @@ def bound_lines(plan: Plan) -> list[str]:
     mine, bound = plan.objective, plan.search.bound
     if bound is None:
         return ["how far it is from the best plan is unknown"]
-    apart = abs(bound - mine.value) / mine.value if mine.value else 0.0
-    return [f"no plan is better than {mine.said(bound).partition(', ')[0]}: the best is better by {apart:.1%} at most"]
+    best = f"no plan is better than {mine.said(bound).partition(', ')[0]}"
+    if not mine.value:
+        return [best]
+    return [f"{best}: the best is better by {abs(bound - mine.value) / mine.value:.1%} at most"]
 
 
 def _in_flight(plan: Plan) -> str:

@@ -15,8 +15,8 @@ DRAFT_ROWS = (
 FEWEST_TOKENS = 8  # of the prompt that is first in rank, which go on in any step
 OLDEST_SHARE = 4  # the prompt that is first in rank gets at least one part in so many of what prompts have of a step
 
-_KEEPS_UP = 3  # times what the workload brings: what has come together is worked off
-_STREAMS_PART = 0.8  # of the seconds that streams were promised: the rest is for what steps vary by
+KEEPS_UP = 3  # times what the workload brings: what has come together is worked off
+STREAMS_PART = 0.8  # of the seconds that streams were promised: the rest is for what steps vary by
 _BLAME = 0.3  # share of a step's surprise that is believed at once
 
 
@@ -43,7 +43,7 @@ def fewest_tokens(prompts: int, page_tokens: int, brought: float) -> int:
     """Of prompts in any step, however long it gets: some of the first in rank, and a block of another where others wait for theirs; or some more than the
     workload brings while the step's rows decode (`brought`). Plans are told for steps of that mix: with fewer, more and more requests would wait.
     """
-    return max(min(FEWEST_TOKENS, page_tokens) + page_tokens * (prompts > 1), math.ceil(_KEEPS_UP * brought))
+    return max(min(FEWEST_TOKENS, page_tokens) + page_tokens * (prompts > 1), math.ceil(KEEPS_UP * brought))
 
 
 def part_of_the_oldest(oldest: Prompt, budget: int, page_tokens: int) -> int:
@@ -80,7 +80,8 @@ class Pace:
 
     What a step takes is told as seconds of its decoding rows (for each padded number of them) + seconds of a token x tokens of prompts. How
     much longer or shorter it took is put down to both in the proportion of their shares, so that either is known also where every
-    step carries both.
+    step carries both. A step without such rows reads the weights too: it has the seconds of one row, so that few tokens alone do not
+    seem to take all of it each.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class Pace:
             self._rows[size] = self.decoding(rows)
             if self._token or not prompt_tokens:
                 self._rows[size] = max(seconds - prompts, self._rows[size], seconds / 10)
-        alone = self._rows[size] if rows else 0.0
+        alone = self._rows[size] if rows else self.decoding(1)
         if prompt_tokens and not self._token:
             self._token = max(seconds - alone, seconds / 2) / prompt_tokens
             prompts = self._token * prompt_tokens
@@ -122,7 +123,7 @@ class Pace:
         alone = self.decoding(rows)
         if not alone or not self._token:
             return float("inf")
-        return _STREAMS_PART * waiting * alone / self._token
+        return STREAMS_PART * waiting * alone / self._token
 
     def _is_first(self, rows: int) -> bool:
         """The first step of a number of rows is longer: a processor makes its kernels then."""

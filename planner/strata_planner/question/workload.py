@@ -8,21 +8,24 @@ from strata_planner.errors import WorkloadError
 
 class Workload(Value, frozen=True):
     """A batch of at most `concurrency` sequences in flight (LLM-PQ's B), each of `prompt_tokens` (s) and `output_tokens` (n) in the mean;
-    `output_deviation`: the standard deviation of answers, in tokens.
+    `output_deviation` and `prompt_deviation`: the standard deviations of answers and prompts, in tokens.
     """
 
     prompt_tokens: int
     output_tokens: int
     concurrency: int
     output_deviation: float = 0.0
+    prompt_deviation: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "output_tokens", "concurrency"):
             value = getattr(self, name)
             if value < 1:
                 raise WorkloadError(f"workload {name} {value}: at least 1 is needed")
-        if not 0 <= self.output_deviation < float("inf"):
-            raise WorkloadError(f"workload output_deviation {self.output_deviation}: a number of at least 0 is needed")
+        for name in ("output_deviation", "prompt_deviation"):
+            deviation = getattr(self, name)
+            if not 0 <= deviation < float("inf"):
+                raise WorkloadError(f"workload {name} {deviation}: a number of at least 0 is needed")
 
     @property
     def sequence_tokens(self) -> int:
@@ -37,8 +40,16 @@ class Workload(Value, frozen=True):
 
     @property
     def held_tokens(self) -> int:
-        """Positions that a request in flight has pages for, in the mean."""
-        return self.prompt_tokens + math.ceil(self.answer_in_flight)
+        """Positions that a request in flight has pages for, in the mean, with room for one standard deviation of what all prompts in flight are together:
+        prompts differ by chance, and the more of them there are the less by each.
+        """
+        together = self.prompt_deviation / math.sqrt(self.concurrency)
+        return self.prompt_tokens + math.ceil(self.answer_in_flight + together)
+
+    @property
+    def prompt_variation(self) -> float:
+        """Of prompts, the variance over the square of the mean."""
+        return (self.prompt_deviation / self.prompt_tokens) ** 2
 
     @property
     def seen_tokens(self) -> float:

@@ -52,7 +52,8 @@ def _steady(pricer: Pricer, found: Found) -> Steady:
     batches = micro_batches_of(load.concurrency, count, pair)
     told = (load.concurrency, batches, steps_under_way(pair.count, count), pricer.prompts(pair).steps)
     in_flight, cut, under, steps = (np.array([float(each)]) for each in told)
-    return steady(stages, Load(in_flight, cut, under, steps, load.output_tokens))
+    lengths = (load.output_tokens, load.prompt_tokens, load.prompt_variation)
+    return steady(stages, Load(in_flight, cut, under, steps, *lengths))
 
 
 def _perplexity_increase(request: PlanRequest, found: Found) -> float | None:

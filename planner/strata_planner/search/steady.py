@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strata_planner.contract.plan import steps_under_way
+from strata_planner.contract.steps import FEWEST_TOKENS, KEEPS_UP, STREAMS_PART
 from strata_planner.search.exact.phases import Pair
 
 Floats = npt.NDArray[np.float64]
@@ -28,7 +29,8 @@ _ROUNDS = 4  # of the fixed point; the share of requests that are decoding moves
 @dataclass(frozen=True)
 class Load:
     """Arrays [loads]. `in_flight`: requests; `micro_batches`: that decoding ones are cut into; `under_way`: steps, at most; `prompt_steps`: steps
-    that carry one prompt, less than 1 where several share one. `output_tokens` of each request.
+    that carry one prompt, less than 1 where several share one, and streams do not keep them short. `output_tokens` of each request,
+    `prompt_tokens` that come before them; `prompt_variation` of these, the variance over the square of the mean.
     """
 
     in_flight: Floats
@@ -36,12 +38,14 @@ class Load:
     under_way: Floats
     prompt_steps: Floats
     output_tokens: int
+    prompt_tokens: int
+    prompt_variation: float = 0.0
 
     def at(self, chosen: npt.NDArray[np.intp]) -> "Load":
         """Of these loads alone."""
         arrays = (self.in_flight, self.micro_batches, self.under_way, self.prompt_steps)
         in_flight, count, under, steps = (each[chosen] for each in arrays)
-        return Load(in_flight, count, under, steps, self.output_tokens)
+        return Load(in_flight, count, under, steps, self.output_tokens, self.prompt_tokens, self.prompt_variation)
 
 
 @dataclass(frozen=True)
@@ -75,41 +79,67 @@ def micro_batches_of(in_flight: int, stages: int, pair: Pair) -> float:
     return (wished + min(wished, -(-in_flight // pair.decode))) / 2
 
 
-def long_rounds(load: Load, decoding: Floats) -> tuple[Floats, Floats]:
-    """Of a stage's steps the share that carry prompts; of rounds the share in which any step does. `decoding`: requests that are.
+def long_rounds(load: Load, decoding: Floats, prompt_steps: Floats) -> tuple[Floats, Floats]:
+    """Of a stage's steps the share that carry prompts; of rounds the share in which any step does. `decoding`: requests that are; `prompt_steps`:
+    that carry one prompt.
 
     Chunks of one prompt are in steps one after the other, prompts come when others end.
     """
     others = decoding * (load.in_flight - 1) / load.in_flight / load.output_tokens  # prompts a round
-    carrying = np.minimum(1.0, others * load.prompt_steps / load.micro_batches)
-    begun = others * np.minimum(1.0, load.prompt_steps) / load.micro_batches
+    carrying = np.minimum(1.0, others * prompt_steps / load.micro_batches)
+    begun = others * np.minimum(1.0, prompt_steps) / load.micro_batches
     return carrying, 1 - (1 - carrying) * np.exp(-(load.micro_batches - 1) * begun)
+
+
+def kept_short(load: Load, decoding: Floats, alone: Floats, added: Floats) -> Floats:
+    """The share of a chunk that steps take of prompts, so that streams keep their pace (contract.steps, `Pace`). `alone`: seconds of the slowest stage in
+    a step that only decodes; `added`: what a whole chunk adds to it.
+
+    A prompt counts itself and those that wait beside it. Steps under way that no stream is left for take what the pace allows; the others at least
+    some more than the workload brings. Where nothing decodes meanwhile nothing is kept short.
+    """
+    others = decoding * (load.in_flight - 1) / load.in_flight
+    waiting = load.in_flight - others
+    pace = STREAMS_PART * waiting * alone / np.maximum(added, 1e-12)
+    carried = np.minimum(load.micro_batches, np.maximum(others, 1e-12))
+    rows = others / carried
+    pace = np.maximum(pace, FEWEST_TOKENS * load.prompt_steps / load.prompt_tokens)
+    brought = KEEPS_UP * rows / load.output_tokens * load.prompt_steps
+    with_rows = np.minimum(1.0, carried / load.under_way)
+    taken = with_rows * np.minimum(1.0, np.maximum(pace, brought)) + (1 - with_rows) * np.minimum(1.0, pace)
+    kept: Floats = 1 - np.minimum(1.0, others) * (1 - taken)
+    return kept
 
 
 def steady(stages: StageSteps, load: Load) -> Steady:
     """Infinite seconds stay infinite."""
     decode, carry = np.maximum(stages.decode, stages.send), stages.prompts + stages.decode
+    alone, whole = stages.decode.max(axis=0), carry.max(axis=0)
     carry = np.maximum(carry, stages.send + stages.send_prompts)
     slowest = slowest_of(decode, stages.varies, load.micro_batches)
-    slowest_long = np.maximum(slowest_of(carry, stages.varies, load.micro_batches), 1e-12)
+    slowest_whole = np.maximum(slowest_of(carry, stages.varies, load.micro_batches), 1e-12)
     hops = (stages.send + stages.latency).sum(axis=0)
     through = stages.decode.sum(axis=0) + hops
-    through_long = through + (stages.prompts + stages.send_prompts).sum(axis=0)
+    prompts = (stages.prompts + stages.send_prompts).sum(axis=0)
     count = load.micro_batches
-    pace = np.maximum(slowest_long, through_long / load.under_way)  # from one long step to the next
     quiet = np.maximum(through, count * slowest)
     decoding = load.in_flight
     rate = first = each = np.zeros_like(load.in_flight)
     for _ in range(_ROUNDS):
-        carrying, long = long_rounds(load, decoding)
+        taken = kept_short(load, decoding, alone, whole - alone)
+        steps = load.prompt_steps / taken
+        slowest_long, through_long = slowest + taken * (slowest_whole - slowest), through + taken * prompts
+        pace = np.maximum(slowest_long, through_long / load.under_way)  # from one long step to the next
+        carrying, long = long_rounds(load, decoding, steps)
         within = np.where(long > 0, carrying / np.maximum(long, 1e-12), 0.0)  # of a long round's steps
         work = count * (slowest + within * (slowest_long - slowest))
         beside = (count - 1) * slowest + slowest_long
         each = (1 - long) * quiet + long * np.maximum(np.maximum(through_long, work), beside)
-        first = through_long + np.maximum(load.prompt_steps - 1, 0.0) * pace + each / count / 2
-        first = first + _queue(load, carrying) * pace
+        first = through_long + np.maximum(steps - 1, 0.0) * pace
+        first = first + np.minimum(1.0, load.in_flight - 1) * each / count / 2
+        first = first + _queue(load, steps, carrying) * pace
         answering = (load.output_tokens - 1) * each
-        rate = np.minimum(load.in_flight / (first + answering), 1 / (load.prompt_steps * pace))
+        rate = np.minimum(load.in_flight / (first + answering), 1 / (steps * pace))
         first = np.maximum(first, load.in_flight / np.maximum(rate, 1e-300) - answering)
         decoding = np.minimum(load.in_flight, rate * answering)
     return Steady(rate, first, each)
@@ -144,8 +174,12 @@ def _normal(x: Floats) -> Floats:
     return above
 
 
-def _queue(load: Load, carrying: Floats) -> Floats:
-    """Steps that a prompt waits for those before it: a queue with steady service, of as many prompts as there are requests."""
+def _queue(load: Load, prompt_steps: Floats, carrying: Floats) -> Floats:
+    """Steps that a prompt waits for those before it: a queue of as many prompts as there are requests, served as long as they are (Pollaczek and
+    Khinchine's formula).
+    """
     most = (load.in_flight - 1) / 2
-    steps: Floats = load.prompt_steps * np.minimum(most, carrying / (2 * np.maximum(1 - carrying, 1e-9)))
+    steps: Floats = prompt_steps * np.minimum(
+        most, (1 + load.prompt_variation) * carrying / (2 * np.maximum(1 - carrying, 1e-9))
+    )
     return steps

@@ -10,7 +10,7 @@ from strata_planner.simulate.replica import Limits, ReplicaModel, fleet
 from strata_planner.simulate.routing import ReplicaLoad, least_loaded
 from strata_planner.simulate.simulation import simulate
 from strata_planner.simulate.stage import Batch, Chunk, Hop, StageModel, StageSeconds
-from strata_planner.simulate.trace import Request, at_once, azure, of_clients, poisson, scaled
+from strata_planner.simulate.trace import Request, at_once, azure, of_clients, poisson, scaled, spread, within
 
 __all__ = [
     "Batch",
@@ -34,4 +34,6 @@ __all__ = [
     "poisson",
     "scaled",
     "simulate",
+    "spread",
+    "within",
 ]

@@ -19,7 +19,7 @@ from strata_planner.question.workload import Workload
 from strata_planner.simulate.outcome import Served, percentile
 from strata_planner.simulate.replica import fleet
 from strata_planner.simulate.simulation import simulate
-from strata_planner.simulate.trace import Request, of_clients, poisson
+from strata_planner.simulate.trace import Request, of_clients, poisson, spread, within
 
 _MOST_STEPS, _MOST_TOKENS = 200_000, 600_000  # of stages; of answers: a second or so each
 _MOST, _FEWEST = 1000, 40  # requests that are counted
@@ -46,7 +46,7 @@ def arrivals(plan: Plan, request: PlanRequest) -> ArrivalForecast | None:
     replicas = fleet(plan, request.model, request.cluster, Latencies(request.latency_sources))
     most = min(replica.limits.most_tokens for replica in replicas)
     if rate is None:
-        closed = of_clients(beginning, count, load.prompt_tokens, load.output_tokens, _SEED, most)
+        closed = of_clients(beginning, count, *lengths_of(load), _SEED, most)
         outcome = simulate(replicas, closed, in_flight=beginning)
     else:
         outcome = simulate(replicas, _at_random(rate, beginning, count, load, most))
@@ -86,13 +86,18 @@ def _request_seconds(plan: Plan, load: Workload) -> float:
     return (told.ttft_ms + (load.output_tokens - 1) * told.tpot_ms) / 1e3
 
 
+def lengths_of(load: Workload) -> tuple[Sequence[int], Sequence[int]]:
+    """Of prompts and answers, to draw from: spread as the workload says."""
+    return spread(load.prompt_tokens, load.prompt_deviation), spread(load.output_tokens, load.output_deviation)
+
+
 def _at_random(rate: float, beginning: int, count: int, load: Workload, most: int) -> tuple[Request, ...]:
-    """`beginning` requests that are amid their answers at time 0, then `count` at random. Lengths from half to one and a half of the workload's, or all
-    alike where the longest of these would be longer than `most` tokens.
+    """`beginning` requests that are amid their answers at time 0, then `count` at random. Lengths are spread as the workload says and cut to `most`
+    tokens; where it says nothing and the longest would be longer than that, all are alike.
     """
-    means = (load.prompt_tokens, load.output_tokens)
-    there = of_clients(beginning, 1, *means, _SEED, most)[:beginning]
-    if sum(mean * 3 // 2 for mean in means) > most:
-        return there + poisson(rate, count, *means, _SEED)
-    prompts, answers = (range(-(-mean // 2), mean * 3 // 2 + 1) for mean in means)
-    return there + poisson(rate, count, prompts, answers, _SEED)
+    prompts, answers = lengths_of(load)
+    there = of_clients(beginning, 1, prompts, answers, _SEED, most)[:beginning]
+    said = load.prompt_deviation or load.output_deviation
+    if not said and max(prompts) + max(answers) > most:
+        return there + poisson(rate, count, load.prompt_tokens, load.output_tokens, _SEED)
+    return there + tuple(within(each, most) for each in poisson(rate, count, prompts, answers, _SEED))

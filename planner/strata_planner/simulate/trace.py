@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from strata_planner.errors import WorkloadError
 
+_LENGTHS = 4096  # that a distribution is drawn as, and the seed of them
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -50,21 +51,46 @@ def poisson(
     return tuple(requests)
 
 
+def spread(mean: int, deviation: float) -> Sequence[int]:
+    """Lengths to draw from: a gamma distribution's, which are never below 1, many short ones and few long ones; from half to one and a half of the mean
+    where nobody says how they differ (`deviation` 0).
+    """
+    if not deviation:
+        return range(-(-mean // 2), mean * 3 // 2 + 1)
+    shape, draw = (mean / deviation) ** 2, random.Random(_LENGTHS)
+    drawn = [draw.gammavariate(shape, mean / shape) for _ in range(_LENGTHS)]
+    scale = mean * _LENGTHS / max(sum(drawn), 1e-9)
+    return [max(1, round(each * scale)) for each in drawn]
+
+
+def within(request: Request, most_tokens: int) -> Request:
+    """The request, or the most of it that is no longer than `most_tokens` together."""
+    output = min(request.output_tokens, max(1, most_tokens - 1))
+    prompt = min(request.prompt_tokens, max(1, most_tokens - output))
+    return request._replace(prompt_tokens=prompt, output_tokens=output)
+
+
 def of_clients(
-    clients: int, count: int, prompt_tokens: int, output_tokens: int, seed: int, most_tokens: int
+    clients: int,
+    count: int,
+    prompt_tokens: int | Sequence[int],
+    output_tokens: int | Sequence[int],
+    seed: int,
+    most_tokens: int,
 ) -> tuple[Request, ...]:
-    """For a closed loop: `count` requests whose lengths are spread evenly from half to one and a half of what is given, none longer than
-    `most_tokens` together. The first `clients` are found amid their answers, so that they do not all end at once. Raises WorkloadError.
+    """For a closed loop: `count` requests of lengths that are drawn evenly from what is given, or from half to one and a half of it, none longer
+    than `most_tokens` together. The first `clients` are found amid their answers, so that they do not all end at once. Raises WorkloadError.
     """
     if clients < 1 or count < 1:
         raise WorkloadError(f"{clients} clients and {count} requests: at least 1 of each is needed")
     draw = random.Random(seed)
+    lengths = (("prompt", prompt_tokens), ("output", output_tokens))
+    choices = [_choices(what, spread(given, 0.0) if isinstance(given, int) else given) for what, given in lengths]
     found = []
     for number in range(clients + count):
-        prompt, output = (draw.randint(-(-mean // 2), mean * 3 // 2) for mean in (prompt_tokens, output_tokens))
-        output = min(output, max(1, most_tokens - 1))
-        prompt = min(prompt, max(1, most_tokens - output))
-        found.append(Request(0.0, prompt, draw.randint(1, output) if number < clients else output))
+        whole = within(Request(0.0, *(draw.choice(each) for each in choices)), most_tokens)
+        amid = number < clients
+        found.append(whole._replace(output_tokens=draw.randint(1, whole.output_tokens)) if amid else whole)
     return tuple(found)
 
 

@@ -30,6 +30,8 @@ REACHES: dict[str, tuple[dict[str, Any], str, Any]] = {
     "promptTokens": ({"workload": {"promptTokens": 40}}, "workload.prompt_tokens", 40),
     "outputTokens": ({"workload": {"outputTokens": 30}}, "workload.output_tokens", 30),
     "concurrency": ({"workload": {"concurrency": 5}}, "workload.concurrency", 5),
+    "promptTokensDeviation": ({"workload": {"promptTokensDeviation": 20}}, "workload.prompt_deviation", 20.0),
+    "outputTokensDeviation": ({"workload": {"outputTokensDeviation": 9}}, "workload.output_deviation", 9.0),
     "maxModelLen": ({"model": {"uri": "hf://a/b", "maxModelLen": 200}}, "max_model_len", 200),
     "qualityWeight": ({"objective": {"qualityWeight": 7.0}}, "theta", 7.0),
     "allowed": ({"precision": {"allowed": [4, 16]}}, "allowed_bits", (4, 16)),

@@ -5,7 +5,6 @@ import random
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,11 +52,17 @@ def passes(plan: Plan, bound: float | None) -> bool:
 
 
 @settings(max_examples=share(12, 6), deadline=None)
-@given(seed=st.integers(0, 100_000), goal=st.sampled_from(("throughput", "cost")))
+@given(seed=st.integers(0, 100_000), goal=st.sampled_from(("throughput", "cost", "latency", "slo")))
 def test_no_plan_of_replicas_passes_the_bound(seed: int, goal: Any) -> None:
+    """By any solver, with any of several chunks, numbers of stages and of replicas."""
     request = drawn(seed, solver="auto", objective=Objective(goal))
-    for solver in ("auto", "layout"):
-        plan = planned(dataclasses.replace(request, solver=solver))  # type: ignore[arg-type]
+    draw = random.Random(seed)
+    if goal == "slo":
+        deadline, rate = draw.choice((1e-3, 0.1, 1.0, 10.0, 100.0)), draw.choice((0.01, 1.0, 100.0))
+        request = dataclasses.replace(request, objective=Objective(goal, deadline, rate))
+    variants: list[dict[str, Any]] = [{"solver": "layout"}, {"chunk_tokens": 8}, {"max_replicas": 1}, {"max_stages": 1}]
+    for variant in ({}, draw.choice(variants)):
+        plan = planned(dataclasses.replace(request, **variant))
         if plan is not None:
             told = with_bound(request, plan).search
             assert told is not None
@@ -82,10 +87,23 @@ def test_how_far_it_is_from_the_best_is_said_in_the_plan() -> None:
     assert "tokens/s: the best is better by" in line
 
 
-@pytest.mark.parametrize("goal", ["latency", "slo"])
-def test_of_goals_without_a_bound_it_is_said_to_be_unknown(goal: Any) -> None:
-    objective = Objective("slo", 1.0, 5.0) if goal == "slo" else Objective(goal)
-    request = a_request(a_cluster(6, 6), solver="layout", objective=objective)
+def test_of_a_lone_request_the_bound_is_near() -> None:
+    """All but the head, a step's own time and the prompt is counted."""
+    load = Workload(prompt_tokens=8, output_tokens=64, concurrency=1)
+    request = a_request(a_cluster(30), solver="layout", theta=0.0, objective=Objective("latency"), workload=load)
+    told = with_bound(request, make_plan(request).plan)
+    assert told.search is not None
+    assert told.search.bound is not None
+    assert told.objective is not None
+    assert 0.5 * told.objective.value < told.search.bound <= told.objective.value
+    (line,) = bound_lines(told)
+    assert " s a request" in line
+
+
+def test_where_no_bound_is_proven_it_is_said_to_be_unknown() -> None:
+    unlike = Cluster((Node("a", (Device("L4"), Device("T4"))),))
+    request = a_request(unlike, solver="layout", tensor_parallel=(1, 2))
+    assert not is_proven(request)
     told = with_bound(request, make_plan(request).plan)
     assert bound_lines(told) == ["how far it is from the best plan is unknown"]
 

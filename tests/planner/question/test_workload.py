@@ -4,6 +4,8 @@ import random
 import statistics
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strata_planner.errors import WorkloadError
 from strata_planner.question.workload import Workload
@@ -33,3 +35,24 @@ def test_pages_are_planned_for_what_is_held() -> None:
     assert unlike.kv_pages == 8 * (64 + 64 + 256) // 16 > equal.kv_pages
     with pytest.raises(WorkloadError, match="output_deviation -1"):
         Workload(1, 1, 1, output_deviation=-1)
+
+
+@given(
+    deviation=st.floats(0, 1e4), more=st.floats(0, 1e4), concurrency=st.integers(1, 500), prompt=st.integers(1, 5000)
+)
+def test_more_spread_of_prompts_is_never_told_less_kv(
+    deviation: float, more: float, concurrency: int, prompt: int
+) -> None:
+    less, greater = (Workload(prompt, 28, concurrency, prompt_deviation=each) for each in (deviation, deviation + more))
+    equal = Workload(prompt, 28, concurrency)
+    assert equal.held_tokens <= less.held_tokens <= greater.held_tokens
+    assert equal.seen_tokens == greater.seen_tokens
+
+
+@pytest.mark.parametrize("concurrency", [1, 16, 100])
+def test_prompts_in_flight_seldom_hold_more_than_they_are_told(concurrency: int) -> None:
+    """Against a draw: one standard deviation of the sum is passed in about one case of six."""
+    draw, load = random.Random(4), Workload(1000, 1, concurrency, prompt_deviation=500)
+    sums = [sum(draw.gauss(1000, 500) for _ in range(concurrency)) for _ in range(2000)]
+    over = statistics.mean(each > concurrency * (load.held_tokens - 1) for each in sums)
+    assert over == pytest.approx(0.16, abs=0.03)

@@ -12,7 +12,17 @@ from strata_planner.question.workload import Workload
 from strata_planner.search.exact.phases import Pair
 from strata_planner.search.layouts.stages import Split, pair_of
 from strata_planner.search.steady import Load, StageSteps, Steady, micro_batches_of, slowest_of, steady
-from strata_planner.simulate import Batch, Hop, Limits, ReplicaModel, Request, StageModel, StageSeconds, simulate
+from strata_planner.simulate import (
+    Batch,
+    Hop,
+    Limits,
+    Outcome,
+    ReplicaModel,
+    Request,
+    StageModel,
+    StageSeconds,
+    simulate,
+)
 from tests.planner.builders import a_request
 
 FIXED, ROW = 10.0, 0.125  # seconds of a step, and of each of its tokens
@@ -46,20 +56,27 @@ def told(
     batches = micro_batches_of(in_flight, len(speeds), pair)
     one = (np.array([float(each)]) for each in (in_flight, batches, len(speeds), steps))
     in_flight_, count, under, prompt_steps = one
-    return steady(stages, Load(in_flight_, count, under, prompt_steps, answer))
+    return steady(stages, Load(in_flight_, count, under, prompt_steps, answer, prompt))
 
 
-def simulated(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop) -> float:
-    """Requests a second of a closed loop, once all that were there at the start are gone and until the last ones come."""
+def closed_loop(
+    speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop, most: int = 8
+) -> Outcome:
+    """`most`: requests beside six for each client."""
     decode = decoding(speeds, in_flight, prompt, answer, chunk)
     batch = MicroBatch(1, decode, chunk + decode, prompts_per_token=prompt / answer)
     limits = Limits(batch, 16, 10**6, 10**6)
     replica = ReplicaModel(tuple(StageModel(a_stage(speed), hop) for speed in speeds), limits)
     draw = random.Random(1)
     first = [Request(0.0, prompt, draw.randint(1, answer)) for _ in range(in_flight)]
-    rest = [Request(0.0, prompt, draw.randint(answer // 2, answer * 3 // 2)) for _ in range(6 * in_flight + 8)]
-    outcome = simulate([replica], [*first, *rest], in_flight=in_flight)
-    return outcome.steady_tokens_per_second(in_flight) / answer
+    count = 6 * in_flight + most
+    rest = [Request(0.0, prompt, draw.randint(answer // 2, answer * 3 // 2)) for _ in range(count)]
+    return simulate([replica], [*first, *rest], in_flight=in_flight)
+
+
+def simulated(speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int, hop: Hop) -> float:
+    """Requests a second of a closed loop, once all that were there at the start are gone and until the last ones come."""
+    return closed_loop(speeds, in_flight, prompt, answer, chunk, hop).steady_tokens_per_second(in_flight) / answer
 
 
 EVEN, UNLIKE = [1.0] * 6, [1.0, 2.0, 4.0]
@@ -91,11 +108,30 @@ def test_the_formula_tells_what_the_engine_does(
 
 
 def test_whole_prompts_which_every_stage_waits_for_are_cut_by_the_engine() -> None:
-    """Streams keep their pace, so that it does better than the formula tells of prompts that go in one piece."""
+    """Streams keep their pace: a chunk of any size goes in the parts that a smaller one does, and the formula knows."""
     load = (EVEN, 24, 256, 64, 512, LAN)
-    assert simulated(*load) > 1.3 * float(told(*load).requests_per_second[0])
+    assert float(told(*load).requests_per_second[0]) == pytest.approx(simulated(*load), rel=0.12)
     cut = (EVEN, 24, 256, 64, 64, LAN)
     assert simulated(*load) == pytest.approx(simulated(*cut), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "in_flight", "prompt", "answer", "chunk"),
+    [
+        pytest.param([1.0], 1, 1024, 32, 128, id="one at a time"),
+        pytest.param([1.0], 4, 1024, 64, 512, id="four streams"),
+        pytest.param(EVEN, 4, 1024, 64, 128, id="steps that no stream is left for"),
+        pytest.param(EVEN, 6, 1024, 128, 512, id="a stream a stage"),
+        pytest.param(UNLIKE, 3, 2048, 128, 128, id="unlike stages"),
+    ],
+)
+def test_long_prompts_beside_few_streams_have_their_first_token_when_told(
+    speeds: list[float], in_flight: int, prompt: int, answer: int, chunk: int
+) -> None:
+    formula = told(speeds, in_flight, prompt, answer, chunk, LAN)
+    outcome = closed_loop(speeds, in_flight, prompt, answer, chunk, LAN, most=80)
+    first = [each.ttft_seconds or 0.0 for each in outcome.requests[2 * in_flight : -in_flight]]
+    assert float(formula.first_token[0]) == pytest.approx(sum(first) / len(first), rel=0.3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -107,7 +143,7 @@ def test_no_more_steps_are_under_way_than_the_plan_says(count: int) -> None:
     pair = Pair(1, 8, 2048, count)
     one = (np.array([float(each)]) for each in (32, micro_batches_of(32, 4, pair), steps_under_way(count, 4), 1))
     in_flight, cut, under, steps = one
-    found = steady(stages, Load(in_flight, cut, under, steps, 1))
+    found = steady(stages, Load(in_flight, cut, under, steps, 1, 64))
     assert float(found.requests_per_second[0]) <= count / (4 * 20.0) * (1 + 1e-9)
 
 
@@ -177,3 +213,15 @@ def test_what_varies_is_told_slower_only_where_stages_wait() -> None:
     assert varied.requests_per_second[0] < 0.97 * calm.requests_per_second[0]
     alone = ([1.0], 6, 64, 64, 64, LAN)
     assert told(*alone, varies=0.05) == told(*alone)
+
+
+def test_prompts_that_differ_wait_longer_for_each_other_and_a_lone_one_for_none() -> None:
+    stages = StageSteps(*(np.array([[each]]) for each in (10.0, 20.0, 0.0, 0.0, 0.0, 0.0)))
+
+    def first(in_flight: int, variation: float) -> float:
+        one = (np.array([float(each)]) for each in (in_flight, 1, 1, 8))
+        flying, cut, under, steps = one
+        return float(steady(stages, Load(flying, cut, under, steps, 128, 1024, variation)).first_token[0])
+
+    assert first(1, 0.0) == first(1, 2.0)
+    assert first(8, 0.0) < first(8, 1.0) < first(8, 2.0)

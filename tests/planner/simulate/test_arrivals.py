@@ -85,3 +85,16 @@ def test_a_plan_too_large_for_a_short_simulation_is_not_simulated(plan: Plan) ->
     rate = 0.5 * plan.prediction.tokens_per_second / long.output_tokens
     request = dataclasses.replace(BASE, workload=long, objective=Objective(requests_per_second=rate))
     assert arrivals(plan, request) is None
+
+
+@pytest.mark.parametrize("share", [None, 0.6])
+def test_prompts_that_the_workload_says_are_unlike_are_drawn_unlike(share: float | None, plan: Plan) -> None:
+    """One in ten waits longer for its first token, in a closed loop and at random."""
+    request = BASE if share is None else at(share, plan)
+    alike, unlike = (
+        arrivals(plan, dataclasses.replace(request, workload=msgspec.structs.replace(LOAD, prompt_deviation=each)))
+        for each in (0.5, 60.0)
+    )
+    assert alike is not None
+    assert unlike is not None
+    assert unlike.ttft_p90_ms > 1.1 * alike.ttft_p90_ms

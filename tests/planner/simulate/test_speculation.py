@@ -169,16 +169,16 @@ def test_a_plan_with_it_is_read_again_and_one_without_too() -> None:
 ASSUMED_TEXT = """\
 speculation selfPrecision, 4 tokens: how many drafts are right is assumed, and the figures above are without it
   if 60% are: one stream x 0.85 (1.148 instead of 1.357 tokens/s): it does not pay, most with 1 token (x 1.12)
-    4 in flight x 0.47 (1.395 instead of 2.611 tokens/s): it does not pay with any number of tokens
+    4 in flight x 0.47 (1.376 instead of 2.47 tokens/s): it does not pay with any number of tokens
   if 80% are: one stream x 1.23 (1.674 instead of 1.357 tokens/s): it pays, most with 2 tokens (x 1.31)
-    4 in flight x 0.64 (1.817 instead of 2.611 tokens/s): it does not pay with any number of tokens
+    4 in flight x 0.64 (1.766 instead of 2.47 tokens/s): it does not pay with any number of tokens
   if 95% are: one stream x 1.66 (2.253 instead of 1.357 tokens/s): it pays, most with 5 tokens (x 1.67)
-    4 in flight x 0.81 (2.198 instead of 2.611 tokens/s): it does not pay with any number of tokens
+    4 in flight x 0.81 (2.108 instead of 2.47 tokens/s): it does not pay with any number of tokens
   `strata up` with this deployment measures how many are, and keeps it for the next plan"""
 MEASURED_TEXT = """\
 speculation suffix, 4 tokens: a draft is right in 85% of cases, and 40% of steps have drafts (measured over 3,600 drafted tokens on this machine, 2026-11-20)
   one stream: x 2.00 (2.708 instead of 1.357 tokens/s): it pays, most with 4 tokens
-  4 in flight: x 1.10 (2.803 instead of 2.611 tokens/s): it pays, most with 1 token (x 1.16)
+  4 in flight: x 1.10 (2.634 instead of 2.47 tokens/s): it pays, most with 1 token (x 1.16)
   the figures above are without it"""
 
 

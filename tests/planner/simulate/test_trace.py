@@ -1,5 +1,6 @@
 """Traces: Poisson arrivals by rate and seed, files of the Azure format, requests at once and at another rate."""
 
+import statistics
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strata_planner.errors import WorkloadError
-from strata_planner.simulate import Request, at_once, azure, poisson, scaled
+from strata_planner.simulate import Request, at_once, azure, of_clients, poisson, scaled, spread
 
 CSV = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -86,3 +87,24 @@ def test_scaling_keeps_the_order_and_sets_the_rate() -> None:
 def test_impossible_traces_are_refused(call: Callable[[], object]) -> None:
     with pytest.raises(WorkloadError, match=r"at least 1|above 0"):
         call()
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(100, 20), (512, 512), (4096, 2000), (1, 0.1)])
+def test_lengths_are_spread_as_they_are_said_to_be(mean: int, deviation: float) -> None:
+    lengths = spread(mean, deviation)
+    assert min(lengths) >= 1
+    assert statistics.mean(lengths) == pytest.approx(mean, rel=0.02)
+    assert statistics.pstdev(lengths) == pytest.approx(deviation, rel=0.06, abs=0.2)
+    assert spread(mean, deviation) == lengths
+
+
+def test_of_lengths_that_nobody_says_more_of_some_are_half_and_some_one_and_a_half() -> None:
+    assert spread(100, 0.0) == range(50, 151)
+    given = of_clients(4, 50, spread(100, 0.0), spread(32, 0.0), 7, 1000)
+    assert given == of_clients(4, 50, 100, 32, 7, 1000)
+
+
+def test_no_request_of_a_client_is_longer_than_a_sequence_may_be() -> None:
+    unlike = of_clients(4, 200, spread(100, 300.0), spread(50, 90.0), 7, 160)
+    assert max(each.prompt_tokens + each.output_tokens for each in unlike) <= 160
+    assert min(min(each.prompt_tokens, each.output_tokens) for each in unlike) >= 1

@@ -75,6 +75,29 @@ def most_tokens_for(request: PlanRequest) -> float:
     return max((each.tokens_per_second * 3600 / each.degree / least[each.kind] for each in shares), default=0.0)
 
 
+def least_request_seconds(request: PlanRequest) -> float:
+    """From its prompt to its last token, that no layout answers a request in less: each of its tokens goes through every layer, one after the other, and none is
+    quicker than with one row on the quickest devices at the bits that are quickest. Prompts may go through many stages at once and count nothing more.
+    """
+    pricer = Pricer(with_concurrency(request, 1))
+    groups = [group for each, _ in _kinds(request).values() for group in _groups(pricer, each)]
+    stages = [pricer.stage(group, _spread(pricer, 1), first=False, head=False).seconds for group in groups]
+    layers = sum(
+        run.units * min((decode for stage in stages for _, decode in stage[r].values()), default=math.inf)
+        for r, run in enumerate(pricer.layer_runs)
+    )
+    return request.workload.output_tokens * layers
+
+
+def _groups(pricer: Pricer, each: DeviceClass) -> Iterator[DeviceGroup]:
+    """Of these devices, one of each size that may be a stage."""
+    request = pricer.request
+    for degree in DEGREES:
+        fits = degree in request.tensor_parallel and degree <= len(each.devices)
+        if fits and divisible(request.model, degree):
+            yield DeviceGroup(each.devices[:degree])
+
+
 def _kinds(request: PlanRequest) -> dict[tuple[int, int], tuple[DeviceClass, int]]:
     """One class of each kind and size, with how many devices there are of it."""
     kinds: dict[tuple[int, int], tuple[DeviceClass, int]] = {}
@@ -124,10 +147,7 @@ def _least_hop(request: PlanRequest) -> float:
 def _shares(pricer: Pricer, each: DeviceClass, kind: int, sequences: int, hop: float) -> Iterator[_Share]:
     """`pricer`: of one sequence in flight. `hop`: the least seconds to another stage."""
     model = pricer.request.model
-    for degree in DEGREES:
-        if degree not in pricer.request.tensor_parallel or degree > len(each.devices) or not divisible(model, degree):
-            continue
-        group = DeviceGroup(each.devices[:degree])
+    for group in _groups(pricer, each):
         one = pricer.stage(group, _spread(pricer, 1), first=False, head=False)
         for bits in pricer.request.bits:
             if any(bits not in runnable for runnable in one.seconds):
@@ -144,7 +164,9 @@ def _shares(pricer: Pricer, each: DeviceClass, kind: int, sequences: int, hop: f
                 steps = max(1, pricer.request.workload.output_tokens - 1) / high
                 step = _layer_seconds(pricer, costs, bits)
                 seconds, hopping = model.num_layers * step * steps, 1 + away / max(step, 1e-12)
-                yield _Share(kind, degree, max(1, low - 1), pricer.request.workload.output_tokens / seconds, hopping)
+                yield _Share(
+                    kind, len(group.ranks), max(1, low - 1), pricer.request.workload.output_tokens / seconds, hopping
+                )
 
 
 def _spread(pricer: Pricer, decoding: int) -> Pair:

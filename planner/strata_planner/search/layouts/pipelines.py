@@ -252,7 +252,7 @@ class Pipelines:
     def _dealt(self, steps: "_Steps", most: Floats, decode_size: Floats, load: Load, *, evenly: bool) -> list[Floats]:
         """Layers of the stages, [stages, columns]: even in time; or the cheapest first, and between the two."""
         layers = self.request.model.num_layers
-        _, long = long_rounds(load, load.in_flight)
+        _, long = long_rounds(load, load.in_flight, load.prompt_steps)
         # What a request takes of a step's seconds, over all the steps that it is part of.
         a_request = load.output_tokens / decode_size
         work = (steps.decode + long * steps.prompts) * a_request

@@ -132,7 +132,9 @@ class Columns:
         steps = [pricers[0].prompts(pair).steps for pair in self.pairs]
         most = [steps_under_way(pair.count, stages) for pair in self.pairs]
         in_flight, count, under, prompts = (self._each(values) for values in (rungs, batches, most, steps))
-        self.load = Load(in_flight, count, under, prompts, request.workload.output_tokens)
+        load = request.workload
+        lengths = (load.output_tokens, load.prompt_tokens, load.prompt_variation)
+        self.load = Load(in_flight, count, under, prompts, *lengths)
         self.decode_size = self._each([pair.decode for pair in self.pairs])
         self.width = np.tile(np.arange(self.widths), len(self.pairs))
         self.rung = np.tile(np.repeat(np.arange(len(pricers)), self.widths), len(self.splits))
