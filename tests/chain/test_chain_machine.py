@@ -202,4 +202,4 @@ class LongLives(ChainMachine):
 
 
 TestLongLives = pytest.mark.timeout(1800)(pytest.mark.slow(LongLives.TestCase))
-TestLongLives.settings = settings(max_examples=share(80), stateful_step_count=60, deadline=None)
+TestLongLives.settings = settings(max_examples=share(20), stateful_step_count=40, deadline=None)

@@ -76,4 +76,4 @@ class LongLives(OrderedMachine):
 
 
 TestLongLives = pytest.mark.timeout(1800)(pytest.mark.slow(LongLives.TestCase))
-TestLongLives.settings = settings(max_examples=share(60), stateful_step_count=40, deadline=None)
+TestLongLives.settings = settings(max_examples=share(16), stateful_step_count=30, deadline=None)

@@ -17,7 +17,7 @@ from strata_planner.contract.frames import (
 )
 from strata_planner.contract.plan import MicroBatch
 from strata_runtime.gateway.routing.journal import GenerationRequest, Journal, Outgoing
-from strata_runtime.gateway.routing.suspicion import MOST_FAILED_STEPS, Record
+from strata_runtime.gateway.routing.suspicion import FORGIVEN_TOKENS, MOST_FAILED_STEPS, Record
 from strata_runtime.scheduler.engine import Engine, Step
 from strata_runtime.scheduler.scheduler import Limits
 from tests.laws import share
@@ -118,14 +118,18 @@ def test_one_poisonous_request_ends_alone(
     assert len(deployment.journal) == 0
 
 
-@given(steps=st.lists(st.sampled_from([0, 1, 2, 9]), max_size=12))
-def test_company_is_forgiven_and_what_failed_alone_is_not(steps: list[int]) -> None:
-    """0: a token came; else: a step with so many requests failed."""
-    record, alone, since = Record(), 0, 0
+@given(steps=st.lists(st.sampled_from([0, -40, -FORGIVEN_TOKENS, 1, 2, 9]), max_size=12))
+def test_company_is_forgiven_by_a_token_and_what_failed_alone_by_many(steps: list[int]) -> None:
+    """0: a token came; below: so many; else: a step with so many requests failed."""
+    record, alone, since, tokens = Record(), 0, 0, 0
     for carried in steps:
-        record = record.failed(carried) if carried else record.progressed()
-        alone += carried == 1
-        since = 0 if carried == 0 else since + (carried > 1)
+        came = max(1, -carried) if carried <= 0 else 0
+        record = record.failed(carried) if carried > 0 else record
+        for _ in range(came):
+            record = record.progressed()
+        tokens = tokens + came if carried <= 0 else 0
+        alone = 0 if tokens >= FORGIVEN_TOKENS else alone + (carried == 1)
+        since = since + (carried > 1) if carried > 0 else 0
         assert record.is_suspect == (alone + since > 0)
         assert record.is_over == (alone + since >= MOST_FAILED_STEPS)
 
