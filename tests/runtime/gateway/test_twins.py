@@ -74,7 +74,7 @@ async def until(condition: object) -> None:
 async def know_each_other(*twins: Twin) -> None:
     for twin in twins:
         twin.links.follow([Peer("127.0.0.1", each.links.port) for each in twins])  # itself among them
-    await until(lambda: all(twin.links.connected == len(twins) - 1 for twin in twins))
+    await until(lambda: all(twin.links.connected == len(twins) - 1 and twin.links.knows_all for twin in twins))
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def raised_by(kind: type[BaseException]) -> BaseException:
 KINDS = [each for each in vars(builtins).values() if isinstance(each, type) and issubclass(each, BaseException)]
 SEAMS = (
     "strata_runtime.slot.prepare.resolve_model",
-    "strata_runtime.slot.prepare._device",
+    "strata_runtime.slot.prepare.device_of",
     "strata_runtime.slot.prepare.cache_of",
     "strata_runtime.loading.load.read_model_config",
     "strata_runtime.loading.load.ModelSlice",
