@@ -85,6 +85,7 @@ def test_shadows_keep_to_memory_and_to_other_nodes_and_are_what_a_repair_reads(
             assert mended.shadowed_bytes == sum(step.size_bytes for step in mended.steps if isinstance(step, Load))
 
 
+@pytest.mark.timeout(600)  # several plans for each example
 @laws
 @given(plans())
 def test_what_is_left_after_a_loss_still_keeps_to_the_laws(asked: tuple[PlanRequest, Plan, int]) -> None:
