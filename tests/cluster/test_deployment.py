@@ -404,16 +404,6 @@ def _node_lost(status: dict[str, Any]) -> dict[str, Any] | None:
     return found
 
 
-def _ready_since(cluster: Cluster, node: str) -> datetime:
-    """When the node's Ready condition last turned."""
-    (ready,) = [each for each in cluster.get("node", node)["status"]["conditions"] if each["type"] == "Ready"]
-    return datetime.fromisoformat(ready["lastTransitionTime"])
-
-
-def _last_replan(status: dict[str, Any]) -> datetime:
-    return datetime.fromisoformat(status["replans"][-1]["at"])
-
-
 def _uids(chat: Deployed) -> dict[str, str]:
     pods = {**chat.pods("slot"), **chat.pods("gateway")}
     return {name: pod["metadata"]["uid"] for name, pod in pods.items()}

@@ -172,9 +172,9 @@ def replays_of(chat: Deployed) -> float:
 
 
 def is_ready_without(status: dict[str, Any], node: str) -> bool:
-    """Whether a plan that was made for the loss of this node serves."""
-    last = (status["replans"] or [{}])[-1]
-    return status["phase"] == "Ready" and (last.get("reason"), last.get("node")) == ("NodeLost", node)
+    """Whether a plan that was made for the loss of this node serves, or a better one that followed."""
+    causes = {(replan["reason"], replan.get("node")) for replan in status["replans"]}
+    return status["phase"] == "Ready" and ("NodeLost", node) in causes
 
 
 def family_of(slot: str) -> list[int]:
